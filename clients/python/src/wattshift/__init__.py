@@ -47,7 +47,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for only then: most of it needs httpx."""
+    """Import a name only when it is asked for: most of them need httpx."""
     if name in ("job", "models"):
         return import_module(f"wattshift.{name}")
     if name in _HOMES:

@@ -1,4 +1,4 @@
-"""What both clients have in common: how requests are made, when they are repeated, and what their answers mean."""
+"""What both clients have in common: how requests are made, when they are retried, and what their answers mean."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Account:
 
     @classmethod
     def of(cls, url: str | None, key: str | None) -> Account:
-        """Return what was given, or else ``WATTSHIFT_URL`` and ``WATTSHIFT_API_KEY``.
+        """Return the account that was given, or else that of ``WATTSHIFT_URL`` and ``WATTSHIFT_API_KEY``.
 
         Raises:
             WattshiftError: There is no key.
@@ -81,7 +81,7 @@ class Request:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What httpx takes; parameters that are None are left out."""
+        """Return what httpx takes; parameters that are None are left out."""
         headers = dict(self.headers)
         if self.content is not None:
             headers.setdefault("content-type", "application/json")
@@ -103,7 +103,7 @@ class Request:
 def pause_after(request: Request, attempt: int, cause: httpx.Response | httpx.HTTPError) -> float | None:
     """Return how many seconds to wait before a request is sent again; None if it may not be.
 
-    One that has certainly not been worked on is always sent again, any other only if it is repeatable.
+    A request that was certainly not processed is always sent again, any other only if it is repeatable.
     """
     if isinstance(cause, httpx.Response):
         if cause.status_code not in (429, 503) or (cause.status_code == 503 and not request.is_repeatable):
@@ -118,7 +118,7 @@ def pause_after(request: Request, attempt: int, cause: httpx.Response | httpx.HT
 
 
 def refusal(answer: httpx.Response) -> ApiError:
-    """Return the error of an answer of 400 or more."""
+    """Return the error for an answer with a status of 400 or more."""
     request = f"{answer.request.method} {answer.request.url.path}"
     try:
         problem = answer.json()
@@ -131,7 +131,7 @@ def refusal(answer: httpx.Response) -> ApiError:
 
 
 def unreachable(url: str, error: Exception) -> UnreachableError:
-    """Return the error for an answer that did not come, or not whole."""
+    """Return the error for an answer that did not arrive, or not completely."""
     return UnreachableError(f"the control plane at {url} does not answer ({str(error) or type(error).__name__})")
 
 
@@ -144,7 +144,7 @@ def spec_of(command: Sequence[str] | None, name: str | None, gpus: Gpus, terms: 
     """Return the body of a submission.
 
     Raises:
-        TypeError: ``command`` is one text.
+        TypeError: ``command`` is a single string.
     """
     if isinstance(command, str):
         raise TypeError(f"command is a list of program and arguments, such as {shlex.split(command)!r}, not one text")
@@ -163,14 +163,14 @@ def spec_of(command: Sequence[str] | None, name: str | None, gpus: Gpus, terms: 
 
 
 def _named(jobs: Any) -> Any:
-    """Return jobs that others wait for by their ids, where they are not given by id, name or position."""
+    """Return the jobs that a dependency names, with each job object replaced by its id."""
     if isinstance(jobs, list):
         return [_named(job) for job in cast("list[Any]", jobs)]
     return cast("dict[str, Any]", jobs)["id"] if isinstance(jobs, dict) else jobs
 
 
 class EventReader:
-    """Makes events of the lines of an event stream."""
+    """Makes events from the lines of an event stream."""
 
     def __init__(self) -> None:
         self.last_id: str | None = None
@@ -180,7 +180,7 @@ class EventReader:
         self._data: list[str] = []
 
     def read(self, line: str) -> models.JobEvent | None:
-        """Take one line; return the event that it completes, if it does."""
+        """Take one line; return the event that it completes, if any."""
         if line.startswith("data:"):
             self._data.append(line[5:].removeprefix(" "))
             return None
@@ -194,13 +194,13 @@ class EventReader:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What to send to continue after the last event."""
+        """Return the headers with which to continue after the last event."""
         self._data.clear()
         return {} if self.last_id is None else {"last-event-id": self.last_id}
 
 
 class LogReader:
-    """Makes text of the bytes of an output, and knows where to continue."""
+    """Decodes the bytes of a job's output, and knows where to continue."""
 
     def __init__(self, job: AnyJob, stream: str, generation: int | None, node: str | None) -> None:
         self.job = id_of(job)
@@ -221,7 +221,7 @@ class LogReader:
         return Request("GET", self.path, params)
 
     def begin(self, answer: httpx.Response) -> None:
-        """Note which gang's output this is: one that starts meanwhile has another."""
+        """Note which gang's output this is, as a gang that starts meanwhile has its own."""
         if self._generation is None and (stated := answer.headers.get(LOG_GENERATION)):
             self._generation = int(stated)
 
@@ -236,7 +236,7 @@ class LogReader:
 
 
 def polls() -> Iterator[float]:
-    """Yield the seconds to wait before each further question for a job's state."""
+    """Yield the seconds to wait before each further poll of a job's state."""
     pause_s = FIRST_POLL_S
     while True:
         yield pause_s

@@ -1,4 +1,4 @@
-"""JSON into the dataclasses of ``wattshift.models`` and back."""
+"""Converts JSON into the dataclasses of ``wattshift.models`` and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read(kind: type[T], value: Any) -> T:
     Fields that this release does not know are left out, as a newer control plane may send them.
 
     Raises:
-        ValueError: A field that must be there is missing.
+        ValueError: A required field is missing.
     """
     return _read(kind, value)
 
@@ -56,7 +56,7 @@ def _read(kind: Any, value: Any) -> Any:
 
 
 def _choice(kinds: tuple[Any, ...], value: Any) -> Any:
-    """Return the kind of a union that fits: of several models, the first whose required fields are all there."""
+    """Return the member of a union that fits: of several models, the first whose required fields are all there."""
     if isinstance(value, dict):
         for kind in kinds:
             if dataclasses.is_dataclass(kind) and _required(kind) <= value.keys():

@@ -7,15 +7,15 @@ from typing import Any
 
 
 class Later:
-    """Stands for a module until then.
+    """Stands in for a module until it is needed.
 
     Args:
-        name: Of the module.
+        name: The module's name.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the module has by that name."""
+        """Return the module's attribute of that name."""
         return getattr(import_module(self._name), name)

@@ -49,11 +49,11 @@ else:
 class Client:
     """Calls the public API of one control plane as the owner of one API key.
 
-    A request that the control plane could not take (429, 503, or no connection) is repeated up to ``retries`` times
-    with growing pauses, if it has done nothing yet or repeating it does no more than sending it once. Submissions
-    are: they go under one idempotency key. Every method raises ``ApiError`` where the control plane refuses, with its
-    stable ``code`` and the fields at fault, and ``UnreachableError`` where it does not answer. Plain HTTP to this
-    machine's own addresses is sent to the accounts that may hold the port alone, and else ``StrangerError`` is raised.
+    A request that the control plane could not take (429, 503, or no connection) is retried up to ``retries`` times
+    with growing pauses, if it has had no effect yet or sending it twice does no more than sending it once. Submissions
+    are retried: each has one idempotency key. Every method raises ``ApiError`` if the control plane refuses, with its
+    stable ``code`` and the fields at fault, and ``UnreachableError`` if it does not answer. Plain HTTP to this
+    machine's own addresses is sent only to the accounts that may hold the port; otherwise ``StrangerError`` is raised.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Client:
             url: Address of the gateway; by default ``WATTSHIFT_URL``, else this machine's port 8000.
             key: An API key, ``ws_...``; by default ``WATTSHIFT_API_KEY``.
             timeout_s: For one answer that is not a stream.
-            retries: How often a request is repeated.
-            transport: In place of a connection, for tests.
+            retries: How many times a request is retried.
+            transport: Replaces the connection, for tests.
             trusted: User ids of this machine that may hold the gateway's port, beside root's, the system's and this
                 process's own.
 
@@ -131,11 +131,11 @@ class Client:
     def upload(self, folder: str | os.PathLike[str] = ".") -> models.SourceFields:
         """Upload the files of a folder that git does not ignore; return the ``source`` of jobs that run on them.
 
-        What was uploaded before is not sent again, and an upload that broke off is continued. Packing a large folder
-        takes a while, in which nothing else happens.
+        An archive that was uploaded before is not sent again, and an interrupted upload is continued. Packing a large
+        folder takes a while, during which nothing else happens.
 
         Raises:
-            WattshiftError: It is no folder, is empty or too large, or has a link that leads out of it.
+            WattshiftError: It is not a folder, is empty or too large, or has a link that leads out of it.
         """
         with Archive(folder) as archive:
             return self.send(archive)
@@ -144,7 +144,7 @@ class Client:
         """Upload an archive; return the ``source`` of jobs that run on its files.
 
         Raises:
-            WattshiftError: It is larger than the control plane takes.
+            WattshiftError: It is larger than the control plane accepts.
         """
         path = f"/v1/uploads/{archive.sha256}"
         try:
@@ -163,17 +163,17 @@ class Client:
         return read(models.Secret, (self.request("PUT", f"/v1/secrets/{name}", json=body)).json())
 
     def secrets(self) -> list[models.Secret]:
-        """Return what is known of the tenant's secrets: everything but their values."""
+        """Return what is known about the tenant's secrets: everything but their values."""
         return read(models.SecretList, (self.request("GET", "/v1/secrets")).json()).items
 
     def delete_secret(self, name: str, *, project: str | None = None) -> None:
-        """Delete a secret; jobs that run keep its value."""
+        """Delete a secret; running jobs keep its value."""
         self.request("DELETE", f"/v1/secrets/{name}", params={"project": project})
 
     def submit_many(
         self, specs: Sequence[models.JobSpecFields], *, idempotency_key: str | None = None
     ) -> list[models.SubmittedJob]:
-        """Submit up to 1,000 jobs, of which either all are accepted or none; return them in order."""
+        """Submit up to 1,000 jobs, all of which are accepted or none; return them in order."""
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         answer = self.request("POST", "/v1/jobs:batch", json={"jobs": list(specs)}, headers=headers)
         return read(models.SubmittedBatch, answer.json()).jobs
@@ -194,7 +194,7 @@ class Client:
         submitted_before: datetime | None = None,
         limit: int | None = None,
     ) -> Iterator[models.Job]:
-        """Yield jobs, newest first, those of all pages or the first ``limit``.
+        """Yield jobs, newest first: those of all pages, or the first ``limit``.
 
         Args:
             state: Only jobs in this state, or in any of these.
@@ -246,11 +246,11 @@ class Client:
         return self._ended(models.Job, f"/v1/jobs/{id_of(job)}", timeout_s)
 
     def cancel(self, job: AnyJob) -> models.Job:
-        """Cancel a job; one that runs is stopped first, with its grace period."""
+        """Cancel a job; a running one is stopped first, with its grace period."""
         return self._steer(job, "cancel")
 
     def hold(self, job: AnyJob) -> models.Job:
-        """Keep a job from starting until it is released; one that runs is stopped first, with its grace period."""
+        """Keep a job from starting until it is released; a running one is stopped first, with its grace period."""
         return self._steer(job, "hold")
 
     def release(self, job: AnyJob) -> models.Job:
@@ -258,7 +258,7 @@ class Client:
         return self._steer(job, "release")
 
     def forget_checkpoint(self, job: AnyJob) -> models.Job:
-        """Let a job that waits for the node of its checkpoint begin anew elsewhere."""
+        """Let a job that waits for the node with its checkpoint start afresh elsewhere."""
         return self._steer(job, "forget-checkpoint")
 
     def array(self, array: AnyArray) -> models.JobArray:
@@ -278,7 +278,7 @@ class Client:
         return self._steer_array(array, "cancel")
 
     def hold_array(self, array: AnyArray) -> models.JobArray:
-        """Keep all tasks of an array from starting until they are released; those that run are stopped first."""
+        """Keep all tasks of an array from starting until they are released; running ones are stopped first."""
         return self._steer_array(array, "hold")
 
     def release_array(self, array: AnyArray) -> models.JobArray:
@@ -298,8 +298,8 @@ class Client:
 
         Args:
             job: The job, or its id.
-            follow: Wait for the job to start, and go on until its gang has ended; a connection that breaks is opened
-                again where it broke off.
+            follow: Wait for the job to start, and go on until its gang has ended; a broken connection is
+                resumed where it broke off.
             stream: Standard output, standard error, or both in the order in which they were written.
             generation: Which of the job's gangs; by default the newest.
             node: Which of the gang's nodes; by default the first.
@@ -319,10 +319,10 @@ class Client:
             yield rest
 
     def events(self, job: AnyJob | None = None, *, follow: bool = True) -> Iterator[models.JobEvent]:
-        """Yield a job's events from the first on until it has ended, or those of all jobs from now on, without end.
+        """Yield a job's events from the first one until it has ended, or those of all jobs from now on, without end.
 
-        A connection that breaks is opened again, and continues after the last event. With ``follow=False`` only the
-        events that exist already are returned.
+        A broken connection is reopened, and continues after the last event. With ``follow=False``, only the events that
+        already exist are returned.
         """
         reader, failures = EventReader(), 0
         path = "/v1/events" if job is None else f"/v1/jobs/{id_of(job)}/events"
@@ -436,7 +436,7 @@ class Client:
         return read(models.NodeList, (self.request("GET", "/v1/nodes")).json()).items
 
     def policy(self) -> models.ActivePolicy:
-        """Return the policy that decides now."""
+        """Return the policy in force."""
         return read(models.ActivePolicy, (self.request("GET", "/v1/policies/active")).json())
 
     def zones(self) -> list[models.Zone]:
@@ -448,7 +448,7 @@ class Client:
         return read(models.CurrentIntensity, (self.request("GET", f"/v1/carbon/{zone}/current")).json())
 
     def forecast(self, zone: str, *, horizon_s: float | None = None) -> models.IntensityForecast:
-        """Return a zone's predicted carbon intensities, in gCO2/kWh; by default those of a day."""
+        """Return a zone's predicted carbon intensities, in gCO2/kWh; by default for one day."""
         params = {"horizon_s": horizon_s}
         answer = self.request("GET", f"/v1/carbon/{zone}/forecast", params=params)
         return read(models.IntensityForecast, answer.json())
@@ -466,7 +466,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         retries: int | None = None,
     ) -> httpx.Response:
-        """Return the answer of any operation of the API, repeated as this client's own requests are.
+        """Return the answer of any operation of the API, retried as this client's own requests are.
 
         Args:
             method: The HTTP method, in capitals.
@@ -475,7 +475,7 @@ class Client:
             json: The body as JSON values or models.
             content: The body as JSON text, in place of ``json``.
             headers: Further headers.
-            retries: In place of the client's own number.
+            retries: Overrides the client's number of retries.
         """
         request = Request(method, path, params or {}, json, content, headers or {})
         return self._send(request, retries)
@@ -490,7 +490,7 @@ class Client:
         json: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[httpx.Response]:
-        """Open an answer that goes on until the server ends it."""
+        """Open a response that continues until the server ends it."""
         timeout = httpx.Timeout(10, read=None)
         given = Request(method, path, params or {}, json, headers=headers or {}).arguments
         try:

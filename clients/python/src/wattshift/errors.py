@@ -27,8 +27,8 @@ class ApiError(WattshiftError):
 
     Attributes:
         status: The HTTP status.
-        code: Stable code to branch on, such as ``quota_exceeded``; empty where the answer came from something else
-            than the control plane, such as a proxy.
+        code: Stable code to branch on, such as ``quota_exceeded``; empty if the answer came from something
+            other than the control plane, such as a proxy.
         detail: What is wrong, in one sentence.
         errors: The fields at fault.
         request_id: Identifies the request in the control plane's logs; None if it is not known.

@@ -1,4 +1,4 @@
-"""For training code that runs as a job of Wattshift. It needs the standard library alone.
+"""For training code that runs as a job of Wattshift. It needs only the standard library.
 
     from wattshift import job
 
@@ -70,7 +70,7 @@ class Batch:
         base: The total batch that the code's learning rate is for.
         per_rank: Samples per step of this process. Ranks differ by at most one, and together have ``total``.
         at_once: Samples of one pass, forward and backward; the last pass of a step may have fewer.
-        passes: How many passes a step accumulates gradients of, the same on all ranks.
+        passes: How many passes a step accumulates gradients over; the same on all ranks.
     """
 
     total: int
@@ -95,7 +95,7 @@ class Batch:
         return self.scale * (noise_scale + self.base) / (noise_scale + self.total)
 
     def learning_rate_factor(self, rule: LearningRateRule, noise_scale: float | None = None) -> float:
-        """Return what to multiply the learning rate by that the code has for its base batch.
+        """Return the factor by which to multiply the learning rate that the code has for its base batch.
 
         The rule is the user's choice: ``linear`` (usual with SGD), ``square_root`` (usual with Adam), or ``adascale``,
         which needs the gradient noise scale and lies between 1 and linear.
@@ -123,7 +123,7 @@ def batch(base: int, *, at_most: int | None = None) -> Batch:
 
     Args:
         base: Samples per step of the whole gang that the code's learning rate is for. Where the job permits a range,
-            its ``global_batch``, or else the range's smallest, takes this place.
+            its ``global_batch``, or else the range's smallest, takes its place.
         at_most: Samples that one device can take at once; more are accumulated over several passes.
 
     Raises:
@@ -143,10 +143,10 @@ def batch(base: int, *, at_most: int | None = None) -> Batch:
 
 
 def noise_scale(small_norm_sq: float, small_batch: float, large_norm_sq: float, large_batch: float) -> float | None:
-    """Return the gradient noise scale, in samples, by the squared norms of gradients of two batches.
+    """Return the gradient noise scale, in samples, from the squared norms of the gradients of two batches.
 
-    In data-parallel training those of one rank, before gradients are averaged, and of the gang, after it. Both norms
-    are noisy: average each over many steps before this call.
+    In data-parallel training, take those of one rank before gradients are averaged, and of the gang afterwards. Both
+    norms are noisy: average each over many steps before this call.
 
     Args:
         small_norm_sq: Squared norm of a gradient over ``small_batch`` samples.
@@ -155,10 +155,10 @@ def noise_scale(small_norm_sq: float, small_batch: float, large_norm_sq: float, 
         large_batch: Samples; more than ``small_batch``.
 
     Returns:
-        The noise scale; None where the norms show none, as they are too noisy.
+        The noise scale; None if the norms are too noisy to show one.
 
     Raises:
-        ValueError: ``large_batch`` is not larger than ``small_batch``, or that is not positive.
+        ValueError: ``large_batch`` is not larger than ``small_batch``, or ``small_batch`` is not positive.
 
     Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, appendix A.1.
     """
@@ -171,7 +171,7 @@ def noise_scale(small_norm_sq: float, small_batch: float, large_norm_sq: float, 
 
 @dataclass
 class _Reported:
-    """What ``batch`` told the code, for ``progress``."""
+    """What ``batch`` told the code, kept for ``progress``."""
 
     local_batch: float | None = None
 
@@ -203,7 +203,7 @@ def progress(
         total: The whole work, if the job was submitted without it.
         local_batch: Samples per GPU and step, which helps to predict how the job scales; by default what ``batch``
             told the code.
-        noise_scale: The gradient noise scale, samples, which says how far larger batches pay.
+        noise_scale: The gradient noise scale, samples, which says how far larger batches pay off.
 
     Raises:
         ValueError: ``done`` or ``total`` is negative or not finite, or ``local_batch`` or ``noise_scale`` is not
@@ -239,7 +239,7 @@ def progress(
 def log_footprint() -> bool:
     """Record what this job has used and emitted so far in the MLflow run and the W&B run that are active, if any.
 
-    The callbacks call it when training ends. It asks the control plane, so that the job needs `WATTSHIFT_URL` and
+    The callbacks call it when training ends. It asks the control plane, so the job needs `WATTSHIFT_URL` and
     `WATTSHIFT_API_KEY` (of a read-only key) in its environment, and httpx. Without them, without such a run, outside a
     job and on other processes than that of rank 0 it does nothing; a failure is logged by ``logging``.
 
@@ -262,7 +262,7 @@ def should_checkpoint(save_s: float | None = None) -> bool:
     for the first time before the first step. A handler that was set before is still called.
 
     Args:
-        save_s: How long it takes to save a checkpoint and end, with a step before it. Training then goes on, also after
+        save_s: How long it takes to finish a step, save a checkpoint and end. Training then continues, even after
             SIGTERM, until no more than that is left of the time until ``stop_at``.
     """
     notice_stop()
@@ -272,7 +272,7 @@ def should_checkpoint(save_s: float | None = None) -> bool:
 
 
 def stop_at() -> float | None:
-    """Return when this job will be killed, UTC seconds; None as long as that is not known, and outside a job.
+    """Return when this job will be killed, UTC seconds; None while that is unknown, and outside a job.
 
     It is known from the start if the job has a time limit, which is followed by its grace period, and otherwise once it
     is being stopped.
@@ -284,7 +284,7 @@ def stop_at() -> float | None:
 
 
 def notice_stop(*, replace: bool = False) -> None:
-    """Notice SIGTERM from now on, as the first ``should_checkpoint`` does; only the main thread can begin it.
+    """Start noticing SIGTERM, as the first ``should_checkpoint`` does; only the main thread can do so.
 
     Args:
         replace: Do not call the handler that was set before: for libraries that would end training at once.

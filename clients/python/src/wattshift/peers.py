@@ -1,8 +1,8 @@
-"""Who answers on this machine's own addresses: a secret goes to nobody who has merely taken a free port.
+"""Who answers on this machine's own addresses, so that no secret goes to somebody who merely took a free port.
 
-TLS proves who answers. By plain HTTP, the kernel is asked (Linux) which account holds the other end of a connection, if
-that is on this machine, before anything is sent: root, an account of the system, and the caller's own are believed. To
-other machines, and on other systems, plain HTTP means that the network is trusted.
+TLS proves who answers. With plain HTTP, the kernel is asked (on Linux) which account holds the other end of a
+connection, if that is on this machine, before anything is sent: root, system accounts and the caller's own are trusted.
+To other machines, and on other systems, plain HTTP means that the network is trusted.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ Address = tuple[str, int]
 
 
 class StrangerError(WattshiftError):
-    """A port of this machine is held by an account that is not believed; nothing was sent to it."""
+    """A port of this machine is held by an account that is not trusted; nothing was sent to it."""
 
 
 def check_peer(here: Address, there: Address, trusted: Collection[int] = ()) -> None:
-    """Return if whoever holds the other end of a connection is believed, or is not of this machine.
+    """Check that the other end of a connection is held by a trusted account, or is not on this machine.
 
     Args:
         here: This end's address and port.
         there: The other end's.
-        trusted: User ids that are believed too.
+        trusted: Further user ids to trust.
 
     Raises:
         StrangerError: The other end belongs to somebody else.
@@ -72,7 +72,7 @@ def check_peer(here: Address, there: Address, trusted: Collection[int] = ()) -> 
 
 
 class Guard:
-    """Has a client of httpx check whom it has reached, before it sends a request by plain HTTP."""
+    """Has an httpx client check whom it has reached before it sends a request by plain HTTP."""
 
     def __init__(self, trusted: Collection[int] = ()) -> None:
         self._trusted = trusted
@@ -92,13 +92,13 @@ class Guard:
 
 
 class AsyncGuard:
-    """The same for an asynchronous client."""
+    """``Guard`` for an asynchronous client."""
 
     def __init__(self, trusted: Collection[int] = ()) -> None:
         self._trusted = trusted
 
     async def __call__(self, request: Any) -> None:
-        """As that of ``Guard``."""
+        """Do what ``Guard`` does."""
         if request.url.scheme == "http":
             request.extensions["trace"] = self._look
 
@@ -135,7 +135,7 @@ class Holder:
 
 
 def _holder(at: Address, other: Address | None) -> Holder | None:
-    """Return who holds a socket of this machine; None if there is none, or the kernel cannot say.
+    """Return who holds a socket on this machine; None if there is none, or the kernel cannot say.
 
     Args:
         at: Its own address.
@@ -165,7 +165,7 @@ def listening() -> dict[int, set[int]]:
 
 
 def _told(family: int, states: int, sockets: bytes, *, is_list: bool = False) -> Iterator[bytes]:
-    """Yield what the kernel says of TCP sockets (``inet_diag_msg``), nothing where it knows none or cannot say."""
+    """Yield what the kernel says about TCP sockets (``inet_diag_msg``); nothing if it knows none or cannot say."""
     question = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, states) + sockets
     flags = 0x301 if is_list else 1  # a request; NLM_F_ROOT and NLM_F_MATCH: for all that match
     try:

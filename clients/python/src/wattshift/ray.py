@@ -2,12 +2,12 @@
 
     ray job submit -- python -m wattshift.ray --gpus 1-4 --stoppable -- python train.py
 
-The command waits in its Ray job until the bridge (``docs/ray.md``) releases it. Its run ends with the command, or when
-the bridge wants it to stop: SIGTERM, a grace, SIGKILL; then it waits again, in the same Ray job, and the next run has
-the size that is planned then. Without a bridge it does not wait for ever: the last answer says for how long.
+The command waits in its Ray job until the bridge (``docs/ray.md``) releases it. A run ends with the command, or when
+the bridge wants it to stop: SIGTERM, a grace period, SIGKILL. The command then waits again, in the same Ray job, and
+the next run has the size planned by then. Without a bridge it does not wait for ever: the last answer says how long.
 
-Inside the command, ``placement_group`` and ``scaling_config`` return what the run was given. This module needs Ray and
-the standard library.
+Inside the command, ``placement_group`` and ``scaling_config`` return what the run was given. This module needs only
+Ray and the standard library.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -42,7 +42,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def placement_group() -> Any:
-    """Return the placement group of this run; None outside of one."""
+    """Return the placement group of this run; None outside a run."""
     if not (name := os.environ.get(GROUP)):
         return None
     from ray._raylet import PlacementGroupID
@@ -52,10 +52,10 @@ def placement_group() -> Any:
 
 
 def scaling_config(**options: Any) -> Any:
-    """Return the ``ray.train.ScalingConfig`` of this run: a worker for each GPU, on the very nodes that it was given.
+    """Return the ``ray.train.ScalingConfig`` of this run: a worker for each GPU, on the nodes that it was given.
 
-    Ray Train makes a placement group itself, so the one of this run makes room for it here. ``options`` are further
-    ones of ScalingConfig. Outside of a run it is one worker.
+    Ray Train makes a placement group itself, so this run's own is removed to make room for it. ``options`` are passed
+    on to ScalingConfig. Outside a run there is one worker.
     """
     from ray.train import ScalingConfig
     from ray.util.placement_group import remove_placement_group
@@ -91,7 +91,7 @@ class Entry:
         self._child: subprocess.Popen[bytes] | None = None
 
     def look(self) -> int | None:
-        """Ask, and do what is said; return the exit status once it is over."""
+        """Ask the bridge and do what it says; return the exit status once it is over."""
         if (status := self._ended()) is not None:
             return status
         answer = self._ask()
@@ -109,20 +109,20 @@ class Entry:
         return None
 
     def pause(self) -> None:
-        """Wait until it is to look again; shortly where something is about to happen."""
+        """Wait until the next look; only briefly if something is about to happen."""
         wait_s = float(self._answer.get("again_s", 2.0)) if self.state in ("waits", "runs") else 0.2
         until_s = time.monotonic() + wait_s
         while time.monotonic() < until_s and (self._child is None or self._child.poll() is None):
             time.sleep(0.1)
 
     def end(self) -> None:
-        """Have the command end: Ray stops this job."""
+        """End the command, because Ray stops this job."""
         if self._child is not None:
             self._signal(signal.SIGTERM)
             self._child.wait()
 
     def _ask(self) -> dict[str, Any]:
-        """Return the bridge's answer; without one the last, and once that is too old, that it is to run."""
+        """Return the bridge's answer; without one, the last answer, or an order to run once that is too old."""
         given = self._given
         low, high, step = given.gpus
         document = {
@@ -222,7 +222,7 @@ class Entry:
         return None
 
     def _kill_the_rest(self) -> None:
-        """Kill what the command has left behind: the next run must not meet it."""
+        """Kill what the command left running, so that the next run does not meet it."""
         assert self._child is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
@@ -255,7 +255,7 @@ def sizes(text: str) -> tuple[int, int, int]:
 
 
 def submission() -> str:
-    """Return the submission id of the Ray job that this process is of; empty if it is of none."""
+    """Return the submission id of the Ray job that this process belongs to; empty if there is none."""
     try:
         config = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
         return str(config["metadata"]["job_submission_id"])
@@ -264,7 +264,7 @@ def submission() -> str:
 
 
 def read(arguments: list[str]) -> argparse.Namespace:
-    """Return what was given on the command line; exit with a message where that is wrong."""
+    """Return the arguments of the command line; exit with a message if they are wrong."""
     parser = argparse.ArgumentParser("python -m wattshift.ray", description="Run a command when Wattshift says so.")
     parser.add_argument("--gpus", type=sizes, default=(1, 1, 1), help="N, LOW-HIGH or LOW-HIGH/STEP; by default 1")
     parser.add_argument("--cpus", type=float, default=1.0, help="CPUs beside each GPU; by default 1")
@@ -288,7 +288,7 @@ def read(arguments: list[str]) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the command as often as is said; return its exit status."""
+    """Run the command as often as it is told to; return its exit status."""
     given = read(sys.argv[1:])
     if not (name := submission()):
         print("wattshift: this is not in a Ray job: submit it by `ray job submit`", file=sys.stderr)

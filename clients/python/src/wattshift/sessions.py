@@ -31,7 +31,7 @@ class ExecResult:
         exit_code: Its exit status; 128 plus the number of the signal that ended it.
         stdout: What it wrote to standard output.
         stderr: What it wrote to standard error.
-        detail: Why it ended, where it was not of itself.
+        detail: Why it ended, if not by itself.
     """
 
     exit_code: int
@@ -85,7 +85,7 @@ def exec_body(command: Sequence[str], rank: int | None, node: str | None, *, std
     """Return the request for a command without a terminal.
 
     Raises:
-        TypeError: ``command`` is one text.
+        TypeError: ``command`` is a single string.
     """
     if isinstance(command, str):
         raise TypeError(f"command is a list of program and arguments, not one text: {command!r}")
@@ -103,7 +103,7 @@ class Collector:
         self._exit: SessionEvent | None = None
 
     def add(self, event: SessionEvent) -> None:
-        """Take one event.
+        """Add one event.
 
         Raises:
             WattshiftError: The output is longer than allowed.
@@ -120,7 +120,7 @@ class Collector:
         """Return the result.
 
         Raises:
-            UnreachableError: The connection was lost before the command's end.
+            UnreachableError: The connection was lost before the command ended.
         """
         if self._exit is None:
             raise UnreachableError("the connection to the command was lost; it is ended")
@@ -129,7 +129,7 @@ class Collector:
 
 
 class _Waiting:
-    """What waits to be sent: bytes by their place in standard input, and the newest size and signals."""
+    """What is waiting to be sent: bytes by their offset in standard input, the newest size, and signals."""
 
     def __init__(self, stdin: bytes) -> None:
         self.offset = 0
@@ -143,7 +143,7 @@ class _Waiting:
         return bool(self.data or self.size or self.signals or (self.is_ended and not self.end_is_sent))
 
     def body(self) -> dict[str, Any]:
-        """Return the next request: empty if nothing waits."""
+        """Return the next request; empty if nothing is waiting."""
         piece = bytes(self.data[:PIECE_BYTES])
         body: dict[str, Any] = {"offset": self.offset}
         if piece:
@@ -157,7 +157,7 @@ class _Waiting:
         return body
 
     def sent(self, body: dict[str, Any], offset: int) -> None:
-        """Note what was taken of a request."""
+        """Note how much of a request was taken."""
         taken = max(0, min(offset - self.offset, len(self.data)))
         del self.data[:taken]
         self.offset += taken
@@ -201,7 +201,7 @@ class Sender:
             self._changed.notify_all()
 
     def feed(self, data: bytes) -> None:
-        """Append to standard input; waits while much of it has not been taken."""
+        """Append to standard input; wait while much of it has yet to be taken."""
         for start in range(0, len(data), PIECE_BYTES):
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or len(self._waiting.data) < MOST_WAITING_BYTES)

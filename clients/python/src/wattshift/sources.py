@@ -44,12 +44,12 @@ class Entry:
 
 
 class Archive:
-    """The files of a folder, packed. Equal files make an equal archive: no times, owners or order of the disk.
+    """The files of a folder, packed. Equal files make equal archives: times, owners and disk order are left out.
 
     Attributes:
         folder: Where the files are from.
-        sha256: Of the archive, which is its name.
-        size_bytes: Of the archive.
+        sha256: The archive's hash, which is its name.
+        size_bytes: The archive's size.
         entries: What is in it.
         skipped: Folders that were left out because they are repositories of their own.
     """
@@ -58,7 +58,7 @@ class Archive:
         """Pack a folder: what git does not ignore or, where git does not know it, all but caches and environments.
 
         Raises:
-            SourceError: It is no folder, is empty or too large, or has a link that leads out of it.
+            SourceError: It is not a folder, is empty or too large, or has a link that leads out of it.
         """
         self.folder = Path(folder)
         if not self.folder.is_dir():
@@ -81,7 +81,7 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Forget the archive."""
+        """Discard the archive."""
         self._file.close()
 
     def chunk(self, number: int) -> str:
@@ -95,7 +95,7 @@ class Archive:
         return ", ".join(f"{entry.name} ({entry.size_bytes / 2**20:.1f} MiB)" for entry in largest)
 
     def too_large(self, limit: str) -> SourceError:
-        """Return the error of an archive that is refused for its size."""
+        """Return the error for an archive that is refused for its size."""
         advice = "leave them out with .gitignore, or read them from storage that nodes reach"
         return SourceError(f"{limit} The biggest files are {self.biggest()}; {advice}")
 
@@ -143,7 +143,7 @@ def listed(folder: Path) -> tuple[list[Entry], list[str]]:
 
 
 def _git_names(folder: Path) -> set[str] | None:
-    """Return what git does not ignore below a folder; None where git does not know it or is missing."""
+    """Return what git does not ignore below a folder; None if git does not know the folder or is missing."""
     words = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(words, capture_output=True, check=False)
@@ -166,7 +166,7 @@ def git_source(text: str, secret: str | None = None) -> dict[str, Any]:
     """Return the source of a job for ``URL@REVISION``, whose commit is looked up in the repository.
 
     Args:
-        text: The address, and after ``@`` a branch, a tag or a whole commit id; without, the default branch.
+        text: The address, and after ``@`` a branch, a tag or a whole commit id; by default the default branch.
         secret: Name of the secret by which nodes reach it.
 
     Raises:
@@ -178,10 +178,10 @@ def git_source(text: str, secret: str | None = None) -> dict[str, Any]:
 
 
 def split_revision(text: str) -> tuple[str, str]:
-    """Return address and revision of ``URL@REVISION``; the revision is ``HEAD`` where none is given.
+    """Return address and revision of ``URL@REVISION``; the revision is ``HEAD`` if none is given.
 
     Raises:
-        SourceError: The address is none that nodes could use.
+        SourceError: Nodes could not use such an address.
     """
     found = re.fullmatch(r"(https://[^/@\s]+/|ssh://[^/\s]+/|file:///|[\w.-]+@[\w.-]+:)([^@\s]+)(?:@(\S+))?", text)
     if found is None:

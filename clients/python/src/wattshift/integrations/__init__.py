@@ -1,5 +1,5 @@
 """Callbacks for training libraries, each of which is an extra: ``torch``, ``transformers``, ``lightning``.
 
-Every one of them reports progress to Wattshift, and when the job is being stopped saves a checkpoint and ends training.
+Each reports progress to Wattshift and, when the job is being stopped, saves a checkpoint and ends training.
 Outside a job they report nothing and never stop training by themselves.
 """

@@ -36,9 +36,9 @@ class WattshiftCallback(Callback):
 
         Args:
             local_batch: Samples per GPU and step, reported with the progress.
-            folder: Where the checkpoint is written; by default the job's own folder. Without either, none is.
-            save_s: How long a step and saving take: training goes on until no more than that is left. By default it
-                ends at once.
+            folder: Where the checkpoint is written; by default the job's own folder. Without either, none is written.
+            save_s: How long a step and saving take: training continues until only that much time is left. By
+                default it ends at once.
         """
         self._save_s = save_s
         self._is_ending = False
@@ -46,7 +46,7 @@ class WattshiftCallback(Callback):
         self._folder = folder
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to notice that the job is being stopped."""
+        """Start watching for the job being stopped."""
         job.notice_stop(replace=True)
 
     def on_train_batch_end(

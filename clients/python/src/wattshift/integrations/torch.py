@@ -6,8 +6,8 @@
     for step in loop:
         train(step)
 
-The loop begins where the last checkpoint of the job was made, reports after every step, and when the job is being
-stopped saves a checkpoint and ends.
+The loop continues from the job's last checkpoint, reports after every step and, when the job is being stopped, saves a
+checkpoint and ends.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ REPORT_S = 1.0
 
 
 class Stateful(Protocol):
-    """A model, an optimizer, a scheduler, ...: what has a state."""
+    """Anything with a state: a model, an optimizer, a scheduler, ..."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take on a state."""
+        """Restore a state."""
         ...
 
 
@@ -60,7 +60,7 @@ def should_checkpoint(device: torch.device | str | None = None, save_s: float | 
 
 
 class Loop:
-    """Yields the steps that are left, from the last checkpoint's on.
+    """Yields the remaining steps, from the last checkpoint on.
 
     Every process has to hold the whole state, as with ``DistributedDataParallel``: the one of rank 0 saves it for all.
     """
@@ -81,7 +81,7 @@ class Loop:
             total: Number of steps of the whole training.
             local_batch: Samples per GPU and step, reported with the progress.
             folder: Where checkpoints are kept; by default the job's own folder. Without either, nothing is saved.
-            every: Also save after so many steps.
+            every: Also save each time this many steps are done.
         """
         chosen = folder if folder is not None else job.checkpoint_dir
         self.path = None if chosen is None else Path(chosen) / FILE
@@ -123,7 +123,7 @@ class Loop:
         job.progress(self.step, total=self._total, local_batch=self._local_batch)
 
     def save(self) -> None:
-        """Write a checkpoint over the last one; it is never half written."""
+        """Write a checkpoint in place of the last one, which is never left half-written."""
         if self.path is not None and job.world.rank == 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".partial")

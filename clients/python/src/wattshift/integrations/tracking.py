@@ -49,7 +49,7 @@ def read_record(job_id: str | None, client: Client | None) -> Record:
     """Read a job's footprint.
 
     Args:
-        job_id: The job; None: the one that this process belongs to.
+        job_id: The job; None for the one that this process belongs to.
         client: By default one with `WATTSHIFT_URL` and `WATTSHIFT_API_KEY`.
 
     Raises:
@@ -68,10 +68,10 @@ def read_record(job_id: str | None, client: Client | None) -> Record:
 def log_to_active_runs() -> bool:
     """Record this job's footprint so far in the MLflow run and the W&B run that are active in this process.
 
-    Neither library is imported for it. A failure is logged and does no harm: training goes on.
+    Neither library is imported for this. A failure is logged and does no harm: training goes on.
 
     Returns:
-        Whether it was recorded somewhere.
+        Whether it was recorded anywhere.
     """
     active = [name for name in ("mlflow", "wandb") if _is_active(name)]
     if not active or not os.environ.get("WATTSHIFT_API_KEY"):

@@ -1,4 +1,4 @@
-"""For the Trainer of Hugging Face: ``pip install 'wattshift[transformers]'``.
+"""For Hugging Face's Trainer: ``pip install 'wattshift[transformers]'``.
 
     from wattshift.integrations.transformers import WattshiftCallback, last_checkpoint
 
@@ -26,8 +26,8 @@ class WattshiftCallback(TrainerCallback):
         """Choose how long to go on.
 
         Args:
-            save_s: How long a step and saving take: training goes on until no more than that is left. By default it
-                ends at once.
+            save_s: How long a step and saving take: training continues until only that much time is left. By
+                default it ends at once.
         """
         self._save_s = save_s
         self._is_ending = False
@@ -35,7 +35,7 @@ class WattshiftCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin to notice that the job is being stopped."""
+        """Start watching for the job being stopped."""
         job.should_checkpoint()
 
     def on_step_end(

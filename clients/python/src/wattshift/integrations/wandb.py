@@ -4,8 +4,8 @@
 
     log_footprint("job_01m7x7bdh29b0c6vxjkxnx11mt", run=run)
 
-Energy, emissions, GPU hours and mean intensity go into the summary of the run, the job and its grid zone into its
-configuration. Called again, as when the job has ended, it records the newer figures.
+Energy, emissions, GPU hours and mean intensity go into the summary of the run; the job and its grid zone go into its
+configuration. When it is called again, for example once the job has ended, it records the newer figures.
 """
 
 from __future__ import annotations
