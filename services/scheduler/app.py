@@ -37,8 +37,8 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
 
     Raises:
         PluginError: An installed package adds a policy that cannot be used.
-        PolicyConfigError: There is no policy of the name in the settings.
-        DomainError: Nodes cannot be powered as the settings have it.
+        PolicyConfigError: The settings name a policy that does not exist.
+        DomainError: Nodes cannot be powered as the settings specify.
     """
     load_policies()
     build_policy(settings.policy, {})

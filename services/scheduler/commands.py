@@ -35,9 +35,9 @@ def start_commands(
 ) -> list[Outgoing]:
     """Return one start command per share of a gang; the order of the shares is the order of the node ranks.
 
-    Only a share with a slice names UUIDs, taken from ``uuids`` by node and device: agents of the previous release know
-    no such field, and have no slices. So it is with ``batch_size``, the total batch of a job whose user permits one,
-    and with ``packed``, of a gang that is put beside the holder of its device.
+    Only a share with a slice names UUIDs, taken from ``uuids`` by node and device: agents of the previous release do
+    not know the field, and have no slices. The same goes for ``batch_size``, the total batch of a job whose user lets
+    policies choose it, and for ``packed``, set for a gang that is put beside the holder of its device.
     """
     runs = JobSpec.model_validate({name: value for name, value in spec.items() if name not in NOT_FOR_NODES})
     world_size = sum(len(share["devices"]) for share in shares)
@@ -72,9 +72,9 @@ def start_commands(
 
 
 def base_batch(spec: Json) -> int | None:
-    """Return the total batch that a job's learning rate is for; None where policies may not choose another.
+    """Return the total batch that a job's learning rate is meant for; None where policies may not choose another.
 
-    As ``JobSpec.base_batch``, of a stored spec.
+    Like ``JobSpec.base_batch``, but of a stored spec.
     """
     batch = spec.get("batch")
     return None if batch is None else spec.get("global_batch") or batch["min"]
@@ -93,14 +93,14 @@ def set_commands(
     values: Mapping[str, float | None],
     interval_s: float | None = None,
 ) -> list[Outgoing]:
-    """Return one command per share of a gang that says what its devices are set to.
+    """Return one command per share of a gang, which says what to set its devices to.
 
     Args:
         allocation_id: The gang.
-        shares: Of its nodes.
-        revision: Of two commands the one of the higher revision is in force.
-        values: By name of the control, None for the default.
-        interval_s: Where the gang is to be measured: after how long its interval ends with a report.
+        shares: The gang's shares, one per node.
+        revision: Of two commands, the one with the higher revision is in force.
+        values: By name of the control; None for the default.
+        interval_s: If the gang is being measured, the time after which a report ends the interval.
     """
     measured = {} if interval_s is None else {"measure": True, "interval_s": interval_s}
     wanted = DeviceControls.model_validate({"revision": revision, **values, **measured})
@@ -111,7 +111,8 @@ def set_commands(
 def free_port(allocation_id: str, taken: set[int], ports: tuple[int, int]) -> int:
     """Return a port for rank 0 that no live gang at the same address has.
 
-    Where to begin to look depends on the gang, so that a restart does not meet the closing sockets of the one before.
+    Where the search begins depends on the gang, so that a restart does not run into the closing sockets of the last
+    one.
     """
     first, last = ports
     count = last - first + 1

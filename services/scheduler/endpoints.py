@@ -80,7 +80,7 @@ Round = Annotated[int, Path(ge=0, le=LARGEST_ROUND)]
 async def estimate_job(spec: JobSpec, caller: ProjectCaller, dry_runs: DryRunning) -> StartEstimate:
     """Estimate when a job would start and what it would emit.
 
-    Nothing is submitted, and nothing is reserved. What cannot be known is null.
+    Nothing is submitted, and nothing is reserved. Values that cannot be known are null.
     """
     if spec.service is not None:
         errors = [FieldError(pointer="/service", detail="Only the controller of pools may ask for a service instance.")]

@@ -1,4 +1,4 @@
-"""The engines that the site has, as operators see them."""
+"""The site's engines, as operators see them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ router = APIRouter(prefix="/v1", tags=["nodes"])
 async def list_engines(request: Request, _: Operator) -> EngineList:
     """List engines.
 
-    What else runs jobs on the site, such as Slurm, and what was decided of its jobs, day by day.
+    Engines are what else runs jobs on the site, such as Slurm; each comes with what was decided about its jobs, day by
+    day.
     """
     database: Database = request.app.state.database
     async with database.transaction("repeatable_read", readonly=True) as connection:
@@ -42,7 +43,8 @@ async def list_days_of_engine(
 ) -> EngineDays:
     """List days of an engine.
 
-    What was decided of its jobs on each of the last days, and what a dry run would have saved on those that ended then.
+    What was decided about its jobs on each of the last days, and what a dry run would have saved on those that ended
+    then.
     """
     database: Database = request.app.state.database
     async with database.transaction("repeatable_read", readonly=True) as connection:

@@ -24,7 +24,7 @@ async def explain_job(job_id: Name, caller: ProjectCaller, explaining: Explainin
     """Explain why a job waits, how it runs, or what happened to it.
 
     Nothing is changed, and nothing is reserved. What other policies would do with the job is simulated in the
-    background: `under_policies` is `pending` until it is there.
+    background: `under_policies` is `pending` until that is done.
     """
     return await explaining.explain(caller, job_id)
 

@@ -1,4 +1,4 @@
-"""What the scheduler shows at ``/metrics``: rounds as they are held, and the queue, gangs and commands as they are."""
+"""What the scheduler shows at ``/metrics``: rounds as they are held, and the present queue, gangs and commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.scheduler.settings import SchedulerSettings
 
 
 class Loop(Protocol):
-    """What is shown of the decision loop."""
+    """What is shown about the decision loop."""
 
     @property
     def leads(self) -> bool:
@@ -34,7 +34,7 @@ class Loop(Protocol):
 
 
 def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float]) -> None:
-    """Note a round that was held, and how long its jobs had waited."""
+    """Count a round that was held, and how long the jobs that it started had waited."""
     ROUNDS.labels(trigger.value).inc()
     for phase, took_ms in phases_ms.items():
         PHASES.labels(phase).observe(took_ms / 1e3)
@@ -53,7 +53,7 @@ def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float
 
 
 def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop, settings: SchedulerSettings) -> None:
-    """Have everything shown that the scheduler owns."""
+    """Register the metrics of what the scheduler owns."""
 
     async def read_cluster() -> Iterable[Metric]:
         async with database.connection() as connection:
@@ -136,7 +136,7 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
 
 
 async def _streams(redis: Redis, nodes: Iterable[str]) -> tuple[int, int]:
-    """Return the entries of the stream of hints, and those of all nodes' streams.
+    """Return the number of entries in the stream of hints, and in all nodes' streams together.
 
     Raises:
         RedisError: Redis does not answer.

@@ -124,10 +124,10 @@ class Scheduler:
         return time.monotonic() - self._turned_at_s
 
     def check_turns(self) -> None:
-        """Return if the loop turns.
+        """Check that the loop turns.
 
         Raises:
-            RuntimeError: It has not for a minute.
+            RuntimeError: It has not turned for a minute.
         """
         if (late_s := self.since_turn_s) > LATE_AFTER_S:
             raise RuntimeError(f"the scheduler has made no decision for {late_s:.0f} s")
@@ -154,7 +154,7 @@ class Scheduler:
             await self._leadership.release()
 
     async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do ``work``; if it fails, the next turn tries again, and trusts nothing that was kept."""
+        """Do ``work``; if it fails, the next turn tries again and trusts nothing that was cached."""
         try:
             await work()
             return
@@ -172,7 +172,7 @@ class Scheduler:
         self._forget()
 
     def _forget(self) -> None:
-        """Read everything the next time: another may have decided, or something went wrong."""
+        """Drop what was cached: another scheduler may have decided, or something went wrong."""
         self._kept.forget()
         self._memory = None
 
@@ -186,7 +186,7 @@ class Scheduler:
     async def turn(self) -> None:
         """Fold reports, then hold the round that is due: an active one by the clock, a passive one after a change.
 
-        A passive one is due as well when the last plan asked to look again.
+        A passive one is also due when the last plan asked for another look.
         """
         await self.prepare()
         await self._nodes.look()
@@ -216,7 +216,7 @@ class Scheduler:
             self._seen = now  # as it was before the round: what the round itself changed is looked at once more
 
     def _has_no_room(self) -> bool:
-        """Whether the database's disk is so full that only what runs is looked after, and nothing is started."""
+        """Return whether the database's disk is so full that nothing is started and only what runs is looked after."""
         problem = self._disk.problem()
         if bool(problem) != bool(self._disk_problem):
             log.warning("disk.full" if problem else "disk.has_room", detail=f"The database's disk {problem}".strip())
@@ -291,10 +291,10 @@ class Scheduler:
         return Decided(loaded.snapshot, policy.name, result.plan, changed, decide_ms, loaded.said), result.memory
 
     def _policy_of(self, loaded: Loaded) -> tuple[Policy[Any], bool]:
-        """Return the stored policy, and True; where it no longer builds, the last one that did, and False.
+        """Return the stored policy, and True; if it can no longer be built, the last one that could, and False.
 
-        A release may drop a policy or a parameter that an installation still has stored: rounds go on, and
-        ``GET /policies/active`` says why with another policy.
+        A release may drop a policy or a parameter that an installation still has stored: rounds go on with another
+        policy, and ``GET /policies/active`` says why.
         """
         try:
             self._built = build_policy(loaded.policy, loaded.parameters)

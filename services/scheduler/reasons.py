@@ -49,7 +49,7 @@ _OF_NODES = (Reason.CHECKPOINT_NODE_BUSY, Reason.CHECKPOINT_NODE_CLOSED, Reason.
 
 
 def detail_of(reason: Reason, nodes: Sequence[str] = ()) -> str:
-    """Return a reason in words; ``nodes``: those to which the job is bound."""
+    """Return a reason in words; ``nodes``: those that the job is bound to."""
     words = SENTENCES[reason]
     if reason in _OF_NODES and nodes:
         words = f"{words} It waits for {', '.join(nodes)}; `wattshift forget-checkpoint` lets it begin anew elsewhere."

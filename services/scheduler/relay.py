@@ -22,7 +22,7 @@ STREAM_LENGTH = 10_000
 
 
 class Relay:
-    """Publishes the outbox in order; a row goes once Redis has it, so a crash between the two publishes it twice."""
+    """Publishes the outbox in order; a row is deleted once Redis has it, so a crash in between publishes it twice."""
 
     def __init__(self, database: Database, redis: Redis, *, look_every_s: float = 1.0) -> None:
         self._database = database
@@ -31,7 +31,7 @@ class Relay:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Say that something was committed."""
+        """Wake the relay, since something was committed."""
         self._wake.set()
 
     async def run(self) -> None:

@@ -1,7 +1,7 @@
 """Make a database that was restored from a backup fit to be scheduled: ``python -m services.scheduler.restored``.
 
 It needs ``DATABASE_URL``, and runs after the restore and the migrations, before the first scheduler; `wattshift
-restore` runs it. What ran when the backup was made is lost, as if the leases of its nodes were over, and is queued
+restore` runs it. What ran when the backup was made is lost, as if the leases of its nodes had expired, and is queued
 again. Jobs that had not ended get new numbers for their gangs (``GENERATIONS``), since agents may know of gangs that
 were started after the backup. Running it twice does no harm.
 """

@@ -33,7 +33,7 @@ class SchedulerService:
     async def set_policy(self, name: str, parameters: Json, caller: Identity) -> ActivePolicyRow | None:
         """Put a policy in force from the next round on, and note who did; None before the scheduler's first turn.
 
-        That round is an active one: a limit that falls may have to stop gangs.
+        That round is an active one: a lower limit may require gangs to be stopped.
         """
         async with self._database.transaction() as connection:
             policy = await rounds.set_policy(connection, name, parameters, caller.key_id)
@@ -49,7 +49,7 @@ class SchedulerService:
             return await rounds.state(connection), await shares.shares(connection)
 
     async def plans(self, before: int | None, limit: int) -> list[PlanRow]:
-        """Return recorded rounds, newest first, from below ``before``."""
+        """Return recorded rounds, newest first, below number ``before``."""
         async with self._database.connection() as connection:
             return await rounds.plans(connection, before, limit)
 
@@ -64,7 +64,7 @@ class SchedulerService:
             return await node_power.node_power(connection, node_id)
 
     async def sleep(self, node_id: str, caller: Identity) -> None:
-        """Have an idle node powered down, and note who did; one that is off or going down is left so.
+        """Have an idle node powered down, and note who did; one that is off or going down is left as it is.
 
         Raises:
             PowerRefusedError: it is busy, pinned, waking or silent.
@@ -86,10 +86,10 @@ class SchedulerService:
             await audit.note(connection, caller, "node.sleep", node_id)
 
     async def wake(self, node_id: str, caller: Identity) -> None:
-        """Have a node woken that is off, failed or silent, and note who did; one that is awake or waking is left so.
+        """Have a node woken that is off, failed or silent, and note who did; one awake or waking is left as it is.
 
         Raises:
-            PowerRefusedError: it is just being powered down.
+            PowerRefusedError: it is being powered down.
         """
         async with self._database.transaction() as connection:
             node = await self._powered(connection, node_id)
@@ -111,7 +111,11 @@ class SchedulerService:
                 await audit.note(connection, caller, "node.pin_awake" if pinned else "node.unpin", node_id)
 
     async def _powered(self, connection: Connection, node_id: str) -> PoweredNode:
-        """Return a node that exists; plans that are being made at the same time become stale."""
+        """Return a node's power, and make plans stale that are being made at the same time.
+
+        Raises:
+            PowerRefusedError: it no longer exists.
+        """
         await rounds.next_version(connection)
         node = await node_power.powered(connection, node_id)
         if node is None:

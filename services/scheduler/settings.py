@@ -148,5 +148,5 @@ class SchedulerSettings(SharedSettings):
 
     @property
     def network(self) -> Network:
-        """What connects GPUs, but for the width of nodes, which the nodes say."""
+        """What connects GPUs, except for the width of nodes, which the nodes report."""
         return Network(self.inter_gbps * 1e9 / 8, self.intra_gbytes * 1e9)

@@ -17,7 +17,7 @@ S_PER_HOUR = 3_600.0
 
 
 def shares_of(state: State, rows: Sequence[ShareRow]) -> TenantShares:
-    """Return what tenants are to have and have had, with the usage that the policy in force remembers."""
+    """Return what tenants are due and have had, with the usage that the policy in force remembers."""
     used_gpu_s = used_by(state)
     whole = sum(row.weight for row in rows)
     items = [
@@ -42,7 +42,7 @@ def shares_of(state: State, rows: Sequence[ShareRow]) -> TenantShares:
 
 
 def used_by(state: State) -> dict[str, float] | None:
-    """Return the GPU seconds that count against each tenant now; None where the policy does not share."""
+    """Return the GPU seconds that count against each tenant now; None if the policy does not share GPUs out."""
     try:
         policy = build_policy(state.policy, state.parameters)
     except PolicyConfigError:

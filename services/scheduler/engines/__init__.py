@@ -1,1 +1,1 @@
-"""Jobs that an engine of the site runs: what its bridge reports is folded, and what plans want of it is sent there."""
+"""Jobs that an engine of the site runs: the reports of its bridge are folded, and what plans want is sent to it."""

@@ -1,4 +1,4 @@
-"""Which devices count as whose: those that run hold what their engine gave them, those that are planned the rest."""
+"""Which devices count as whose: running jobs hold what their engine gave them, planned ones get the rest."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from services.scheduler.repository.engines import Claim, HeldRow
 def claims_of(holders: Sequence[HeldRow], devices: Mapping[str, Sequence[int]]) -> set[Claim]:
     """Return who holds which device of engines' nodes; no device is held twice.
 
-    Of two runs that an engine gives the same device to, the one that began last has it: the other one is over, and its
-    end is not reported yet. What is only planned keeps its devices if they are free, and else gets others of the same
-    node, or of any, so that room is kept for it wherever the engine puts it.
+    If an engine gives the same device to two runs, the one that began last has it: the other one is over, and its end
+    has not been reported yet. A planned run keeps its devices if they are free, or else gets others of the same node,
+    or of any node, so that room is kept for it wherever the engine puts it.
 
     Args:
         holders: Live allocations.

@@ -1,4 +1,4 @@
-"""What plans and users want of engines' jobs, on its way to the bridges: stored, and in the outbox if it is new."""
+"""What plans and users want of engines' jobs, on its way to the bridges: stored, and put into the outbox if new."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DECISIONS_OF_A_COMMAND = 500
 
 
 def hold_note(snapshot: Snapshot, hold: Hold) -> str:
-    """Return what users read of a job that waits: why, until when, and what it would then emit."""
+    """Return what users read about a waiting job: why it waits, until when, and what it would then emit."""
     words = f"waits:{hold.reason.value}"
     if hold.expected_start_s is None:
         return words
@@ -40,7 +40,7 @@ def hold_note(snapshot: Snapshot, hold: Hold) -> str:
 
 
 def hold_gco2(snapshot: Snapshot, hold: Hold) -> int | None:
-    """Return what the run of a job that waits is expected to emit, grams; None where that cannot be told."""
+    """Return the emissions expected of a waiting job's run, grams; None if they cannot be estimated."""
     at = snapshot.jobs.index[hold.job_id]
     node = _first_node(snapshot, at)
     if hold.expected_start_s is None or node is None:
@@ -49,13 +49,13 @@ def hold_gco2(snapshot: Snapshot, hold: Hold) -> int | None:
 
 
 def start_gco2(snapshot: Snapshot, start: Start) -> int | None:
-    """Return what the run of a job that is released is expected to emit, grams; None where that cannot be told."""
+    """Return the emissions expected of a released job's run, grams; None if they cannot be estimated."""
     node = snapshot.nodes.index[start.placement.shares[0].node_id]
     return _run_gco2(snapshot, snapshot.jobs.index[start.job_id], node, start.gpus, snapshot.now_s)
 
 
 def _run_gco2(snapshot: Snapshot, job: int, node: int, gpus: int, start_s: float) -> int | None:
-    """Return the emissions of so many GPUs at full power, for as long as is predicted, whole grams."""
+    """Return the emissions of a job on ``gpus`` GPUs at full power for its predicted remaining time, whole grams."""
     length_s = float(snapshot.jobs.remaining_s[job])
     if not math.isfinite(length_s):
         return None
@@ -65,7 +65,7 @@ def _run_gco2(snapshot: Snapshot, job: int, node: int, gpus: int, start_s: float
 
 
 def start_note(snapshot: Snapshot, start: Start) -> str:
-    """Return what users read of a job that is released: how green the grid is, and what it has emitted so far."""
+    """Return what users read about a released job: how green the grid is, and what the job has emitted so far."""
     at = snapshot.jobs.index[start.job_id]
     zone = snapshot.nodes.zone[snapshot.nodes.index[start.placement.shares[0].node_id]]
     now = snapshot.outlooks[int(zone)].curve.at(snapshot.now_s)
@@ -79,7 +79,7 @@ def _first_node(snapshot: Snapshot, job: int) -> int | None:
 
 
 def held(hold: Hold, note: str, gco2: int | None = None) -> Json:
-    """Return the decision that a job waits; its run is expected to emit ``gco2`` grams."""
+    """Return the decision to hold a job whose run is expected to emit ``gco2`` grams."""
     until = (
         None if hold.expected_start_s is None else datetime.fromtimestamp(round(hold.expected_start_s / 60) * 60, UTC)
     )
@@ -88,14 +88,14 @@ def held(hold: Hold, note: str, gco2: int | None = None) -> Json:
 
 
 def zone_of(snapshot: Snapshot, start: Start) -> str | None:
-    """Return the grid zone that a start was planned in; None if it is several."""
+    """Return the grid zone that a start was planned in; None if there are several."""
     nodes = snapshot.nodes
     zones = {snapshot.outlooks[int(nodes.zone[nodes.index[share.node_id]])].zone for share in start.placement.shares}
     return zones.pop() if len(zones) == 1 else None
 
 
 def released(gpus: int, note: str, zone: str | None = None, gco2: int | None = None) -> Json:
-    """Return the decision that a job starts as soon as its engine has room, and is expected to emit ``gco2`` grams."""
+    """Return the decision to start a job, expected to emit ``gco2`` grams, as soon as its engine has room."""
     where = {} if zone is None else {"zone": zone}
     return {"action": EngineAction.RELEASE.value, "gpus": gpus, "note": note} | where | _grams(gco2)
 
@@ -105,12 +105,12 @@ def _grams(gco2: int | None) -> Json:
 
 
 def requeued(grace_s: float, note: str) -> Json:
-    """Return the decision that a job stops, to start again later."""
+    """Return the decision to stop a job and start it again later."""
     return {"action": EngineAction.REQUEUE.value, "grace_s": grace_s, "note": note}
 
 
 def shrunk(gpus: int, grace_s: float, note: str) -> Json:
-    """Return the decision that a job runs on, on fewer GPUs."""
+    """Return the decision to run a job on with fewer GPUs."""
     return {"action": EngineAction.SHRINK.value, "gpus": gpus, "grace_s": grace_s, "note": note}
 
 
@@ -119,7 +119,7 @@ ON_HOLD: Json = {"action": EngineAction.HOLD.value, "note": "waits:held"}
 
 
 async def decide(connection: Connection, wanted: Mapping[str, Json]) -> int:
-    """Have engines' jobs be as wanted, by job; return how many decisions are new. Those of dry runs are not sent."""
+    """Store what is wanted of engines' jobs, and send it unless for a dry run; return how many decisions are new."""
     found = await engines.decide(connection, wanted)
     await send(connection, ((row.engine, row.decision) for row in found if row.mode == EngineMode.CONTROL))
     counts = Counter(
@@ -131,7 +131,7 @@ async def decide(connection: Connection, wanted: Mapping[str, Json]) -> int:
 
 
 async def send(connection: Connection, decisions: Iterable[tuple[str, Json]]) -> None:
-    """Put decisions into the outbox, many to a command."""
+    """Put decisions into the outbox, many per command."""
     by_engine: dict[str, list[Json]] = {}
     for engine, decision in decisions:
         by_engine.setdefault(engine, []).append(decision)
@@ -146,7 +146,7 @@ async def send(connection: Connection, decisions: Iterable[tuple[str, Json]]) ->
 async def stop_run(
     connection: Connection, gang: StoppableGang, reason: EndReason, *, detail: str, code: str | None = None
 ) -> bool:
-    """Begin to stop a run of an engine's job, and have its bridge told; return whether it was running."""
+    """Begin to stop a run of an engine's job and tell its bridge; return whether it was running."""
     if not await mark_stopping(connection, gang, reason, detail=detail, code=code):
         return False
     stopped = CANCELLED if reason is EndReason.CANCELLED else requeued(gang.grace_s, f"stopped:{code or reason.value}")

@@ -1,8 +1,8 @@
-"""A plan's share in engines' jobs: of those that are steered it is carried out, of those that are watched counted.
+"""The part of a plan that concerns engines' jobs: carried out for steered engines, only counted for watched ones.
 
-An engine with a queue of its own (``contracts.engines.QUEUEING``) decides itself who starts when GPUs are free: by its
-users' priorities, quotas and limits, of which a plan knows nothing. Of a plan for it, only holds and stops for greener
-hours are carried out, and sizes. Whatever else a job waits for, GPUs above all, it waits for in that queue.
+An engine with a queue of its own (``contracts.engines.QUEUEING``) decides itself which job starts when GPUs are free:
+by its users' priorities, quotas and limits, of which a plan knows nothing. Only a plan's sizes, and its holds and stops
+for greener hours, are carried out there. Whatever else a job waits for, GPUs above all, it waits for in that queue.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ STOPS = frozenset({Reason.GREENER_HOURS, Reason.SCALE_IN, Reason.SCALE_OUT})
 
 @dataclass
 class Theirs:
-    """The jobs of engines that are not over.
+    """The live jobs of engines.
 
     Attributes:
         snapshot: What the plan was made from.
         live: Those jobs, by id.
-        would: What would become of those of dry runs, by job.
-        would_start: Until when those would be held back that wait; None: they may start.
+        would: What would become of the jobs of dry runs, by job.
+        would_start: Until when waiting jobs of dry runs would be held back; None: they may start.
     """
 
     snapshot: Snapshot
@@ -53,11 +53,11 @@ class Theirs:
 
     @classmethod
     async def read(cls, connection: Connection, snapshot: Snapshot) -> Theirs:
-        """Return the jobs that there are now."""
+        """Return the live jobs."""
         return cls(snapshot, await engines.live_jobs(connection))
 
     def carried_out(self, starts: Sequence[Start], preempts: Sequence[Preempt]) -> tuple[list[Start], list[Preempt]]:
-        """Return the starts and stops of a plan that are carried out, and note what those of dry runs would be."""
+        """Return the starts and stops of a plan to carry out, and note what would become of the jobs of dry runs."""
         preempts = [each for each in preempts if each.reason in STOPS or not self._queues_itself(each.job_id)]
         self.would |= {each.job_id: released(each.gpus, "") for each in starts if self._is_watched(each.job_id)}
         self.would_start |= {each.job_id: None for each in starts if self._is_watched(each.job_id)}
@@ -68,12 +68,12 @@ class Theirs:
         )
 
     async def direct(self, connection: Connection, starts: Sequence[Start], holds: Sequence[Hold]) -> None:
-        """Have the bridges told which jobs may start, and which wait until when."""
+        """Tell the bridges which jobs may start, and which must wait until when."""
         await decide(connection, self.wanted(starts, holds))
         await engines.foresee(connection, self.would_start)
 
     def wanted(self, starts: Sequence[Start], holds: Sequence[Hold]) -> dict[str, Json]:
-        """Return what is decided, by job, and note until when those of dry runs would be held back."""
+        """Return the decisions, by job, and note until when jobs of dry runs would be held back."""
         wanted = dict(self.would)
         for start in starts:
             if start.job_id in self.live:
@@ -99,9 +99,9 @@ class Theirs:
         return wanted
 
     def _only_size(self, hold: Hold) -> int | None:
-        """Return the GPUs of a job that has one size; None: it is held until a plan chooses one.
+        """Return the GPUs of a job that has one size; None: it is held until a plan chooses a size.
 
-        Started at another one, it would be stopped again for that.
+        If it were started at another size, it would be stopped again for that.
         """
         jobs = self.snapshot.jobs
         at = jobs.index[hold.job_id]

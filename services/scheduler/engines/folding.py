@@ -1,7 +1,7 @@
-"""What a report on an engine's job makes of what we know of it. Pure, so that every combination can be tested.
+"""How a report on an engine's job changes what we know of it. Pure, so that every combination can be tested.
 
 The engine is right about what it does, and we about what we wanted: where the two differ, the job follows the engine,
-and the difference is a deviation that is written down.
+and the difference is recorded as a deviation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CANCELLED_THERE = "cancelled_in_engine"
 
 
 class Deviation(StrEnum):
-    """How an engine did otherwise than was decided; the names are those of reports."""
+    """How an engine departed from what was decided; the names are those used in reports."""
 
     STARTED = "started_by_engine"
     OTHER_NODES = "other_nodes"
@@ -40,7 +40,7 @@ class Deviation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What we know of a job; None where there is no such thing.
+    """What we know of a job; None where there is nothing to know.
 
     Attributes:
         job: Its state.
@@ -48,7 +48,7 @@ class Known:
         planned: What that allocation holds, or is to hold.
         stop_reason: Why it is being stopped.
         action, revision, gpus: What was last decided.
-        cancel_requested, hold_requested: What its user wants here, or has already.
+        cancel_requested, hold_requested: What its user has asked for here.
         controls: Whether decisions are carried out at all.
     """
 
@@ -66,14 +66,14 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """It is new to us; ``again``: it runs again after what we know as its end."""
+    """It is new to us; ``again``: it runs again after what we took for its end."""
 
     again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """It stays as it is, whatever its engine has shown after that."""
+    """It stays as it is, whatever its engine has reported since."""
 
     deviation: Deviation
 
@@ -88,7 +88,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class RunsOn:
-    """It was to be stopped, and is not: the engine refused."""
+    """It was to be stopped but runs on: the engine refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,12 @@ Fate = Admit | Stays | Runs | RunsOn | Waits | Ends
 
 
 def fate_of(known: Known, report: EngineJob, devices: Devices) -> Fate | None:
-    """Return what a report makes of a job, None for nothing.
+    """Return what a report means for a job; None: nothing.
 
     Args:
         known: What we know.
-        report: Of the engine.
-        devices: What the job holds, by our names of nodes.
+        report: The engine's report.
+        devices: What the job holds, by our node names.
     """
     if known.job is None:
         matters = report.state is EngineJobState.RUNNING or (report.state is EngineJobState.PENDING and report.steered)

@@ -1,6 +1,7 @@
-"""Fold what bridges report into jobs, allocations and claims, and send again what is not followed.
+"""Fold what bridges report into jobs, allocations and claims, and send decisions again that are not followed.
 
-Every step is one short transaction that locks what it changes, so that any of them may be repeated or cut off anywhere.
+Every step is one short transaction that locks what it changes, so that any of them may be repeated or interrupted
+anywhere.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class EngineIngest:
         self._settings = settings
 
     async def look(self) -> int:
-        """Fold all reports that there are, and do as users wish; return how many jobs that concerned."""
+        """Fold all pending reports and carry out users' wishes; return how many jobs that affected."""
         folded = 0
         for _ in range(MOST_BATCHES):
             if not (count := await self._fold()):
@@ -100,7 +101,7 @@ class EngineIngest:
         return len(rows)
 
     async def _do(self, connection: Connection, wish: WishRow) -> int:
-        """Do what is wished of one job; return whether that was anything new."""
+        """Do what is wanted of one job; return whether there was anything new to do."""
         runs = wish.gang_id is not None and wish.gang_state in (GangState.STARTING, GangState.RUNNING)
         if runs and (wish.cancel_requested or wish.hold_requested):
             (gang,) = await gangs.stoppable(connection, [wish.job_id])
@@ -145,7 +146,7 @@ class _Fold:
         self.deviation: Deviation | None = None
 
     def admitted(self, *, again: bool) -> NewJob:
-        """Return the job that the report is of, as it is stored: it waits, and is folded once more if it runs."""
+        """Return the report's job, to be stored as waiting; if it runs, the report is then folded once more."""
         row, report = self._row, self.report
         job_id = new_id("job")
         external_id = f"{row.external_id}#{job_id}" if again else row.external_id
@@ -154,7 +155,7 @@ class _Fold:
         return NewJob(job_id, spec_of(row.engine, report), "queued", report.submitted_at, None, row.engine, external_id)
 
     async def apply(self) -> None:
-        """Write what the report makes of a known job."""
+        """Write what the report changes about a known job."""
         row, fate = self._row, self.fate
         if row.job_id is None or fate is None or isinstance(fate, Admit):
             return
@@ -228,9 +229,9 @@ class _Fold:
 
 
 async def _withdraw(connection: Connection, wish: WishRow, gang: str) -> None:
-    """Free what a job was planned on that its engine has not started for long.
+    """Free what was planned for a job that its engine has not started in time.
 
-    An engine with a queue of its own may start it still, when it sees fit; with any other one it is on hold again.
+    An engine with a queue of its own may still start it when it sees fit; with any other one it is on hold again.
     """
     job_id = wish.job_id
     detail = "It was released, and its engine did not start it in time; it is planned again."
@@ -244,14 +245,14 @@ async def _withdraw(connection: Connection, wish: WishRow, gang: str) -> None:
 
 
 async def _claim(connection: Connection) -> None:
-    """Have claims say what engines' jobs hold and are planned to."""
+    """Bring the claims in line with what engines' jobs hold and are planned to hold."""
     wanted = claims_of(await engines.holders(connection), await engines.devices(connection))
     present = await engines.claims(connection)
     await engines.replace_claims(connection, present - wanted, wanted - present)
 
 
 def spec_of(engine: str, report: EngineJob) -> Json:
-    """Return what an engine's job asks for, as jobs of our own are stored."""
+    """Return what an engine's job asks for, in the form in which our own jobs are stored."""
     low, high, step = report.gpus, report.max_gpus or report.gpus, report.step_gpus
     asked = low + (min(max(report.asked_gpus or low, low), high) - low) // step * step
     spec = JobSpec(
@@ -268,5 +269,5 @@ def spec_of(engine: str, report: EngineJob) -> Json:
 
 
 def _name(text: str) -> str:
-    """Return the name of ours that is most like a text."""
+    """Return a text as a valid name, as similar as possible."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63]

@@ -1,4 +1,4 @@
-"""The use case: put together what is known of one job. It reads, and takes part in no round."""
+"""The use case: gather what is known about one job. It only reads, and takes part in no round."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ COMPARISON_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class Facts:
-    """What the database says of a job, beside the snapshot."""
+    """What the database says about a job, besides the snapshot."""
 
     row: ExplainedRow
     spec: JobSpec
@@ -92,7 +92,7 @@ class Explanations:
         """Explain a job that the caller may see.
 
         Raises:
-            ProblemError: 404 where there is none.
+            ProblemError: 404 if there is no such job.
         """
         facts = await self._facts(caller, job_id)
         state = JobState(facts.row.state)
@@ -312,7 +312,7 @@ class Explanations:
         return sum(known) if len(known) == len(means) else None
 
     async def _comparison(self, job_id: str) -> PolicyComparison:
-        """Return what the what-if service has; it may be down, which takes nothing from the rest of the answer."""
+        """Return what the what-if service has; if it is down, the rest of the answer is not affected."""
         try:
             return await self._simulator.call(
                 "GET",

@@ -1,4 +1,4 @@
-"""How long a job still runs, by its own progress, by earlier runs like it, or by its time limit."""
+"""How long a job will still run, by its own progress, by earlier runs like it, or by its time limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_PROGRESS = 0.01
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is left of a job on its gang; ``words`` says what that rests on."""
+    """What is left of a job on its gang; ``words`` says what the estimate rests on."""
 
     estimate: LengthEstimate
     words: str
@@ -24,11 +24,11 @@ def remaining(progress: float, attained_gpu_s: float, gpus: int, spec: JobSpec, 
     """Return what is left of a job on a gang of that size, if twice the GPUs take half the time.
 
     Args:
-        progress: Share of it that is done; NaN where that is not known.
-        attained_gpu_s: GPU seconds that it has had.
+        progress: Share of it that is done; NaN if unknown.
+        attained_gpu_s: GPU seconds that it has used.
         gpus: The size of the gang.
         spec: Its spec.
-        predicted: What the model in force predicts of this one job.
+        predicted: What the model in force predicts for this job.
     """
     found = _by_progress(progress, attained_gpu_s, gpus) or _by_prediction(progress, attained_gpu_s, gpus, predicted)
     limit_s = spec.time_limit_s

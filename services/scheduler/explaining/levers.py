@@ -42,7 +42,7 @@ IN_LEDGER = "Levers: by what the ledger has of this job; what it does not tell i
 
 
 def of_round(dry: DryRound, job_id: JobId) -> list[LeverEffect]:
-    """Return the effects on a job that waits or runs, by a round that was not applied; none under other policies."""
+    """Return the effects on a waiting or running job, from a round not applied; none if its policy has none."""
     if not isinstance(dry.policy, ExplainsLevers) or job_id not in dry.snapshot.jobs.index:
         return []
     return shown(dry.policy.levers(dry.snapshot, dry.memory, job_id))
@@ -50,7 +50,7 @@ def of_round(dry: DryRound, job_id: JobId) -> list[LeverEffect]:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What is stored of a job that has ended.
+    """What is stored about a job that has ended.
 
     Attributes:
         row: The job.
@@ -70,7 +70,7 @@ class Ledger:
 
     @property
     def gco2_per_j(self) -> float:
-        """What the job emitted per joule; it drew some."""
+        """What the job emitted per joule; it must have used some energy."""
         return self.row.carbon_gco2 / self.row.energy_j
 
 
@@ -78,9 +78,9 @@ def of_ended(ledger: Ledger, spec: JobSpec, unshifted_gco2: float | None) -> lis
     """Return the effects on a job that has ended.
 
     Args:
-        ledger: What is stored of it.
+        ledger: What is stored about it.
         spec: Its spec.
-        unshifted_gco2: What its energy would have emitted from its submission on, without a pause; None: unknown.
+        unshifted_gco2: What its energy would have emitted from submission on, without a pause; None: unknown.
     """
     row, gangs = ledger.row, ledger.gangs
     if not gangs or not row.energy_j:
@@ -142,7 +142,7 @@ def _batch(ledger: Ledger, spec: JobSpec) -> Effect:
 
 
 def shown(effects: Sequence[Effect]) -> list[LeverEffect]:
-    """Return effects as they are shown."""
+    """Return effects in the form in which they are shown."""
     return [
         LeverEffect(
             lever=each.lever.value,

@@ -1,7 +1,7 @@
 """The live state for the what-if service: the queue, the gangs that hold GPUs, the nodes and the forecast.
 
-What is not known of a job is assumed, and the notes say of how many. The engine has one grid: of a cluster in several
-zones it gets that of the zone with the most GPUs.
+What is not known about a job is assumed, and the notes say for how many. The engine has one grid: for a cluster in
+several zones, that of the zone with the most GPUs.
 """
 
 from __future__ import annotations
@@ -42,26 +42,25 @@ POWER_STEP_W = 5.0
 
 @dataclass
 class Profiles:
-    """The profiles that were needed so far, each once."""
+    """The profiles needed so far, each once."""
 
     snapshot: Snapshot
     found: list[LiveProfile] = field(default_factory=list[LiveProfile])
     index: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
 
     def of(self, job: int) -> int | None:
-        """Return the index of a job's profile; None if it may run on no kind of node that there is."""
+        """Return the index of a job's profile; None if there is no kind of node that it may run on."""
         jobs = self.snapshot.jobs
         smallest, largest, curve = (int(column[job]) for column in (jobs.min_gpus, jobs.max_gpus, jobs.control_curve))
         return self._index(jobs.eligible[job], smallest, largest, curve, float(jobs.gpu_power_w[job]))
 
     def on_slice(self, eligible: Bools, sevenths: int, power_w: float) -> int | None:
-        """Return the same for a job on a slice, as it would be on a whole GPU.
+        """Return the same for a job on a slice, as if it ran on a whole GPU.
 
         Args:
             eligible: (n_gpu_models,) where it may run.
             sevenths: The size of its slice.
-            power_w: What it drew there on average, NaN where that is not known; a GPU draws as much more as it is
-                larger.
+            power_w: Its mean draw there, NaN if unknown; a whole GPU's is taken to be larger in proportion to its size.
         """
         return self._index(eligible, 1, 1, -1, power_w * WHOLE / sevenths)
 
@@ -98,13 +97,13 @@ class Profiles:
 
 
 def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], queued: int) -> LiveState:
-    """Return the state of a moment; it takes long with many jobs, so call it in a thread.
+    """Return the state at one moment; this is slow with many jobs, so call it in a thread.
 
     Args:
         view: Makes the snapshot.
         live: The rows of the moment.
         time_limits_s: Of the jobs that have one.
-        queued: How many jobs are queued, those included that are in no row: they must not start yet.
+        queued: How many jobs are queued, including those that are in no row because they must not start yet.
     """
     snapshot, cluster = view.snapshot(live, Trigger.PASSIVE), view.cluster(live)
     rows = {row.id: row for row in live.rows.jobs}
@@ -165,7 +164,7 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
 
 
 def _nodes(rows: JobRows, snapshot: Snapshot) -> tuple[list[LiveNode], dict[tuple[str, int], tuple[int, int]]]:
-    """Return the nodes, and for each device that jobs may have its node's index and its own place there."""
+    """Return the nodes and, for each device that jobs may have, its node's index and its own place there."""
     services = {
         (share["node_id"], device)
         for row in rows.where(hold_devices(rows))
@@ -226,7 +225,7 @@ def _job(
 
 
 def _live_job(row: JobRow, left_gpu_s: float, attained: float, *, gpus: tuple[int, int, int], **fields: Any) -> LiveJob:
-    """Return a job; ``gpus``: its smallest and largest gang, and the step between."""
+    """Return a job; ``gpus``: its smallest and largest gang, and the step between sizes."""
     smallest, largest, step = gpus
     return LiveJob(
         id=row.id,
@@ -259,7 +258,7 @@ def live_slices(
     time_limits_s: Mapping[str, float],
     mean_gpu_s: float | None,
 ) -> tuple[list[LiveJob | None], list[LiveSlice]]:
-    """Return the jobs that hold or wait for slices, None for each that may run nowhere, and the slices.
+    """Return the jobs that hold or wait for slices, None for each that can run nowhere, and the slices.
 
     Nodes whose GPUs are all cut are added to ``nodes``; the other arguments are those of ``live_state`` and what it
     has found so far.

@@ -1,4 +1,4 @@
-"""How a job runs: where, why at this size and these controls, until when, and what the next active round does."""
+"""How a job runs: where, why at this size and these controls, until when, and what the next active round will do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def how_it_runs(
         gang: Its gang.
         spec: Its spec.
         events: Its events in order.
-        left: What is left of it; None of a job that is not in the snapshot any more.
+        left: What is left of it; None for a job that is no longer in the snapshot.
         now_s: UTC seconds.
         policy: The policy in force.
     """
@@ -49,7 +49,7 @@ def how_it_runs(
 
 
 def next_step(dry: DryRound, job_id: JobId, due_s: float, ends_at: datetime | None, *, preemptible: bool) -> NextStep:
-    """Return what an active round on the present state does to a running job.
+    """Return what an active round on the present state would do to a running job.
 
     Args:
         dry: The round.
@@ -79,7 +79,7 @@ def next_step(dry: DryRound, job_id: JobId, due_s: float, ends_at: datetime | No
 
 
 def on_slice_step(due_s: float) -> NextStep:
-    """Return what an active round does to a job that runs on a slice; ``due_s``: when it is due, UTC seconds."""
+    """Return what an active round would do to a job that runs on a slice; ``due_s``: when it is due, UTC seconds."""
     detail = "It keeps its slice: a job on a slice is never stopped for another."
     return NextStep(action="keep", at=datetime.fromtimestamp(due_s, UTC), detail=detail)
 

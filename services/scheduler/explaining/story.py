@@ -36,14 +36,14 @@ OTHERS = {
 
 
 def sentence(code: str | None) -> str:
-    """Return what a reason code means; an unknown one, of another release or of a later room, as plain words."""
+    """Return what a reason code means; an unknown one, such as one of another release, as plain words."""
     if not code:
         return ""
     return PLANNED.get(code) or ENDINGS.get(code) or OTHERS.get(code) or f"{code.replace('_', ' ').capitalize()}."
 
 
 def length_words(seconds: float) -> str:
-    """Return a length of time in its two largest units."""
+    """Return a duration in its two largest units."""
     left, parts = max(0, round(seconds)), list[str]()
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
         count, left = divmod(left, size)
@@ -53,12 +53,12 @@ def length_words(seconds: float) -> str:
 
 
 def gpus_words(gpus: int) -> str:
-    """Return a number of GPUs."""
+    """Return a number of GPUs in words."""
     return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
 class Narrator:
-    """Tells events in order; it remembers since when the job waited, was on hold or held GPUs."""
+    """Narrates events in order; it remembers since when the job waited, was on hold or held GPUs."""
 
     def __init__(self, submitted_at: datetime) -> None:
         self._submitted_at = submitted_at
@@ -82,7 +82,7 @@ class Narrator:
         }
 
     def line(self, event: EventRow) -> StoryLine:
-        """Return an event in a sentence; an event of a type that is not known here, by its type and its reason."""
+        """Return an event as a sentence; one whose type is unknown here, by its type and its reason."""
         kind = event.type.removeprefix("job.")
         code = _code(event)
         tell = self._told.get(kind)
@@ -133,7 +133,7 @@ class Narrator:
 
 
 def story_of(events: Sequence[EventRow], submitted_at: datetime) -> tuple[list[StoryLine], int]:
-    """Return a job's events in sentences, oldest first, and how many of a long story are left out."""
+    """Return a job's events as sentences, oldest first, and how many of a long story are left out."""
     narrator = Narrator(submitted_at)
     lines = [narrator.line(event) for event in events]
     return lines, events[-1].of - len(events) if events else 0

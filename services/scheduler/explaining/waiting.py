@@ -35,9 +35,9 @@ class Place:
     """Where a job stands in the policy's order.
 
     Attributes:
-        waiting_jobs: Jobs that wait, this one included.
-        ahead: Those that come before it; None where it has no place in an order.
-        ahead_gpus: What their smallest gangs take together.
+        waiting_jobs: How many jobs wait, including this one.
+        ahead: How many come before it; None if it has no place in an order.
+        ahead_gpus: How many GPUs their smallest gangs take together.
     """
 
     waiting_jobs: int
@@ -81,16 +81,16 @@ def why_it_waits(
     *,
     seen_by_policy: bool,
 ) -> WhyItWaits:
-    """Return why a job of a round's snapshot waits.
+    """Return why a job in a round's snapshot waits.
 
     Args:
         dry: The round.
-        job_id: The job there: its own id, or that of a draft in place of a job that policies do not see.
+        job_id: The job there: its own id, or that of a draft standing in for a job that policies do not see.
         spec: Its spec.
-        predicted: What the model in force predicts of it.
-        since: Since when it waits.
+        predicted: What the model in force predicts for it.
+        since: Since when it has been waiting.
         submitted_s: When it was submitted, UTC seconds.
-        seen_by_policy: Whether it is in the queue, and not on hold or waiting for something else than GPUs.
+        seen_by_policy: Whether it is in the queue, rather than on hold or waiting for something other than GPUs.
     """
     snapshot = dry.snapshot
     jobs, nodes = snapshot.jobs, snapshot.nodes

@@ -1,1 +1,1 @@
-"""Turn what nodes report, and no longer report, into the state of allocations and jobs."""
+"""Turn what nodes report, or no longer report, into the state of allocations and jobs."""

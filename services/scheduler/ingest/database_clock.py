@@ -1,4 +1,4 @@
-"""Whether the database's clock can be trusted with leases: it may be set, as any host's may."""
+"""Whether the database's clock can be trusted with leases: it may be set, like any host's."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SLEW = 1e-3
 class DatabaseClock:
     """Compares the database's clock with this process's own, which cannot be set.
 
-    If the first is set forward, leases look over that are not: until all of them are, none counts as over. If it is set
-    back, leases look longer than they are: they are made to end when they would have.
+    If the database's clock is set forward, leases seem to be over that are not: until all of them are, none counts as
+    over. If it is set back, leases seem longer than they are: they are made to end when they would have.
 
-    What it did before this process looked is not known. So it is taken to have been set forward until then, unless told
-    otherwise: all leases that were given before that are over by the time that the longest would be.
+    What the clock did before this process looked is not known. Unless told otherwise, it is taken to have been set
+    forward until then: no lease counts as over until the longest of those given before would be.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class DatabaseClock:
         """Begin without knowledge.
 
         Args:
-            margin_s: By which leases are over before nodes are given up.
+            margin_s: How long leases must have been over before nodes are given up.
             steady_s: A clock that cannot be set; by default the machine's.
-            begins_unsure: Whether it may have been set before the first reading.
+            begins_unsure: Whether the database's clock may have been set before the first reading.
         """
         self._margin_s, self._steady_s = margin_s, steady_s or time.monotonic
         self._least_jump_s = max(LEAST_JUMP_S, MARGIN_SHARE * margin_s)
@@ -45,7 +45,7 @@ class DatabaseClock:
         self._read_at_s = self._unsure_until_s = -math.inf
 
     async def is_steady(self, connection: Connection) -> bool:
-        """Read the database's clock, and return whether leases that it says are over are; first in a transaction."""
+        """Read the database's clock, first in a transaction; return whether leases that it says are over really are."""
         asked_at_s = self._steady_s()
         await nodes.shorten_leases(connection)
         database_s, longest_s = await nodes.clock(connection)

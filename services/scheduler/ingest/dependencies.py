@@ -1,7 +1,7 @@
-"""Dependencies that can no longer be met: their jobs are cancelled, and so on through what depends on those.
+"""Dependencies that can no longer be met: their jobs are cancelled, and then the jobs that depend on those.
 
-Nothing of this is stored before: every look derives it from the states of jobs, so that a scheduler that is killed
-between the end of a job and this has missed nothing.
+Nothing about this is stored beforehand: every look derives it from the states of jobs, so that a scheduler that is
+killed between the end of a job and this step misses nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Dependencies:
 
 
 async def look(database: Database) -> Dependencies:
-    """Cancel every job that has not started and never will, as a job it depends on ended otherwise than it had to."""
+    """Cancel every job that has not started and never will, since a job it depends on did not end as required."""
     cancelled = 0
     while True:
         async with database.transaction() as connection:

@@ -47,7 +47,7 @@ LONGEST_PAUSE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class ShareReport:
-    """The last report on one node's share of a gang; ``lost`` says why once its node was given up."""
+    """The last report on one node's share of a gang; ``lost`` says why once its node has been given up."""
 
     state: RankState | None = None
     exit_code: int | None = None
@@ -57,12 +57,12 @@ class ShareReport:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of the share can run any more."""
+        """Whether no part of the share can be running any more."""
         return self.lost is not None or self.state is RankState.EXITED
 
     @property
     def broke_off(self) -> EndReason | None:
-        """Why the share ended before its time, if it did."""
+        """Why the share ended early, if it did."""
         if self.lost:
             return self.lost
         if self.state is not RankState.EXITED:
@@ -85,26 +85,26 @@ class ShareReport:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A live allocation with all that was said of it.
+    """A live allocation and everything that was reported about it.
 
     Attributes:
-        state: Of the allocation.
-        stop_reason: Why it is being stopped, where it is.
+        state: The allocation's state.
+        stop_reason: Why it is being stopped, if it is.
         shares: One report per node of the gang.
         is_late: It did not start running on all its nodes in time.
-        work_done: The job has reported its whole work done.
+        work_done: The job has reported that all its work is done.
         cancel_requested, hold_requested: What the user wants.
-        restarts, max_restarts: Of the job, after failures.
+        restarts, max_restarts: Restarts of the job after failures, and how many there may be.
         failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
         refused_slices: Gangs of the job that lost their slice, most of them before they began.
         slice_lost: A node no longer has the slice that the gang holds.
-        gpu_lost: What is the matter with a GPU that the gang holds and that is lost; empty for nothing.
+        gpu_lost: What is wrong with a lost GPU that the gang holds; empty if none is lost.
         since_loss_s: How long ago an earlier gang of the job lost a node or GPU.
-        node_losses, max_node_losses: Gangs of the job under which a GPU was lost, or a node while most others stayed
-            up, none long after another; and how many may before somebody has to look at the job.
-        restart_after_node_loss: Whether the job runs again when a node of it is lost.
+        node_losses, max_node_losses: Gangs of the job that lost a GPU, or a node while most others stayed up, each not
+            long after the last; and how many there may be before somebody has to look at the job.
+        restart_after_node_loss: Whether the job runs again after it has lost a node.
         stands_out: Whether most other nodes stayed up when this gang lost one.
-        finished_before: An earlier gang of the job finished it, as a node says that had been given up.
+        finished_before: An earlier gang of the job finished it, as a node that had been given up says.
     """
 
     state: GangState
@@ -155,10 +155,10 @@ class End:
     repeated: int = 0
 
     def pause_s(self, ran_s: float, first_s: float) -> float:
-        """Return how long the job waits before it may start again, where this was not the first such end in a row.
+        """Return how long the job waits before it may start again; 0 if this is the first such end in a row.
 
         Args:
-            ran_s: How long the gang had its GPUs; one that had them long was no bad start.
+            ran_s: How long the gang had its GPUs; a gang that had them for long was no bad start.
             first_s: The first pause; each is twice as long as the one before.
         """
         if not self.repeated or ran_s >= LONGEST_PAUSE_S or self.job_state is not JobState.QUEUED:
@@ -274,13 +274,13 @@ def _reason(gang: Gang) -> EndReason:
 
 
 def _continues(gang: Gang, why: str) -> str:
-    """Return why a gang was stopped and what it goes on from."""
+    """Return why a gang was stopped and what it will continue from."""
     lost = _not_copied(gang)
     return f"{why}. {lost}" if lost else f"{why}; it will continue from its checkpoint."
 
 
 def _not_copied(gang: Gang) -> str:
-    """Return what a node says of a checkpoint that other nodes do not have; empty if none does."""
+    """Return what a node says about a checkpoint that other nodes do not have; empty if none does."""
     said = [share.detail for share in gang.shares if share.detail and NOT_COPIED in share.detail]
     return said[0][said[0].index(NOT_COPIED) :] if said else ""
 
@@ -291,7 +291,7 @@ def _paused(gang: Gang, reason: EndReason, detail: str, *, preempted: bool) -> E
 
 
 def _counted(gang: Gang, end: End) -> End:
-    """Return how a gang ends that lost a node or GPU: with its job on hold, if that has happened too often."""
+    """Return how a gang that lost a node or GPU ends: with its job on hold, if that has happened too often."""
     losses = 1 + (gang.node_losses if gang.since_loss_s < LOSSES_FORGOTTEN_S else 0)
     if losses < gang.max_node_losses:
         return replace(end, node_losses=losses, repeated=losses - 1)
@@ -322,7 +322,7 @@ def _exit_code(gang: Gang) -> int | None:
 
 
 def _detail(gang: Gang, reason: EndReason | None = None) -> str | None:
-    """Return what the first share that broke off, for this reason if one is given, says about it."""
+    """Return what the first share that broke off, for ``reason`` if it is given, says about that."""
     broke_off = [share for share in gang.shares if share.detail and share.broke_off in (reason or share.broke_off,)]
     own = [share.detail for share in broke_off if share.broke_off]
     return next(iter(own), None)

@@ -1,7 +1,7 @@
 """Fold what nodes report, and what they no longer report, into allocations and jobs.
 
 Every step is one short transaction that locks what it changes and looks again before it does, so that any of them may
-be repeated or cut off anywhere.
+be repeated or interrupted anywhere.
 """
 
 from __future__ import annotations
@@ -157,10 +157,10 @@ class Ingest:
         )
 
     async def _lose_nodes_unless_unheard(self, now_s: float) -> int:
-        """Give up silent nodes, but not before they could be heard.
+        """Give up silent nodes, but not before they have had a chance to be heard.
 
         While this process did not look, or the database took no writes (its disk was full), heartbeats may have been
-        refused for no fault of the nodes: these get a moment to say what has ended meanwhile.
+        refused through no fault of the nodes: these get a moment to report what has ended meanwhile.
         """
         if now_s - self._looked_at_s > max(self._settings.lease_margin_s, 2 * self._settings.tick_s):
             self._looks_since_s = now_s
@@ -256,7 +256,7 @@ class Ingest:
         return True
 
     async def _believe(self, job_id: str) -> bool:
-        """End a job that waits to run again, though a node that was given up had finished it."""
+        """End a job that waits to run again although it had finished, as a node that had been given up says."""
         async with self._database.transaction() as connection:
             moved = await jobs.move(
                 connection,
@@ -273,9 +273,9 @@ class Ingest:
         return moved
 
     async def _repeat(self, gang: LiveGang, reports: ShareReports, now_s: float) -> int:
-        """Send a command again that has shown no effect: Redis may have lost it. Agents do nothing twice.
+        """Send a command again that has had no effect: Redis may have lost it. Agents do nothing twice.
 
-        A gang that starts on a node which is asleep gets its commands here, at once when all of its nodes are awake.
+        A gang that starts on a sleeping node gets its commands here, as soon as all of its nodes are awake.
         """
         if gang.asleep:
             return 0
@@ -309,7 +309,7 @@ class Ingest:
     async def _set_again(
         self, gang: LiveGang, reports: ShareReports, said: Mapping[str, ControlsStatus], now_s: float
     ) -> int:
-        """Repeat what a running gang's devices are set to, where nodes have not acknowledged it for a while."""
+        """Send again what a running gang's devices are set to, if nodes have not acknowledged it for a while."""
         if not gang.settings_revision or gang.state == GangState.STOPPING:
             return 0
         running = {
@@ -364,7 +364,7 @@ LOST_AS = {
 async def mark_stopping(
     connection: Connection, gang: LiveGang | StoppableGang, reason: EndReason, *, detail: str, code: str | None = None
 ) -> bool:
-    """Write that a gang is being stopped, and its job; whoever runs it is told by the caller, as `stop_gang` does."""
+    """Mark a gang and its job as stopping; the caller tells whoever runs the gang, as `stop_gang` does."""
     if not await gangs.stop(connection, gang.id, reason.value):
         return False
     await jobs.move(
@@ -391,10 +391,10 @@ async def stop_gang(
 
     Args:
         connection: In a transaction.
-        gang: Which.
+        gang: The gang.
         reason: Why, as its end will say.
         detail: For the user.
-        code: The job's reason code in the meantime, where it is not ``reason``.
+        code: The job's reason code in the meantime, if it is not ``reason``.
     """
     if not await mark_stopping(connection, gang, reason, detail=detail, code=code):
         return False
@@ -427,9 +427,9 @@ async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str
 def share_reports(reports: Iterable[RankReport], lost: Iterable[LostShare]) -> ShareReports:
     """Return the last reports on shares.
 
-    One that was lost with its node cannot run any more. If it was over before that, it ended as its node said, whether
-    the node said so before it was lost or when it came back. One that was told to stop did not fail: a node that comes
-    back stops what it is no longer to run, and may say so before the gang has ended.
+    A share that was lost with its node cannot be running any more. If it was over before that, it ended as its node
+    reported, whether before the node was lost or when it came back. A share that was told to stop did not fail: a node
+    that comes back stops what it should no longer run, and may report that before the gang has ended.
     """
     found = {
         (row.allocation_id, row.node_id): ShareReport(

@@ -1,8 +1,8 @@
 """What live jobs do at each gang size with the batch chosen for it, where their users let policies choose.
 
-How long a step takes by size and batch is what was fitted to the kind's measurements, or before those the prior of its
-family and GPU model. The gradient noise scale is the job's own report, else what others of its kind have reported, else
-the base batch itself: then a larger batch pays only where it makes steps much faster.
+How long a step takes by size and batch comes from the fit to the kind's measurements or, before there are any, from the
+prior of its family and GPU model. The gradient noise scale is the job's own report, else what others of its kind have
+reported, else the base batch itself: then a larger batch pays off only where it makes steps much faster.
 
 Source: Pollux sections 3 and 4.1.
 """
@@ -34,7 +34,7 @@ DIGITS = 2
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the choice depends on; jobs that are alike in it share a row. ``by_batch``: as text, None: the prior."""
+    """What the choice depends on; jobs that share all of it share a row. ``by_batch``: JSON text, None: the prior."""
 
     by_batch: str | None
     family: str
@@ -52,8 +52,8 @@ def with_permitted(
 
     Args:
         snapshot: The cluster.
-        jobs: Its jobs, in the order of its table.
-        tables: What was learned of kinds of jobs, the one fitted last comes last.
+        jobs: The cluster's jobs, in the order of the snapshot's table.
+        tables: What was learned about kinds of jobs, the latest fit last.
         noise_scales: By kind, for jobs that have reported none.
     """
     permitting = np.flatnonzero(np.isfinite(jobs.columns["batch_min"])).tolist()
@@ -93,7 +93,7 @@ def with_permitted(
 
 
 def _model_of(snapshot: Snapshot, job: int) -> int:
-    """Return the GPU model that a job sits on, or else the first that it may use."""
+    """Return the GPU model that a job runs on, or else the first that it may use."""
     placement = snapshot.jobs.placements[job]
     on = None if placement is None else snapshot.nodes.index.get(placement.shares[0].node_id)
     return int(snapshot.jobs.eligible[job].argmax()) if on is None else int(snapshot.nodes.gpu_model[on])

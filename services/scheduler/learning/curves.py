@@ -5,7 +5,7 @@ A JSON list with one entry per kind of job, GPU model and kind of control::
     [{"kind": "resnet50", "gpu_model": "A100-SXM4-80GB", "setting": "power_limit",
       "values": [150, 250, 400], "speed": [0.62, 0.9, 1.0], "power_w": [148, 241, 370]}]
 
-``kind`` is the job's label ``kind``, of every tenant; ``values`` are watts or MHz, ascending, and end at the default;
+``kind`` is the job's label ``kind``, for every tenant; ``values`` are watts or MHz, ascending, and end at the default;
 ``speed`` is relative to the default, ``power_w`` what one GPU draws.
 """
 
@@ -75,17 +75,17 @@ def known_of(
     learned: Tables,
     host_w: Mapping[str, float],
 ) -> tuple[dict[str, int], tuple[Curves, ...], tuple[Gangs, ...]]:
-    """Return the row of each kind of job in ``Snapshot.control_curves`` and ``Snapshot.gangs``, and those.
+    """Return the row of each kind of job in ``Snapshot.control_curves`` and ``Snapshot.gangs``, and those two.
 
-    An operator's curves take precedence; what was measured here fills in the rest. A kind that users name and of
-    which nothing is known has a row of its own: so a policy sees which unknown jobs are of one kind.
+    An operator's curves take precedence; what was measured here fills in the rest. A kind that users name but about
+    which nothing is known has a row of its own, so that a policy sees which unknown jobs are of one kind.
 
     Args:
-        jobs: Of these kinds.
-        gpu_models: Of the cluster.
+        jobs: Jobs of these kinds.
+        gpu_models: The cluster's.
         operators: From the operator's file, by users' names of kinds, for all tenants.
-        learned: What was measured.
-        host_w: What hosts draw per GPU, by GPU model, watts: gangs draw that beside what was measured of their GPUs.
+        learned: What was measured here.
+        host_w: What hosts draw per GPU, by GPU model, watts: gangs draw that in addition to what their GPUs draw.
     """
     kinds = jobs.columns["kind"].tolist()
     labelled = jobs.where(jobs.have("kind_label")).columns

@@ -1,7 +1,7 @@
 """The measurements of kinds of jobs, as models and as the curves that policies see.
 
 A kind's points are fitted again whenever a measurement of it ends (``services.core.profiles``). Sizes and values that
-were measured stand as measured; the model fills in the others.
+were measured are kept as measured; the model fills in the others.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ BATCH_DOUBLINGS = np.arange(-4, 11)
 
 @dataclass(frozen=True)
 class Learned:
-    """One kind of job on one GPU model by one kind of control.
+    """One kind of job on one GPU model with one kind of control.
 
     Attributes:
         table: The predicted speed and power of its gangs.
         measured_gpus: Sizes that were measured.
-        points: How many configurations were.
+        points: How many configurations were measured.
         time_mape, energy_mape: Mean absolute error of the model on them, as a share.
-        by_batch: Step times by total batch, where policies may choose that.
+        by_batch: Step times by total batch, where policies may choose the batch.
     """
 
     table: GangTable
@@ -62,13 +62,12 @@ def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus
 
     The batch of the whole job is assumed to stay the same at every size (PowerFlow, section 4). If its size is unknown,
     the smallest gang measured is assumed to have its family's usual batch on each GPU. Where policies choose the batch,
-    work counts samples, so that a step takes as many times longer than a unit of work as its batch is larger than the
-    user's own.
+    work counts samples, so that a step takes longer than a unit of work by the ratio of its batch to the user's own.
 
     Args:
-        points: The newest first.
+        points: Newest first.
         gpu_model: The boards' name.
-        control: What their ``value`` is of.
+        control: What their ``value`` sets.
         gpus_per_node: GPUs of the widest node, over which wider gangs are assumed to spread.
 
     Raises:
@@ -123,7 +122,7 @@ def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus
 
 
 def step_times(profile: JobProfile, base_batch: float, default: float, gpus_per_node: int) -> StoredStepTimes:
-    """Return step times by size and total batch, from a sixteenth of the base batch on, at a control's default."""
+    """Return step times by size and total batch, from a sixteenth of the base batch up, at a control's default."""
     sizes = [1 << at for at in range(WIDEST.bit_length())]
     size, batch = np.array(sizes, dtype=np.float64)[:, None], base_batch * 2.0**BATCH_DOUBLINGS
     step_s, _ = profile.foreseen(size, batch / size, default, np.ceil(size / gpus_per_node))
@@ -131,7 +130,7 @@ def step_times(profile: JobProfile, base_batch: float, default: float, gpus_per_
 
 
 async def refit(database: Database) -> bool:
-    """Fit one kind of job that has points since it was last fitted; return whether there was one."""
+    """Fit one kind of job that has new points since it was last fitted; return whether there was one."""
     async with database.connection() as connection:
         news = await profiles.news(connection)
         if news is None:
@@ -225,17 +224,17 @@ def gang_table(
 
 
 def with_hosts(table: GangTable, host_w: float) -> GangTable:
-    """Return the table of gangs each of whose GPUs has so much of its host's draw."""
+    """Return the table with the host's draw, ``host_w`` for each GPU, added to that of its gangs."""
     return replace(table, power_w=table.power_w + host_w * table.gpus[:, None])
 
 
 def speed_curve(table: GangTable) -> Floats:
-    """Return the speed at 1, 2, ... ``WIDEST`` GPUs at the default, in units of that at one: (WIDEST,)."""
+    """Return the speed at 1, 2, ... ``WIDEST`` GPUs at the default, relative to one GPU: (WIDEST,)."""
     speed, _ = table.at(np.arange(1, WIDEST + 1))
     return speed[:, -1] / speed[0, -1]
 
 
 def curve_of(table: GangTable, gpus: int) -> ControlCurve:
-    """Return speed relative to the default and the draw of one GPU, by value of the control, of gangs of one size."""
+    """Return the speed, relative to the default, and the draw of one GPU, by value of the control, at one size."""
     speed, power_w = table.at(np.array([gpus]))
     return ControlCurve(table.values, speed[0] / speed[0, -1], power_w[0] / gpus)

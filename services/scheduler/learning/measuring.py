@@ -1,13 +1,14 @@
 """Online profiling: a gang is run at several values of a control in turn, and what it does at each is kept.
 
-A policy asks for it (``ProfileControls``); the table ``setting_measurements`` holds how far it is, and every look takes
-it one step further. Agents count an interval from one report of progress to another, so that it holds whole iterations;
-it ends with the first report after its share of the time. A value in whose interval the job did not report twice is
-left out, and the events say which. The default comes first and lasts until the job reports. How often it does decides
-how many values fit into four minutes from its first report: fewer, where reports are rare. A job that does not report,
-or too rarely for two values, or whose devices refuse, goes on at the default, and its events say why.
+A policy asks for it (``ProfileControls``); the table ``setting_measurements`` records how far it has got, and every
+look takes it one step further. Agents count an interval from one progress report to another, so that it holds whole
+iterations; it ends with the first report after its share of the time. A value in whose interval the job did not report
+twice is left out, and the events say which. The default comes first and lasts until the job reports. How often the job
+reports decides how many values fit into four minutes from its first report: fewer if reports are rare. A job that does
+not report, or too rarely for two values, or whose devices refuse, goes on at the default, and its events say why.
 
-Every step is one transaction that names the step before it, so that any of them may be repeated or cut off anywhere.
+Every step is one transaction that names the step before it, so that any of them may be repeated or interrupted
+anywhere.
 
 Source: PowerFlow section 5.2.
 """
@@ -80,7 +81,7 @@ class Next:
 
 
 def values_to_try(kind: ControlKind, devices: Sequence[StoredDevice], count: int) -> list[float]:
-    """Return what to try on these devices, the default first and then downwards; evenly spread over what all take."""
+    """Return the values to try on these devices, from the default down, evenly spread over what all support."""
     if kind is ControlKind.CLOCK:
         first, *others = (device.get("clocks_mhz", list[int]()) for device in devices)
         common = sorted(set(first).intersection(*others), reverse=True)
@@ -95,7 +96,7 @@ def values_to_try(kind: ControlKind, devices: Sequence[StoredDevice], count: int
 
 
 async def begin(connection: Connection, actions: Sequence[ProfileControls], count: int) -> list[ProfileControls]:
-    """Note which gangs a plan has measured; return those that are. Repeated, or refused before, it does nothing."""
+    """Begin the measurements that a plan asks for; return those begun. A repeated or refused request does nothing."""
     gangs = await measurements.lock_measurable(connection, [action.job_id for action in actions])
     by_job = {gang.job_id: gang for gang in gangs}
     begun: list[ProfileControls] = []
@@ -128,7 +129,7 @@ async def begin(connection: Connection, actions: Sequence[ProfileControls], coun
 
 
 def point_of(reports: Sequence[ControlsStatus], nodes: int, gpus: int) -> Point | None:
-    """Return what the intervals of a gang's nodes show together; None while one is missing or nothing was done.
+    """Return what the intervals of a gang's nodes show together; None while one is missing or no work was done.
 
     The time is that of the node that reports most often. Each node's draw is its own mean.
     """
@@ -145,7 +146,7 @@ def point_of(reports: Sequence[ControlsStatus], nodes: int, gpus: int) -> Point 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Which values are tried, how long one may take at most, and after how long its interval ends with a report."""
+    """Which values are tried, how long each may take at most, and the time after which a report ends its interval."""
 
     values: list[float]
     window_s: float
@@ -153,9 +154,9 @@ class Sweep:
 
 
 def sweep_after(sweep: Sweep, default: Point) -> Sweep | None:
-    """Return how the time that is left after the default is divided; None where no other value fits into it.
+    """Return how to divide the time that is left after the default; None if no other value fits into it.
 
-    Where the job reports too rarely for all values, fewer are tried, still down to the lowest.
+    If the job reports too rarely for all values, fewer are tried, still down to the lowest.
     """
     reports_s = REPORTS * default.report_s
     others = sweep.values[1:]
@@ -170,11 +171,11 @@ def sweep_after(sweep: Sweep, default: Point) -> Sweep | None:
 
 
 def verdict_of(measurement: Measurement, reports: Mapping[str, ControlsStatus]) -> End | Next | None:
-    """Return what comes next of a measurement whose interval is under way; None to wait.
+    """Return what comes next for a measurement whose interval is under way; None to wait.
 
     Args:
-        measurement: With its gang.
-        reports: Its nodes' reports on its controls, by node.
+        measurement: The measurement, with its gang.
+        reports: The nodes' reports on the gang's controls, by node.
     """
     if measurement.allocation_state in ("stopping", "ended"):
         return End("cut", "The gang has ended.")
@@ -196,13 +197,13 @@ def verdict_of(measurement: Measurement, reports: Mapping[str, ControlsStatus]) 
 
 
 class Measuring:
-    """Takes measurements further; all that it knows is in the database."""
+    """Advances measurements; all its state is in the database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def look(self) -> int:
-        """Take every measurement one step further that is due; return how many were."""
+        """Take every measurement that is due one step further; return how many were."""
         async with self._database.connection() as connection:
             running = await measurements.running(connection)
             if not running:

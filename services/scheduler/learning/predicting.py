@@ -1,8 +1,8 @@
-"""The lengths of jobs are predicted once, when the scheduler first sees a job, and kept with the model's version.
+"""Each job's length is predicted once, when the scheduler first sees the job, and kept with the model's version.
 
 A prediction is a look-up in a table that the optimizer's worker trains; this process needs no scikit-learn. Whatever is
 wrong with the model, rounds go on: with the last one that could be read, or as if every group were new. The length
-predicted for a new group is 0, so that a policy by length runs its first job at once and learns from it.
+predicted for a new group is 0, so that a policy that orders by length runs its first job at once and learns from it.
 
 Source: A-SRPT section IV-C, 3.
 """
@@ -29,7 +29,7 @@ log = Log(__name__)
 
 
 class Predicting:
-    """Predicts with the model in force, which it reads when another one comes into force."""
+    """Predicts with the model in force, which it reads again whenever another one takes its place."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -38,7 +38,7 @@ class Predicting:
         self._table: LengthTable | None = None
 
     async def refresh(self) -> None:
-        """Read the model in force, if it is another than before."""
+        """Read the model in force, if it is not the one read before."""
         async with self._database.connection() as connection:
             model = await predictions.active_model(connection)
             active = None if model is None or model.group_version != GROUP_VERSION else model.id
@@ -55,7 +55,7 @@ class Predicting:
         log.info("lengths.in_force", model=active, groups=0 if table is None else len(table.groups))
 
     def predict(self, rows: Sequence[SpecRow]) -> Predictions:
-        """Return what is predicted of jobs."""
+        """Return the predictions for jobs."""
         hashed = [job_group(row.tenant_id, row.spec) for row in rows]
         group, user = (np.array([pair[at] for pair in hashed], dtype=np.int64) for at in (0, 1))
         table, n_jobs = self._table, len(rows)
@@ -88,16 +88,16 @@ class Predicting:
         )
 
     async def keep(self, new: Predictions) -> None:
-        """Store predictions; what another scheduler has stored before stands."""
+        """Store predictions; those that another scheduler has already stored stand."""
         if new.job_id:
             async with self._database.connection() as connection:
                 await predictions.keep(connection, GROUP_VERSION, self._model_id, new)
 
 
 def _limit_gpu_s(row: SpecRow) -> float:
-    """Return the GPU seconds that the time limit of an engine's job permits, NaN of other jobs and without one.
+    """Return the GPU seconds that the time limit of an engine's job permits; NaN for other jobs and without a limit.
 
-    Users of an engine must say how long a job may take, and of a new kind of job nothing else is known.
+    Users of an engine must say how long a job may take, and nothing else is known about a new kind of job.
     """
     spec = row.spec
     if ENGINE_LABEL not in (spec.get("labels") or {}) or not spec.get("time_limit_s"):
@@ -106,12 +106,12 @@ def _limit_gpu_s(row: SpecRow) -> float:
 
 
 def remaining_s(gpu_s: Floats, progress: Floats, attained_gpu_s: Floats, min_gpus: Floats) -> Floats:
-    """Return what jobs still need on their smallest gang, seconds, if twice the GPUs take half the time: (n_jobs,).
+    """Return how long jobs still need on their smallest gang, seconds, if twice the GPUs take half the time: (n_jobs,).
 
     Args:
-        gpu_s: Predicted for the whole job; NaN where nothing is.
-        progress: Share of the work that is done; NaN where none is reported, then what it has held its GPUs for counts.
-        attained_gpu_s: That, GPU seconds.
+        gpu_s: GPU seconds predicted for the whole job; NaN where nothing is.
+        progress: Share of the work that is done; NaN where none is reported, so that ``attained_gpu_s`` counts instead.
+        attained_gpu_s: GPU seconds that the job has held its GPUs for.
         min_gpus: Size of the smallest gang.
     """
     left = np.where(np.isnan(progress), gpu_s - attained_gpu_s, gpu_s * (1.0 - progress))

@@ -60,11 +60,11 @@ class StalePlanError(Exception):
 
 @dataclass(frozen=True)
 class Said:
-    """Why jobs wait, as it is written down.
+    """Why jobs wait, as it is stored.
 
     Attributes:
-        reasons: By job; None: nothing is.
-        expected_s: Until when, UTC seconds, of those of which that is.
+        reasons: By job; None: none is stored.
+        expected_s: Until when, UTC seconds, for the jobs of which that is stored.
         rows: The cluster that they wait for.
     """
 
@@ -74,7 +74,7 @@ class Said:
 
     @classmethod
     def of(cls, rows: ClusterRows) -> Said:
-        """Return what is written down of each job of a cluster."""
+        """Return what is stored about each job of a cluster."""
         columns = JobRows.of(rows.jobs).columns
         known = np.isfinite(columns["expected_start_s"])
         ids, expected_s = columns["id"], columns["expected_start_s"]
@@ -85,10 +85,10 @@ class Said:
         )
 
     def new(self, holds: Sequence[Hold], bound: Mapping[JobId, tuple[NodeId, ...]]) -> list[Waiting]:
-        """Return the holds that say otherwise; of a hundred thousand nearly all say the same.
+        """Return the holds that differ from what is stored; of a hundred thousand nearly all are the same.
 
         Args:
-            holds: Those of a plan.
+            holds: The holds of a plan.
             bound: The nodes of jobs that have to wait for them.
         """
         reasons, expected_s = self.reasons, self.expected_s
@@ -119,8 +119,8 @@ class Decided:
     """A round's outcome, to be applied.
 
     Attributes:
-        memory: What the policy is to remember; None: what it does already.
-        said: Why jobs wait, as it was written down when the snapshot was made.
+        memory: What the policy is to remember; None: what it already does.
+        said: Why jobs wait, as it was stored when the snapshot was made.
     """
 
     snapshot: Snapshot
@@ -136,7 +136,7 @@ class Applied:
     """What a plan did; ``controls`` counts the controls that it set.
 
     ``first_waits_s`` and ``later_waits_s`` are how long the jobs that it started had waited: for their first gang, and
-    for one after they were stopped.
+    for another one after they were stopped.
     """
 
     round: int
@@ -159,9 +159,9 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
 
     Args:
         database: The database.
-        decided: The plan, and what it came from.
+        decided: The plan, and what it was made from.
         ports: First and last port for rank 0.
-        measured_values: At how many values of a control a gang is measured.
+        measured_values: How many values of a control a gang is measured at.
 
     Raises:
         StalePlanError: the snapshot is out of date.
@@ -328,7 +328,7 @@ def _until_s(hold: Hold) -> int | None:
 
 
 def _instant(whole_s: int | None) -> datetime | None:
-    """Return UTC seconds as an instant; whole ones, so that a float's last digits change nothing."""
+    """Return UTC seconds as an instant; they are whole, so that a float's last digits change nothing."""
     return None if whole_s is None else datetime.fromtimestamp(whole_s, UTC)
 
 

@@ -41,10 +41,10 @@ class CarbonWatch:
         self._made_at: dict[str, datetime | None] = {}
 
     async def outlooks(self, zones: Iterable[str], now_s: float) -> tuple[CarbonOutlook, ...]:
-        """Return the grids of the zones around ``now_s``, in order of their names; without zones the default one's.
+        """Return the grids of the zones around ``now_s``, ordered by name; without zones, that of the default one.
 
-        All are of one signal. Without an answer a zone's is its last outlook, marked stale; without any ever, or where
-        the answer is of another signal than the first zone's, a flat curve, marked stale.
+        All use one signal. Without an answer, a zone gets its last outlook, marked stale; if it never had one, or if
+        the answer uses another signal than the first zone's, it gets a flat curve, marked stale.
         """
         wanted = sorted(set(zones)) or [self._default_zone]
         due = [zone for zone in wanted if time.monotonic() - self._asked_s.get(zone, -math.inf) >= self._refresh_s]

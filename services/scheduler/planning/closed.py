@@ -18,7 +18,7 @@ _SHOWN = 3
 
 
 def closed_to(rows: ClusterRows, job_ids: Iterable[str]) -> dict[str, str]:
-    """Return, in words, which nodes would have to take work for jobs to run; none of a job that even these could not.
+    """Return, in words, which nodes would have to take work for jobs to run, except jobs that even these could not.
 
     Args:
         rows: The cluster.

@@ -1,4 +1,4 @@
-"""The nodes of a snapshot: what they have, what is free of it, what it takes, and what it draws."""
+"""The nodes of a snapshot: what they have, what of it is free, which work they take, and what they draw."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from services.scheduler.repository.snapshots import AwayRow, ClaimRow, ClusterRo
 class NodeKind(NamedTuple):
     """What makes nodes interchangeable to a job.
 
-    GPU model, memory of each GPU, whether images run there, and what runs jobs there: our agents, or an engine in these
-    of its queues.
+    GPU model, memory of each GPU, whether images run there, and what runs jobs there: our agents, or an engine, with
+    the queues of it that use the node.
     """
 
     gpu_model: str
@@ -48,7 +48,7 @@ class Cluster:
     """The nodes that plans may use.
 
     Attributes:
-        nodes: Each with at least one GPU, and GPUs alone; none that is off and cannot be woken.
+        nodes: Each with at least one GPU, and without its slices; none that is off and cannot be woken.
         claims: The devices that gangs hold.
         slices: The MIG slices of nodes with GPUs that are cut.
         partitions: How GPUs are to be cut.
@@ -85,12 +85,12 @@ class Cluster:
 
     @property
     def widest_node_gpus(self) -> int:
-        """The devices of the widest node."""
+        """How many devices the widest node has."""
         return max((len(node.devices) for node in self.nodes), default=1)
 
 
 def _gpus_of(node: NodeRow) -> NodeRow:
-    """Return a node without its slices: what a GPU draws contains what they draw."""
+    """Return a node without its slices: a GPU's draw includes theirs."""
     return node._replace(
         devices=[device for device in node.devices if device.get("parent") is None],
         readings=[each for each in node.readings if is_gpu(each["index"])],
@@ -103,7 +103,7 @@ def takes_work(node: NodeRow) -> bool:
 
 
 def node_table(cluster: Cluster, zones: Sequence[str]) -> NodeTable:
-    """Return the nodes as policies see them; a node of a zone that is not among these counts as one of the first."""
+    """Return the nodes as policies see them; a node in none of these zones counts as one in the first."""
     claimed: dict[str, set[int]] = {}
     for claim in cluster.claims:
         claimed.setdefault(claim.node_id, set()).add(claim.device)
@@ -162,18 +162,18 @@ def _taken_by_all(devices: Sequence[StoredDevice]) -> frozenset[ControlKind]:
 
 
 def is_awake(node: NodeRow) -> bool:
-    """Return whether a node's newest readings are of a node that is on, and not of one that went off since."""
+    """Return whether a node is on, so that its newest readings are not from before it went off."""
     return node.power not in (PowerState.OFF, PowerState.WAKING)
 
 
 def drawn_w(cluster: Cluster) -> float:
-    """Return what GPUs draw, as the newest heartbeats have it, and hosts, watts; NaN where no GPU was read."""
+    """Return what GPUs draw, by the newest heartbeats, and what hosts draw, watts; NaN if no GPU was read."""
     readings = [each["power_w"] for node in cluster.nodes if is_awake(node) for each in node.readings]
     return sum(readings) + sum(cluster.hosts_w.values()) if readings else float("nan")
 
 
 def host_w(cluster: Cluster) -> Floats:
-    """Return what hosts of each kind of node draw per GPU, 0 where no meter says: (n_gpu_models,) watts."""
+    """Return what hosts of each kind of node draw per GPU, 0 where there is no meter: (n_gpu_models,) watts."""
     host_power_w, gpus = np.zeros((2, len(cluster.kinds)))
     for node in cluster.nodes:
         if node.id in cluster.hosts_w:
@@ -184,7 +184,7 @@ def host_w(cluster: Cluster) -> Floats:
 
 
 def idle_w(cluster: Cluster, hidden: Mapping[str, set[int]]) -> Floats:
-    """Return what a free device of each kind draws now, or its board by what is known of it: (n_gpu_models,) watts.
+    """Return what a free device of each kind draws now, or else what its board is known to draw: (n_gpu_models,) watts.
 
     Args:
         cluster: The nodes.

@@ -1,7 +1,7 @@
 """What the policy would do with a job that is not submitted: one round on the live state, which is not applied.
 
-The round is the one that a submission causes, a passive one. What it would do is exact for this moment; emissions rest
-on forecasts, and on lengths and powers that may be unknown: the answer says which.
+The round is the passive one that a submission causes. What it would do is exact for this moment; emissions rest on
+forecasts, and on lengths and powers that may be unknown: the answer says which.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class DryRuns:
         """Return what the policy would do with the job now, and what it would emit now and at the greenest time.
 
         Raises:
-            ProblemError: 422, the spec names a secret or an upload that the tenant does not have.
+            ProblemError: 422 if the spec names a secret or an upload that the tenant does not have.
             PlanError: The policy's plan for this state is not valid.
         """
         await self._check_references(spec, tenant_id)
@@ -152,7 +152,7 @@ def estimate_of(
     spec: JobSpec,
     predictions: Predictions,
 ) -> StartEstimate:
-    """Return the estimate that a round's action on the draft makes."""
+    """Return the estimate that follows from a round's action on the draft."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     job = jobs.index[DRAFT]
     start = action if isinstance(action, Start) and not spec.hold else None
@@ -207,7 +207,7 @@ def _length(spec: JobSpec, predictions: Predictions, gpus: int) -> Length:
 
 
 def slices_for(snapshot: Snapshot, job_id: JobId) -> tuple[int, int] | None:
-    """Return how many slices suit a job that waits for one, and how many of them are free; None of all other jobs."""
+    """Return how many slices suit a job that waits for one, and how many of them are free; None for all other jobs."""
     for job in snapshot.slice_jobs:
         if job.job_id == job_id:
             suits = [unit for unit, may in zip(snapshot.slice_units, job.units.tolist(), strict=True) if may]
@@ -216,7 +216,7 @@ def slices_for(snapshot: Snapshot, job_id: JobId) -> tuple[int, int] | None:
 
 
 def first_node_for(snapshot: Snapshot, job_id: JobId, suits: Bools) -> int | None:
-    """Return the first node that a waiting job may run on, None if there is none; (n_nodes,) ``suits`` jobs on GPUs."""
+    """Return the first node that a waiting job may run on, if any; ``suits``: (n_nodes,) for jobs on GPUs."""
     for job in snapshot.slice_jobs:
         if job.job_id == job_id:
             units = zip(snapshot.slice_units, job.units.tolist(), strict=True)
@@ -225,7 +225,7 @@ def first_node_for(snapshot: Snapshot, job_id: JobId, suits: Bools) -> int | Non
 
 
 def power_of(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec: JobSpec) -> Power:
-    """Return what a gang of a job draws on a GPU model (by index): as measured of its kind, or as is usual."""
+    """Return what a gang of a job draws on a GPU model (by index): as measured for its kind, or else as is usual."""
     power = _power_on_gpus(snapshot, job, gpu_model, gpus, spec)
     if spec.gpus.slice is None:
         return power
@@ -245,7 +245,7 @@ def _power_on_gpus(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec
 
 
 def latest_start_s(spec: JobSpec, submitted_s: float, length: Length) -> float:
-    """Return when a job must begin at the latest, by its deadline and its flexibility; UTC seconds, inf: any time."""
+    """Return the latest time at which a job must begin, by its deadline and flexibility; UTC seconds, inf: any."""
     latest_s = math.inf
     if spec.deadline is not None:
         latest_s = spec.deadline.timestamp() - (length.seconds or 0.0)
@@ -257,9 +257,9 @@ def latest_start_s(spec: JobSpec, submitted_s: float, length: Length) -> float:
 def emissions(
     now_s: float, outlook: CarbonOutlook | None, length: Length, power: Power | None, latest_s: float
 ) -> tuple[EmissionEstimate | None, EmissionEstimate | None]:
-    """Return what a run emits that begins now, and one that begins at the greenest time until ``latest_s``.
+    """Return the emissions of a run that begins now, and of one that begins at the greenest time until ``latest_s``.
 
-    The forecast ends the search, too. The latter is None where the forecast does not cover a run from now on.
+    The search also ends where the forecast does. The second is None if the forecast does not cover a run from now on.
     """
     if outlook is None:
         return None, None

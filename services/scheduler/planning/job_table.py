@@ -61,7 +61,7 @@ def job_table(
         now_s: UTC seconds.
         control_curves: The row of each kind of job in ``Snapshot.control_curves``.
         speed_curves: For each of those, the row in ``Snapshot.speed_curves``, -1 for none.
-        predicted_gpu_s: Lengths that were predicted just now, and are in no row yet.
+        predicted_gpu_s: Lengths that were only just predicted, and are in no row yet.
     """
 
     columns = jobs.columns
@@ -114,7 +114,7 @@ def job_table(
 
 
 def length_spreads(jobs: JobRows, predictions: Predictions | None) -> dict[JobId, float]:
-    """Return ``Snapshot.length_spreads``; ``predictions``: those made just now, which are in no row yet."""
+    """Return ``Snapshot.length_spreads``; ``predictions``: those only just made, which are in no row yet."""
     columns, spread = jobs.columns, np.isfinite(jobs.columns["spread_gpu_s"])
     names = ("id", "predicted_gpu_s", "spread_gpu_s")
     known = [*zip(*(columns[name][spread].tolist() for name in names), strict=True)]
@@ -136,7 +136,7 @@ def placement_of(shares: Sequence[StoredShare]) -> Placement:
 
 
 def eligible_kinds(jobs: JobRows, kinds: Sequence[NodeKind]) -> Bools:
-    """Return on which kinds of nodes each job may run: (n_jobs, n_gpu_models)."""
+    """Return which kinds of nodes each job may run on: (n_jobs, n_gpu_models)."""
     columns = jobs.columns
     asked = jobs.kinds("gpu_model", "memory_gib", "needs_container", "engine", "queue")
     suits: Callable[..., bool] = fits

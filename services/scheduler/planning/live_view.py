@@ -1,4 +1,4 @@
-"""The live state for those who only look: the same snapshot that a round sees, and nothing of it is changed."""
+"""The live state for those who only read: the same snapshot that a round sees, with nothing changed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LiveView:
     async def read(self, draft: tuple[JobRow, SpecRow] | None = None) -> Live:
         """Return the live state; with a draft, as if that job waited too.
 
-        Those who ask at the same time share one reading, which with many jobs is what costs most.
+        Those who ask at the same time share one reading, which with many jobs is the costliest part.
 
         Raises:
             ProblemError: 503 before the scheduler's first turn, when there is no policy yet.
@@ -85,7 +85,7 @@ class LiveView:
         return Live(rows, outlooks, self._predicting.predict(rows.unpredicted))
 
     def prediction(self, spec: SpecRow) -> Predictions:
-        """Return what the model in force predicts of one job."""
+        """Return what the model in force predicts for one job."""
         return self._predicting.predict([spec])
 
     def cluster(self, live: Live) -> Cluster:
@@ -93,7 +93,7 @@ class LiveView:
         return Cluster.of(live.rows, self._hook.covers)
 
     def snapshot(self, live: Live, trigger: Trigger) -> Snapshot:
-        """Return the snapshot of a round with this trigger; takes long with many jobs, so call it in a thread."""
+        """Return the snapshot of a round with this trigger; this is slow with many jobs, so call it in a thread."""
         return snapshot_of(
             live.rows, self.cluster(live), trigger, live.outlooks, self.settings, self._curves, live.predictions
         )
@@ -101,7 +101,7 @@ class LiveView:
     def round(self, live: Live, trigger: Trigger) -> DryRound:
         """Return what the policy in force would do now; call it in a thread, as above.
 
-        A stored policy that cannot be built any more is replaced by the one of the settings, as rounds do.
+        A stored policy that can no longer be built is replaced by the one in the settings, as in rounds.
 
         Raises:
             PlanError: The policy's plan for this state is not valid.

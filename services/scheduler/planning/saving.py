@@ -1,7 +1,7 @@
-"""What dry runs would have saved: each day's jobs, shifted to when they would have been let start.
+"""What dry runs would have saved: each day's jobs, shifted to when they would have been allowed to start.
 
-Reckoned when a day is over, and again until the ledger has its energy and the hours in which its jobs would have run
-are over: the state of that is in the tables, so that it may be cut off anywhere.
+Computed when a day is over, and again until the ledger has its energy and the hours in which its jobs would have run
+are over: the state is in the tables, so that the work may be interrupted anywhere.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def reckoned(
     Args:
         jobs: Those that ended on the day.
         used: Their energy, by part of an hour.
-        pasts: Measured intensities, by zone, over the time in which those that were delayed would have run.
+        pasts: Measured intensities, by zone, over the time in which the delayed ones would have run.
         now_s: UTC seconds.
         late: Whether no more energy of the day is expected.
     """
@@ -83,7 +83,7 @@ def reckoned(
 def would_emit(
     rows: Sequence[EnergyRow], pasts: Mapping[str, Measured | None], shift_s: float, now_s: float
 ) -> float | None:
-    """Return what the energy of a job would have emitted so much later, gCO2; None as long as that is unknown."""
+    """Return what a job's energy would have emitted ``shift_s`` later, gCO2; None as long as that is unknown."""
     total = 0.0
     for row in rows:
         past, end_s = pasts.get(row.zone), row.end_s + shift_s
@@ -95,14 +95,14 @@ def would_emit(
 
 
 class Savings:
-    """Reckons what the dry runs of engines would have saved, day by day."""
+    """Computes what the dry runs of engines would have saved, day by day."""
 
     def __init__(self, database: Database, carbon: CarbonWatch) -> None:
         self._database = database
         self._carbon = carbon
 
     async def run(self) -> None:
-        """Reckon until cancelled."""
+        """Compute savings until cancelled."""
         while True:
             try:
                 await self.look(time.time())
@@ -113,7 +113,7 @@ class Savings:
             await asyncio.sleep(EVERY_S)
 
     async def look(self, now_s: float) -> int:
-        """Reckon the days before that of ``now_s`` that are not settled; return how many."""
+        """Compute the savings of the days before that of ``now_s`` that are not settled; return how many days."""
         today = datetime.fromtimestamp(now_s, UTC).date()
         async with self._database.connection() as connection:
             due = await savings.unsettled(connection, today - timedelta(days=KEPT_DAYS), today)

@@ -1,6 +1,6 @@
 """Service instances in a snapshot: those that hold devices are in no table, those that wait are placed before all.
 
-Jobs on slices that hold theirs are in no table either.
+Jobs that hold slices are in no table either.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from services.scheduler.repository.snapshots import JobRow, NodeRow
 def hold_devices(jobs: JobRows) -> Bools:
     """Return which jobs hold devices that policies do not see: a slice, or those of a service instance: (n_jobs,).
 
-    An instance that waits is in the table of jobs, and so is one that stops: as any gang that is on its way out. What a
-    job on a slice releases is for no policy.
+    An instance that waits is in the table of jobs, and so is one that is stopping, like any gang on its way out. What a
+    job on a slice releases is not for policies.
     """
     on_slice = jobs.have("slice")
     stays = jobs.have("service") & (phases_of(jobs) != Phase.PREEMPTING)
@@ -41,7 +41,7 @@ def held_devices(nodes: Sequence[NodeRow], instances: Sequence[JobRow]) -> dict[
 
 
 def held_w(cluster: Cluster, held: Mapping[str, set[int]]) -> float:
-    """Return what those devices draw, as the newest heartbeats have it, with their share of the host, watts."""
+    """Return what the held devices draw, by the newest heartbeats, with their share of the host's draw, watts."""
     power_w = 0.0
     for node in cluster.nodes:
         devices = held.get(node.id)

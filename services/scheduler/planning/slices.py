@@ -1,7 +1,7 @@
-"""GPUs that are cut or kept for a fleet, in a snapshot: policies see none of them, and jobs on slices their slices.
+"""GPUs that are cut or kept for a fleet, in a snapshot: policies see none of them, and jobs on slices see their slices.
 
-While a GPU is being cut, neither it nor its slices are there: what is wanted of it (``gpu_partitions``) and what its
-node registered (``nodes.devices``) must agree before anything is placed.
+While a GPU is being cut, neither it nor its slices can be used: the partition wanted for it (``gpu_partitions``) and
+what its node registered (``nodes.devices``) must agree before anything is placed there.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _slices_of(cluster: Cluster, node: NodeRow, gpu: StoredDevice) -> list[Store
 
 
 def _is_settled(row: PartitionRow, slices: Sequence[StoredDevice], *, is_cut: bool) -> bool:
-    """Whether a GPU is as it is wanted, or stays as it is because it could not be cut."""
+    """Return whether a GPU is cut as wanted, or stays as it is because it could not be cut."""
     if row.state == PartitionState.FAILED:
         return True
     is_so = [each.get("sevenths", WHOLE) for each in slices] == row.sizes and is_cut == bool(row.sizes)
@@ -87,7 +87,7 @@ def _is_settled(row: PartitionRow, slices: Sequence[StoredDevice], *, is_cut: bo
 
 
 def without_held(hidden: dict[str, set[int]], jobs: Sequence[JobRow]) -> dict[str, set[int]]:
-    """Return hidden GPUs without those that jobs of the table hold: until they are released they are those jobs'."""
+    """Return hidden GPUs without those that jobs in the table hold: until released, they are those jobs'."""
     if not hidden:
         return hidden
     left = {node: set(gpus) for node, gpus in hidden.items()}

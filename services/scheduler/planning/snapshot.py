@@ -50,7 +50,7 @@ from services.solving.layouts import graph_of
 class Loaded:
     """A snapshot with the policy in force and its stored memory, and the lengths that were predicted for it.
 
-    ``memory`` is None where the asker has that of this version.
+    ``memory`` is None if the caller already has that of this version.
     """
 
     snapshot: Snapshot
@@ -82,7 +82,7 @@ async def load(
     Args:
         database: The database.
         trigger: Why the round is held.
-        outlooks: The grid of each zone, now and ahead; a node of another zone counts as one of the first.
+        outlooks: The grid of each zone, now and ahead; a node in another zone counts as one in the first.
         settings: When a gang size counts as profiled (before, its efficiency is NaN), whether gangs are
             measured, how they are placed, when active rounds are held and what connects GPUs; the width of nodes is
             added.
@@ -91,7 +91,7 @@ async def load(
         covers: Whether a node can be powered down and up; one that is off and cannot be woken is left out.
         predicting: Predicts the lengths of jobs that are seen for the first time; they are to be kept.
         kept: The jobs that the last round saw; None: all are read again.
-        known_version: The version of which the policy's memory is not needed.
+        known_version: The version whose policy memory the caller already has.
     """
     async with database.transaction("repeatable_read", readonly=True) as connection:
         rows, unexplained = await read_rows(
@@ -125,10 +125,10 @@ async def read_rows(
     Args:
         connection: In a transaction that sees one state of the database throughout.
         settings, kept, known_version: As for ``load``.
-        with_unpredicted: Whether jobs whose lengths are not predicted yet are of interest.
+        with_unpredicted: Whether the specs of jobs whose lengths are not predicted yet are wanted.
 
     Returns:
-        The rows, and those of the jobs left out whose stored reason is another one.
+        The rows, and those of the jobs left out whose stored reason is out of date.
     """
     found = await gates(connection)
     left_out = withheld(found.jobs, found.limits, found.needs)
@@ -163,7 +163,7 @@ def snapshot_of(
     *,
     at_rest: bool = False,
 ) -> Snapshot:
-    """Return the snapshot that rows make; see ``load`` for the rest."""
+    """Return the snapshot that rows make; see ``load`` for the other arguments."""
     all_jobs = JobRows.of(rows.jobs)
     with_devices = hold_devices(all_jobs)
     instances, jobs = [*all_jobs.where(with_devices)], all_jobs.where(~with_devices)
@@ -225,7 +225,7 @@ def snapshot_of(
 
 
 def _next_active_s(trigger: Trigger, now_s: float, last_s: float | None, settings: SchedulerSettings) -> float:
-    """Return by when the next active round is held, UTC seconds: it is due then but for the tick that may pass."""
+    """Return when the next active round is held at the latest, UTC seconds: up to one tick after it is due."""
     due_s = now_s + settings.round_interval_s
     if trigger is Trigger.PASSIVE:
         due_s = now_s if last_s is None else max(last_s + settings.round_interval_s, now_s)
@@ -233,7 +233,7 @@ def _next_active_s(trigger: Trigger, now_s: float, last_s: float | None, setting
 
 
 def _quota_left(quotas: Sequence[QuotaRow], instances: Sequence[JobRow]) -> dict[str, int]:
-    """Return the most GPUs that each tenant may hold beside those of its service instances."""
+    """Return the most GPUs that each tenant may hold in addition to those of its service instances."""
     held_by = Counter[str]()
     for instance in instances:
         held_by[instance.tenant_id] += instance.gpus
@@ -242,7 +242,7 @@ def _quota_left(quotas: Sequence[QuotaRow], instances: Sequence[JobRow]) -> dict
 
 @lru_cache(maxsize=4_096)
 def _graph(layout: str) -> JobGraph | None:
-    """Return the graph of a layout; None of one that was accepted under older rules and holds no longer."""
+    """Return the graph of a layout; None for one that was accepted under older rules and is no longer valid."""
     try:
         return graph_of(ParallelLayout.model_validate_json(layout))
     except ValidationError:
@@ -250,7 +250,7 @@ def _graph(layout: str) -> JobGraph | None:
 
 
 def _speed_curves(gangs: tuple[Gangs, ...]) -> tuple[list[int], Floats]:
-    """Return the row of each kind of job in ``Snapshot.speed_curves``, -1 for none, and those."""
+    """Return the row of each kind of job in ``Snapshot.speed_curves``, -1 for none, and those curves."""
     known = [next(iter(tables.values()), None) for tables in gangs]
     curves = [learned.speed_curve(table) for table in known if table is not None]
     rows = np.where([table is not None for table in known], np.cumsum([table is not None for table in known]) - 1, -1)

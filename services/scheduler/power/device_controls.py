@@ -123,8 +123,8 @@ async def write_controls(
         values: What changes, None for the default.
         refused: The controls that the devices refuse from now on, by kind.
         event: Its type.
-        why: What the event says beside the values.
-        interval_s: Where the nodes are to report what the gang does: after how long its interval ends with a report.
+        why: What the event says besides the values.
+        interval_s: If the nodes are to report what the gang does, the time after which a report ends its interval.
     """
     columns = {name: values.get(kind, gang.value(kind)) for kind, name in CONTROL_COLUMNS.items()}
     revision = await gangs.set_controls(connection, gang.id, columns, refused)

@@ -1,7 +1,7 @@
 """How a node is powered: not at all, by an operator's own command, or through its management controller (IPMI).
 
 Both run as a process of their own, so that a time limit can end them and a library's threads stay out of the scheduler.
-A hook may be run again at any time, also for a node that is already in the right state: after a crash that is unknown.
+A hook may be run again at any time, even for a node already in the right state: after a crash that is not known.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class IpmiHook:
 
 
 def read_controllers(path: Path) -> dict[str, Controller]:
-    """Return the controllers a TOML file names: a table ``nodes.NAME`` each, on top of ``defaults``.
+    """Return the controllers a TOML file names: one table ``nodes.NAME`` each, on top of ``defaults``.
 
     Raises:
         DomainError: the file cannot be read, or is not valid.

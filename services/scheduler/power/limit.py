@@ -1,4 +1,4 @@
-"""When to check the cluster's power: a policy with a power limit keeps it by measurements.
+"""When to check the cluster's power: a policy with a power limit enforces it by measurements.
 
 The policy corrects its models (``services.core.policies.powerflow.feedback``); this says when a round is due for it,
 and when the measured power can be used. If the controls of devices alone do not keep the limit, a round has to stop
@@ -23,7 +23,7 @@ LONGEST_UNREST = 6.0
 
 
 class PowerWatch:
-    """One scheduler's data on the power; lost with it, and measured again at its first check."""
+    """One scheduler's data on the power drawn; lost with its process, and measured again at the first check."""
 
     def __init__(self, interval_s: float, settle_s: float) -> None:
         self._interval_s = interval_s
@@ -33,7 +33,7 @@ class PowerWatch:
         self._looked_s = self._changed_s = self._measured_s = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
-        """Whether a round should be held for the draw's sake."""
+        """Whether a round should be held because of the power drawn."""
         return self._limited and now_s - self._looked_s >= self._interval_s
 
     @property

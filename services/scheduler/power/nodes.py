@@ -2,7 +2,7 @@
 
 A node is ``on``, ``going_down`` (it gets no starts; the hook runs, and its lease runs out), ``off`` (plans may start
 gangs on it), ``waking`` (the hook runs, and its agent is waited for) or ``failed``. All but the hooks' own work happens
-in short transactions; ``NodePower.look`` reads what came of it, and a second scheduler would go on from the same rows.
+in short transactions; ``NodePower.look`` reads what came of it, and a second scheduler can go on from the same rows.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Patience:
 
     Attributes:
         down_s: Time after which a node that still sends heartbeats is considered to stay on.
-        wake_s: Until the hook of a node that sends none runs again.
-        attempts: How often the hook runs.
+        wake_s: Time after which the hook of a node that sends none runs again.
+        attempts: How often the hook is run at most.
     """
 
     down_s: float
@@ -69,8 +69,8 @@ def next_step(node: ChangingNode, patience: Patience) -> PowerStep | None:
     """Return the next action for a node, None while waiting; pure.
 
     Args:
-        node: As it stands.
-        patience: How long that may take.
+        node: The node's present state.
+        patience: How long each step may take.
     """
     state, done_for_s = PowerState(node.state), node.done_for_s
     if state is PowerState.GOING_DOWN:
@@ -104,11 +104,11 @@ class NodePower:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def act(self) -> None:
-        """Say that something was committed."""
+        """Wake the loop, since something was committed."""
         self._due.set()
 
     async def look(self) -> int:
-        """Fold what came of hooks and of heartbeats; return how many nodes changed."""
+        """Fold in the outcomes of hooks and what heartbeats show; return how many nodes changed."""
         async with self._database.connection() as connection:
             changing = await node_power.changing(connection)
         changed = 0
