@@ -202,7 +202,7 @@ def age(text: str | None) -> str:
 
 
 def completion_s(job: dict[str, Any]) -> float | None:
-    """Return a job's completion time (JCT), submission to end, in seconds; None while it lasts."""
+    """Return a job's completion time (JCT), submission to end, in seconds; None until it ends."""
     ended = instant(job.get("ended_at"))
     submitted = instant(job["submitted_at"])
     return (ended - submitted).total_seconds() if ended and submitted else None

@@ -14,7 +14,7 @@ FULL = EIGHTHS[-1]
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return values as a line of bars from their least to their greatest."""
+    """Return values as a line of bars, scaled from the lowest to the highest."""
     if not values:
         return ""
     low, high = min(values), max(values)

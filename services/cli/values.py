@@ -83,7 +83,7 @@ def _pairs(file: Path) -> list[list[float]]:
 
 
 def read_cells(file: Path) -> list[tuple[int, list[str]]]:
-    """Return the line number and the cells of each row of a table, none of which may be missing, by the common reader.
+    """Return the line number and the cells of each row of a table in which no row may be missing.
 
     Raises:
         CliError: The file, or a row of it, cannot be read.
@@ -102,10 +102,10 @@ def read_cells(file: Path) -> list[tuple[int, list[str]]]:
 
 
 def refuse_dropped(file: Path, report: ReadReport) -> None:
-    """Refuse a table with a row that cannot be read, where none may be missing.
+    """Refuse a table of which a row could not be read.
 
     Raises:
-        CliError: A row cannot be read; the message names its line.
+        CliError: A row could not be read; the message names its line.
     """
     for reason, lines in report.lines.items():
         raise CliError(f"{file}, line {lines[0]}: {reason}", EXIT_USAGE)

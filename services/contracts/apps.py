@@ -527,7 +527,7 @@ class AppObservation(Message):
 
 
 class AppObservations(Message):
-    """What one router process saw in a window of 5 seconds. Sending it again replaces it."""
+    """What one router process saw in a 5-second window. Sending it again replaces it."""
 
     router: Name
     start_at: Instant = Field(description="Start of the window, a whole multiple of 5 seconds.")

@@ -1,9 +1,9 @@
 """Commands from the scheduler to a node, sent through a Redis stream at least once; agents are idempotent.
 
 Scheduler and agents may be of different releases. A command therefore has only the fields that are set, so that an
-older agent can read every command that does not use what it does not know; and an agent ignores a field that it does
-not know where that is harmless. A gang to start is different: without the field it might run in another way than it was
-asked to, so the agent refuses it and names the field.
+older agent can read every command that does not use what it does not know; and an agent ignores an unknown
+field where that is harmless. A gang to start is different: without the field it might run in another way than was
+asked, so the agent refuses it and names the field.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class ZoneOutlook(NodeMessage):
     steps: list[ZoneStep] = Field(min_length=1, max_length=1_000)
 
     def mean(self, start_s: float, end_s: float) -> float:
-        """Return the mean intensity between two moments, UTC seconds, gCO2/kWh; the first step also holds before it."""
+        """Return the mean intensity, gCO2/kWh, between two moments, UTC seconds; the first step applies earlier too."""
         import numpy as np  # here: the agents that read these contracts are installed without NumPy
 
         from services.core.domain.carbon import CarbonCurve

@@ -135,7 +135,7 @@ class RunningExplanation(Message):
 
 
 class EndedExplanation(Message):
-    """What came of a job. Times are sums over all its gangs."""
+    """What became of a job. Times are sums over all its gangs."""
 
     exit_code: int | None = None
     waited_s: float = Field(description="Time without GPUs, from submission to its end.")

@@ -254,15 +254,14 @@ class JobSpec(Message):
         return None if self.array is None else read_array(self.array)
 
     def stop_at(self, running_at: datetime | None, asked_at: datetime | None) -> datetime | None:
-        """Return by when a gang of the job will be killed, as its nodes work it out for ``WATTSHIFT_STOP_AT``.
+        """Return when a gang of the job will be killed, as its nodes compute it for ``WATTSHIFT_STOP_AT``.
 
         Args:
             running_at: When its processes started.
             asked_at: When it was asked to stop; None if it was not.
 
-        Returns:
-            The earlier of the end of its grace period and that of its time limit; None where it has neither yet. The
-            nodes' own times are later by what the command took.
+        Returns: The end of the grace period after its time limit or after it was asked to stop, whichever is earlier;
+        None if there is neither. The nodes' own times are later by what the command took.
         """
         limit_at = None
         if running_at is not None and self.time_limit_s is not None:

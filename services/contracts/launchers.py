@@ -77,7 +77,7 @@ def is_launcher(command: Sequence[str]) -> bool:
 def options_at(command: Sequence[str]) -> tuple[str, int] | None:
     """Return a launcher's name and the position in the command at which its options begin.
 
-    None if the command is no launcher, or runs one inside the string of a shell.
+    None if the command is not a launcher, or runs one inside the string of a shell.
     """
     words = _without_prefixes(list(command))
     at = len(command) - len(words)

@@ -240,7 +240,7 @@ class NodeEnrolmentSpec(Message):
 
 
 class NodeEnrolment(Message):
-    """The token by which one host becomes the node, once."""
+    """The token with which one host becomes the node, once."""
 
     node_id: str
     role: NodeRole
@@ -267,7 +267,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class NodeKeys(NodeMessage):
-    """The hashes of what a node made for itself; the secrets never leave it."""
+    """The hashes of the secrets that a node made for itself, which never leave it."""
 
     credential_sha256: Sha256 = Field(description="Of the secret with which it registers.")
     redis_sha256: Sha256 = Field(description="Of its password in Valkey or Redis.")

@@ -139,7 +139,7 @@ class IntensitySource(Message):
 
 
 class CarbonBoundProblem(_CarbonBoundTerms):
-    """The problem of a carbon bound with all its inputs resolved."""
+    """A carbon bound problem with all its inputs resolved."""
 
     kind: Literal["carbon-bound"] = "carbon-bound"
     intensity: IntensitySeries

@@ -148,7 +148,7 @@ class PartitionProblem(PartitionRequest):
 
 
 class PartitionCandidate(Message):
-    """A configuration of an application that keeps its limits, and how it performs by the queue model."""
+    """A configuration of an application that keeps its limits, and how it performs according to the queue model."""
 
     instances: list[VariantInstances]
     objective_pct: float
@@ -158,7 +158,7 @@ class PartitionCandidate(Message):
 
 
 class ApplicationPlan(Message):
-    """What of an application runs, and how it performs by the queue model."""
+    """What of an application runs, and how it performs according to the queue model."""
 
     name: str
     gpus: int = Field(description="Its share of the GPUs.")

@@ -249,7 +249,7 @@ class RequestUsage(Message):
 
 
 class UsageReport(Message):
-    """What one router process saw in a window of a minute. Sending it again replaces it."""
+    """What one router process saw in a one-minute window. Sending it again replaces it."""
 
     router: Name
     start_at: Instant = Field(description="Start of the window, a whole minute.")

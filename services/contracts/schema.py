@@ -55,7 +55,7 @@ class Message(BaseModel):
 class NodeMessage(Message):
     """A message between a node's agent and the control plane, which may be a release apart: unknown fields are ignored.
 
-    What may not be ignored is a command (`services.contracts.commands`), or a new route.
+    What must not be ignored is sent as a command (`services.contracts.commands`), or by a new route.
     """
 
     model_config = ConfigDict(extra="ignore")

@@ -88,7 +88,7 @@ class SecretUse(Message):
 
 
 class SecretsWanted(NodeMessage):
-    """A node asks for the secrets of a gang that it is about to start."""
+    """A node's request for the secrets of a gang that it is about to start."""
 
     allocation_id: str = Field(max_length=200)
 

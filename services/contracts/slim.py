@@ -1,4 +1,4 @@
-"""Slim lists: a query's `fields` names those of each row that the answer is to have."""
+"""Slim lists: a query's `fields` names the fields of each row that the answer should contain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL_FIELDS = "Only these fields of each of `{rows}`: `fields=id,state`, or repea
 
 @dataclass(frozen=True)
 class FieldsOf:
-    """Of a query's ``fields``, a list of text: they are fields of ``row``; commas separate them, too."""
+    """Marks a query's ``fields``, a list of text, as names of fields of ``row``; commas may separate them too."""
 
     row: type[BaseModel]
 
@@ -23,7 +23,7 @@ class FieldsOf:
         return core_schema.no_info_before_validator_function(self._read, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return what the description says of it."""
+        """Return how the API's description shows it."""
         return {"type": "array", "items": {"type": "string", "enum": list(self.row.model_fields)}}
 
     def _read(self, value: Any) -> list[str]:
@@ -36,7 +36,7 @@ class FieldsOf:
 
 
 def slim(answer: BaseModel, fields: list[str], rows: str = "items") -> str:
-    """Return an answer as JSON whose ``rows`` have these fields only; all of them if none is named."""
+    """Return an answer as JSON whose ``rows`` have only these fields; all of them if none is named."""
     if not fields:
         return answer.model_dump_json()
     kept: dict[str, Any] = dict.fromkeys(type(answer).model_fields, True)

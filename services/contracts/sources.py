@@ -79,7 +79,7 @@ class UploadChunk(Message):
 
 
 class ChunkWanted(NodeMessage):
-    """A node asks for a part of the archive of a gang that it is about to start."""
+    """A node's request for a part of the archive of a gang that it is about to start."""
 
     allocation_id: str = Field(max_length=200)
     number: int = Field(ge=0, lt=2**31)

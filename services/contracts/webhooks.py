@@ -1,6 +1,6 @@
 """Webhooks: who is notified of what, what was delivered, and the messages themselves.
 
-Messages are signed by the Standard Webhooks specification (https://www.standardwebhooks.com).
+Messages are signed according to the Standard Webhooks specification (https://www.standardwebhooks.com).
 """
 
 from __future__ import annotations

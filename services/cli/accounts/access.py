@@ -190,7 +190,7 @@ def rotate_key(
     expires: Expires = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace a key by a new one of the same tenant, user, role, project and label; it is shown this once."""
+    """Replace a key with a new one of the same tenant, user, role, project and label; it is shown this once."""
     body = {"overlap_s": duration_s(overlap, "--overlap"), "expires_at": _expiry(expires)}
     _print_secret(Gateway().call("POST", f"/v1/keys/{key}/rotate", body=body), as_json)
 

@@ -14,7 +14,7 @@ IS_NOW = "now is the greenest time that it has"
 
 
 def show_estimates(gateway: Gateway, specs: list[JobSpec], *, as_json: bool) -> None:
-    """Print what would become of each job if it were submitted now, alone."""
+    """Print what would become of each job if it were submitted now, on its own."""
     found = [gateway.call("POST", "/v1/jobs:estimate", body=spec) for spec in specs]
     if as_json:
         output.print_json(found if len(found) > 1 else found[0])

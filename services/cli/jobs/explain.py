@@ -140,7 +140,7 @@ class Page:
         yield f"  {escape(found['summary'])}"
 
     def brief(self) -> Iterator[str]:
-        """Yield the answer and the three lines that say most about it."""
+        """Yield the answer and the three lines that say the most about it."""
         found = self._found
         yield from self._answer()
         if waiting := found["waiting"]:

@@ -1,4 +1,4 @@
-"""Let an assistant submit, explain and account for jobs, by the Model Context Protocol."""
+"""Let an assistant submit, explain and account for jobs through the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 def mcp() -> None:
     """Serve submit, explain, what-if and report as tools of the Model Context Protocol.
 
-    An assistant starts this and speaks to it over standard input and output. It may do what your API key may.
+    An assistant starts this and speaks to it over standard input and output. It may do whatever your API key may.
     """
     try:
         from wattshift.integrations.mcp import main

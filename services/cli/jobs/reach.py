@@ -42,7 +42,7 @@ def runner_of(identity: dict[str, Any], installation: Path | None) -> Runner | N
 
     Args:
         identity: The caller, as ``/v1/whoami`` returns it.
-        installation: The folder of the installation that is asked, if it is on this machine.
+        installation: The folder of the installation in question, if it is on this machine.
     """
     said: dict[str, Any] = {}
     with suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
 """The program of a profiling job: it starts a model server, sends it one request after another, and times them.
 
-It runs on the node, by ``python3 -c`` and possibly in a container, so it uses the standard library of Python 3.8 alone.
+It runs on the node, by ``python3 -c`` and possibly in a container, so it uses only the standard library of Python 3.8.
 Its only argument is a JSON object; its standard output is one JSON line, and everything that the server prints goes to
 standard error. Requests go over one connection on loopback, as long as the server keeps it open.
 

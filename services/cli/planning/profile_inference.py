@@ -3,7 +3,7 @@
 For each size, or each mix of sizes, the GPU is cut, and each variant runs there as jobs that send themselves one
 request after another (``closed_loop``); those of a mix do so at the same time. The energy
 comes from the agent's readings of the GPU's energy counter in that time. Each measurement is in the file at once, so
-that a run that was killed continues where it stopped. In the end the GPU is cut as it was before.
+that a run that was killed continues where it stopped. Afterwards the GPU is cut as it was before.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Bench:
         """Cut the GPU, and wait until its node has done it.
 
         Raises:
-            CliError: it cannot be cut, or is a fleet's.
+            CliError: it cannot be cut, or belongs to a fleet.
         """
         node = self.node()
         row = next((each for each in node["partitions"] if each["gpu"] == self.gpu), None)

@@ -148,7 +148,7 @@ class Reading:
 
 
 def reading_of(node: dict[str, Any], gpu: int) -> Reading | None:
-    """Return the newest reading of a GPU from what the API says of its node; None if there is none."""
+    """Return the newest reading of a GPU from what the API says about its node; None if there is none."""
     found = next((each for each in node["readings"] if each["index"] == gpu), None)
     if found is None or found.get("read_at") is None:
         return None

@@ -28,7 +28,7 @@ class _Stated(BaseModel):
 
 
 class Factor(_Stated):
-    """A value, where it is from, and whether it is an estimate for the site."""
+    """A value, where it comes from, and whether it is an estimate for the site."""
 
     value: float = Field(ge=0, allow_inf_nan=False)
     source: str = Field(min_length=1)

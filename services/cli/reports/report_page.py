@@ -91,7 +91,7 @@ def _checksum(page: str) -> str:
 
 
 def checksum_of(page: str) -> str | None:
-    """Return the checksum that a page states if the page is as it was made; None if it was changed, or states none."""
+    """Return the checksum that a page states if the page is unchanged; None if it was changed, or states none."""
     stated = CHECKSUM.search(page)
     return stated[2] if stated and stated[2] == _checksum(page) else None
 
@@ -217,7 +217,7 @@ def _rows(lines: Sequence[Report]) -> list[list[str]]:
 
 
 def _largest(found: Report) -> list[Report]:
-    """Return the lines that emitted most, and one for the rest."""
+    """Return the lines that emitted the most, and one for the rest."""
     lines = sorted(found["lines"], key=lambda line: (-line["footprint"]["carbon_gco2"], line["group"]))
     if rest := lines[MOST_LINES:]:
         footprint = {name: sum(line["footprint"][name] for line in rest) for name in ("carbon_gco2", "energy_j")}

@@ -1,4 +1,4 @@
-"""Check an export of the ledger: `python verify.py FILE`, or `wattshift verify FILE`. Needs Python 3.11, nothing else.
+"""Check an export of the ledger: `python verify.py FILE`, or `wattshift verify FILE`. It needs only Python 3.11.
 
 FILE is what `wattshift report --lines FILE --seals` wrote: CSV or JSON lines. It recomputes every line from what
 was metered, every total of the report from the lines, every hash, and every signature (Ed25519 by the arithmetic of
@@ -74,7 +74,7 @@ BASE = _point((4 * pow(5, -1, P) % P).to_bytes(32, "little"))
 
 
 def signed(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Return whether a signature is that of a message by a key: RFC 8032, section 5.1.7."""
+    """Return whether a signature of a message is valid for a key: RFC 8032, section 5.1.7."""
     if len(public) != 32 or len(signature) != 64 or (s := int.from_bytes(signature[32:], "little")) >= ORDER:
         return False
     if (key := _point(public)) is None or (r := _point(signature[:32])) is None:

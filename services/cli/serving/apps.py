@@ -199,7 +199,7 @@ def _completed(file: Path, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_family(file: Path, family: Any, variants: list[Any]) -> list[Any]:
-    """Return variants, with the family's accuracy and profiles where they lack them; all of its if none is named."""
+    """Return variants, with the family's accuracy and profiles filled in; all of the family's if none is named."""
     import numpy as np
 
     from services.core.domain.gpus import SLICE_SEVENTHS

@@ -102,7 +102,7 @@ def set_fleet(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set GPUs aside for applications, or change that; the same spec again changes nothing.
+    """Set GPUs aside for applications, or change a fleet; the same spec again changes nothing.
 
     Options take precedence over the file; without one, --gpus, --gpu-model and --zone are needed.
     """

@@ -128,7 +128,7 @@ def set_mode(
     mode: Annotated[str, typer.Argument(help="automatic: plans are carried out; fixed: they are proposals.")],
     as_json: AsJson = False,
 ) -> None:
-    """Have a pool's plans carried out, or only proposed."""
+    """Choose whether a pool's plans are carried out or only proposed."""
     pool = Gateway().call("PATCH", f"/v1/pools/{name}", body={"mode": mode})
     _print_answer(pool, f"{name} is {_mode(pool)}", as_json)
 

@@ -143,7 +143,7 @@ def _begin(subject: Any, issuer: Any, public_key: Any, days: int) -> Any:
 
 
 def _write(folder: Path, name: str, key: Any, made: Any, signing_key: Any = None) -> None:
-    """Write a key and its certificate; the key first, so that a certificate never stands without one."""
+    """Write a key and its certificate; the key first, so that a certificate never exists without one."""
     from cryptography.hazmat.primitives import hashes, serialization
 
     private = key.private_bytes(

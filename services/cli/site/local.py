@@ -204,7 +204,7 @@ def status(folder: DataDir = None, as_json: AsJson = False) -> None:
 
 
 def _marked_intervals(found: StackStatus, folder: Path) -> dict[str, int] | None:
-    """Return, by node, how many intervals are not booked as its meters have it; None if the gateway does not answer."""
+    """Return, by node, how many intervals are not booked as its meters show; None if the gateway does not answer."""
     if not found.gateway_url or found.state != "running":
         return None
     try:

@@ -51,7 +51,7 @@ def slice_sizes(text: str) -> list[int]:
 
 
 def slice_words(node: dict[str, Any]) -> str:
-    """Return how a node's GPUs are cut, one per line, and how those that are not yet cut as wanted are to be."""
+    """Return how a node's GPUs are cut, one per line, and the cut wanted for those where it differs."""
     of_gpu: dict[int, list[str]] = {}
     for device in sorted(node["devices"], key=lambda device: device["index"]):
         if device.get("parent") is not None:

@@ -1,6 +1,6 @@
 """Wattshift for its users: a client of the control plane, and a helper for training code.
 
-``Client`` and ``AsyncClient`` need httpx; ``from wattshift import job`` needs the standard library alone, so that
+``Client`` and ``AsyncClient`` need httpx; ``from wattshift import job`` needs only the standard library, so that
 training code can import it in any environment.
 """
 

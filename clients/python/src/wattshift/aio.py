@@ -220,10 +220,10 @@ class AsyncClient:
             yield read(models.Job, item)
 
     async def job_rows(self, *fields: str, limit: int | None = None, **filters: Any) -> AsyncIterator[dict[str, Any]]:
-        """Yield of each job only these fields, as JSON has them, newest first, such as of ten thousand for a table.
+        """Yield only these fields of each job, as in the JSON, newest first: for a table of ten thousand jobs, say.
 
         Args:
-            fields: Such as ``"id", "name", "state"``; ``ApiError`` 422 names all that there are.
+            fields: Such as ``"id", "name", "state"``; ``ApiError`` 422 lists all that there are.
             limit: The most jobs to return.
             filters: As ``jobs`` takes them.
         """
@@ -399,7 +399,7 @@ class AsyncClient:
     async def report(
         self, by: str = "project", *, start: datetime | None = None, end: datetime | None = None
     ) -> models.FootprintReport:
-        """Return energy and emissions summed by ``job``, ``project``, ``tenant`` or ``node``, all lines together."""
+        """Return energy and emissions summed by ``job``, ``project``, ``tenant`` or ``node``, with all lines."""
         pages: list[models.FootprintReport] = []
         cursor: str | None = None
         while not pages or cursor:

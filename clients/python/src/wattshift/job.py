@@ -85,7 +85,7 @@ class Batch:
         return self.total / self.base
 
     def gain(self, noise_scale: float) -> float:
-        """Return how many steps of the base batch a step of this one is worth, by the gradient noise scale.
+        """Return how many steps of the base batch a step of this one is worth, according to the gradient noise scale.
 
         Raises:
             ValueError: ``noise_scale`` is not positive.
@@ -241,7 +241,7 @@ def log_footprint() -> bool:
 
     The callbacks call it when training ends. It asks the control plane, so the job needs `WATTSHIFT_URL` and
     `WATTSHIFT_API_KEY` (of a read-only key) in its environment, and httpx. Without them, without such a run, outside a
-    job and on other processes than that of rank 0 it does nothing; a failure is logged by ``logging``.
+    job and in processes other than that of rank 0 it does nothing; a failure is logged by ``logging``.
 
     Returns:
         Whether it was recorded.

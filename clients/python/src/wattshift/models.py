@@ -213,7 +213,7 @@ class EmissionEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedExplanation:
-    """What came of a job. Times are sums over all its gangs.
+    """What became of a job. Times are sums over all its gangs.
 
     Attributes:
         waited_s: Time without GPUs, from submission to its end.

@@ -54,7 +54,7 @@ class SessionEvent:
         session_id: Of ``started``: where input goes.
         stream: Of ``output``: ``stdout`` or ``stderr``.
         data: Of ``output``: the bytes.
-        code: Of ``exit``.
+        code: Of ``exit``: the exit status.
         detail: A notice, or why it ended.
     """
 

@@ -1,8 +1,8 @@
-"""A server of the Model Context Protocol: jobs are submitted, explained, simulated and accounted for as tools.
+"""A server of the Model Context Protocol, whose tools submit, explain, simulate and account for jobs.
 
 ``wattshift mcp``, or ``python -m wattshift.integrations.mcp``, speaks it over standard input and output, with the
-rights of one API key. Each tool's answer is that of the API, field by field; what the API refuses is the tool's error,
-with its code.
+rights of one API key. Each tool returns the API's answer, field by field; a refusal by the API becomes the
+tool's error, with its code.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def server(client: AsyncClient, clock_s: Callable[[], float] = time.monotonic, p
 
     @found.tool()
     async def submit(job: dict[str, Any], idempotency_key: str | None = None) -> dict[str, Any]:
-        """Submit a job; when this answers, it is accepted and kept.
+        """Submit a job; when this answers, it is accepted and stored.
 
         Args:
             job: Its spec, such as `{"name": "train", "command": ["python3", "train.py"], "gpus": {"min": 1, "max": 4},
@@ -62,7 +62,7 @@ def server(client: AsyncClient, clock_s: Callable[[], float] = time.monotonic, p
 
         Args:
             simulation: Such as `{"policy": ["fifo", "joint"], "jobs": "history", "days": 7, "start":
-                "2026-11-01T00:00:00Z"}`, or `{"id": "..."}` of one that was asked for before.
+                "2026-11-01T00:00:00Z"}`, or `{"id": "..."}` for one that was requested before.
             wait_s: How long to wait for its end.
         """
         if set(simulation) == {"id"}:
@@ -94,7 +94,7 @@ def server(client: AsyncClient, clock_s: Callable[[], float] = time.monotonic, p
 
 
 def main(url: str | None = None, key: str | None = None) -> None:
-    """Serve over standard input and output until it is closed; address and key by default from the environment."""
+    """Serve over standard input and output until they are closed; address and key by default from the environment."""
 
     async def serve() -> None:
         async with AsyncClient(url, key) as client:
