@@ -46,7 +46,7 @@ def ended_session(session_id: str) -> str:
 
 
 def latency_stream(node_id: str) -> str:
-    """Return the stream of what routers saw of the servers on one node: a `LatencyReport` a second as `report`."""
+    """Return the stream of what routers saw of one node's servers: a `LatencyReport` per second, as `report`."""
     return f"wattshift:node:{node_id}:latency"
 
 

@@ -316,7 +316,7 @@ def amounts(lines: Sequence[Report]) -> list[list[str]]:
 def _within(
     used: Sequence[Report], accounts: Sequence[Report], name: str, shown: Callable[[Iterable[float]], list[str]]
 ) -> list[str]:
-    """Return figures, each with the share by which it may be off."""
+    """Return figures, each with the percentage by which it may be off."""
     figures = [each[name] for each in used]
     widths = [(each.get("half_width") or {}).get(name) for each in accounts]
     return [

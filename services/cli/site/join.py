@@ -237,7 +237,7 @@ class _Node:
 
 
 async def _enrol(settings: dict[str, str], token: str) -> None:
-    """Become the node, and get the certificate by which the control plane knows its agent; it may be repeated."""
+    """Become the node, and get the certificate by which the control plane knows its agent; safe to repeat."""
     from services.kit.enrolment import Enrolment
     from services.kit.problems import ProblemError
 
