@@ -70,7 +70,7 @@ class Access:
         return tenant
 
     async def change_tenant(self, caller: Identity, tenant_id: str, change: TenantChange) -> Tenant:
-        """Change a tenant's limits; the gateway uses them once its cached keys have expired."""
+        """Change a tenant's limits; they apply in the gateway once its cached keys have expired."""
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
             tenant = await repository.tenant(tenant_id, lock=True)
@@ -91,7 +91,7 @@ class Access:
         return tenant
 
     async def tenants(self, page: PageQuery) -> TenantList:
-        """Return one page of tenants, by id."""
+        """Return one page of tenants, ordered by id."""
         after_id = read_cursor(page.cursor, NAME_PATTERN)
         async with self._engine.connect() as connection:
             found = await AccessRepository(connection).tenants(after_id, page.limit + 1)
@@ -128,7 +128,7 @@ class Access:
         return user
 
     async def rotate_key(self, caller: Identity, key_id: str, rotation: KeyRotation) -> NewApiKey:
-        """Replace a key by a new one of the same tenant, user, role, project and label.
+        """Replace a key with a new one of the same tenant, user, role, project and label.
 
         The old one keeps working for ``overlap_s``.
 
@@ -179,7 +179,7 @@ class Access:
         return key
 
     async def revoke_key(self, caller: Identity, key_id: str) -> None:
-        """Revoke a key; revoking one that is revoked already changes nothing.
+        """Revoke a key; if it is already revoked, nothing changes.
 
         Raises:
             ProblemError: 404 if there is no such key, 409 for the last admin key.

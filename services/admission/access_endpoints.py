@@ -88,7 +88,7 @@ async def list_keys(_: Admin, page: Page, access: TheAccess) -> KeyList:
     responses={409: {"description": "The key no longer works: `conflict`."}},
 )
 async def rotate_key(caller: Admin, key_id: str, rotation: KeyRotation, access: TheAccess) -> NewApiKey:
-    """Replace an API key by a new one.
+    """Replace an API key with a new one.
 
     The new key has the tenant, user, role, project and label of the old one. Only this answer contains its secret.
     """

@@ -50,7 +50,7 @@ async def _replace(database_url: str, data_dir: Path) -> None:
 
 
 def main() -> None:
-    """Replace the key; exit 2 if the database is not named."""
+    """Replace the key; exit 2 if ``DATABASE_URL`` names no PostgreSQL database."""
     url = os.environ.get("DATABASE_URL", "")
     if not is_postgres(url):
         exit_with(NOT_POSTGRES)

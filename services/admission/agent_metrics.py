@@ -21,7 +21,7 @@ AT_ONCE = 64
 
 
 class AgentMetrics:
-    """Asks the agent of every node that is up."""
+    """Gathers the metrics of the agents of all nodes that are up."""
 
     def __init__(self, engine: AsyncEngine, session: aiohttp.ClientSession, tokens: AgentTokens) -> None:
         self._engine = engine

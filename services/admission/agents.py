@@ -47,7 +47,7 @@ class AgentTokens:
         self._known: OrderedDict[tuple[str, bytes], Outgoing] = OrderedDict()
 
     def headers(self, node_id: str, agent: Agent, identity: Identity | None = None) -> dict[str, str]:
-        """Return the headers of a request to a node, on behalf of ``identity`` or of admission itself."""
+        """Return the headers for a request to a node, on behalf of ``identity`` or of admission itself."""
         if not agent.enrolment:
             shared = {"authorization": f"Bearer {self._shared}"} if self._shared else {}
             return shared if identity is None else {**shared, OLD_KEY_HEADER: identity.key_id}

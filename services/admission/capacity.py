@@ -88,7 +88,7 @@ class CapacityCache:
         self._read_at_s = float("-inf")
 
     async def get(self, *, fresh: bool = False) -> Capacity:
-        """Return the capacity; with ``fresh``, read it now."""
+        """Return the capacity; with ``fresh``, read it anew."""
         if fresh or time.monotonic() - self._read_at_s > self._max_age_s:
             read_at_s = time.monotonic()
             self._capacity = await self._read()

@@ -37,7 +37,7 @@ class _Parcel:
 
 
 class Committer:
-    """Gathers drafts into commits; ``run`` must be running."""
+    """Gathers drafts into commits; its ``run`` must be running."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class _Wrong:
 
 
 def words_to_find(draft: Draft) -> set[str]:
-    """Return the words by which a submission names jobs that are not part of it."""
+    """Return the words by which a submission refers to jobs outside it."""
     own = {job.spec.name for job in draft.jobs} if draft.entry.batch else set[str]()
     named = (word for job in draft.jobs if job.spec.after for _, word in job.spec.after.references())
     return {word for word in named if isinstance(word, str) and word not in own}

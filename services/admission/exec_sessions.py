@@ -119,7 +119,7 @@ class Exec:
         """Pass input to a command.
 
         Raises:
-            ProblemError: 404 if the caller has no such session, 409 if input before this is missing, 503 if the node
+            ProblemError: 404 if the caller has no such session, 409 if earlier input is missing, 503 if the node
                 does not answer.
         """
         parts = _ID.fullmatch(session_id)

@@ -43,7 +43,7 @@ class EventFeed:
         return (await self._read(Scope(), Position(LAST, LAST))).head
 
     async def read(self, scope: Scope, after: Position) -> tuple[list[StoredEvent], Position]:
-        """Return the next events in ``scope`` and the position after them; an empty page means no more yet."""
+        """Return the next events in ``scope`` and the position after them; an empty page means no more for now."""
         if self._task and after >= self._begins_after:
             start = bisect.bisect_right(self._events, after, key=lambda event: event.position)
             page = self._events[start : start + PAGE]

@@ -1,4 +1,4 @@
-"""The first tenant and the first admin key, made exactly once even if processes start together or are killed."""
+"""The first tenant and the first admin key, created exactly once even if processes start together or are killed."""
 
 from __future__ import annotations
 

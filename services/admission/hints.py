@@ -1,4 +1,4 @@
-"""Hints that wake the scheduler, one for many changes."""
+"""Hints that wake the scheduler; one stands for many changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class JobHints:
         self._wanted = asyncio.Event()
 
     def give(self) -> None:
-        """Send a hint soon; hints that are not sent yet are merged."""
+        """Send a hint soon; hints not yet sent are merged."""
         self._wanted.set()
 
     async def run(self) -> None:

@@ -10,7 +10,7 @@ KEY_PATTERN = r"ws_[A-Za-z0-9_-]{43}"
 
 
 def new_secret() -> str:
-    """Return a new key: 256 random bits after a prefix by which scanners find leaked keys."""
+    """Return a new key: 256 random bits after a prefix that lets scanners find leaked keys."""
     return "ws_" + secrets.token_urlsafe(32)
 
 

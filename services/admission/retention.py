@@ -1,4 +1,4 @@
-"""Keeps the database from growing for ever; what is forgotten, and when, is in docs/operating.md."""
+"""Keeps the database from growing for ever; docs/operating.md says what is forgotten and when."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Kept:
 
     @classmethod
     def of(cls, settings: AdmissionSettings) -> Self:
-        """Return what the settings say."""
+        """Return the retention times in the settings."""
         days = settings.jobs_keep_days, settings.idempotency_keep_days, settings.audit_keep_days
         return cls(*(each * DAY_S if each else None for each in days))
 
 
 class Retention:
-    """Forgets what is old. Several processes may do so at once."""
+    """Forgets what is old. Several processes may do so at the same time."""
 
     def __init__(self, engine: AsyncEngine, kept: Kept) -> None:
         self._engine = engine

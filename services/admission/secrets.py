@@ -38,7 +38,7 @@ class Secrets:
         """Set a secret of the caller's tenant.
 
         Raises:
-            ProblemError: 409 if there is no key to seal with, 403 if the tenant already has the most secrets.
+            ProblemError: 409 if there is no key to seal with, 403 if the tenant already has as many secrets as it may.
         """
         if not self._sealer.has_key:
             raise NO_KEY

@@ -26,7 +26,7 @@ DATABASE_DISK = "The database's disk"
 
 
 class Submissions:
-    """Answers submissions, many at a time; an invalid entry does not affect the others."""
+    """Answers submissions, many at a time; an invalid one does not affect the others."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_networks)]
 
 
 class AdmissionSettings(SealingSettings):
-    """``ADMISSION_*``, and what all processes share."""
+    """``ADMISSION_*``, and the settings that all processes share."""
 
     model_config = SettingsConfigDict(env_prefix="ADMISSION_")
 

@@ -1,4 +1,4 @@
-"""What cancel, hold and release do in each state of a job; no effects."""
+"""What cancel, hold and release do in each job state; no effects."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def read_last_event_id(header: str | None) -> Position | None:
 
 
 def as_sse(event: StoredEvent) -> bytes:
-    """Return an event in the format of server-sent events."""
+    """Return an event in the server-sent events format."""
     message = event.message()
     return f"id: {message.id}\nevent: {message.type}\ndata: {message.model_dump_json()}\n\n".encode()
 

@@ -133,7 +133,7 @@ def _not_a_pool(pointers: list[str]) -> ProblemError:
 
 
 def check_capacity(draft: Draft, capacity: Capacity) -> ProblemError | None:
-    """Return a problem if there are gangs that the registered nodes can never hold."""
+    """Return a problem if a submission asks for gangs that the registered nodes can never hold."""
     errors: list[FieldError] = []
     for index, job in enumerate(draft.jobs):
         found = impossibility(job.spec.gpus, capacity)
@@ -147,7 +147,7 @@ def check_capacity(draft: Draft, capacity: Capacity) -> ProblemError | None:
 
 @dataclass(slots=True, frozen=True)
 class MadeJob:
-    """A stored job, as in the answer to its submission."""
+    """A stored job, as it appears in the answer to its submission."""
 
     id: str
     name: str
@@ -158,7 +158,7 @@ class MadeJob:
 
 
 def accepted(jobs: Sequence[MadeJob], *, batch: bool, replayed: bool) -> SubmissionAnswer:
-    """Return the answer to a submission that is in the database; it is the same at every repetition."""
+    """Return the answer to a submission that is in the database; repetitions get the same one."""
     made: list[dict[str, Any]] = [
         {"id": j.id, "number": j.number, "name": j.name, "state": j.state, "submitted_at": j.submitted_at} for j in jobs
     ]

@@ -34,7 +34,7 @@ async def start_upload(caller: ProjectCaller, sha256: str, spec: UploadSpec, upl
 
 @router.get("/v1/uploads/{sha256}")
 async def get_upload(caller: ProjectCaller, sha256: str, uploads: TheUploads) -> Upload:
-    """Get how much of an upload is there."""
+    """Get how much of an upload has arrived."""
     return await uploads.get(caller, _checked(sha256))
 
 
@@ -44,7 +44,7 @@ async def send_upload_chunk(
 ) -> Upload:
     """Send a part of an upload.
 
-    With the last one, the whole is compared with its SHA-256; if they differ, all of it has to be sent again.
+    After the last one, the whole is checked against its SHA-256; if they differ, all of it has to be sent again.
     """
     if not re.fullmatch("[0-9]{1,9}", number):
         raise not_found("chunk")

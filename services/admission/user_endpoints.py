@@ -60,7 +60,7 @@ async def change_user(caller: Admin, tenant_id: str, name: str, change: UserChan
 
 @router.get("/v1/whoami")
 async def get_own_identity(caller: ProjectCaller, users: TheUsers) -> OwnIdentity:
-    """Get the tenant, user, role and project of the key that is used."""
+    """Get the tenant, user, role and project of the key in use."""
     return await users.own(caller)
 
 

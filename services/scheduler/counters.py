@@ -1,4 +1,4 @@
-"""What the scheduler counts as it happens, for ``/metrics``."""
+"""Counters of the scheduler, for ``/metrics``."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ async def list_policies(_: ProjectCaller, service: Service) -> PolicyList:
 
 @router.get("/policies/active", tags=["policies"])
 async def get_active_policy(_: ProjectCaller, service: Service, settings: Settings) -> ActivePolicy:
-    """Get the policy that is active."""
+    """Get the active policy."""
     return _active(await service.active_policy(), settings)
 
 
@@ -164,7 +164,7 @@ async def get_plan(round_number: Round, _: Operator, service: Service) -> PlanSu
 async def sleep_node(node_id: Name, operator: Operator, service: Service, redis: Hints, hook: Hook) -> NodePower:
     """Power down an idle node.
 
-    A job that is planned on the node wakes it again.
+    The node is woken again when a job is planned on it.
     """
     await _power(service, node_id)
     _check_hook(hook, node_id)

@@ -22,8 +22,8 @@ router = APIRouter(prefix="/v1", tags=["nodes"])
 async def list_engines(request: Request, _: Operator) -> EngineList:
     """List engines.
 
-    Engines are what else runs jobs on the site, such as Slurm; each comes with what was decided about its jobs, day by
-    day.
+    Engines are other systems that run jobs on the site, such as Slurm; each comes with what was decided about its
+    jobs, day by day.
     """
     database: Database = request.app.state.database
     async with database.transaction("repeatable_read", readonly=True) as connection:

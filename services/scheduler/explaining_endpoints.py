@@ -1,4 +1,4 @@
-"""HTTP of explanations: one job for its users, and the live state for the what-if service."""
+"""HTTP endpoints for explanations: one job for its users, and the live state for the what-if service."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ async def explain_job(job_id: Name, caller: ProjectCaller, explaining: Explainin
 
 @router.get("/internal/live")
 async def read_live_state(_: Operator, explaining: Explaining) -> LiveState:
-    """Return the live queue and cluster; for the what-if service."""
+    """Return the live queue and cluster for the what-if service."""
     return await explaining.live_state()

@@ -1,4 +1,4 @@
-"""One scheduler decides at a time: a session lock in PostgreSQL, held by a connection of its own."""
+"""One scheduler decides at a time: the holder of a session lock in PostgreSQL, on a connection of its own."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Scheduler:
 
     @property
     def leads(self) -> bool:
-        """Whether this process decides, and no other."""
+        """Whether this process alone decides."""
         return self._leadership.is_held
 
     @property

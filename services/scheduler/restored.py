@@ -37,7 +37,7 @@ async def _main(database_url: str) -> None:
 
 
 def main() -> None:
-    """Print how many gangs were given up; exit 2 if the database is not named."""
+    """Print how many gangs were given up; exit 2 if ``DATABASE_URL`` names no PostgreSQL database."""
     url = os.environ.get("DATABASE_URL", "")
     if not is_postgres(url):
         exit_with(NOT_POSTGRES)

@@ -16,7 +16,7 @@ from services.scheduler.repository.shares import ShareRow
 
 
 class PowerRefusedError(Exception):
-    """A node's power cannot be changed as asked; the message says why."""
+    """A node's power cannot be changed as requested; the message says why."""
 
 
 class SchedulerService:
@@ -59,7 +59,7 @@ class SchedulerService:
             return await rounds.plan(connection, number)
 
     async def node_power(self, node_id: str) -> NodePowerRow | None:
-        """Return a node's power; None without such a node."""
+        """Return a node's power; None if there is no such node."""
         async with self._database.connection() as connection:
             return await node_power.node_power(connection, node_id)
 
@@ -123,7 +123,7 @@ class SchedulerService:
         return node
 
     async def job(self, job_id: str) -> ProfiledJob | None:
-        """Return a job's owner, its kind and its size."""
+        """Return a job's owner, kind and size; None if there is no such job."""
         async with self._database.connection() as connection:
             return await profiles.job(connection, job_id)
 
@@ -133,7 +133,7 @@ class SchedulerService:
             return await profiles.in_force(connection, job_id)
 
     async def profile(self, kind: str) -> tuple[list[LearnedRow], list[MeasurementRow]]:
-        """Return what was learned of a kind of job, and its last measurements."""
+        """Return what was learned about a kind of job, and its last measurements."""
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             return await profiles.learned(connection, kind), await profiles.measurements(connection, kind)
 
@@ -143,6 +143,6 @@ class SchedulerService:
             return await predictions.prediction(connection, job_id)
 
     async def length_models(self) -> list[ModelRow]:
-        """Return the versions of the model of job lengths, newest first, without their content."""
+        """Return the versions of the job length model, newest first, without their contents."""
         async with self._database.connection() as connection:
             return await predictions.models(connection)

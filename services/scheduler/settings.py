@@ -1,4 +1,4 @@
-"""The scheduler's settings: `SCHEDULER_...`, and what the whole installation shares."""
+"""The scheduler's settings: `SCHEDULER_...`, and those that the whole installation shares."""
 
 from __future__ import annotations
 

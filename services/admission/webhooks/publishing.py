@@ -99,5 +99,5 @@ def _deliveries_of_event(row: RowMapping, receivers: Iterable[Receiver]) -> list
 
 
 def delivery_of(webhook_id: str, message: WebhookMessage) -> NewDelivery:
-    """Return a message as a delivery; its body is kept as it is, so that every attempt sends the same."""
+    """Return a message as a delivery; its body is stored unchanged, so that every attempt sends the same one."""
     return NewDelivery(new_id("msg"), webhook_id, message.type, message.model_dump_json())

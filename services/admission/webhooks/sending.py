@@ -78,7 +78,7 @@ class Sender:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def aclose(self) -> None:
-        """Stop sending; what was not accepted by then is attempted again by the next process."""
+        """Stop sending; the next process attempts again what has not been accepted by then."""
         await end_tasks(self._tasks.values())
         for session in self._sessions.values():
             await session.close()

@@ -1,4 +1,4 @@
-"""Secrets and signatures of webhooks, by the Standard Webhooks specification, section "Signature scheme"."""
+"""Secrets and signatures of webhooks, following the Standard Webhooks specification, section "Signature scheme"."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sign(secret: str, message_id: str, timestamp_s: int, body: str) -> str:
         secret: ``whsec_`` and the key in base64.
         message_id: The header `webhook-id`.
         timestamp_s: The header `webhook-timestamp`, UTC seconds.
-        body: The body as it is sent.
+        body: The body as sent.
     """
     key = base64.b64decode(secret.removeprefix(PREFIX))
     signed = f"{message_id}.{timestamp_s}.{body}".encode()

@@ -117,7 +117,7 @@ Fate = Admit | Stays | Runs | RunsOn | Waits | Ends
 
 
 def fate_of(known: Known, report: EngineJob, devices: Devices) -> Fate | None:
-    """Return what a report means for a job; None: nothing.
+    """Return what a report means for a job; None if nothing.
 
     Args:
         known: What we know.

@@ -119,7 +119,7 @@ class EngineIngest:
 
 
 class _Fold:
-    """One report, on its way into the database."""
+    """One report on its way into the database."""
 
     def __init__(self, connection: Connection, row: UnfoldedRow) -> None:
         self._connection = connection

@@ -303,7 +303,7 @@ class Explanations:
         )
 
     async def _baseline(self, facts: Facts, until: datetime) -> float | None:
-        """Return the job's energy at the mean intensity of its zones since its submission, gCO2; None if unknown."""
+        """Return what the job would have emitted at its zones' mean intensity since submission, gCO2; None: unknown."""
         start_s, end_s = facts.row.submitted_at.timestamp(), until.timestamp()
         if not facts.by_zone or not all(part.one_signal for part in facts.by_zone):
             return None

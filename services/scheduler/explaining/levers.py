@@ -42,7 +42,7 @@ IN_LEDGER = "Levers: by what the ledger has of this job; what it does not tell i
 
 
 def of_round(dry: DryRound, job_id: JobId) -> list[LeverEffect]:
-    """Return the effects on a waiting or running job, from a round not applied; none if its policy has none."""
+    """Return the effects on a waiting or running job, by a round not applied; none if its policy explains none."""
     if not isinstance(dry.policy, ExplainsLevers) or job_id not in dry.snapshot.jobs.index:
         return []
     return shown(dry.policy.levers(dry.snapshot, dry.memory, job_id))

@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True)
 class WhyItWaits:
-    """The answer of one round that was not applied; ``place`` is None for a job that the policy does not see."""
+    """The answer from one round that was not applied; ``place`` is None for a job that the policy does not see."""
 
     explanation: WaitingExplanation
     reason: str | None

@@ -21,7 +21,7 @@ log = Log(__name__)
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What one look found: how many jobs it cancelled, and what changes when a dependency is met."""
+    """What one look found: how many jobs it cancelled, and what changes once a dependency is met."""
 
     cancelled: int
     still_open: Hashable

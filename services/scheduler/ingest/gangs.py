@@ -11,7 +11,7 @@ from services.core.domain.jobs import JobState
 
 
 class GangState(StrEnum):
-    """Where an allocation stands."""
+    """The state of an allocation."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -20,7 +20,7 @@ class GangState(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why an allocation ended or is made to end; the codes are shown to users as the job's reason."""
+    """Why an allocation ended or is being ended; users see the codes as the job's reason."""
 
     FINISHED = "finished"
     FAILED = "failed"
@@ -104,7 +104,7 @@ class Gang:
             long after the last; and how many there may be before somebody has to look at the job.
         restart_after_node_loss: Whether the job runs again after it has lost a node.
         stands_out: Whether most other nodes stayed up when this gang lost one.
-        finished_before: An earlier gang of the job finished it, as a node that had been given up says.
+        finished_before: An earlier gang of the job finished it, according to a node that had been given up.
     """
 
     state: GangState
@@ -322,7 +322,7 @@ def _exit_code(gang: Gang) -> int | None:
 
 
 def _detail(gang: Gang, reason: EndReason | None = None) -> str | None:
-    """Return what the first share that broke off, for ``reason`` if it is given, says about that."""
+    """Return the detail from the first share that broke off; with ``reason``, from the first that did so for it."""
     broke_off = [share for share in gang.shares if share.detail and share.broke_off in (reason or share.broke_off,)]
     own = [share.detail for share in broke_off if share.broke_off]
     return next(iter(own), None)

@@ -256,7 +256,7 @@ class Ingest:
         return True
 
     async def _believe(self, job_id: str) -> bool:
-        """End a job that waits to run again although it had finished, as a node that had been given up says."""
+        """End a job that waits to run again but had finished, according to a node that had been given up."""
         async with self._database.transaction() as connection:
             moved = await jobs.move(
                 connection,

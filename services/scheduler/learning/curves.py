@@ -41,7 +41,7 @@ class MeasuredCurve(Message):
         """Return it as policies see it.
 
         Raises:
-            DomainError: its columns do not fit together.
+            DomainError: its columns do not match.
         """
         return ControlCurve(*(np.array(column, dtype=np.float64) for column in (self.values, self.speed, self.power_w)))
 
@@ -56,7 +56,7 @@ def read_curves(path: Path) -> KnownCurves:
     """Return the curves of a file.
 
     Raises:
-        DomainError: no such file, or not of that form.
+        DomainError: the file does not exist, or does not have that form.
     """
     try:
         entries = _entries.validate_json(path.read_bytes())

@@ -224,7 +224,7 @@ def gang_table(
 
 
 def with_hosts(table: GangTable, host_w: float) -> GangTable:
-    """Return the table with the host's draw, ``host_w`` for each GPU, added to that of its gangs."""
+    """Return the table with the host's draw, ``host_w`` per GPU, added to that of its gangs."""
     return replace(table, power_w=table.power_w + host_w * table.gpus[:, None])
 
 

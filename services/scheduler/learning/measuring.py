@@ -51,7 +51,7 @@ class Point:
     Attributes:
         step_time_s: Seconds per unit of the job's own work.
         power_w: Mean draw of one of its GPUs.
-        elapsed_s: How long was measured.
+        elapsed_s: How long the measurement took.
         local_batch: Samples per GPU and step; 0 where the job does not say.
         report_s: Mean time between two reports.
         over: Whether a report has ended its interval.
@@ -203,7 +203,7 @@ class Measuring:
         self._database = database
 
     async def look(self) -> int:
-        """Take every measurement that is due one step further; return how many were."""
+        """Take every measurement that is due one step further; return how many."""
         async with self._database.connection() as connection:
             running = await measurements.running(connection)
             if not running:

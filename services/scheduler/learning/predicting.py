@@ -106,7 +106,7 @@ def _limit_gpu_s(row: SpecRow) -> float:
 
 
 def remaining_s(gpu_s: Floats, progress: Floats, attained_gpu_s: Floats, min_gpus: Floats) -> Floats:
-    """Return how long jobs still need on their smallest gang, seconds, if twice the GPUs take half the time: (n_jobs,).
+    """Return how much longer jobs need on their smallest gang, seconds, if twice the GPUs halve the time: (n_jobs,).
 
     Args:
         gpu_s: GPU seconds predicted for the whole job; NaN where nothing is.

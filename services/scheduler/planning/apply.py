@@ -150,7 +150,7 @@ class Applied:
 
     @property
     def changes(self) -> int:
-        """How many gangs it started, stopped or set, and nodes it powered."""
+        """How many gangs were started, stopped or set, and nodes powered."""
         return self.starts + self.preemptions + self.controls + self.nodes
 
 

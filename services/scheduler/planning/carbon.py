@@ -74,7 +74,7 @@ class CarbonWatch:
         return answer.as_domain()
 
     def forecast_made_at(self, zone: str) -> datetime | None:
-        """Return when the forecast that is in use was made; None if that is unknown."""
+        """Return when the forecast in use was made; None if that is unknown."""
         return self._made_at.get(zone)
 
     async def past_mean(self, zone: str, signal: str, start_s: float, end_s: float) -> float | None:

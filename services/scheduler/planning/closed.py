@@ -1,4 +1,4 @@
-"""Nodes that have what a job asks for, but take no work: the job's reason for waiting names them."""
+"""Nodes that have what a job asks for but take no work: the job's reason for waiting names them."""
 
 from __future__ import annotations
 

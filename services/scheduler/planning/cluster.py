@@ -146,7 +146,7 @@ def device_indices(node: NodeRow) -> set[int]:
 
 
 def settable(cluster: Cluster) -> tuple[frozenset[ControlKind], ...]:
-    """Return, for each kind of node, the controls that every device of the kind takes."""
+    """Return, for each kind of node, the controls that all of its devices support."""
     return tuple(
         _taken_by_all([device for node in cluster.nodes if kind_of(node) == kind for device in node.devices])
         for kind in cluster.kinds

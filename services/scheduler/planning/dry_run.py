@@ -62,7 +62,7 @@ class Power:
 
 
 class DryRuns:
-    """Answers what would become of a job."""
+    """Answers what would become of a job that was submitted now."""
 
     def __init__(self, database: Database, view: LiveView) -> None:
         self._database = database
@@ -245,7 +245,7 @@ def _power_on_gpus(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec
 
 
 def latest_start_s(spec: JobSpec, submitted_s: float, length: Length) -> float:
-    """Return the latest time at which a job must begin, by its deadline and flexibility; UTC seconds, inf: any."""
+    """Return when a job must begin at the latest, by its deadline and flexibility; UTC seconds, inf: any time."""
     latest_s = math.inf
     if spec.deadline is not None:
         latest_s = spec.deadline.timestamp() - (length.seconds or 0.0)

@@ -28,7 +28,7 @@ PHASES = {
 
 
 def phase_of(job: JobRow) -> Phase:
-    """Return a job's phase; a gang that is being stopped is on its way out, whatever its job's state says."""
+    """Return a job's phase; a gang that is being stopped is on its way out, whatever the job's state says."""
     return _phase(job.state, job.allocation_state)
 
 
@@ -37,7 +37,7 @@ def _phase(state: str, allocation_state: str | None) -> Phase:
 
 
 def phases_of(jobs: JobRows) -> Ints:
-    """Return ``phase_of`` each job: (n_jobs,)."""
+    """Return ``phase_of`` for each job: (n_jobs,)."""
     states = jobs.kinds("state", "allocation_state")
     return np.array([_phase(*each) for each in states.values], dtype=np.int64)[states.of]
 
@@ -125,7 +125,7 @@ def length_spreads(jobs: JobRows, predictions: Predictions | None) -> dict[JobId
 
 
 def progress_of(job: JobRow, now_s: float) -> tuple[float, float]:
-    """Return the share of one job that is done, NaN where that is not known, and its GPU seconds so far."""
+    """Return the share of one job that is done, NaN if unknown, and its GPU seconds so far."""
     done = math.nan if job.done is None or not job.work else min(job.done / job.work, 1.0)
     return done, job.attained_gpu_s + job.gpus * max(now_s - job.since_s, 0.0)
 
@@ -162,7 +162,7 @@ def fits(
 
 
 def _efficiencies(jobs: Sequence[JobRow], rows: Sequence[EfficiencyRow]) -> tuple[Floats, Floats]:
-    """Return progress per joule at the minimum gang and at the present one, or the last one of a waiting job.
+    """Return progress per joule with the minimum gang and with the present one, or the last one of a waiting job.
 
     Both are (n_jobs,), NaN where nothing was measured.
     """

@@ -30,7 +30,7 @@ from services.scheduler.settings import SchedulerSettings
 
 @dataclass(frozen=True)
 class Live:
-    """The rows of one moment, and what is known of the grids and of the lengths of jobs."""
+    """The rows of one moment, and what is known about the grids and the lengths of jobs."""
 
     rows: ClusterRows
     outlooks: tuple[CarbonOutlook, ...]

@@ -57,7 +57,7 @@ def waiting_instances(
     """Return the service instances that wait, oldest first.
 
     Args:
-        jobs: Of the table of jobs.
+        jobs: Those in the table of jobs.
         nodes: In the order of ``table``.
         table: The nodes as policies see them.
         eligible: (n_jobs, n_gpu_models) where each job may run.

@@ -25,13 +25,13 @@ from services.scheduler.repository.snapshots import JobRow, NodeRow, PartitionRo
 
 @dataclass(frozen=True)
 class CutGpus:
-    """The GPUs that are not for policies.
+    """The GPUs that policies do not see.
 
     Attributes:
         hidden: Those GPUs, by node.
         units: What jobs on slices may run on.
-        owners: (n_units,) the fleet that each is kept for, None for any job.
-        memory_gib: (n_units,) of each.
+        owners: (n_units,) the fleet that each is kept for; None for any job.
+        memory_gib: (n_units,) memory of each.
     """
 
     hidden: dict[str, set[int]]
@@ -99,10 +99,10 @@ def without_held(hidden: dict[str, set[int]], jobs: Sequence[JobRow]) -> dict[st
 def waiting_slice_jobs(
     jobs: JobRows, nodes: Sequence[NodeRow], table: NodeTable, eligible: Bools, cut: CutGpus
 ) -> tuple[SliceJob, ...]:
-    """Return the jobs that wait for a slice: service instances first, then by priority, then the oldest.
+    """Return the jobs that wait for a slice: service instances first, then by priority, then by age.
 
     Args:
-        jobs: Of the table of jobs.
+        jobs: Those in the table of jobs.
         nodes: In the order of ``table``.
         table: The nodes as policies see them, with all their GPUs.
         eligible: (n_jobs, n_gpu_models) where each job may run.
@@ -124,7 +124,7 @@ def _turn(job: JobRow) -> tuple[bool, int, float, str]:
 
 
 class _Suitability:
-    """Which units jobs may run on; jobs that ask for the same share one answer."""
+    """Which units jobs may run on; jobs that ask for the same thing share one answer."""
 
     def __init__(self, nodes: Sequence[NodeRow], table: NodeTable, cut: CutGpus) -> None:
         self._nodes = nodes

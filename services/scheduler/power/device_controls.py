@@ -2,7 +2,7 @@
 
 An allocation keeps what its devices are set to, with a revision that every change raises; nodes follow the highest
 they have received and report it. A control that a node's devices refuse goes back to the default on all of the gang's
-nodes, once and for this gang, and the job's events say why.
+nodes, once and for the life of the gang, and the job's events say why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NoSuchGangError(Exception):
 async def set_gangs(
     connection: Connection, actions: Sequence[SetPowerLimit | SetClock]
 ) -> list[SetPowerLimit | SetClock]:
-    """Write the controls that a plan sets, with an event and the nodes' commands; return those that changed anything.
+    """Write the controls that a plan sets, with an event and the nodes' commands; return those that changed something.
 
     Controls that a gang's devices have refused are not sent to them again.
 
@@ -69,7 +69,7 @@ async def take_refusals(database: Database, gang: LiveGang, reports: Mapping[str
     Args:
         database: The database.
         gang: A live one.
-        reports: Its nodes' reports on its controls, by node.
+        reports: The nodes' reports on its controls, by node.
     """
     refusals = {
         kind: f"{node}: {why}"

@@ -1,7 +1,7 @@
 """How a node is powered: not at all, by an operator's own command, or through its management controller (IPMI).
 
 Both run as a process of their own, so that a time limit can end them and a library's threads stay out of the scheduler.
-A hook may be run again at any time, even for a node already in the right state: after a crash that is not known.
+A hook may be run again at any time, even for a node already in the right state: after a crash, its state is not known.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HookError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A node as hooks know it."""
+    """A node as hooks see it."""
 
     node_id: str
     address: str
@@ -81,7 +81,7 @@ class CommandHook:
     """Runs an operator's command; exit status 0 means done."""
 
     def __init__(self, on_command: Sequence[str], off_command: Sequence[str], time_limit_s: float) -> None:
-        """Take the two templates.
+        """Take the two command templates.
 
         Raises:
             DomainError: one is empty, or names an unknown placeholder.
@@ -120,7 +120,7 @@ def _check_template(template: tuple[str, ...], variable: str) -> None:
 
 
 class Controller(BaseModel):
-    """A management controller; its password is in a file or an environment variable that is named here."""
+    """A management controller; its password is in the file or environment variable named here."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -142,7 +142,7 @@ class Controller(BaseModel):
         """Return the secret.
 
         Raises:
-            DomainError: it is not where it should be.
+            DomainError: it is not where it is said to be.
         """
         if self.password_file is not None:
             try:
@@ -169,7 +169,7 @@ class IpmiHook:
         """Take the controllers by node.
 
         Raises:
-            DomainError: pyghmi is not installed, or a password is not where it should be.
+            DomainError: pyghmi is not installed, or a password is not where it is said to be.
         """
         if importlib.util.find_spec("pyghmi") is None:
             raise DomainError("SCHEDULER_NODE_POWER=ipmi needs pyghmi: pip install 'wattshift-control-plane[ipmi]'")
@@ -189,7 +189,7 @@ class IpmiHook:
         """Switch the chassis.
 
         Raises:
-            HookError: the controller is unknown, does not answer, or the state read back is another.
+            HookError: the controller is unknown, does not answer, or the state read back is not the requested one.
         """
         controller = self._controllers.get(target.node_id)
         if controller is None:
@@ -229,7 +229,7 @@ def build_hook(settings: SchedulerSettings) -> PowerHook:
     """Return the hook that the settings choose.
 
     Raises:
-        DomainError: the settings are not sufficient for it.
+        DomainError: the settings do not suffice for it.
     """
     if settings.node_power == "command":
         return CommandHook(

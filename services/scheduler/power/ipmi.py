@@ -2,8 +2,8 @@
 
 The request is JSON on standard input.
 
-pyghmi keeps threads and sockets for every session it ever opened; here they end with the process. The password comes
-through the pipe, so that no list of processes shows it.
+pyghmi keeps threads and sockets for every session that it has ever opened; here they end with the process. The password
+comes through the pipe, so that no process list shows it.
 """
 
 from __future__ import annotations

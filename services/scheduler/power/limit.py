@@ -38,11 +38,11 @@ class PowerWatch:
 
     @property
     def trigger(self) -> Trigger:
-        """The kind of that round."""
+        """The kind of round to hold."""
         return Trigger.ACTIVE if self._above >= PATIENCE else Trigger.PASSIVE
 
     def at_rest(self, now_s: float) -> bool:
-        """Whether the last change is in force by now."""
+        """Whether the last change has taken effect."""
         unrest = self._interval_s * LONGEST_UNREST
         return now_s - self._changed_s >= self._settle_s or now_s - self._measured_s >= unrest
 

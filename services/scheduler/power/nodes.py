@@ -91,7 +91,7 @@ def next_step(node: ChangingNode, patience: Patience) -> PowerStep | None:
 
 
 class NodePower:
-    """Runs the hooks of one leading scheduler; knows nothing but which of them run in this process now."""
+    """Runs the hooks of one leading scheduler; its only state is which of them are running in this process."""
 
     def __init__(self, database: Database, hook: PowerHook, settings: SchedulerSettings) -> None:
         self.hook = hook
@@ -198,7 +198,7 @@ class NodePower:
                 task.add_done_callback(lambda _, node_id=node_id: self._running.pop(node_id, None))
 
     async def _begin(self, node_id: str, state: PowerState) -> Target | None:
-        """Note an attempt before it is made, so that those that end in a crash count too."""
+        """Note an attempt before it is made, so that attempts that end in a crash count too."""
         async with self._database.transaction() as connection:
             begun = await node_power.begin(connection, node_id, state, command_stream(node_id))
             if begun is None:
