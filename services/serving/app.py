@@ -45,7 +45,7 @@ WORKERS_LOOK_S = 0.5
 
 
 def create_app(settings: ServingSettings) -> FastAPI:
-    """Return the app; while it runs, it has pools planned and runs them as planned."""
+    """Return the app; while it runs, pools are planned and run as planned."""
     engine = create_engine(settings.database_url, application_name="serving")
     plan_rows = plan_repository(engine)
     repository = ServingRepository(engine)

@@ -155,7 +155,7 @@ async def get_app_report(
 ) -> AppReport:
     """Report an application's variants, accuracy, latency and emissions.
 
-    Beside them stands BASE: the most accurate variant on whole GPUs, modelled by its profile.
+    For comparison it includes BASE: the most accurate variant on whole GPUs, modelled from its profile.
     """
     return await apps.report(app, query, caller)
 

@@ -1,4 +1,4 @@
-"""Requests of serving to the carbon service."""
+"""Serving's requests to the carbon service."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ class CarbonZones:
         return {zone.zone: set(zone.signals) for zone in found.items}
 
     async def check(self, named: Mapping[str, tuple[str, Signal | None]]) -> None:
-        """Refuse zones and signals that do not exist; what cannot be checked now shows in plans.
+        """Refuse zones and signals that do not exist.
+
+        If the carbon service does not answer nothing is refused, and mistakes show in plans instead.
 
         Args:
-            named: Zones with their signals, None for the default, by where the request names them.
+            named: Zones with their signals (None for the default), by where the request names them.
 
         Raises:
-            ProblemError: 422, there is no such zone or signal.
+            ProblemError: 422 if there is no such zone or signal.
         """
         zones = await self.signals() if named else None
         if zones is None:
@@ -60,19 +62,19 @@ class CarbonZones:
 
 
 def invalid(pointer: str, detail: str, code: ProblemCode = ProblemCode.INVALID_REQUEST) -> ProblemError:
-    """Return the refusal of a request, with what is wrong where."""
+    """Return the 422 problem for an invalid field of a request."""
     return ProblemError(422, code, detail, errors=[FieldError(pointer=pointer, detail=detail)])
 
 
 class Intensities:
-    """The carbon intensities in force, by zone and signal, as far as the carbon service has said."""
+    """The carbon intensities in force, by zone and signal, as the carbon service last stated them."""
 
     def __init__(self, carbon: Carbon) -> None:
         self._carbon = carbon
         self._known: dict[tuple[str, str | None], tuple[float, CurrentIntensity | None]] = {}
 
     async def of(self, wanted: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], CurrentIntensity]:
-        """Return what is known; a value that can not be renewed stays, marked as stale by its own age."""
+        """Return the known intensities; one that cannot be renewed is kept, and marked as stale by its own age."""
         now_s = time.monotonic()
         keys = set(wanted)
         due = [key for key in keys if self._known.get(key, (0.0, None))[0] <= now_s]
@@ -90,14 +92,14 @@ class Intensities:
 
 
 class Baselines:
-    """The mean intensity of each zone's last seven days, by the grid's clock."""
+    """The mean intensity of each zone over the last seven days, by the grid's clock."""
 
     def __init__(self, carbon: Carbon) -> None:
         self._carbon = carbon
         self._known: dict[tuple[str, str | None], tuple[float, float]] = {}
 
     async def of(self, fleet: FleetSpec) -> float | None:
-        """Return the intensity in gCO2/kWh: the fleet's own, else the mean; None where nothing is known."""
+        """Return the baseline in gCO2/kWh: the fleet's own, or else the mean; None if nothing is known."""
         if fleet.baseline_gco2_per_kwh is not None:
             return fleet.baseline_gco2_per_kwh
         key = fleet.zone, fleet.signal and str(fleet.signal)
@@ -119,9 +121,9 @@ class Baselines:
 async def place_intensities(
     settings: ServingSettings, spec: PoolSpec, from_s: float, now_s: float
 ) -> dict[str, PlaceIntensity]:
-    """Return the means over the steps of a plan from ``from_s`` on, by place.
+    """Return each place's mean intensities over the steps of a plan that begins at ``from_s``.
 
-    Durations are in real seconds, as those of requests are: in a replay the grid's clock runs faster.
+    Durations are in real seconds, like those of requests: in a replay the grid's clock runs faster.
 
     Raises:
         ProblemError: The carbon service does not answer.

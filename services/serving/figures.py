@@ -16,7 +16,7 @@ from services.serving.repository.figures import read
 
 
 def show_figures(metrics: Metrics, engine: AsyncEngine, plans: WorkRepository) -> None:
-    """Have everything shown that serving owns."""
+    """Register all metrics that serving owns."""
 
     async def read_serving() -> Iterable[Metric]:
         found = await read(engine)

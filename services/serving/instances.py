@@ -181,10 +181,10 @@ class InstanceJob:
     """The job of an instance.
 
     Attributes:
-        queued_at: Since when it waits.
+        queued_at: Since when it has been waiting.
         url: Where it listens; None unless its process runs.
-        running_at: Since when its process runs.
-        listener: Who listens on its port; None where its node does not say.
+        running_at: Since when its process has been running.
+        listener: Who listens on its port; None if its node does not tell.
     """
 
     state: JobState
@@ -201,8 +201,8 @@ class InstanceJob:
 class Instance:
     """A row of ``pool_instances`` that has not ended.
 
-    ``pool`` is its owner's key: a pool's name, or ``app:`` and an application's. ``job_id`` is found by the key of its
-    submission, where need be.
+    ``pool`` is its owner's key: a pool's name, or ``app:`` and an application's name. ``job_id`` is found by the key of
+    its submission if necessary.
     """
 
     id: str
@@ -243,6 +243,6 @@ class Instance:
 
 @lru_cache(maxsize=4_096)
 def read_terms(document: str) -> tuple[InstanceTerms, dict[str, Any]]:
-    """Return terms as stored, and what the process depends on; cached, because many instances share few terms."""
+    """Return stored terms, and what the process depends on; cached, because many instances share few terms."""
     terms = InstanceTerms.model_validate_json(document)
     return terms, terms.process()

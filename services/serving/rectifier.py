@@ -1,4 +1,4 @@
-"""Has pools, fleets and their instances go on when the database's clock was ahead and has been set back."""
+"""Keeps pools, fleets and their instances going when the database's clock was ahead and has been set back."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ log = Log(__name__)
 
 
 class Rectifier:
-    """Looks for times that are yet to come, and brings them back."""
+    """Looks for times in the future, and moves them to the recent past."""
 
     def __init__(self, repository: ServingRepository) -> None:
         self._repository = repository
 
     async def run(self) -> None:
-        """Repeat until cancelled; a turn that fails (the database is away) is left to the next."""
+        """Repeat until cancelled; if a turn fails (the database is away), the next one tries again."""
         await repeat(self.look, EVERY_S, failed="rectifier.not_looked", when=self._repository.presence.wait)
 
     async def look(self) -> int:
-        """Return the number of rows that said something of a time to come, and no longer do."""
+        """Correct all rows with times in the future, and return how many there were."""
         async with self._repository.writing() as queries:
             changed = await rectify(queries.connection)
         if changed:

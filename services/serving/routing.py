@@ -1,4 +1,4 @@
-"""What routers need to know: the pools that serve models, their servers, and the endpoints of others."""
+"""What routers need to know: the pools that serve models, their servers, and registered endpoints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HELD_AGE_S = 5.0
 
 
 class Routing:
-    """Makes the routers' table, and remembers what they hold at servers that drain."""
+    """Makes the routers' table, and remembers how many requests they hold at draining servers."""
 
     def __init__(self, repository: ServingRepository, intensities: Intensities, settings: ServingSettings) -> None:
         self._repository = repository
@@ -70,7 +70,7 @@ class Routing:
             return self._made[1]
 
     def forget(self) -> None:
-        """Make the next table afresh, however recent the last one is."""
+        """Have the next table made afresh, however recent the last one is."""
         self._made = None
 
     def hold(self, report: HeldRequests) -> None:
@@ -81,7 +81,7 @@ class Routing:
             self._held[report.router, server] = (count, now_s)
 
     def held(self, server: str) -> int:
-        """Return how many requests routers said a moment ago that they hold at a server."""
+        """Return how many requests routers recently said they hold at a server."""
         oldest_s = time.monotonic() - HELD_AGE_S
         return sum(count for (_, each), (count, at_s) in self._held.items() if each == server and at_s > oldest_s)
 
@@ -174,7 +174,7 @@ def _app(app: AppRecord) -> RoutedApp:
 def _app_server(
     row: ServerRow, app: AppRecord, fleet: FleetSpec, intensity: CurrentIntensity | None, pue: float
 ) -> RoutedAppServer:
-    """Return an instance; of one whose variant or profile is gone from the spec less is known."""
+    """Return an instance; less is known of one whose variant or profile is gone from the spec."""
     name, size = variant_and_slice(row.mode)
     variant = next((each for each in app.spec.variants if each.name == name), None)
     profile = next((each for each in variant.profiles if each.slice == size), None) if variant else None
@@ -192,7 +192,7 @@ def _app_server(
 
 
 def _of_any(row: ServerRow, intensity: CurrentIntensity | None, pue: float) -> dict[str, Any]:
-    """Return what routers are told of any instance."""
+    """Return what routers need to know of any instance."""
     return {
         "id": row.id,
         "url": row.url,
@@ -234,7 +234,7 @@ def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None, 
 
 
 def _clocks(spec: PoolSpec, row: ServerRow, mode: ServerMode) -> ServerClocks | None:
-    """Return how a server's clocks follow latency; one that is kept without a class has no limits to keep."""
+    """Return how a server's clocks follow latency; one without a class has no limits to keep."""
     if spec.clocks.policy is ClockPolicy.DEFAULT:
         return None
     terms = _class(spec.partitions, row.partition, row.request_class)
@@ -265,7 +265,7 @@ def _class(partitions: Iterable[PoolPartition], partition: str | None, request_c
 
 
 def server_id(endpoint: str) -> str:
-    """Return what a registered endpoint is called in the routers' table."""
+    """Return a registered endpoint's id in the routers' table."""
     return f"endpoint:{endpoint}"
 
 
@@ -297,7 +297,7 @@ def _foreign(
 
 
 class Endpoints:
-    """What operators may do with the endpoints of others; users see their tenant's."""
+    """What operators may do with registered endpoints; users see their tenant's."""
 
     def __init__(self, repository: ServingRepository, settings: ServingSettings, zones: CarbonZones) -> None:
         self._repository = repository
@@ -309,7 +309,7 @@ class Endpoints:
 
         Raises:
             ProblemError: 422 for an address that is not allowed, an unknown zone or a secret that does not exist;
-                403 for an endpoint of another tenant that is sent a secret of that tenant.
+                403 if another tenant's endpoint would be sent a secret of that tenant.
         """
         self._check_address(spec)
         await self._zones.check({} if spec.zone is None else {"": (spec.zone, None)})
@@ -340,7 +340,7 @@ class Endpoints:
         """Return an endpoint.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see.
+            ProblemError: 404 if there is none that the caller may see.
         """
         async with self._repository.reading() as queries:
             return await queries.endpoints.find(name, caller)
@@ -349,7 +349,7 @@ class Endpoints:
         """Return one page of endpoints, by name.
 
         Raises:
-            ProblemError: 422 for a cursor that is not one.
+            ProblemError: 422 for an invalid cursor.
         """
         async with self._repository.reading() as queries:
             found = await queries.endpoints.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1, caller)
@@ -360,7 +360,7 @@ class Endpoints:
         """Deregister an endpoint; requests that it holds are finished.
 
         Raises:
-            ProblemError: 404 where there is none.
+            ProblemError: 404 if there is none.
         """
         async with self._repository.writing() as queries:
             found = await queries.endpoints.find(name, lock="update")

@@ -77,7 +77,7 @@ class Pools:
         """Have plans carried out or only proposed from now on.
 
         Raises:
-            ProblemError: 404 where there is no such pool, 409 for one that is being deleted.
+            ProblemError: 404 if there is no such pool, 409 for one that is being deleted.
         """
         async with self._repository.writing() as queries:
             pool = await self._locked(queries, name, caller)
@@ -85,10 +85,10 @@ class Pools:
             return await queries.pools.show(name, self._plan_interval)
 
     async def delete(self, name: str, caller: Identity) -> Pool:
-        """Have a pool's instances drained, and then the pool removed; deleting it again changes nothing.
+        """Drain a pool's instances, and then remove it; deleting it again changes nothing.
 
         Raises:
-            ProblemError: 404 where there is no such pool.
+            ProblemError: 404 if there is no such pool.
         """
         async with self._repository.writing() as queries:
             pool = await queries.pools.find(name, caller, "update")
@@ -102,7 +102,7 @@ class Pools:
         """Return a pool with its current state.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see.
+            ProblemError: 404 if there is none that the caller may see.
         """
         async with self._repository.reading() as queries:
             await queries.pools.find(name, caller)
@@ -112,7 +112,7 @@ class Pools:
         """Return one page of pools, by name.
 
         Raises:
-            ProblemError: 422 for a cursor that is not one.
+            ProblemError: 422 for an invalid cursor.
         """
         async with self._repository.reading() as queries:
             after = read_cursor(query.cursor, NAME_PATTERN)
@@ -124,7 +124,7 @@ class Pools:
         """Return one page of a pool's instances, newest first.
 
         Raises:
-            ProblemError: 404 where there is no pool that the caller may see, 422 for a cursor that is not one.
+            ProblemError: 404 if there is no pool that the caller may see, 422 for an invalid cursor.
         """
         async with self._repository.reading() as queries:
             pool = await queries.pools.find(name, caller)
@@ -139,7 +139,7 @@ class Pools:
         """Return one page of the minutes of a pool's clocks, newest first.
 
         Raises:
-            ProblemError: 404 where there is no pool that the caller may see, 422 for a cursor that is not one.
+            ProblemError: 404 if there is no pool that the caller may see, 422 for an invalid cursor.
         """
         async with self._repository.reading() as queries:
             pool = await queries.pools.find(name, caller)
@@ -159,7 +159,7 @@ class Pools:
         """Have a pool planned, or return the plan that is being made.
 
         Raises:
-            ProblemError: 404 where there is no such pool, 409 for one that is being deleted.
+            ProblemError: 404 if there is no such pool, 409 for one that is being deleted.
         """
         async with self._repository.writing() as queries:  # first: nothing is done that is not written down
             await self._locked(queries, name, caller)
@@ -167,7 +167,7 @@ class Pools:
         return await self._plans.find(name, await self._plans.submit(name, PlanTrigger.REQUEST, caller))
 
     async def accept(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
-        """Put a proposed plan in force; repeating that changes nothing.
+        """Put a proposed plan in force; repeating this changes nothing.
 
         Raises:
             ProblemError: 404 if the pool has no such plan, 409 if it is not a proposal, or an outdated one.
@@ -180,7 +180,7 @@ class Pools:
         """Return a complete plan.
 
         Raises:
-            ProblemError: 404 where there is no such pool or plan that the caller may see.
+            ProblemError: 404 if there is no such pool or plan that the caller may see.
         """
         async with self._repository.reading() as queries:
             await queries.pools.find(name, caller)
@@ -190,7 +190,7 @@ class Pools:
         """Return one page of a pool's plans, newest first.
 
         Raises:
-            ProblemError: 404 where there is no pool that the caller may see, 422 for a cursor that is not one.
+            ProblemError: 404 if there is no pool that the caller may see, 422 for an invalid cursor.
         """
         async with self._repository.reading() as queries:
             await queries.pools.find(name, caller)
@@ -216,7 +216,7 @@ def _minute_of(position: str) -> tuple[datetime, str]:
 
 
 async def _replace(queries: Queries, pool: PoolRecord, spec: PoolSpec, caller: Identity) -> None:
-    """Replace the spec of a pool whose row is locked, if it is a different one."""
+    """Replace the spec of a pool whose row is locked, if it differs."""
     before = pool.spec
     if spec == before:
         return

@@ -95,7 +95,7 @@ class PlanSolver:
     async def _ask(
         self, method: str, path: str, answer: type[M], *, headers: dict[str, str] | None = None, **options: Any
     ) -> M:
-        """Return the answer, however long the optimizer does not answer or is full."""
+        """Return the answer, waiting for as long as the optimizer is silent or full."""
         while True:
             try:
                 return await self._optimizer.call(method, path, answer, headers=headers, identity=PLANNER, **options)
@@ -113,7 +113,7 @@ Search = Callable[[str, PartitionRequest], Awaitable[Answer]]
 
 
 def search_by(optimizer: ServiceClient, within_s: float) -> Search:
-    """Return searches in the optimizer, each with so much time."""
+    """Return a function that searches with the optimizer, for at most ``within_s`` each time."""
 
     async def search(plan_id: str, request: PartitionRequest) -> Answer:
         try:

@@ -36,10 +36,10 @@ class TrafficReports:
         self._settings = settings
 
     async def report(self, pool: str, report: TrafficReport, caller: Identity) -> TrafficReceipt:
-        """Count a report's requests; they are flushed to disk on return, and a window said again is replaced.
+        """Count a report's requests; they are flushed to disk on return, and a window reported again is replaced.
 
         Raises:
-            ProblemError: 404 where there is no pool that the caller may see, 422 for windows too old or in the future.
+            ProblemError: 404 if there is no pool that the caller may see, 422 for windows too old or in the future.
         """
         windows = sorted(report.windows, key=lambda window: window.start_at)  # one order: reports never wait in a ring
         while True:
@@ -58,11 +58,11 @@ class TrafficReports:
         return TrafficReceipt(windows=len(windows), requests=sum(len(window.requests) for window in windows))
 
     async def run(self) -> None:
-        """Delete old traffic until cancelled; a turn that fails (the database is away) is left to the next."""
+        """Delete old traffic until cancelled; if a turn fails (the database is away), the next one tries again."""
         await repeat(self.delete_old, self._settings.traffic_sweep_s, failed="traffic.not_swept")
 
     async def delete_old(self) -> int:
-        """Delete windows that are older than is kept, and return how many."""
+        """Delete windows past their retention, and return how many."""
         async with self._repository.writing() as queries:
             deleted = await queries.traffic.delete_older(self._settings.traffic_keep_days)
         if deleted:
@@ -86,9 +86,10 @@ class TrafficReports:
 
 
 def count_requests(partitions: Sequence[PoolPartition], windows: Sequence[TrafficWindow]) -> list[Counts]:
-    """Return the counts of each window: by what partitions are counted as and by class, classes without any left out.
+    """Return each window's counts, by what partitions are counted as and by class; classes without any are left out.
 
-    Every partition is named: a window that does not name one knows nothing of it, one that does knows that none came.
+    Every partition is named: a window that names one without counts says that no requests came, one that does not name
+    it says nothing of it.
     """
     lengths = np.array([request for window in windows for request in window.requests], dtype=np.int64).reshape(-1, 2)
     window_of = np.repeat(np.arange(len(windows)), [len(window.requests) for window in windows])

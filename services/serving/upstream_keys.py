@@ -1,4 +1,4 @@
-"""Keys that servers ask for, opened for the routers and nobody else: of registered endpoints, and of instances."""
+"""The keys that servers ask for, of registered endpoints and of instances, opened for routers and nobody else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = Log(__name__)
 
 
 async def open_upstream_keys(repository: ServingRepository, sealer: Sealer) -> UpstreamKeys:
-    """Return the keys that there are, and why others cannot be had."""
+    """Return the keys that can be opened, and why the others cannot be had."""
     async with repository.reading() as queries:
         rows, instances = await queries.routing.keys(), await queries.routing.instance_keys()
     opened: list[UpstreamKey] = []

@@ -66,7 +66,7 @@ HARD_LIMIT_S = 30.0
 
 
 class AskedPlan(Message):
-    """What the optimizer was asked for a plan, and what that was made from: kept with the plan until it is answered."""
+    """What the optimizer was asked for a plan, and the forecasts behind it; kept with the plan until it is answered."""
 
     request: PoolsRequest
     forecasts: PlanForecasts
@@ -81,7 +81,7 @@ class PlanWork:
         trigger: Why it is made.
         spec: What it was when the plan was submitted.
         from_at: When the plan begins.
-        deadline_s: When an answer is late, less what is done besides solving; on this process's monotonic clock.
+        deadline_s: When an answer is late, less the time for all but solving; on this process's monotonic clock.
     """
 
     pool: str
@@ -246,7 +246,7 @@ def _too_late(detail: str) -> WorkFailure:
 
 @contextlib.contextmanager
 def time_limit(soft_s: float) -> Generator[None]:
-    """Raise ``SoftTimeLimitExceeded`` in the main thread after so long, and end the process some time after that."""
+    """Raise ``SoftTimeLimitExceeded`` in the main thread after ``soft_s``, and end the process some time after that."""
 
     def exceed(_: int, __: FrameType | None) -> None:
         raise SoftTimeLimitExceeded
@@ -275,7 +275,7 @@ def end_with_serving() -> None:
 
 
 def main() -> None:
-    """Make the plans that wait, and end when there has been none for some seconds."""
+    """Make the waiting plans, and end when there has been none for some seconds."""
     settings = settings_or_exit(ServingSettings, database=True)
     configure_logging("serving-planner", log_format=settings.log_format, level=settings.log_level)
     end_with_serving()

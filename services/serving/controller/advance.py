@@ -25,11 +25,11 @@ class Seen:
 
     Attributes:
         answers: Whether it answered 2xx; None if it was not probed.
-        silences: How often in a row it did not answer, counted by this process.
-        empties: How often in a row it reported that it holds no request.
+        silences: How many times in a row it did not answer, counted by this process.
+        empties: How many times in a row it reported that it holds no requests.
         job_id: The job that its submission created.
         refusal: Code and reason of a refused submission; it is tried again unless ``is_final``.
-        key: What its server made of its key; None if it has none, or was not asked.
+        key: How its server treated its key; None if it has none, or was not asked.
     """
 
     state: InstanceState
@@ -46,14 +46,14 @@ class Seen:
 def advance(
     instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime, *, held_by_routers: int = 0
 ) -> Change:
-    """Return the columns of an instance that change now; what was observed in an earlier state is ignored.
+    """Return the columns of an instance that change now; observations from an earlier state are ignored.
 
     Args:
         instance: The instance.
         seen: What was observed of it.
         probes: How it is probed.
         now: The database's time.
-        held_by_routers: Requests that routers say they hold at it.
+        held_by_routers: How many requests routers say they have there.
     """
     if seen is not None and seen.state is not instance.state:
         seen = None
@@ -84,7 +84,7 @@ def _advanced(
 
 
 def one_by_one(moves: Sequence[tuple[Instance, Change]]) -> list[tuple[Instance, Change]]:
-    """If all ready instances of a pool are silent, give up one at a time, and none while another one starts.
+    """If all ready instances of a pool are silent, give up only one at a time, and none while another is starting.
 
     The fault may be in this process's own network. If it is not, the first new instance answers, and the rest are given
     up.
@@ -121,14 +121,17 @@ def drain(now: datetime, reason: InstanceReason) -> Change:
 
 
 def recall(instance: Instance) -> Change:
-    """Return the change that has a draining instance serve again; none if another process may answer at its address."""
+    """Return the change that has a draining instance serve again; none if another process may listen at its address."""
     if not _still_runs(instance):
         return {}
     return {"state": InstanceState.READY, "draining_at": None, "reason": None, "detail": None}
 
 
 def _end(instance: Instance, now: datetime) -> Change:
-    """End an instance: one that was stopped keeps its reason, one that ended by itself takes its job's."""
+    """Return the change that ends an instance.
+
+    One that was stopped keeps its reason; one that ended by itself takes its job's.
+    """
     ended: Change = {"state": InstanceState.ENDED, "ended_at": now, "url": None, "sealed_key": None}
     if instance.state in (InstanceState.DRAINING, InstanceState.STOPPING):
         return ended
@@ -176,7 +179,10 @@ def _is_late(job: InstanceJob, probes: ServerProbes, now: datetime) -> bool:
 
 
 def _ready(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
-    """A job that was queued again, as after the loss of its node, starts again and must get no requests yet."""
+    """Return what changes for a ready instance.
+
+    If its job was queued again, as after the loss of its node, it starts again and must get no requests yet.
+    """
     if not _still_runs(instance):
         again = {"state": InstanceState.STARTING, "url": None, "ready_at": None, "silent_since": None}
         return again | ({"reason": instance.job.reason, "detail": instance.job.detail} if instance.job else {})

@@ -15,7 +15,7 @@ LONGEST_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The course of an instance.
+    """The life of an instance.
 
     Attributes:
         ready_at: When it first answered; None if it never did, or has been started again since.
@@ -30,7 +30,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Failures without a success in between: how many, and when the last one was."""
+    """Failures without a success in between: how many there were, and when the last one was."""
 
     count: int
     last_at: datetime
@@ -44,11 +44,11 @@ class Failures:
 def failures(lives: Iterable[Life]) -> dict[Combination, Failures]:
     """Return the places and modes whose newest instances failed.
 
-    Instances made at the same moment count once. One that served for ``LONGEST_S`` before it failed, or that serves,
-    is a success.
+    Instances made at the same moment count once. One that served for ``LONGEST_S`` before it failed, or that still
+    serves, counts as a success.
 
     Args:
-        lives: Instances, the newest first.
+        lives: Instances, newest first.
     """
     failed: dict[Combination, set[datetime]] = defaultdict(set)
     last: dict[Combination, datetime] = {}

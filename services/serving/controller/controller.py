@@ -1,10 +1,11 @@
 """The control loop: it makes the instances of pools and applications match the plans in force.
 
-A loop in the service, for the sweeper's reasons; its state is in the database. Each pass reads the instances and their
-jobs, calls servers and admission over HTTP, and then, owner by owner, under the row lock of the pool or application,
-writes the states of its instances and what has to change. Any number of services may run it: an owner that another one
-is working on is left to that one, each write names the state it expects, and an instance leaves ``wanted`` only with
-the answer to its submission, whose key is its id, so that it never has two jobs and never leaves one behind.
+It is a loop in the service, for the same reasons as the sweeper; its state is in the database. Each pass reads the
+instances and their jobs, calls servers and admission over HTTP, and then, owner by owner, under the row lock of the
+pool or application, writes the states of its instances and what has to change. Any number of services may run it: an
+owner that another one is working on is skipped, each write names the state it expects, and an instance leaves
+``wanted`` only with the answer to its submission, whose key is its id, so that it never has two jobs and never leaves
+one behind.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Controller:
     ) -> None:
         """Take what each pass needs.
 
-        ``held`` returns how many requests routers hold at an instance, by its id; ``sealer`` seals keys of new ones.
+        ``held`` returns how many requests routers hold at an instance, by its id; ``sealer`` seals new instances' keys.
         """
         self._sealer = sealer or Sealer("")
         self._held = held
@@ -124,7 +125,7 @@ class Controller:
     async def _ask(
         self, owners: Mapping[str, InstanceOwner], instances: Sequence[Instance], now: datetime
     ) -> dict[str, Seen]:
-        """Send due requests, and return the answers that arrive before the next pass; others count later."""
+        """Send due requests, and return the answers that arrive before the next pass; later ones are left to it."""
         wanted = [each for each in instances if each.state is InstanceState.WANTED and each.job_id is None]
         if wanted and SUBMISSIONS not in self._asking:
             self._asking[SUBMISSIONS] = asyncio.create_task(self._jobs.submit(wanted))
@@ -149,7 +150,7 @@ class Controller:
     def _question(
         self, each: Instance, probes: ServerProbes, now: datetime
     ) -> Callable[[], Awaitable[Seen | None]] | None:
-        """Return what is to be asked of an instance now, not begun: a task that is cancelled first never begins it."""
+        """Return the request due at an instance, not yet begun, so that a task cancelled first never begins it."""
         match each.state:
             case InstanceState.STARTING if each.job and each.job.url:
                 return partial(self._ask_health, each, each.job.url, probes)
@@ -170,7 +171,7 @@ class Controller:
         return Seen(each.state, url, answers=answers, silences=self._count(each, not answers), key=key)
 
     async def _check_key(self, each: Instance, url: str) -> KeyCheck | None:
-        """Have a server show what it makes of its key, unless somebody else may listen there, who would learn it."""
+        """Return how a server treats its key; do not send the key where another process may be listening."""
         known = each.job and each.job.listener
         if each.sealed_key is None or known in (Listener.FOREIGN, Listener.NONE):
             return None
@@ -188,7 +189,7 @@ class Controller:
         return Seen(each.state, each.url, empties=self._count(each, held == 0))
 
     def _count(self, each: Instance, is_so: bool) -> int:
-        """Return how often in a row the observation was made."""
+        """Return how many times in a row the observation was made."""
         count = self._streaks.get((each.id, each.state), 0) + 1 if is_so else 0
         self._streaks[each.id, each.state] = count
         return count
@@ -297,7 +298,7 @@ def _may_go(
     failed: Mapping[Combination, Failures],
     now: datetime,
 ) -> frozenset[str]:
-    """Return which of the ready instances that leave may be drained."""
+    """Return which of the ready instances that leave may be drained now."""
     by_id = {each.id: each for each in instances}
     leaving = [(each, _gpus(by_id[each].terms)) for each in changes.leave if by_id[each].state is InstanceState.READY]
     pending = [
@@ -357,7 +358,7 @@ async def _recalled(
     instances: Sequence[Instance],
     member: Callable[[Instance], Member],
 ) -> list[Instance]:
-    """Have draining instances serve again that the plan would otherwise have started anew; return all."""
+    """Return draining instances to service where the plan would otherwise start new ones; return all instances."""
     back = {each.id: recall(each) for each in instances if each.state is InstanceState.DRAINING}
     draining = [member(each) for each in instances if back.get(each.id)]
     names = {each.id for each in recalled(diff(plan.target, members).make, draining)} if draining else set[str]()
@@ -365,7 +366,7 @@ async def _recalled(
 
 
 async def _write(rows: InstanceRows, changes: Sequence[tuple[Instance, Change]]) -> list[Instance]:
-    """Write the changes that are not empty, and return all instances with theirs."""
+    """Write the changes that have an effect, and return all instances as changed."""
     real = [
         (each, change)
         for each, change in changes

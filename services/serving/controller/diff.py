@@ -26,7 +26,7 @@ class Member:
         state: One of ``STAYING``.
         is_current: Whether an instance created now would run the same process.
         up_s: Seconds since it was ready, or else since it was created.
-        leaves_first: Whether it leaves before others of its place and mode, if any has to.
+        leaves_first: Whether it leaves before others of its place and mode, if any must.
     """
 
     id: str
@@ -59,9 +59,9 @@ def diff(target: Target, members: Sequence[Member], backing_off: Collection[Comb
     """Return what must change.
 
     An instance stays as long as its place and mode are wanted, whatever class it served; as many as possible keep their
-    class. One whose process would be another if it were created now leaves, and is replaced. If there are too many,
-    those that are not ready leave first, the youngest of them first; then ready ones, the *oldest* first, so that those
-    stay that a plan keeps because they have not run for ``min_up_s`` yet.
+    class. One that would run a different process if it were created now leaves, and is replaced. If there are too many,
+    those that are not ready leave first, youngest first; then ready ones, *oldest* first, so as to spare those that a
+    plan keeps because they have not run for ``min_up_s`` yet.
     """
     at: dict[Combination, list[Member]] = defaultdict(list)
     for each in members:
@@ -86,11 +86,11 @@ def diff(target: Target, members: Sequence[Member], backing_off: Collection[Comb
 
 
 def recalled(missing: Iterable[tuple[Combination, str]], draining: Sequence[Member]) -> tuple[Member, ...]:
-    """Return the draining instances that serve again instead of new ones, which would take a start to be ready.
+    """Return the draining instances that serve again in place of new ones, which would have to start first.
 
     Args:
         missing: Instances that would be made, by place and mode and then by class.
-        draining: Instances that still run; those that were ready last come first.
+        draining: Instances that still run; the most recently ready are taken first.
     """
     wanted = Counter(at for at, _ in missing)
     back: list[Member] = []

@@ -1,4 +1,4 @@
-"""Make before break: which of the instances that leave may be drained now. Pure."""
+"""Make before break: which of the leaving instances may be drained now. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Outlook(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """GPUs of one instance: which kind, and how many; ``ANY_GPUS`` if any of the tenant's GPUs will do (its quota)."""
+    """The GPUs of one instance: their kind and number; ``ANY_GPUS`` if any of the tenant's GPUs will do (its quota)."""
 
     kind: tuple[str, str]
     count: int
@@ -31,7 +31,7 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An instance that is wanted and not ready."""
+    """An instance that is wanted but not ready."""
 
     gpus: Gpus
     outlook: Outlook
@@ -42,14 +42,14 @@ def drainable(
 ) -> tuple[str, ...]:
     """Return the ids to drain now.
 
-    1. For instances that wait for GPUs, as many leave as hold that many GPUs of the kind, in addition to those being
-    released: otherwise both would wait for each other. 2. As long as an instance is starting, no other leaves. 3. When
-    none is, all leave except the last ones, which together hold as many GPUs as the instances that are stuck would: an
-    instance that never comes up takes no other down, and does not keep the rest of a pool from shrinking either.
+    1. If instances wait for GPUs, enough others leave to free that many of the kind, beyond those already being
+    released: otherwise each would wait for the other. 2. As long as an instance is starting, no other leaves. 3. When
+    none is, all leave except the last ones, which together hold as many GPUs as the pending instances need: an instance
+    that never comes up takes no other down, and does not keep the rest of a pool from shrinking either.
 
     Args:
         leaving: Instances that leave, in the order in which they should, and what they hold.
-        pending: Instances that are wanted and not ready.
+        pending: Instances that are wanted but not ready.
         releasing: What draining and stopping instances hold.
     """
     short: Counter[tuple[str, str]] = Counter()

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class KeyCheck(StrEnum):
-    """What a server makes of the key that its instance was given."""
+    """How a server treats the key that its instance was given."""
 
     CHECKED = "checked"
     """It answers with it, and refuses without."""
@@ -46,11 +46,11 @@ class Prober:
         return await self._ask(self._answers, url) or False
 
     async def held(self, url: str, names: Collection[str]) -> float | None:
-        """Return how many requests a server reports to hold; None if it reports none of these metrics."""
+        """Return how many requests a server says it holds, by these metrics; None if it reports none of them."""
         return await self._ask(self._held, url, names)
 
     async def key_check(self, url: str, key: str) -> KeyCheck:
-        """Return what a server makes of a key at a path that needs it; one that has no such path asks for none."""
+        """Return how a server treats a key at a path that needs it; one without such a path asks for none."""
         told = await self._ask(self._status, url, key)
         if told is None or told in REFUSALS or told >= 500:
             return KeyCheck.REFUSED
@@ -85,6 +85,6 @@ class Prober:
 
 
 def new_probe_session() -> aiohttp.ClientSession:
-    """Return a session for a ``Prober``: a connection for each request, no cookies; close it at the end."""
+    """Return a session for a ``Prober``: one connection per request, no cookies; close it at the end."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())

@@ -30,7 +30,7 @@ LONGEST_NAME = 63
 
 
 def job_document(instance: Instance) -> str:
-    """Return the job of an instance, from its row alone, so that its submission can be repeated at any time."""
+    """Return an instance's job, made from its row alone, so that its submission can be repeated at any time."""
     mode, place, fleet = instance.terms.mode, instance.terms.place, instance.terms.fleet
     owner = instance.pool.removeprefix(APP_PREFIX)
     kind = "pool" if fleet is None else "app"
@@ -92,7 +92,7 @@ class ServerJobs:
         return seen
 
     async def cancel(self, instance: Instance) -> None:
-        """Have the job of an instance stopped; it may have ended already."""
+        """Cancel the job of an instance; it may have ended already."""
         caller = Identity(tenant_id=instance.tenant_id, role=Role.USER, key_id=KEY_ID)
         try:
             await self._admission.request("POST", f"/v1/jobs/{instance.job_id}/cancel", identity=caller)

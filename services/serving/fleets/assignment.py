@@ -28,11 +28,11 @@ class GpuState:
     """A GPU of a fleet.
 
     Attributes:
-        sizes: How it is cut, by its node's devices.
+        sizes: How it is cut, according to its node's devices.
         wanted: How it is to be cut.
         state: How far the node is with that: ``pending``, ``busy``, ``applied`` or ``failed``.
         is_up: Whether its node is up and accepts work.
-        used_by: A job of others that still runs on it; None if there is none.
+        used_by: A job from outside the fleet that still runs on it; None if there is none.
     """
 
     at: Gpu
@@ -51,7 +51,7 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An instance that has not ended, and the GPU that it holds or a slice of which it holds; None before it has."""
+    """An instance that has not ended, and the GPU that it holds all or a slice of; None before it holds any."""
 
     id: str
     kind: Kind
@@ -60,17 +60,17 @@ class Placed:
 
 
 def ordered(sizes: Iterable[int]) -> Sizes:
-    """Return sizes in the order in which they are compared."""
+    """Return sizes in canonical order, for comparison."""
     return tuple(sorted(sizes, reverse=True))
 
 
 def sizes_of(layout: int) -> Sizes:
-    """Return the slices of a layout, 1 to 19; none for the first, which is the whole GPU."""
+    """Return the slices of a layout, 1 to 19; none for layout 1, which is the whole GPU."""
     return () if layout == 1 else ordered(LAYOUTS[layout - 1])
 
 
 def layout_of(sizes: Sizes) -> int:
-    """Return the layout, 1 to 19, that has these slices; 1 where none has exactly these."""
+    """Return the layout, 1 to 19, that has these slices; 1 if none has exactly these."""
     counts = counts_of(sizes) if sizes and sizes != UNKNOWN else counts_of([7])
     if counts not in LAYOUT_COUNTS:
         return 1
@@ -78,14 +78,14 @@ def layout_of(sizes: Sizes) -> int:
 
 
 def slots_of(sizes: Sizes) -> Counter[str]:
-    """Return how many instances a GPU takes, by slice."""
+    """Return how many instances a GPU can hold, by slice."""
     if sizes == UNKNOWN:
         return Counter()
     return Counter(f"{size}g" for size in sizes) if sizes else Counter({WHOLE: 1})
 
 
 def fitting(kinds: Iterable[Kind], sizes: Sizes) -> tuple[Kind, ...]:
-    """Return those of some instances that a GPU that is cut like this takes."""
+    """Return which of these instances fit on a GPU that is cut like this."""
     free, found = slots_of(sizes), list[Kind]()
     for kind in kinds:
         if free[kind[2]] > 0:
@@ -101,7 +101,7 @@ def assign(
 
     Args:
         layouts: How the GPUs are to be cut.
-        wanted: How many instances of each kind there are to be; the layouts hold them.
+        wanted: How many instances of each kind there should be; the layouts must hold them.
         sizes: How the GPUs are cut now.
         present: Which instances belong on them now.
     """
@@ -137,11 +137,11 @@ def assign(
 def base(
     gpus: Sequence[Gpu], loads: Mapping[tuple[str, str], float], present: Assignment | None = None
 ) -> dict[Gpu, tuple[Kind, ...]]:
-    """Return BASE: every application's most accurate variant on whole GPUs, as many as its share of the load.
+    """Return BASE: every application's most accurate variant on whole GPUs, in proportion to its load.
 
     Args:
-        gpus: The fleet's.
-        loads: By application and variant: how many GPUs it keeps busy.
+        gpus: The fleet's GPUs.
+        loads: How many GPUs each variant keeps busy, by application and variant.
         present: Which instances belong on them now; as many as possible stay.
     """
     counts = dict.fromkeys(loads, 0)
@@ -155,17 +155,17 @@ def base(
 
 
 def with_base_of(newcomers: Iterable[Kind], free: Iterable[Gpu], present: Assignment) -> dict[Gpu, tuple[Kind, ...]]:
-    """Return an assignment with one instance of each newcomer on a free GPU, as far as there are any."""
+    """Return the assignment with one instance of each newcomer added on a free GPU, as long as these last."""
     return {**present, **{gpu: (kind,) for gpu, kind in zip(free, newcomers, strict=False)}}
 
 
 def read_assignment(document: Sequence[Any]) -> dict[Gpu, tuple[Kind, ...]]:
-    """Return an assignment as stored."""
+    """Return an assignment from its stored form."""
     return {
         (node, gpu): tuple((app, variant, slice_) for app, variant, slice_ in kinds) for node, gpu, kinds in document
     }
 
 
 def write_assignment(assignment: Assignment) -> list[Any]:
-    """Return an assignment as it is stored."""
+    """Return an assignment in its stored form."""
     return [[node, gpu, [list(kind) for kind in kinds]] for (node, gpu), kinds in sorted(assignment.items())]

@@ -1,4 +1,4 @@
-"""Plans of fleets while they are carried out: writes what ``steps`` decides, and how plans end."""
+"""Carries out the plans of fleets: writes what ``steps`` decides, and how plans end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def progress_of(
     assignment: Assignment,
     now: datetime,
 ) -> Progress:
-    """Return the beginning of bringing up some instances; GPUs on which little runs are cut first of all.
+    """Return the initial progress of bringing up some instances; GPUs on which little runs are cut in preference.
 
     Raises:
         DomainError: The GPUs cannot hold the instances.
@@ -43,7 +43,7 @@ def progress_of(
 
 
 async def write_targets(queries: Queries, fleet: FleetState, step: NextStep) -> None:
-    """Write what the controller is to make true for each application."""
+    """Write each application's target for the controller."""
     leave = {each.id: each.kind[0] for each in fleet.instances if each.id in step.leave}
     for app in fleet.apps:
         wanted = sorted(
@@ -55,7 +55,7 @@ async def write_targets(queries: Queries, fleet: FleetState, step: NextStep) -> 
 
 
 class Carrier:
-    """Carries plans out, a step at each call, and ends them."""
+    """Carries out plans, one step at each call, and ends them."""
 
     def __init__(self, settings: ServingSettings) -> None:
         self._settings = settings
@@ -63,7 +63,7 @@ class Carrier:
     async def step(
         self, queries: Queries, fleet: FleetState, plan: PlanRecord, progress: Progress, *, is_stale: bool
     ) -> NextStep:
-        """Write the next step of a plan; one with an outcome was the last, and how the plan goes on is not written."""
+        """Write and return the next step of a plan; one with an outcome is the last, and the caller ends the plan."""
         record = fleet.record
         idle_w = idle_w_of(record.spec)
         assert idle_w is not None
@@ -98,14 +98,14 @@ class Carrier:
         return step
 
     def limits(self, fleet: FleetState) -> Limits:
-        """Return how long stages of a fleet's plans may take."""
+        """Return how long the stages of a fleet's plans may take."""
         probes = [app.spec.probes for app in fleet.apps]
         start_s = max((each.ready_timeout_s + each.drain_timeout_s + each.grace_s for each in probes), default=0.0)
         cut_s = self._settings.fleet_cut_s
         return Limits(cut_s=cut_s, start_s=start_s + cut_s, wait_s=self._settings.fleet_wait_s)
 
     async def applied(self, queries: Queries, fleet: FleetState, plan: PlanRecord) -> None:
-        """End a plan that is in force."""
+        """Mark a plan as applied, now that it is in force."""
         await queries.fleets.change_plan(plan.id, FleetPlanState.APPLIED, detail=None)
         await self.forgive(queries, fleet)
         for app in fleet.apps:
@@ -121,7 +121,7 @@ class Carrier:
         detail: str,
         result: PartitionResult | None = None,
     ) -> PlanRecord:
-        """End a plan that failed; the next is not made before some time has passed, more after each failure."""
+        """End a plan that failed; the next one has to wait, longer after each failure."""
         record = fleet.record
         more = {} if result is None else {"result": result.model_dump(mode="json")}
         await queries.fleets.change_plan(plan.id, FleetPlanState.FAILED, detail=detail, **more)
@@ -135,7 +135,7 @@ class Carrier:
     async def refuse(
         self, queries: Queries, fleet: FleetState, trigger: FleetPlanTrigger, gco2_per_kwh: float, detail: str
     ) -> None:
-        """Write a plan that failed before anything could be asked of the optimizer."""
+        """Record a plan that failed before the optimizer could be asked."""
         plan_id = new_id("plan")
         await queries.fleets.add_plan(plan_id, fleet.record.name, trigger, fleet.basis, gco2_per_kwh)
         plan = await queries.fleets.plan(fleet.record.name, plan_id)

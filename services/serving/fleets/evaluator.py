@@ -1,7 +1,7 @@
-"""Plans that are searched by measurement: configurations are brought up one after the other, and measured.
+"""Plans found by measurement: configurations are brought up and measured one after the other.
 
 A plan with a ``search`` goes from ``measuring`` to ``carrying_out`` and back until its search ends, and is in force
-once what was chosen runs. All that is known is in its row, so that whoever is killed is followed by another.
+once the chosen configuration runs. All its state is in its row, so that another process can go on if one is killed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Evaluator:
         self._config = config or AnnealingConfig()
 
     async def begin(self, queries: Queries, fleet: FleetState, plan: PlanRecord, answer: PartitionResult) -> PlanRecord:
-        """Begin with what runs, or carry out at once what the optimizer found if that cannot be measured."""
+        """Begin by measuring what runs; if that cannot be measured, carry out at once what the optimizer found."""
         plan = replace(plan, result=answer.model_dump(mode="json"))
         searches = self._searches(plan)
         running = running_of(_running(fleet))
@@ -99,7 +99,7 @@ class Evaluator:
         return plan
 
     async def measure(self, queries: Queries, fleet: FleetState, plan: PlanRecord) -> None:
-        """Look whether what runs has been measured long enough; if so, go on with what follows."""
+        """Check whether what runs has been measured long enough; if so, go on to the next step."""
         search = plan.search
         assert search is not None
         await write_targets(queries, fleet, _rest(fleet))
@@ -127,7 +127,7 @@ class Evaluator:
         await self._go_on(queries, fleet, plan, evaluation, blocked, is_in_force=True)
 
     async def carried_out(self, queries: Queries, fleet: FleetState, plan: PlanRecord, step: NextStep) -> None:
-        """Take in how bringing up a configuration ended, while the search goes on."""
+        """Handle the outcome of bringing up a configuration during a search."""
         search = plan.search
         assert search is not None
         if step.outcome is Outcome.APPLIED:
@@ -139,7 +139,7 @@ class Evaluator:
             await self.supersede(queries, fleet, plan, step.detail or "")
 
     async def supersede(self, queries: Queries, fleet: FleetState, plan: PlanRecord, detail: str) -> None:
-        """Give a search up, because another plan is due; what runs stays."""
+        """Give up a search because another plan is due; what runs stays."""
         assert plan.search is not None
         search = plan.search.model_copy(update={"ended_at": fleet.now, "detail": detail})
         await queries.fleets.change_plan(plan.id, FleetPlanState.SUPERSEDED, detail=detail, search=_dump(search))
@@ -159,9 +159,9 @@ class Evaluator:
     async def _window(
         self, queries: Queries, fleet: FleetState, searches: Mapping[str, MeasuredSearch], start_at: datetime
     ) -> tuple[dict[str, Window], datetime] | str | None:
-        """Return what was seen since a moment, and until when; None where it is too little yet, or why it remains so.
+        """Return what was seen since ``start_at`` and until when; None to wait for more, or why waiting has no use.
 
-        Routers and the ledger have to know all of that time.
+        Both the routers and the ledger must have reported all of that time.
         """
         apps, spec, now = queries.apps, fleet.record.spec, fleet.now
         least_s = WINDOW_S * math.ceil(spec.evaluation_s / WINDOW_S)
@@ -204,7 +204,7 @@ class Evaluator:
         *,
         is_in_force: bool,
     ) -> None:
-        """Record an evaluation, and bring up what follows."""
+        """Record an evaluation, and bring up the next configuration or end the search."""
         assert plan.search is not None
         search = plan.search.model_copy(
             update={"evaluations": [*plan.search.evaluations, evaluation], "present": evaluation}
@@ -236,7 +236,7 @@ class Evaluator:
         *,
         is_in_force: bool,
     ) -> PlanRecord:
-        """End a search; what was chosen is brought up, if it is not what runs."""
+        """End a search; bring up the chosen configuration unless it already runs."""
         searches = self._searches(plan)
         search = search.model_copy(update={"ended_at": fleet.now, "detail": end.detail})
         result = found_by(PartitionResult.model_validate(plan.result), search, searches, end.chosen)
@@ -257,7 +257,7 @@ class Evaluator:
     async def _bring_up(
         self, queries: Queries, fleet: FleetState, plan: PlanRecord, search: FleetSearch, following: Try
     ) -> PlanRecord:
-        """Begin to bring up a configuration."""
+        """Begin bringing up a configuration."""
         present = FleetEvaluation(begun_at=fleet.now, applications=following.applications)
         progress = progress_of(
             kinds_of(configuration_of(present)),
@@ -281,7 +281,7 @@ class Evaluator:
 
 
 def planned_of(plan: PlanRecord) -> Configuration:
-    """Return what a plan's result has of each application."""
+    """Return the instances of each application in a plan's result."""
     return {each.name: each.instances for each in PartitionResult.model_validate(plan.result).applications}
 
 
@@ -295,7 +295,7 @@ def _rest(fleet: FleetState) -> NextStep:
 
 
 def _is_settled(fleet: FleetState) -> bool:
-    """Whether all instances that are wanted are ready, and nothing else runs."""
+    """Whether all wanted instances are ready, and nothing else runs."""
     wanted = _rest(fleet).wanted
     ready = Counter(each.kind for each in fleet.instances if each.state is InstanceState.READY)
     return ready == wanted and not [each for each in fleet.instances if each.state in LEAVING]

@@ -1,8 +1,8 @@
 """The search by measurement: which configuration of a fleet is tried next, and what was measured of one. Pure.
 
-Every application is searched by itself, on its share of the GPUs, by the paper's annealing
+Each application has a search of its own, on its share of the GPUs, by the paper's annealing
 (``core/policies/clover/measured.py``): first what the optimizer proposes, then neighbours. All are tried at once: an
-evaluation is one configuration of the whole fleet. Applications whose search has ended run the best that was measured.
+evaluation is one configuration of the whole fleet. Applications whose search has ended run their best measured one.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ Configuration = Mapping[str, list[VariantInstances]]
 
 @dataclass(frozen=True)
 class Window:
-    """What was seen of an application in the time of an evaluation.
+    """What was seen of an application during an evaluation.
 
     Attributes:
         seen: Its requests.
-        energy_j: Of the GPUs: what its instances used, and the idle power of the rest of its share.
+        energy_j: GPU energy: what its instances used, and the idle energy of the rest of its share.
         waiting: Requests in its queue at the end.
     """
 
@@ -62,14 +62,14 @@ class Window:
 
 @dataclass(frozen=True)
 class Try:
-    """A configuration that is to be brought up and measured."""
+    """A configuration to bring up and measure."""
 
     applications: list[AppEvaluation]
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of a search, why, and what is to run from then on."""
+    """The end of a search: why it ended, and what should run from then on."""
 
     detail: str
     chosen: Configuration
@@ -78,7 +78,7 @@ class End:
 def searches_of(
     problem: PartitionProblem, found: PartitionResult, config: AnnealingConfig
 ) -> dict[str, MeasuredSearch]:
-    """Return the search of each application, from what the optimizer was asked and what it found."""
+    """Return the search of each application, made from what the optimizer was asked and what it found."""
     demands, fleet = demands_of(problem)
     plans = {plan.name: plan for plan in found.applications}
     searches: dict[str, MeasuredSearch] = {}
@@ -99,7 +99,7 @@ def searches_of(
 
 
 def graph_of(application: Application, instances: Sequence[VariantInstances]) -> ConfigGraph:
-    """Return a configuration as the core's."""
+    """Return a configuration as the core represents it."""
     weights = np.zeros(application.service_s.shape, dtype=np.int64)
     for each in instances:
         weights[application.variants.index(each.variant), SLICE_NAMES.index(each.slice)] += each.count
@@ -134,7 +134,7 @@ def configuration_of(evaluation: FleetEvaluation) -> Configuration:
 def evaluations_of(
     configuration: Configuration, searches: Mapping[str, MeasuredSearch], tried: set[str]
 ) -> list[AppEvaluation]:
-    """Return a configuration that is to be measured, with what the model predicts of it."""
+    """Return a configuration to be measured, with the model's predictions."""
     found: list[AppEvaluation] = []
     for name in sorted(searches):
         search = searches[name]
@@ -170,7 +170,7 @@ def measured_of(
     windows: Mapping[str, Window],
     measured_to: datetime,
 ) -> FleetEvaluation:
-    """Return an evaluation with what was measured. Each application has answers."""
+    """Return an evaluation completed with its measurements. Every application must have answers."""
     applications: list[AppEvaluation] = []
     for each in present.applications:
         window, search = windows[each.name], searches[each.name]
@@ -195,7 +195,7 @@ def measured_of(
 def without_room(
     evaluation: FleetEvaluation, searches: Mapping[str, MeasuredSearch], windows: Mapping[str, Window], share: float
 ) -> str | None:
-    """Return why no further configuration may be tried from this one; None where the SLAs have room."""
+    """Return why no other configuration may be tried after this one; None if the SLAs leave room."""
     for each in evaluation.applications:
         of, waiting = searches[each.name], windows[each.name].waiting
         sla_ms = 1_000 * of.goal.baseline.p95_s
@@ -221,18 +221,18 @@ def next_step(
     now: datetime,
     limit_s: float,
 ) -> Try | End:
-    """Return what follows after an evaluation.
+    """Return what follows an evaluation.
 
     Args:
-        search: What was measured, the last evaluation included.
-        searches: By application.
-        planned: What the optimizer found, for where what runs breaks a limit.
-        blocked: Why no further configuration may be tried from the present one.
+        search: What was measured, including the last evaluation.
+        searches: Searches by application.
+        planned: What the optimizer found, in case what runs breaks a limit.
+        blocked: Why no other configuration may be tried after the present one.
         now: The present.
-        limit_s: After which time nothing more is tried.
+        limit_s: The time after which nothing more is tried.
 
     Raises:
-        DomainError: What was measured is not of these searches.
+        DomainError: The measurements do not belong to these searches.
     """
     if search.evaluations[-1].detail is not None:
         is_first = len(search.evaluations) == 1
@@ -258,10 +258,10 @@ def next_step(
 
 
 def chosen_of(search: FleetSearch, searches: Mapping[str, MeasuredSearch]) -> Configuration:
-    """Return the best configuration that was measured.
+    """Return the best measured configuration.
 
     Raises:
-        DomainError: What was measured is not of these searches.
+        DomainError: The measurements do not belong to these searches.
     """
     return _chosen(searches, {name: _following(search, name, each) for name, each in searches.items()})
 
@@ -278,9 +278,9 @@ def is_same(one: Configuration, other: Configuration) -> bool:
 
 
 def _following(search: FleetSearch, name: str, of: MeasuredSearch) -> tuple[ConfigGraph | None, ConfigGraph]:
-    """Return what is measured next of an application, and the best that was.
+    """Return an application's next configuration to measure, None if there is none, and its best one so far.
 
-    Where its share of the GPUs cannot hold what it ran before, the search begins with what the model proposes.
+    If its share of the GPUs cannot hold what it ran before, the search begins with what the model proposes.
     """
     outcomes: list[Outcome] = []
     for at, evaluation in enumerate(search.evaluations):
@@ -308,7 +308,7 @@ def _broken(evaluation: FleetEvaluation, searches: Mapping[str, MeasuredSearch])
 def found_by(
     result: PartitionResult, search: FleetSearch, searches: Mapping[str, MeasuredSearch], chosen: Configuration
 ) -> PartitionResult:
-    """Return a plan's result with what was chosen by measurement, and what was measured of it."""
+    """Return a plan's result with the configuration chosen by measurement and its measured figures."""
     plans: list[ApplicationPlan] = []
     for plan in result.applications:
         figures = next(
@@ -337,7 +337,7 @@ def found_by(
 
 
 def held_gpus(name: str, gpus: Sequence[GpuState], instances: Sequence[Placed]) -> float:
-    """Return how many GPUs an application's instances hold; a slice counts by its share of its GPU's slices."""
+    """Return how many GPUs an application's instances hold; a slice counts as its share of its GPU's slices."""
     sizes = {gpu.at: sum(gpu.sizes) or 7 for gpu in gpus}
     return sum(
         1.0 if each.kind[2] == WHOLE else int(each.kind[2][0]) / sizes[each.gpu]

@@ -1,4 +1,4 @@
-"""What routers saw of applications' requests: taken in, kept for some days, and summed up."""
+"""What routers saw of applications' requests: stored, kept for some days, and added up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def percentile_ms(latency: Mapping[int, int], share: float) -> float | None:
     """Return a percentile of latency, at most 5 % off; None without answers.
 
     Args:
-        latency: Answers by the index of their bucket of ``LATENCY_BOUNDS_MS``.
-        share: Of the answers that are at most so late, 0 to 1.
+        latency: Numbers of answers by the index of their bucket of ``LATENCY_BOUNDS_MS``.
+        share: The share of answers that are no slower, 0 to 1.
     """
     total = sum(latency.values())
     if not total:
@@ -42,7 +42,7 @@ def sparse(counts: Sequence[int]) -> dict[str, int]:
 
 
 class Observations:
-    """Takes in what routers saw."""
+    """Stores what routers saw."""
 
     def __init__(self, repository: ServingRepository) -> None:
         self._repository = repository

@@ -1,9 +1,9 @@
 """The loop that plans fleets and carries their plans out.
 
 Each pass takes the fleets one after the other, under the fleet's row lock: it takes or gives back GPUs, decides whether
-to plan, and writes the next step of a plan that is being carried out. Searches run in the optimizer; a plan that is
-being solved has its row first, whose id is the solve's idempotency key, so that a process that is started anew waits
-for the same solve. Everything else is decided from the database alone: a pass that is killed is repeated.
+to plan, and writes the next step of a plan that is being carried out. Searches run in the optimizer. A plan has its row
+before it is solved, and the row's id is the solve's idempotency key, so that a restarted process waits for the same
+solve. Everything else is decided from the database alone: a pass that is killed is repeated.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class FleetPlanner:
             await self._plan(queries, fleet, intensity, baseline)
 
     async def _take_gpus(self, queries: Queries, fleet: FleetState) -> bool:
-        """Take GPUs that are missing and give back those that are too many; return whether there were any."""
+        """Take missing GPUs, or give back surplus ones; return whether there were any."""
         record, up = fleet.record, [gpu for gpu, state in sorted(fleet.gpus.items()) if state.is_up]
         missing = record.spec.gpus - len(up)
         changed = False
@@ -263,7 +263,7 @@ class FleetPlanner:
     async def _extend_base(
         self, queries: Queries, fleet: FleetState, plan: PlanRecord, progress: Progress
     ) -> PlanRecord:
-        """Have BASE, while it is carried out, also serve applications that came meanwhile."""
+        """Extend BASE, while it is being carried out, to applications that were added meanwhile."""
         after = base(fleet.up, _loads(fleet), of_apps(progress.after, fleet))
         progress = replace(progress, after=after, done=frozenset(), since_s=fleet.now.timestamp())
         await queries.fleets.change_plan(
@@ -273,7 +273,7 @@ class FleetPlanner:
         return replace(plan, basis=fleet.basis, progress=progress, detail=None)
 
     def _answer(self, plan: PlanRecord) -> Answer | None:
-        """Return what the search for a plan found, once it has; begin to wait for it if nobody does."""
+        """Return what the search for a plan found, or None until then; start the search if it is not running."""
         task = self._solving.get(plan.id)
         if task is None:
             assert plan.problem is not None, "only BASE has none, and it is never solved"
@@ -289,7 +289,7 @@ class FleetPlanner:
     async def _decide(
         self, queries: Queries, fleet: FleetState, plan: PlanRecord, answer: Answer, only_proposes: str | None
     ) -> PlanRecord:
-        """Check what was found, and propose it or begin to carry it out."""
+        """Check what was found, and propose it or begin carrying it out."""
         record, gpus = fleet.record, list(plan.basis.gpus)
         if isinstance(answer, str):
             return await self._carrier.fail(queries, fleet, plan, answer)
@@ -345,7 +345,7 @@ def _loads(fleet: FleetState) -> dict[tuple[str, str], float]:
 
 
 async def begin_proposed(queries: Queries, record: FleetRecord, plan: PlanRecord) -> str | None:
-    """Begin to carry a proposal out; return why that is not possible. The fleet's row is locked."""
+    """Begin carrying out a proposal, or return why that is not possible. The fleet's row must be locked."""
     if not can_be_sliced(record.spec.gpu_model):
         return f"GPUs of model {record.spec.gpu_model} cannot be cut into MIG slices."
     newest = await queries.fleets.newest_plan(record.name)

@@ -1,4 +1,4 @@
-"""What the optimizer is asked for a fleet, and what its applications' instances would do by the queue model. Pure."""
+"""What the optimizer is asked for a fleet, and how the queue model expects its instances to perform. Pure."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ INSTANCE_COST = 2.0
 
 @dataclass(frozen=True)
 class PlannedApp:
-    """An application as plans need it.
+    """An application as planning needs it.
 
     Attributes:
         rate_per_s: Mean arrivals, observed or estimated.
-        is_late: Whether the latency that was observed is above the SLA.
+        is_late: Whether the observed latency is above the SLA.
         failing: Variants and slices whose instances fail; they are not planned.
     """
 
@@ -48,7 +48,7 @@ class PlannedApp:
 
 
 def idle_w_of(fleet: FleetSpec) -> float | None:
-    """Return the power of an idle GPU; None where neither the fleet nor the catalogue says."""
+    """Return the power of an idle GPU; None if neither the fleet nor the catalogue states it."""
     if fleet.idle_w is not None:
         return fleet.idle_w
     model = find_gpu_model(fleet.gpu_model)
@@ -56,7 +56,7 @@ def idle_w_of(fleet: FleetSpec) -> float | None:
 
 
 def in_core(app: PlannedApp, idle_w: float) -> Application:
-    """Return an application's variants as the core's."""
+    """Return an application's variants as the core represents them."""
     return demand_of(_application(app, Counter()), idle_w).application
 
 
@@ -76,11 +76,11 @@ def partition_request(
         fleet: Its spec.
         apps: Its applications.
         gpus: Those that are up, in the order of the answer's layouts.
-        running: What belongs on them now; the search begins there where the GPUs could hold it.
+        running: What belongs on them now; the search begins there if the GPUs can hold it.
         gco2_per_kwh: Intensity now.
-        baseline_gco2_per_kwh: Intensity that savings are compared with.
-        seed: Of the search.
-        candidates: How many configurations of each application to ask for beside the best.
+        baseline_gco2_per_kwh: Intensity that savings are measured against.
+        seed: Seed of the search.
+        candidates: How many configurations of each application to ask for besides the best.
 
     Raises:
         ValidationError: It is inconsistent.
@@ -129,14 +129,14 @@ def _application(app: PlannedApp, running: Mapping[Kind, int], gpus: int = 0) ->
 
 
 def slice_name(size: str) -> SliceName:
-    """Return a slice's name as contracts have it."""
+    """Return a slice's name as contracts spell it."""
     return SLICE_NAMES[SLICE_NAMES.index(size)]  # pyright: ignore[reportArgumentType]
 
 
 def layouts_for(
     wanted: Mapping[Kind, int], sizes: Mapping[Gpu, Sizes], running: Mapping[Gpu | None, int]
 ) -> dict[Gpu, Sizes]:
-    """Return how GPUs are cut to hold some instances, so that few instances have to stop for it, and few are cut.
+    """Return how to cut GPUs to hold some instances, so that few GPUs are cut and few instances have to stop for it.
 
     Args:
         wanted: The instances.
@@ -165,7 +165,7 @@ def wanted_of(result: PartitionResult) -> Counter[Kind]:
 
 
 class SlaModel:
-    """Whether some instances serve the applications within their SLAs, by the queue model in closed form."""
+    """Tells whether some instances serve the applications within their SLAs, by the closed-form queue model."""
 
     def __init__(self, apps: Iterable[PlannedApp], idle_w: float, running: Counter[Kind]) -> None:
         """Take the applications, and the instances that are ready now."""
@@ -174,9 +174,9 @@ class SlaModel:
         self._running = running
 
     def broken_by(self, wanted: Counter[Kind]) -> str | None:
-        """Return the first application whose SLA these instances do not keep, though it is kept now.
+        """Return the first application whose SLA these instances would break, though it is kept now.
 
-        None while an application has no instance at all: that is worse than an answer that comes late.
+        None while an application has no instance at all: that is worse than late answers.
         """
         if {app.name for app in self._apps} - {name for name, _, _ in self._running}:
             return None

@@ -1,4 +1,4 @@
-"""What an application did in some time, beside BASE. Pure."""
+"""What an application did in a period, compared with BASE. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def report_of(
     variants: Mapping[int, Mapping[str, int]],
     evaluations: Sequence[FleetEvaluation],
 ) -> AppReport:
-    """Return the report of an application; ``evaluations`` are those of its fleet in the time.
+    """Return the report of an application; ``evaluations`` are those of its fleet in the period.
 
     BASE is the most accurate variant on whole GPUs that are always at work: the energy of a request is its service time
     times the GPU's power, at the intensity and PUE that the ledger has for the step (Clover, section 4.1).
@@ -88,14 +88,14 @@ def report_of(
 
 
 def evaluations_of(name: str, evaluations: Sequence[FleetEvaluation]) -> AppEvaluations | None:
-    """Return what was measured of an application in some evaluations; None without any."""
+    """Return a summary of an application's evaluations; None without any."""
     found = [(each, app) for each in evaluations for app in each.applications if app.name == name]
     if not found:
         return None
     pairs = [(app.predicted, app.measured) for _, app in found if app.predicted and app.measured]
 
     def error_pct(figure: str) -> float | None:
-        """Return the mean difference of predictions, per cent of what was measured."""
+        """Return the mean error of the predictions, per cent of the measured value."""
         errors = [relative_change(getattr(model, figure), getattr(own, figure)) for model, own in pairs]
         known = [error for error in errors if error is not None]
         return 100 * float(np.mean(known)) if known else None

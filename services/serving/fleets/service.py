@@ -1,7 +1,7 @@
 """Use cases on fleets and applications: create, change, read and delete them.
 
-A *revision* counts the changes of a spec. A fleet is planned anew when its own or that of one of its applications
-differs from what its newest plan was made for.
+A *revision* counts the changes of a spec. A fleet is planned anew when its own revision or one of its applications'
+differs from the one that its newest plan was made for.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Fleets:
         """Create a fleet or replace its spec; return it, and whether it is new. The same spec changes nothing.
 
         Raises:
-            ProblemError: 422 for an unknown zone or signal, or without the power of an idle GPU where the catalogue has
-                none; 409 for a fleet that is being deleted.
+            ProblemError: 422 for an unknown zone or signal, or if neither the spec nor the catalogue states the power
+                of an idle GPU; 409 for a fleet that is being deleted.
         """
         await self._check(spec)
         async with self._repository.writing() as queries:
@@ -84,7 +84,7 @@ class Fleets:
         """Return a fleet with its current state.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see.
+            ProblemError: 404 if there is none that the caller may see.
         """
         async with self._repository.reading() as queries:
             fleet = await queries.fleets.find(name)
@@ -97,7 +97,7 @@ class Fleets:
         """Return one page of fleets, by name.
 
         Raises:
-            ProblemError: 422 for a cursor that is not one.
+            ProblemError: 422 for an invalid cursor.
         """
         async with self._repository.reading() as queries:
             found = await queries.fleets.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1)
@@ -106,10 +106,10 @@ class Fleets:
         return FleetList(items=items, next_cursor=cursor)
 
     async def delete(self, name: str, caller: Identity) -> Fleet:
-        """Give a fleet's GPUs back, whole, and then remove it; deleting it again changes nothing.
+        """Give back a fleet's GPUs, whole, and then remove it; deleting it again changes nothing.
 
         Raises:
-            ProblemError: 404 where there is none, 409 while applications use it.
+            ProblemError: 404 if there is no such fleet, 409 while applications use it.
         """
         async with self._repository.writing() as queries:
             fleet = await queries.fleets.find(name, lock="update")
@@ -129,7 +129,7 @@ class Fleets:
         """Return one page of a fleet's plans, newest first.
 
         Raises:
-            ProblemError: 404 where there is no fleet that the caller may see, 422 for a cursor that is not one.
+            ProblemError: 404 if there is no fleet that the caller may see, 422 for an invalid cursor.
         """
         async with self._repository.reading() as queries:
             if not may_use(await queries.fleets.find(name), caller):
@@ -139,10 +139,10 @@ class Fleets:
         return FleetPlanList(items=[show_plan(each) for each in records], next_cursor=cursor)
 
     async def apply(self, name: str, plan_id: str, caller: Identity) -> FleetPlan:
-        """Carry a proposal out; repeating that changes nothing.
+        """Carry out a proposal; repeating this changes nothing.
 
         Raises:
-            ProblemError: 404 where there is no such plan, 409 if it is no proposal, is outdated, or cannot be carried
+            ProblemError: 404 if there is no such plan, 409 if it is not a proposal, is outdated, or cannot be carried
                 out because the GPUs cannot be cut.
         """
         async with self._repository.writing() as queries:
@@ -180,8 +180,8 @@ class Apps:
         """Create an application or replace its spec; return it, and whether it is new. The same spec changes nothing.
 
         Raises:
-            ProblemError: 422 for a fleet that there is not; 409 for an application that is being deleted, for one that
-                changes its fleet, and where the fleet has no GPU left for one more; 404 for another tenant's.
+            ProblemError: 422 for an unknown fleet; 409 for an application that is being deleted or would change its
+                fleet, or if the fleet has no GPU left for one more; 404 for another tenant's.
         """
         async with self._repository.writing() as queries:
             # The fleet's lock keeps two applications from taking its last GPU, and it from being deleted meanwhile.
@@ -208,7 +208,7 @@ class Apps:
         """Return an application with its current state.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see.
+            ProblemError: 404 if there is none that the caller may see.
         """
         async with self._repository.reading() as queries:
             (shown,) = await _show_apps(queries, [await queries.apps.find(name, caller)])
@@ -218,7 +218,7 @@ class Apps:
         """Return one page of applications, by name.
 
         Raises:
-            ProblemError: 422 for a cursor that is not one.
+            ProblemError: 422 for an invalid cursor.
         """
         async with self._repository.reading() as queries:
             found = await queries.apps.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1, caller)
@@ -226,10 +226,10 @@ class Apps:
             return AppList(items=await _show_apps(queries, records), next_cursor=cursor)
 
     async def delete(self, name: str, caller: Identity) -> App:
-        """Have an application's instances drained, and then it removed; deleting it again changes nothing.
+        """Drain an application's instances, and then remove it; deleting it again changes nothing.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see.
+            ProblemError: 404 if there is none that the caller may see.
         """
         async with self._repository.writing() as queries:
             app = await queries.apps.find(name, caller, "update")
@@ -243,7 +243,7 @@ class Apps:
         """Return one page of an application's instances, newest first.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see, 422 for a cursor that is not one.
+            ProblemError: 404 if there is none that the caller may see, 422 for an invalid cursor.
         """
         before = read_cursor(query.cursor, INSTANCE_ID)
         async with self._repository.reading() as queries:
@@ -253,10 +253,10 @@ class Apps:
         return AppInstanceList(items=items, next_cursor=cursor)
 
     async def report(self, name: str, query: AppReportQuery, caller: Identity) -> AppReport:
-        """Return what an application did in the last hours, beside BASE.
+        """Return what an application did in the last hours, compared with BASE.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see, 422 for too many steps.
+            ProblemError: 404 if there is none that the caller may see, 422 for too many steps.
         """
         if 3_600 * query.hours / query.step_s > MAX_STEPS:
             detail = f"{query.hours:g} hours have more than {MAX_STEPS} steps of {query.step_s:g} s."
@@ -294,7 +294,7 @@ def may_use(fleet: FleetRecord, caller: Identity) -> bool:
 
 
 def show_plan(plan: PlanRecord, app: str | None = None) -> FleetPlan:
-    """Return a plan as callers see it, on request with one application alone."""
+    """Return a plan as callers see it, with all applications or with one alone."""
     result = None if plan.result is None else PartitionResult.model_validate(plan.result)
     is_open = plan.state is FleetPlanState.CARRYING_OUT
     current = plan.progress.current if plan.progress and is_open else None
@@ -316,7 +316,7 @@ def show_plan(plan: PlanRecord, app: str | None = None) -> FleetPlan:
 
 
 def _show_search(search: FleetSearch, app: str | None) -> FleetSearch:
-    """Return a search, on request with one application alone."""
+    """Return a search, with all applications or with one alone."""
 
     def shown(evaluation: FleetEvaluation) -> FleetEvaluation:
         return evaluation.model_copy(
@@ -328,7 +328,7 @@ def _show_search(search: FleetSearch, app: str | None) -> FleetSearch:
 
 
 def _layouts(plan: PlanRecord, result: PartitionResult | None) -> list[list[int]]:
-    """Return how a plan's GPUs are cut: as it is carried out, or as it was found."""
+    """Return how a plan cuts its GPUs: as it is being carried out, or else as it was found."""
     if plan.progress is not None:
         return [list(sizes) for _, sizes in sorted(plan.progress.layouts.items())]
     return [list(sizes_of(layout)) for layout in result.layouts] if result else []
@@ -363,7 +363,7 @@ async def show_fleets(queries: Queries, records: list[FleetRecord]) -> list[Flee
 
 
 def _why_it_waits(states: list[GpuState]) -> str | None:
-    """Return why a fleet's applications cannot run at all; None where they can."""
+    """Return why a fleet's applications cannot run at all; None if they can."""
     if any(state.is_usable for state in states):
         return None
     if any(state.is_up for state in states):

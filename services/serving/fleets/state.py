@@ -45,17 +45,17 @@ class FleetState:
 
     @property
     def up(self) -> list[Gpu]:
-        """Its GPUs on which instances can run: that are up, and that no job of others uses any more."""
+        """Its GPUs on which instances can run: those that are up and no longer used by jobs from outside the fleet."""
         return [gpu for gpu, state in sorted(self.gpus.items()) if state.is_usable]
 
     @property
     def basis(self) -> Basis:
-        """What a plan is made from now."""
+        """What a plan made now would be based on."""
         return Basis({"": self.record.revision, **{app.name: app.revision for app in self.apps}}, self.up)
 
 
 async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
-    """Return what is known of a fleet; its row is locked."""
+    """Return what is known of a fleet, whose row must be locked."""
     apps = await queries.apps.of_fleet(record.name)
     live = [app for app in apps if app.deleted_at is None]
     plan = await queries.fleets.newest_plan(record.name)
@@ -105,7 +105,7 @@ def of_apps(assignment: Assignment, fleet: FleetState) -> dict[Gpu, tuple[Kind, 
 
 
 def is_base_for(assignment: Assignment, fleet: FleetState) -> bool:
-    """Whether the assignment gives every application an instance, and no GPU that is up is left out."""
+    """Whether the assignment gives every application an instance and uses every GPU that is up."""
     apps = {kind[0] for kinds in assignment.values() for kind in kinds}
     return apps == {app.name for app in fleet.apps} and {gpu for gpu, kinds in assignment.items() if kinds} == set(
         fleet.up
@@ -118,7 +118,7 @@ def best_kinds(fleet: FleetState) -> list[Kind]:
 
 
 def newcomers(fleet: FleetState, assignment: Assignment) -> list[Kind]:
-    """Return BASE of the applications that have no instance."""
+    """Return BASE for the applications that have no instance yet."""
     there = {kind[0] for kinds in assignment.values() for kind in kinds}
     return [kind for kind in best_kinds(fleet) if kind[0] not in there]
 
@@ -130,7 +130,7 @@ def free_gpus(fleet: FleetState, assignment: Assignment) -> list[Gpu]:
 
 
 def is_settled(fleet: FleetState) -> bool:
-    """Whether there are GPUs, and all that are up are cut as was asked, or could not be."""
+    """Whether there are GPUs, and the cutting of all that are up has ended, successfully or not."""
     return bool(fleet.up) and all(fleet.gpus[gpu].state in ("applied", "failed") for gpu in fleet.up)
 
 
@@ -139,7 +139,7 @@ def _is_whole(state: GpuState) -> bool:
 
 
 def is_base(fleet: FleetState, assignment: Assignment) -> bool:
-    """Whether BASE runs, and there are GPUs for all applications, so that they may be divided anew at once."""
+    """Whether BASE runs and there is a GPU for every application, so that GPUs may be redistributed at once."""
     best = set(best_kinds(fleet))
     return (
         len(fleet.up) >= len(fleet.planned)
@@ -149,7 +149,7 @@ def is_base(fleet: FleetState, assignment: Assignment) -> bool:
 
 
 def present_of(fleet: FleetState, intensity: CurrentIntensity | None) -> Present:
-    """Return what plans would be made from now."""
+    """Return what a plan made now would be based on."""
     retry_at = fleet.record.retry_at
     return Present(
         now_s=fleet.now.timestamp(),
@@ -162,7 +162,7 @@ def present_of(fleet: FleetState, intensity: CurrentIntensity | None) -> Present
 
 
 def is_outdated(plan: PlanRecord, progress: Progress, present: Present) -> bool:
-    """Whether a plan is to open no further GPU: an application came after it, or it waits and another is due."""
+    """Whether a plan should open no further GPU: an application came after it, or it waits and another plan is due."""
     if set(present.basis.revisions) - set(plan.basis.revisions):
         return True
     waits = progress.current is None and plan.detail is not None
@@ -181,7 +181,7 @@ def why_only_proposes(fleet: FleetState) -> str | None:
 
 
 def _rate(app: AppRecord, seen: Seen, now: datetime) -> float:
-    """Return the mean arrivals that were seen in the window; traffic may just have begun."""
+    """Return the mean arrivals seen in the window, or the spec's rate if traffic has only just begun."""
     if seen.arrivals < LEAST_ARRIVALS or seen.span_s < LEAST_SPAN_S:
         return app.spec.requests_per_s
     return seen.rate_per_s(now)

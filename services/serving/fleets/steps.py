@@ -2,10 +2,10 @@
 
 A GPU that changes is *opened*: its instances that have no place in the plan are drained; if it is to be cut anew, its
 row says so first, so that nothing more is placed on it, and its node cuts it once nothing runs there. Then the
-instances that the plan wants there are started, before others leave where slices are free for them. When all are
-ready, the next one is opened. Where no GPU can be spared, a whole one that is free *helps out*: until all others are as
-planned it runs the best variant of the application that is in the way. Everything is decided from what is there, so
-that it may be decided again at any time.
+instances that the plan wants there are started, before others leave if slices are free for them. When all are ready,
+the next GPU is opened. If no GPU can be spared, a whole one that is free *helps out*: until all others are as planned,
+it runs the best variant of the application that is in the way. Everything is decided from the present state, so it may
+be decided again at any time.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ LEAVING = (InstanceState.DRAINING, InstanceState.STOPPING)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a plan is.
+    """How far a plan has come.
 
     Attributes:
         layouts: How the GPUs are to be cut.
-        after: Which instances belong on them then.
+        after: Which instances belong on them afterwards.
         done: The GPUs that are as planned.
         current: The GPU that is open.
         former: How it was cut before.
         since_s: When it was opened, or the one before it was done; UTC seconds.
-        cut_since_s: When the last instance left the open GPU; None before.
+        cut_since_s: When the last instance left the open GPU; None before that.
         helpers: Free GPUs that help out.
     """
 
@@ -62,7 +62,7 @@ class Progress:
     helpers: frozenset[Gpu] = frozenset()
 
     def document(self) -> dict[str, Any]:
-        """Return it as it is stored."""
+        """Return the progress in its stored form."""
         return {
             "layouts": [[node, gpu, list(sizes)] for (node, gpu), sizes in sorted(self.layouts.items())],
             "after": write_assignment(self.after),
@@ -76,7 +76,7 @@ class Progress:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Progress:
-        """Return it from what is stored."""
+        """Return the progress from its stored form."""
         current = document["current"]
         return cls(
             layouts={(node, gpu): tuple(sizes) for node, gpu, sizes in document["layouts"]},
@@ -104,8 +104,8 @@ class Limits:
 
     Attributes:
         cut_s: Seconds for a node to cut a GPU on which nothing runs any more.
-        start_s: Seconds until the instances of a GPU have left, and the new ones are ready.
-        wait_s: Seconds to wait for a moment in which a GPU can be spared within the SLA.
+        start_s: Seconds until the old instances of a GPU have left and the new ones are ready.
+        wait_s: Seconds to wait until a GPU can be spared within the SLA.
     """
 
     cut_s: float
@@ -115,14 +115,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class NextStep:
-    """What is to be done now.
+    """What to do now.
 
     Attributes:
         assignment: Which instances belong on which GPU from now on.
-        wanted: How many instances of each kind there are to be now.
+        wanted: How many instances of each kind there should be now.
         leave: Instances that leave before others of their kind.
-        cut: A GPU and how it is to be cut, if that is to be written now.
-        progress: How far the plan is; None once it has ended.
+        cut: A GPU and how it is to be cut, if that must be written now.
+        progress: How far the plan has come; None once it has ended.
         outcome: How it ended.
         detail: Why it waits or failed.
     """
@@ -137,7 +137,7 @@ class NextStep:
 
 
 def at_rest(assignment: Assignment, gpus: Mapping[Gpu, GpuState], instances: Iterable[Placed]) -> NextStep:
-    """Return what is wanted while no plan is carried out: what fits on the GPUs that are up."""
+    """Return what is wanted while no plan is being carried out: what fits on the GPUs that are up."""
     there = {gpu: fitting(kinds, gpus[gpu].sizes) for gpu, kinds in assignment.items() if _is_up(gpus, gpu)}
     lost = frozenset(each.id for each in instances if each.gpu is not None and not _is_up(gpus, each.gpu))
     return NextStep(assignment, _counted(there), lost)
@@ -155,17 +155,17 @@ def carry_out(
     *,
     is_outdated: bool = False,
 ) -> NextStep:
-    """Return what is done next to carry a plan out.
+    """Return the next step in carrying out a plan.
 
     Args:
-        progress: How far it is.
+        progress: How far it has come.
         assignment: Which instances belong on which GPU now.
-        gpus: The fleet's.
+        gpus: The fleet's GPUs.
         instances: Those that have not ended.
-        keeps_sla: Says whether a GPU can be spared.
+        keeps_sla: Names the application whose SLA some instances would break, if any.
         now_s: UTC seconds.
         limits: How long stages may take.
-        best: By application what a free GPU runs to help out.
+        best: What a free GPU runs to help out, by application.
         is_outdated: Whether a newer plan is due, so that no further GPU is opened for this one.
     """
     lost = next((gpu for gpu in sorted(progress.layouts) if not _is_up(gpus, gpu)), None)
@@ -231,7 +231,7 @@ def on(gpu: Gpu, instances: Iterable[Placed]) -> list[Placed]:
 
 
 def named(gpu: Gpu) -> str:
-    """Return a GPU's name for people."""
+    """Return a GPU's name for messages."""
     return f"GPU {gpu[1]} of node {gpu[0]}"
 
 
@@ -243,7 +243,7 @@ def _go_on(
     now_s: float,
     limits: Limits,
 ) -> NextStep | None:
-    """Return what is done next on the open GPU; None once it is as planned."""
+    """Return the next step on the open GPU; None once it is as planned."""
     gpu = progress.current
     assert gpu is not None
     there, target, state = on(gpu, instances), progress.layouts[gpu], gpus[gpu]
@@ -312,7 +312,7 @@ def _finish(
 
 
 def shown(sizes: Sizes) -> str:
-    """Return sizes as people write them."""
+    """Return sizes in readable form."""
     return ",".join(f"{size}g" for size in ordered(sizes)) or "one whole GPU"
 
 
@@ -333,7 +333,7 @@ def _counted(assignment: Assignment) -> Counter[Kind]:
 
 
 def _surplus(there: Iterable[Placed], kinds: Iterable[Kind]) -> list[Placed]:
-    """Return the instances on a GPU that do not belong there; of equal ones those that are ready stay."""
+    """Return the instances on a GPU that do not belong there; among equal ones, those that are ready stay."""
     left = Counter(kinds)
     surplus: list[Placed] = []
     for each in sorted(there, key=lambda each: (each.state is not InstanceState.READY, each.id)):
@@ -347,7 +347,7 @@ def _surplus(there: Iterable[Placed], kinds: Iterable[Kind]) -> list[Placed]:
 
 
 def _with_room(there: Iterable[Placed], kinds: Iterable[Kind], sizes: Sizes) -> tuple[Kind, ...]:
-    """Return those of a GPU's future instances that can start while all stay that are there."""
+    """Return which of a GPU's future instances can start while all present ones stay."""
     there = list(there)
     staying = Counter(each.kind for each in there if each.state not in LEAVING)
     new = sorted((Counter(kinds) - staying).elements())
@@ -362,7 +362,7 @@ def _is_free(
     gpus: Mapping[Gpu, GpuState],
     instances: Sequence[Placed],
 ) -> bool:
-    """Whether a GPU is whole and remains so, and nothing runs or is to run on it."""
+    """Whether a GPU is whole and stays so, and nothing runs or is to run on it."""
     is_whole = not progress.layouts[gpu] and _is_cut(gpus[gpu], ())
     return is_whole and not progress.after[gpu] and not present.get(gpu) and not on(gpu, instances)
 
@@ -372,7 +372,7 @@ def _ready(wanted: Counter[Kind], instances: Iterable[Placed]) -> bool:
 
 
 def _missing(wanted: Counter[Kind], instances: Iterable[Placed]) -> str:
-    """Return what is not ready, for people."""
+    """Return what is not ready, for messages."""
     short = wanted - Counter(each.kind for each in instances if each.state is InstanceState.READY)
     app, variant, size = min(short, default=("an instance", "", ""))
     return f"Variant {variant} of {app} on {size}" if variant else app

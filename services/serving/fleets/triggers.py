@@ -21,23 +21,23 @@ class Basis:
     """What a plan was made from.
 
     Attributes:
-        revisions: Of its applications by name, and of the fleet under the empty name.
-        gpus: Those that were up.
+        revisions: Revisions of its applications by name, and of the fleet under the empty name.
+        gpus: The GPUs that were up.
     """
 
     revisions: Mapping[str, int]
     gpus: Sequence[Gpu]
 
     def document(self) -> dict[str, Any]:
-        """Return it as it is stored."""
+        """Return the basis in its stored form."""
         return {"revisions": dict(self.revisions), "gpus": [list(gpu) for gpu in self.gpus]}
 
     def is_same(self, other: Basis) -> bool:
-        """Return whether nothing of it has changed; the order of GPUs does not count."""
+        """Return whether nothing has changed; the order of GPUs does not matter."""
         return self.revisions == other.revisions and set(self.gpus) == set(other.gpus)
 
     def lacks_only_applications(self, other: Basis) -> bool:
-        """Return whether applications came meanwhile, and nothing else has changed."""
+        """Return whether applications were added since, and nothing else has changed."""
         known = {name: revision for name, revision in other.revisions.items() if name in self.revisions}
         return (
             len(other.revisions) > len(known) == len(self.revisions)
@@ -47,7 +47,7 @@ class Basis:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Basis:
-        """Return it from what is stored."""
+        """Return a basis from its stored form."""
         return cls(document["revisions"], [(node, gpu) for node, gpu in document["gpus"]])
 
 
@@ -67,11 +67,11 @@ class Service:
     """How an application was served since its instances last changed.
 
     Attributes:
-        answered: Answers that are counted.
-        p95_ms: Their latency; None without any.
+        answered: How many answers were counted.
+        p95_ms: The 95th percentile of their latency; None without any.
         accuracy_pct: Their mean accuracy.
-        sla_p95_ms: What is asked.
-        floor_pct: The least accuracy that is asked; None for none.
+        sla_p95_ms: The SLA.
+        floor_pct: The accuracy floor; None if there is none.
     """
 
     answered: int
@@ -95,15 +95,15 @@ class Service:
 
 @dataclass(frozen=True)
 class Present:
-    """What plans are made from, now.
+    """What a plan made now would be based on.
 
     Attributes:
         now_s: UTC seconds.
         basis: Revisions and GPUs.
         gco2_per_kwh: Intensity; None while it is unknown.
-        served: By application.
-        min_interval_s: Between two plans.
-        retry_s: Until when a failed plan is not tried again, UTC seconds.
+        served: How each application was served.
+        min_interval_s: Least time between two plans.
+        retry_s: When a plan may be tried again after one that failed, UTC seconds.
     """
 
     now_s: float
@@ -115,7 +115,7 @@ class Present:
 
 
 def trigger_of(last: LastPlan | None, present: Present) -> FleetPlanTrigger | None:
-    """Return why a fleet is to be planned now; None where it is not, or not yet."""
+    """Return why a fleet should be planned now; None if it should not, or not yet."""
     if last is None:
         return FleetPlanTrigger.FIRST
     if present.now_s < max(last.made_at.timestamp() + present.min_interval_s, present.retry_s):

@@ -20,8 +20,8 @@ class Node:
     Attributes:
         zone: Its grid zone.
         labels: Its labels.
-        gpus: How many of each model the pool may have there: its own instances' and free ones, and those that training
-            would be preempted from.
+        gpus: How many of each model the pool may have there: its own instances', free ones, and those that training
+            can be preempted from.
     """
 
     zone: str
@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Need:
-    """GPUs of one node that another pool's instance waits for."""
+    """GPUs of one node that another pool's instance is waiting for."""
 
     zone: str
     labels: Mapping[str, str]
@@ -45,12 +45,12 @@ class Need:
 
 @dataclass(frozen=True)
 class PoolNeeds:
-    """The GPUs that instances of one pool need and do not hold.
+    """The GPUs that instances of one pool need but do not hold.
 
     Attributes:
-        awaited: Of instances that were made and have no GPUs yet.
-        in_force: Of instances that the plan in force wants and that were not made yet.
-        planned: As ``in_force``, by the newest plan that is or may be put in force.
+        awaited: Needs of instances that were created and have no GPUs yet.
+        in_force: Needs of instances that the plan in force wants and that were not created yet.
+        planned: Like ``in_force``, for the newest plan that is or may be put in force.
     """
 
     awaited: list[Need] = field(default_factory=list[Need])
@@ -74,8 +74,8 @@ class Cluster:
 
     Attributes:
         nodes: The nodes.
-        held: Devices, by node and index, of jobs that may not be preempted: with their pool, if it is one's instance.
-        needs: By pool.
+        held: Devices of jobs that may not be preempted, by node and index; with the pool if the job is its instance.
+        needs: Needs by pool.
     """
 
     nodes: Sequence[ClusterNode]
@@ -87,8 +87,8 @@ class Cluster:
 
         Args:
             pool: Its name.
-            by_plans_in_force: Whether other pools get what their plans in force want; by default what plans want that
-                may still be put in force.
+            by_plans_in_force: Whether other pools get what their plans in force want; by default, they get what plans
+                that may still be put in force want.
         """
         nodes = [
             Node(
@@ -114,9 +114,9 @@ class PlaceGpus:
     """The GPUs that a place has for a pool.
 
     Attributes:
-        models: GPUs by model, of those models that a mode takes.
-        fits: How many instances of a mode fit on its nodes if alone there: each needs its GPUs on one node.
-        nodes: The GPUs that each node has of a model, without nodes that have none.
+        models: GPUs by model, for the models that a mode takes.
+        fits: How many instances of a mode alone would fit on its nodes: each needs all its GPUs on one node.
+        nodes: How many GPUs of a model each node has, without nodes that have none.
     """
 
     models: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -125,7 +125,7 @@ class PlaceGpus:
 
 
 def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
-    """Return the nodes without the GPUs that others wait for, each taken on the first node that has them, if any."""
+    """Return the nodes less the GPUs that others wait for, each need met on the first node that can, if any."""
     free = [Counter(node.gpus) for node in nodes]
     for need in needs:
         for node, left in zip(nodes, free, strict=True):
@@ -136,13 +136,13 @@ def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
 
 
 def gpus_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, PlaceGpus]:
-    """Return the GPUs of each place; a node of two places counts for the first, so that no GPU is planned twice."""
+    """Return the GPUs of each place; a node in two places counts for the first, so that no GPU is planned twice."""
     of_place = _nodes_by_place(spec, nodes)
     return {place.name: _place_gpus(place, spec, of_place[place.name]) for place in spec.places}
 
 
 def installed_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, dict[str, int]]:
-    """Return the GPUs of each place's nodes by model, those that no mode takes too."""
+    """Return the GPUs of each place's nodes by model, including those that no mode takes."""
     found: dict[str, dict[str, int]] = {}
     for place, there in _nodes_by_place(spec, nodes).items():
         total = Counter[str]()

@@ -50,15 +50,15 @@ def predict_demand(
     steps: int = STEPS_AHEAD,
     is_surge: bool = False,
 ) -> DemandForecast:
-    """Return the peaks to plan for in so many steps from ``from_s`` on.
+    """Return the peaks to plan for in ``steps`` steps from ``from_s`` on.
 
-    With head-room they are to suffice for each class in the share ``quantile`` of the steps.
+    With head-room, they should suffice for each class in a share ``quantile`` of the steps.
 
     In a surge, when more requests arrive than were planned for, the first step has at least the greatest rate of the
-    last minute: forecasters that learn from days do not know it yet.
+    last minute, which forecasters that learn from days do not know yet.
 
-    If the log ended more than ``max_age_s`` ago, or is shorter than a step, they are the spec's assumed rates, or the
-    greatest peak of the last known day if that is more; with neither, there is no demand.
+    If the log ended more than ``max_age_s`` ago, or is shorter than a step, the peaks are the spec's assumed rates, or
+    the greatest peak of the last known day if that is higher; with neither, there is no demand.
     """
     from services.learning.demand import (  # scikit-learn: a tenth of a second, for this task alone
         candidates,
@@ -93,7 +93,7 @@ def predict_demand(
 
 
 def _history(log: RequestLog, max_age_s: float, now_s: float) -> tuple[Ints, float]:
-    """Return the counts until the last window reported, and how long ago that ended, seconds.
+    """Return the counts up to the last window reported, and how many seconds ago that ended.
 
     A short silence means that no requests came. A longer one, during which the log was stale, is filled from the day
     before; if that is unknown too, history begins after it.
@@ -113,7 +113,7 @@ def _history(log: RequestLog, max_age_s: float, now_s: float) -> tuple[Ints, flo
 
 
 def _mean_shares(names: list[str], traffic: Traffic) -> dict[str, float]:
-    """Return the mean rates of the last day as a share of the peaks of its steps, of classes that had requests."""
+    """Return the last day's mean rate of each class that had requests, as a share of the peaks of its steps."""
     known = traffic.since(max(0, len(traffic) - DAY_STEPS))
     assert known.counts is not None
     peaks, means = known.peaks_qps.sum(axis=0), known.counts.mean(axis=1).sum(axis=0) / WINDOW_S
@@ -134,9 +134,9 @@ def _assumed(counts: Ints, assumed: Floats | None) -> tuple[Floats, str]:
 
 
 def _shifted(peaks_qps: Floats, steps: float) -> Floats:
-    """Return the peaks of six steps that begin so many steps later: the greatest of those they overlap.
+    """Return the peaks of six steps that begin ``steps`` steps later: of each, the greatest of those it overlaps.
 
-    Steps beyond the forecast are as its last step.
+    Steps beyond the forecast are like its last step.
     """
     first = np.floor(np.arange(STEPS_AHEAD) + steps)
     last = np.ceil(np.arange(STEPS_AHEAD) + 1 + steps) - 1

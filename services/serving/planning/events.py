@@ -24,11 +24,11 @@ class Standing:
 
     Attributes:
         pool: The pool's name.
-        spec: What it was made for, which is still the pool's.
+        spec: The spec it was made for, which is still the pool's.
         plan_id: The plan.
         made: The plan and the forecasts it was made from.
         from_at: When it begins.
-        slot_at: The interval of the clock that it is for.
+        slot_at: When the interval that it is for begins by the clock.
         was_refused: Whether it no longer fitted when it was to be applied.
         event_at: When the pool was last planned because of an event, if it was.
     """
@@ -50,7 +50,7 @@ class Present:
     Attributes:
         now: The database's time.
         cluster: The nodes.
-        qps: By what a partition is counted as and class: requests per second over the last known windows.
+        qps: Requests per second over the last known windows, by what a partition is counted as and by class.
         intensity: gCO2/kWh by place; empty where it is unknown or nothing depends on it.
     """
 
@@ -111,7 +111,7 @@ def is_intensity_off(standing: Standing, present: Present) -> bool:
 def mean_qps(
     windows: Mapping[datetime, Mapping[str, Mapping[str, int]]], window_s: float
 ) -> dict[str, dict[str, float]]:
-    """Return the mean rates over known windows, by what a partition is counted as and class; none of too few windows.
+    """Return mean rates over known windows, by what a partition is counted as and by class; none for too few windows.
 
     Args:
         windows: Counts by the window's start, all sources together.

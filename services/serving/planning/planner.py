@@ -1,7 +1,7 @@
 """Has every pool planned each half hour and at events, and decides the outcomes of plans.
 
-A loop in the service, as the sweeper is one. Any number of services may run it: the clock's plan for a slot is one row,
-so is that for an event, and an outcome is decided once.
+It is a loop in the service, like the sweeper. Any number of services may run it: a slot of the clock, like an event,
+gets only one row for its plan, and an outcome is decided once.
 """
 
 from __future__ import annotations

@@ -70,15 +70,15 @@ class Plans:
         there is one.
 
         Args:
-            pool: Its name.
-            trigger: Who asks.
-            caller: For a request.
+            pool: The pool's name.
+            trigger: Why it is planned.
+            caller: Who requested it, for a request.
             deadline_at: When an answer is late; by default some time after the plan begins, and for a first plan at its
                 end.
-            after: For an event: the plan that it is about. However many services notice the event, it is planned once.
+            after: For an event, the plan that it is about. However many services notice the event, one plan is made.
 
         Raises:
-            ProblemError: 404 where there is no such pool, 409 for one that is being deleted.
+            ProblemError: 404 if there is no such pool, 409 for one that is being deleted.
         """
         async with self._repository.reading() as queries:
             slot = await queries.plans.slot(pool, interval=self._interval, lead=self._lead)
@@ -129,8 +129,8 @@ class Plans:
         """Put a proposed plan in force; applying the plan in force again changes nothing.
 
         Raises:
-            ProblemError: 404 where there is no such plan, 409 ``invalid_transition`` for one that is no proposal,
-                ``conflict`` where the pool was changed, a newer plan applied or its GPUs taken since.
+            ProblemError: 404 if there is no such plan, 409 ``invalid_transition`` for one that is not a proposal,
+                ``conflict`` if the pool was changed, a newer plan applied or its GPUs taken since.
         """
         async with self._repository.writing() as queries:
             found = await queries.plans.lock(plan_id)
@@ -158,7 +158,7 @@ class Plans:
         """Return one page of a pool's plans, newest first.
 
         Raises:
-            ProblemError: 422 for a cursor that is not one.
+            ProblemError: 422 for an invalid cursor.
         """
         before = read_cursor(query.cursor, PLAN_ID)
         async with self._repository.reading() as queries:
@@ -170,7 +170,7 @@ class Plans:
         """Return a complete plan of a pool.
 
         Raises:
-            ProblemError: 404 where there is no such plan of this pool.
+            ProblemError: 404 if there is no such plan of this pool.
         """
         async with self._repository.reading() as queries:
             plan = await queries.plans.find(pool, plan_id)
@@ -198,10 +198,10 @@ class Plans:
 
 
 async def _lacking(queries: Queries, plan: PlanRecord) -> str:
-    """Return where a plan's instances no longer fit, as a sentence; nothing where they do.
+    """Return where a plan's instances no longer fit, as a sentence; empty if they do fit.
 
     Until the transaction ends no other plan is applied, so that no two plans count on the same GPUs. GPUs that were
-    missing when the plan was made do not count: it was made with that known.
+    already missing when the plan was made do not count.
     """
     await queries.plans.take_turn_to_apply()
     made = await queries.plans.made(plan.id)

@@ -57,7 +57,7 @@ class Running:
 
 
 def intensity_of(forecast: IntensityForecast, from_s: float, steps: int = STEPS_AHEAD) -> PlaceIntensity:
-    """Return a forecast's means over the steps from ``from_s`` on; beyond its ends, the values there continue."""
+    """Return a forecast's means over the steps from ``from_s`` on; its first and last values hold beyond its ends."""
     curve = curve_of(forecast.points)
     starts_s = [from_s + step * STEP_S for step in range(steps)]
     return PlaceIntensity(
@@ -75,7 +75,7 @@ def check_signals(spec: PoolSpec, intensity: Mapping[str, PlaceIntensity]) -> No
     """Refuse to compare places by different signals.
 
     Raises:
-        DomainError: The objective is carbon, and the places' intensities do not all measure the same.
+        DomainError: The objective is carbon, and the places' intensities do not all measure the same thing.
     """
     of_signal = {found.signal: place for place, found in reversed(list(intensity.items()))}
     if spec.objective == "carbon" and len(of_signal) > 1:
@@ -92,15 +92,15 @@ def problem_of(
     time_limit_s: float,
     in_force: PoolsResult | None = None,
 ) -> PoolsRequest:
-    """Return the problem of the steps of five minutes until the pool is planned again.
+    """Return the problem for the five-minute steps until the pool is planned again.
 
     Args:
-        spec: The pool's.
-        demand: By partition; of its steps the first are taken.
-        intensity: By place; none where it is unknown, and the objective is another than carbon.
-        gpus: By place.
-        instances: The pool's own; those of other terms than the spec's are going to be replaced and do not count.
-        time_limit_s: Most seconds of solving, beside the spec's own limit.
+        spec: The pool's spec.
+        demand: Demand by partition, of which the first steps are taken.
+        intensity: Intensity by place; empty if it is unknown and the objective is not carbon.
+        gpus: GPUs by place.
+        instances: The pool's own; those made from other terms than the spec's will be replaced and do not count.
+        time_limit_s: Longest time to solve, besides the spec's own limit.
         in_force: The plan that the search begins from.
 
     Raises:
@@ -144,7 +144,7 @@ def problem_of(
 
 
 def result_of(request: PoolsRequest, result: PoolsResult, forecasts: PlanForecasts) -> PoolsResult:
-    """Return a plan as its pool's: without stand-ins for GPU types, and without sums over different or unknown signals.
+    """Return a plan in its pool's terms: without stand-in GPU types, or sums over different or unknown signals.
 
     A shortfall gets the reasons that only the nodes tell: GPUs that others hold, and models that no node has.
     """
@@ -188,7 +188,7 @@ def _with_reason(
 
 
 def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> dict[tuple[str, int], str]:
-    """Return a GPU type of its own for each model and size of which nodes take fewer than their GPUs together would."""
+    """Return a GPU type of its own for each model and size of which nodes hold fewer than their total of GPUs would."""
     taken = len({mode.gpu_model for mode in modes})
     cut = {
         (mode.gpu_model, mode.gpus)
@@ -199,7 +199,7 @@ def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> di
 
 
 def _whole_nodes(modes: Sequence[ServerMode], gpus: PlaceGpus) -> list[LocationNodes]:
-    """Return the nodes of those models of which the sizes of modes do not divide each other; else stand-ins suffice."""
+    """Return the nodes of each model whose modes' sizes do not divide each other; for the others, stand-ins suffice."""
     found: list[LocationNodes] = []
     for model in gpus.models:
         if divide_each_other([mode.gpus for mode in modes if mode.gpu_model == model]):
@@ -210,7 +210,7 @@ def _whole_nodes(modes: Sequence[ServerMode], gpus: PlaceGpus) -> list[LocationN
 
 
 def _mode(spec: PoolSpec, mode: ServerMode, stand_ins: Mapping[tuple[str, int], str]) -> PoolMode:
-    """Return a mode; of a stand-in for a smaller size it takes as many as instances of that size would fit in it.
+    """Return a mode; it takes as many of a smaller size's stand-in as instances of that size would fit in it.
 
     Where the sizes of modes divide each other, as powers of two do, instances that satisfy this for all sizes fit on
     the nodes together (Marcotte, 1985).

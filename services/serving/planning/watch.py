@@ -1,4 +1,4 @@
-"""Watches for events after which pools are planned again, and waits for those that may pass."""
+"""Watches for events that call for planning a pool again, and waits to see whether they pass."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EventWatch:
         self._since_s: dict[tuple[str, PlanTrigger], float] = {}
 
     async def look(self) -> list[tuple[Standing, PlanTrigger]]:
-        """Return the pools to be planned now because of an event, those first whose instances have nowhere to run."""
+        """Return the pools to plan now because of an event; those whose instances have nowhere to run come first."""
         async with self._repository.reading() as queries:
             rows = await queries.plans.standing()
             if not rows:
@@ -80,7 +80,7 @@ class EventWatch:
         return known and replace(known, event_at=row.event_at)
 
     def _is_due(self, standing: Standing, event: PlanTrigger, now: datetime) -> bool:
-        """Return whether an event has lasted long enough, and the pool was not planned because of one just before."""
+        """Return whether an event has lasted long enough, and the pool was not planned because of one just recently."""
         since_s = self._since_s.setdefault((standing.pool, event), time.monotonic())
         ago_s = (now - standing.event_at).total_seconds() if standing.event_at else float("inf")
         if event in RESCUES:
@@ -94,7 +94,7 @@ class EventWatch:
 
 
 def _signals(spec: PoolSpec) -> Signals:
-    """Return what a pool's plans depend on: nothing where there is one place, or carbon is not the objective."""
+    """Return the zone and signal of each place; empty if a pool has only one place or an objective but carbon."""
     if spec.objective != "carbon" or len(spec.places) < 2:
         return {}
     return {place.name: (place.zone, place.signal and str(place.signal)) for place in spec.places}

@@ -118,13 +118,13 @@ LEAST_SPAN_S = 10.0
 
 @dataclass(frozen=True)
 class Seen:
-    """Requests that routers saw in some time.
+    """Requests that routers saw in a period.
 
     Attributes:
-        latency: Answers by the index of their bucket of ``LATENCY_BOUNDS_MS``.
-        accuracy_sum: Of the accuracies of the answers.
-        start_at: Of the first window; None without any.
-        end_at: Of the last one that was reported.
+        latency: Numbers of answers by the index of their bucket of ``LATENCY_BOUNDS_MS``.
+        accuracy_sum: Sum of the accuracies of the answers.
+        start_at: Start of the first window; None without any.
+        end_at: End of the last window that was reported.
     """
 
     arrivals: int
@@ -137,11 +137,11 @@ class Seen:
 
     @property
     def span_s(self) -> float:
-        """Seconds that were reported."""
+        """Length of the time that was reported, seconds."""
         return 0.0 if self.start_at is None or self.end_at is None else (self.end_at - self.start_at).total_seconds()
 
     def rate_per_s(self, now: datetime) -> float:
-        """Return the mean arrivals over what was reported; no report for some time means that nothing came."""
+        """Return the mean arrivals over the time reported; if there was no report for some time, nothing came."""
         if self.start_at is None or self.end_at is None:
             return 0.0
         end_at = max(self.end_at, now - timedelta(seconds=REPORTED_WITHIN_S))
@@ -248,7 +248,7 @@ class AppRows(SpecRows[AppRecord]):
         await self._connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), values)
 
     async def seen(self, names: Collection[str], since: datetime, until: datetime | None = None) -> dict[str, Seen]:
-        """Return what routers saw of applications' requests since a moment, and on request until another."""
+        """Return what routers saw of applications' requests since a moment, until another one if given."""
         values = {"apps": list(names), "since": since, "until": until}
         latency: dict[str, dict[int, int]] = {name: {} for name in names}
         for app, bucket, count in await self._connection.execute(SEEN_LATENCY, values):
@@ -270,9 +270,9 @@ class AppRows(SpecRows[AppRecord]):
     async def energy(
         self, names: Collection[str], since: datetime, until: datetime
     ) -> tuple[dict[str, float], datetime | None]:
-        """Return the GPU energy that applications' present instances used in some time, in J, by the ledger.
+        """Return the GPU energy that applications' present instances used in a period, in J, by the ledger.
 
-        Also the moment up to which it has lines of all of them; None where one has none.
+        Also return up to which moment it has lines of all of them; None if it has none of one.
         """
         values = {"keys": [APP_PREFIX + name for name in names], "since": since, "until": until}
         found = dict.fromkeys(names, 0.0)
@@ -286,7 +286,7 @@ class AppRows(SpecRows[AppRecord]):
     async def steps(
         self, app: AppRecord, start_at: datetime, end_at: datetime, step_s: float
     ) -> tuple[dict[int, StepSeen], dict[int, dict[int, int]], dict[int, dict[str, int]]]:
-        """Return what was seen in steps of a time: figures, latency by bucket, and answers by variant."""
+        """Return what was seen in each step of a period: figures, latency by bucket, and answers by variant."""
         values = {"app": app.name, "start_at": start_at, "end_at": end_at, "step_s": step_s}
         steps: dict[int, StepSeen] = {}
         for row in await self._connection.execute(STEPS, values):

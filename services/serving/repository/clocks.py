@@ -1,4 +1,4 @@
-"""Queries on the clocks of instances, which telemetry writes down."""
+"""Queries on the clocks of instances, which telemetry records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ClockRows:
         self._connection = connection
 
     async def now(self, jobs: Collection[str]) -> dict[str, InstanceClock]:
-        """Return the clocks of the jobs that run, by job."""
+        """Return the clocks of running jobs, by job."""
         rows = (await self._connection.execute(NOW, {"jobs": list(jobs)})).mappings()
         return {row["job_id"]: _clock(row) for row in rows}
 

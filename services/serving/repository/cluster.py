@@ -1,4 +1,4 @@
-"""The inputs of plans: a pool's traffic and instances, and the nodes with what others have of them."""
+"""The inputs of plans: a pool's traffic and instances, and the nodes with what others hold of them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def read_own(connection: AsyncConnection, pool: str) -> OwnState:
 
 
 async def read_traffic(database_url: str, pool: str, spec: PoolSpec) -> tuple[float, dict[str, RequestLog]]:
-    """Return the present, UTC seconds, and the logs of two weeks by partition, on a connection of their own."""
+    """Return the present, UTC seconds, and two weeks of logs by partition, read on a connection of its own."""
     connection: Any = await connect(database_url, application_name="serving-planner")
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -121,7 +121,7 @@ async def read_traffic(database_url: str, pool: str, spec: PoolSpec) -> tuple[fl
 async def read_logs(
     connection: Any, pool: str, partitions: Sequence[PoolPartition], now_s: float
 ) -> dict[str, RequestLog]:
-    """Return the logs of two weeks, by partition; within a transaction."""
+    """Return two weeks of logs, by partition; the connection must be in a transaction."""
     end_s = now_s // WINDOW_S * WINDOW_S
     start_s = end_s - HISTORY_S
     logs = {part.name: RequestLog.empty(len(part.classes), end_s) for part in partitions}
@@ -168,7 +168,7 @@ def _rows(aggregated: list[Any] | None) -> list[Any]:
 def _not_made(
     pool: str, spec: PoolSpec, planned: Sequence[Mapping[str, Any]], made: Mapping[tuple[str, str, str], int]
 ) -> list[Need]:
-    """Return what a pool's instances need that are planned and not created yet.
+    """Return the needs of a pool's instances that are planned but not created yet.
 
     All pools are planned at the same time: one must not count on GPUs that were planned for another.
     """

@@ -62,7 +62,7 @@ class Mix(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """All of it."""
+    """All figures."""
 
     instances: list[Instances]
     pools: list[PlannedPool]
@@ -71,7 +71,7 @@ class Figures(NamedTuple):
 
 
 async def read(engine: AsyncEngine) -> Figures:
-    """Return what is so now."""
+    """Return the present figures."""
     async with engine.connect() as connection:
         return Figures(
             [Instances(*row) for row in await connection.execute(INSTANCES)],

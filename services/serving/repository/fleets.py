@@ -158,7 +158,7 @@ class FleetRows(SpecRows[FleetRecord]):
         ]
 
     async def want(self, gpu: Gpu, sizes: Sizes, fleet: str) -> bool:
-        """Have a fleet's GPU cut; return False if it is somebody else's."""
+        """Have a fleet's GPU cut; return False if it belongs to somebody else."""
         document = [] if sizes == UNKNOWN else [place.sevenths for place in placed(sizes)]
         c = gpu_partitions.c
         known = await self._connection.execute(
@@ -212,7 +212,7 @@ class FleetRows(SpecRows[FleetRecord]):
         return [_plan(row) for row in (await self._connection.execute(query)).mappings()]
 
     async def evaluations(self, fleet: str, start_at: datetime, end_at: datetime) -> list[FleetEvaluation]:
-        """Return the evaluations of searches by measurement that began in a time, in order."""
+        """Return the evaluations of searches by measurement that began in a period, in order."""
         c = fleet_plans.c
         query = select(c.search).where(
             c.fleet == fleet, c.search.is_not(None), c.made_at < end_at, func.coalesce(c.ended_at, end_at) >= start_at
@@ -247,7 +247,7 @@ class FleetRows(SpecRows[FleetRecord]):
         await self._connection.execute(insert(fleet_plans).values(values))
 
     async def change_plan(self, plan_id: str, state: FleetPlanState, **values: Any) -> None:
-        """Change a plan; one that is no longer active gets the present as its end."""
+        """Change a plan; if it is no longer active, it ends now."""
         ended = {} if state in ACTIVE else {"ended_at": func.now()}
         statement = update(fleet_plans).where(fleet_plans.c.id == plan_id)
         await self._connection.execute(statement.values(state=state, **ended, **values))
@@ -259,7 +259,7 @@ class FleetRows(SpecRows[FleetRecord]):
         await self._connection.execute(statement.values(state=FleetPlanState.SUPERSEDED))
 
     async def delete_old_plans(self, keep_days: float) -> int:
-        """Delete plans that ended long ago, but for the newest of each fleet; return how many."""
+        """Delete plans that ended long ago, except the newest of each fleet; return how many."""
         statement = text(
             "DELETE FROM fleet_plans p WHERE ended_at < now() - make_interval(secs => :keep_days * 86400) "
             "AND EXISTS (SELECT FROM fleet_plans q WHERE q.fleet = p.fleet AND q.id > p.id)"
@@ -282,7 +282,7 @@ def variant_and_slice(mode: str) -> tuple[str, str]:
 
 
 def present_sizes(devices: Sequence[Mapping[str, Any]], gpu: int) -> Sizes | None:
-    """Return how a GPU is cut, by its node's devices; None where the node has no such GPU."""
+    """Return how a GPU is cut, by its node's devices; None if the node has no such GPU."""
     slices = [each.get("sevenths", 7) for each in devices if each.get("parent") == gpu]
     if slices:
         return ordered(slices)

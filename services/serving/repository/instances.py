@@ -101,9 +101,9 @@ class InstanceOwner:
     """A pool or an application, as the controller needs it.
 
     Attributes:
-        key: What its instances have as ``pool``: a pool's name, or ``app:`` and an application's.
-        target: What an application is to have; a pool has a plan instead.
-        leave: Instances of an application that leave before others of their kind, at once.
+        key: What its instances have as ``pool``: a pool's name, or ``app:`` and an application's name.
+        target: What an application should have; a pool has a plan instead.
+        leave: Instances of an application that leave at once, before others of their kind.
     """
 
     key: str
@@ -169,13 +169,13 @@ class InstanceRows:
         return PlanInForce(row.revision, plan.partition, target)
 
     async def lives(self, key: str, since: datetime) -> list[Life]:
-        """Return the courses of the newest instances of a pool or an application since a moment, the newest first."""
+        """Return the lives of the newest instances of a pool or an application since a moment, newest first."""
         planned = [reason.value for reason in LEFT_AS_PLANNED]
         rows = await self._connection.execute(LIVES, {"key": key, "since": since, "planned": planned})
         return [Life((row.place, row.mode), row.created_at, row.ready_at, row.failed_at) for row in rows]
 
     async def change(self, changes: Sequence[tuple[Instance, Change]]) -> None:
-        """Write one change for each instance; all are as they were read, because their pools are locked."""
+        """Write one change for each instance; none has changed since it was read, because their pools are locked."""
         by_columns: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
         for each, change in changes:
             values = {f"new_{name}": value for name, value in change.items()}

@@ -115,7 +115,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """A row of ``pool_plans``; ``made_at`` is when the pool was made that it was planned for."""
+    """A row of ``pool_plans``; ``made_at`` is when the pool that it was made for was created."""
 
     id: str
     pool: str
@@ -139,17 +139,17 @@ class LockedPool:
 
 
 class PlanRepository(WorkRepository):
-    """Queries on plans as on any work; the plan in force is kept however old it is."""
+    """Queries on plans as work; the plan in force is kept however old it is."""
 
     async def forget_ended(self, keep_days: float) -> int:
-        """Delete what ended that long ago and is not in force, and return how many."""
+        """Delete plans that ended that long ago and are not in force, and return how many."""
         in_force = select(pools.c.plan_id).where(pools.c.plan_id == pool_plans.c.id).exists()
         is_old = pool_plans.c.ended_at < func.now() - timedelta(days=keep_days)
         return await self._change(delete(pool_plans).where(is_old, ~in_force))
 
 
 def plan_repository(engine: AsyncEngine) -> PlanRepository:
-    """Return the queries on plans as on work that workers claim."""
+    """Return the queries on plans as work that workers claim."""
     is_rescue = pool_plans.c.trigger.in_(sorted(RESCUES))
     return PlanRepository(engine, pool_plans, None, "plan", (), urgent=is_rescue)
 
@@ -170,7 +170,7 @@ class PlanRows:
         return list((await self._connection.execute(UNDECIDED)).scalars())
 
     async def standing(self) -> list[StandingPlan]:
-        """Return the plans that events are compared with; none of a pool that is being planned."""
+        """Return the plans that events are compared with; none for a pool that is being planned."""
         return [StandingPlan(*row) for row in (await self._connection.execute(STANDING)).all()]
 
     async def made(self, plan_id: str) -> MadePlan | None:
@@ -181,7 +181,7 @@ class PlanRows:
         return None if row is None else MadePlan(row[0], row[1], row[2] and PlanOutcome(row[2]), row[3], row[4])
 
     async def slot(self, pool: str, *, interval: timedelta, lead: timedelta) -> Slot | None:
-        """Return a pool and its next interval; None where there is no such pool."""
+        """Return a pool and its next interval; None if there is no such pool."""
         slot_at = func.date_bin(planned_every(interval), func.now() + lead, EPOCH)
         from_at = func.greatest(slot_at, func.now())
         times = (slot_at.label("slot_at"), from_at.label("from_at"), func.now().label("now"))
@@ -230,11 +230,11 @@ class PlanRows:
         return pool, plan
 
     async def take_turn_to_apply(self) -> None:
-        """Wait until no other transaction applies a plan; until this one ends, none does."""
+        """Wait until no other transaction is applying a plan; until this one ends, no other does."""
         await self._connection.execute(TURN_TO_APPLY)
 
     async def decide(self, plan: PlanRecord, outcome: PlanOutcome, failure: WorkFailure | None = None) -> None:
-        """Write an outcome, and put the plan in force if it is applied; both rows are locked."""
+        """Write an outcome, and put the plan in force if it is applied; both rows must be locked."""
         c = pool_plans.c
         why = {} if failure is None else {"failure": failure.model_dump(mode="json")}
         await self._connection.execute(

@@ -1,4 +1,4 @@
-"""Whether there is anything to plan or to run: while there is not, serving's loops wait, and ask nothing else."""
+"""Whether there is anything to plan or run; while there is not, serving's loops wait and query nothing else."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LOOK_S = 5.0
 
 
 class Presence:
-    """Lets loops go on while there is a pool, a fleet or an application.
+    """Lets loops run while there is a pool, a fleet or an application.
 
     Attributes:
         written: Set when this process has written something.
     """
 
     def __init__(self, is_any: Callable[[], Awaitable[bool]]) -> None:
-        """Take what asks the database."""
+        """Take the query that tells whether there is any."""
         self.written = asyncio.Event()
         self._ask = is_any
         self._asking = asyncio.Lock()
@@ -26,7 +26,7 @@ class Presence:
         self._ask_at_s = 0.0
 
     async def wait(self) -> None:
-        """Return when there is one; at once if there was one a moment ago."""
+        """Wait until there is one; return at once if there was one a moment ago."""
         while not await self._is_there():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._ask_at_s - _now_s(), 0.0)):

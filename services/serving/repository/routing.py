@@ -1,4 +1,4 @@
-"""Queries for the routers' table, and on the endpoints of others."""
+"""Queries for the routers' table, and on registered endpoints."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ LOCK_MODELS = text("SELECT pg_advisory_xact_lock(hashtextextended('models of ' |
 
 @dataclass(frozen=True)
 class PoolRow:
-    """A pool that serves models; ``starting``: its instances that are wanted or start."""
+    """A pool that serves models; ``starting`` counts its instances that are wanted or starting."""
 
     name: str
     tenant_id: str
@@ -74,7 +74,7 @@ class PoolRow:
 
 @dataclass(frozen=True)
 class ServerRow:
-    """An instance that serves or drains; ``power_w`` and what follows are unknown before its first ledger line."""
+    """An instance that serves or drains; ``power_w`` and later fields are unknown before its first ledger line."""
 
     id: str
     pool: str
@@ -98,7 +98,7 @@ class ServerRow:
 
 @dataclass(frozen=True)
 class KeyRow:
-    """The secret that is the API key of an endpoint."""
+    """A secret that is the API key of an endpoint."""
 
     endpoint: str
     tenant_id: str
@@ -133,7 +133,7 @@ class RoutingRows:
         return [ServerRow(**row) for row in found.mappings()]
 
     async def keys(self) -> list[KeyRow]:
-        """Return the secrets that are keys of endpoints, as far as they exist."""
+        """Return the secrets that endpoints have as their keys, as far as they exist."""
         return [KeyRow(**row) for row in (await self._connection.execute(KEYS)).mappings()]
 
     async def instance_keys(self) -> list[InstanceKeyRow]:
@@ -141,14 +141,14 @@ class RoutingRows:
         return [InstanceKeyRow(**row) for row in (await self._connection.execute(INSTANCE_KEYS)).mappings()]
 
     async def has_secret(self, tenant_id: str, name: str) -> bool:
-        """Return whether a tenant has a secret that is not for one project only."""
+        """Return whether a tenant has this secret for all its projects."""
         place = (secrets.c.tenant_id == tenant_id, secrets.c.project == "", secrets.c.name == name)
         return (await self._connection.execute(select(secrets.c.version).where(*place))).one_or_none() is not None
 
     async def other_pool_of(self, pool: str, models: list[str], tenant_id: str) -> tuple[str, str] | None:
         """Return another pool of the tenant that serves one of these models, and that model.
 
-        Until the transaction ends, no other one of the tenant can pass this check.
+        Until the transaction ends, no other transaction of the tenant can pass this check.
         """
         await self._connection.execute(LOCK_MODELS, {"tenant": tenant_id})
         row = await self._connection.execute(TAKEN, {"tenant": tenant_id, "pool": pool, "models": models})
@@ -156,13 +156,13 @@ class RoutingRows:
         return None if found is None else (found.name, found.model)
 
     async def tenant_of(self, pool: str) -> str | None:
-        """Return whose pool it is; None where there is none."""
+        """Return the tenant that owns a pool; None if there is no such pool."""
         found = await self._connection.execute(select(pools.c.tenant_id).where(pools.c.name == pool))
         return found.scalar_one_or_none()
 
 
 class EndpointRows(SpecRows[Endpoint]):
-    """Queries on the endpoints of others."""
+    """Queries on registered endpoints."""
 
     table, what = model_endpoints, "endpoint"
 

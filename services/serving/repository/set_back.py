@@ -1,7 +1,7 @@
-"""Times that are yet to come: written while the database's clock was ahead, before it was set back.
+"""Times in the future: written while the database's clock was ahead, before it was set back.
 
-A plan of such a time would count as the newest, an instance as failing or draining, until the clock is there again.
-Ids of that time stay later ones: whoever wants the newest of these rows orders them by their times first.
+Until the clock has caught up, a plan with such a time would count as the newest, an instance as failing or draining.
+Ids of that time go on sorting later: queries for the newest of these rows order them by their times first.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ UPDATE fleets f SET retry_at = NULL
 
 
 async def rectify(connection: AsyncConnection) -> int:
-    """Have what is said to happen in a time to come have happened a moment ago; return the number of rows changed."""
+    """Move times in the future to a moment ago; return the number of rows changed."""
     return sum([(await connection.execute(statement)).rowcount for statement in _STATEMENTS])

@@ -1,4 +1,4 @@
-"""Queries on what people name and specify, whatever it is: pools, fleets, applications and endpoints of others."""
+"""Queries on what people name and specify, whatever it is: pools, fleets, applications and registered endpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ D = TypeVar("D", bound=Dataclass)
 
 
 def record_of(kind: type[D], row: RowMapping, **read: Any) -> D:
-    """Return a row as a record: each field is the column of its name, but for those that are given."""
+    """Return a row as a record: each field is the column of the same name, except for those given."""
     columns = {each.name: row[each.name] for each in fields(kind) if each.name not in read}
     return kind(**columns, **read)
 
@@ -46,10 +46,10 @@ class SpecRows(Generic[R]):
         raise NotImplementedError
 
     async def find(self, name: str, caller: Identity | None = None, lock: Lock | None = None) -> R:
-        """Return a row, locked on request; without a caller whosever it is.
+        """Return a row, locked on request; without a caller, whoever owns it.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see.
+            ProblemError: 404 if there is none that the caller may see.
         """
         found = await self.known(name, caller, lock)
         if found is None:
@@ -57,18 +57,18 @@ class SpecRows(Generic[R]):
         return found
 
     async def known(self, name: str, caller: Identity | None = None, lock: Lock | None = None) -> R | None:
-        """Return a row, locked on request; None where there is none that the caller may see, or may be locked."""
+        """Return a row, locked on request; None if there is none that the caller may see or that can be locked."""
         query = self._seen(select(self.table), caller).where(self.table.c.name == name)
         if lock is not None:
             query = query.with_for_update(read=lock == "share", skip_locked=lock == "free")
         return next(iter(await self._read(query)), None)
 
     async def page(self, after: str | None, limit: int, caller: Identity | None = None) -> list[R]:
-        """Return rows by name; without a caller those of all tenants."""
+        """Return rows by name; without a caller, those of all tenants."""
         return await self._read(self._listed(select(self.table), after, limit, caller))
 
     async def add(self, name: str, spec: BaseModel, caller: Identity, **columns: Any) -> bool:
-        """Add a row, and return whether there was none of that name."""
+        """Add a row, and return whether the name was free."""
         own = {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "spec": spec.model_dump(mode="json")}
         statement = upsert(self.table).values({"name": name, **own, **columns}).on_conflict_do_nothing()
         return (await self._connection.execute(statement.returning(self.table.c.name))).one_or_none() is not None
