@@ -1,4 +1,4 @@
-"""Answers of model servers on their way to the client: what passes, and what is added to it."""
+"""Answers of model servers on their way to the client: what passes, and what is added."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class AnswerPasser:
         self._settings = settings
 
     async def whole(self, turn: Turn, server: Server, connection: Connection, give_back: Callable[[], float]) -> int:
-        """Pass on an answer that is not a stream; return the status that it counts with: 502 for one that is no JSON.
+        """Pass on an answer that is not a stream; return the status that it counts as: 502 if it is not JSON.
 
         Args:
             turn: The request.
-            server: That answers it.
-            connection: Whose headers have come.
-            give_back: Gives back the server, and returns the seconds of it that were the request's.
+            server: The server that answers it.
+            connection: The connection, whose headers have arrived.
+            give_back: Gives back the server, and returns the request's share of its time in seconds.
 
         Raises:
             UpstreamError: The answer broke off; nothing was sent to the client.
@@ -86,7 +86,7 @@ class AnswerPasser:
     async def stream(
         self, turn: Turn, ticket: Ticket, server: Server, connection: Connection, give_back: Callable[[], float]
     ) -> None:
-        """Pass on a stream of events as they arrive, and say at its end what it emitted.
+        """Pass on a stream of events as they arrive, and state its emissions at the end.
 
         Raises:
             UpstreamError: It broke off. If the answer had begun, the client was told so by its last event.
@@ -159,12 +159,12 @@ def is_stream(headers: list[Header]) -> bool:
 
 
 def is_identity(headers: list[Header]) -> bool:
-    """Whether a body is as it is written, so that something can be appended to it."""
+    """Whether a body is not encoded, so that something can be appended to it."""
     return all(value in (b"", b"identity") for name, value in headers if name == b"content-encoding")
 
 
 def wants_comment(exchange: Exchange, settings: RouterSettings) -> bool:
-    """Whether a stream to this client ends with a comment line of its footprint."""
+    """Whether a stream to this client ends with a comment line that states its footprint."""
     return settings.stream_comment and exchange.headers.get(b"x-wattshift-comment") != b"off"
 
 
@@ -177,12 +177,12 @@ def _location(server: Server) -> list[Header]:
 
 
 def _may_be_json(content: bytes) -> bool:
-    """Whether a body begins and ends as a JSON object: it may be larger or deeper than what is read of it here."""
+    """Whether a body begins and ends like a JSON object; it may be larger or deeper than what is parsed here."""
     return content[:64].lstrip()[:1] == b"{" and content[-64:].rstrip()[-1:] == b"}"
 
 
 def _usage(content: bytes) -> Mapping[str, Any] | None:
-    """Return what an answer says of its tokens; None if it says nothing."""
+    """Return the token usage that an answer states; None if it states none."""
     try:
         if len(content) <= LARGEST_USAGE_BYTES:
             found = orjson.loads(content)["usage"]
@@ -195,7 +195,7 @@ def _usage(content: bytes) -> Mapping[str, Any] | None:
 
 
 def _tokens(usage: Mapping[str, Any] | None, expected: Expected) -> Tokens:
-    """Return tokens of prompt and answer as the server stated them; what is not a number there is not believed."""
+    """Return tokens of prompt and answer as the server stated them; values that are not numbers are ignored."""
     prompt, output = _stated(usage, "prompt_tokens"), _stated(usage, "completion_tokens")
     if output is None and not expected.contexts:
         output = 0  # vectors are no tokens
@@ -203,7 +203,7 @@ def _tokens(usage: Mapping[str, Any] | None, expected: Expected) -> Tokens:
 
 
 def _of_stream(reader: StreamReader, expected: Expected, is_plain: bool) -> Tokens:
-    """Return the tokens of a stream as the server stated them; else as many as it had events, if they were read."""
+    """Return the tokens of a stream as the server stated them; otherwise count its events, if they could be read."""
     tokens = _or_expected(reader.input_tokens, reader.output_tokens, expected)
     return tokens._replace(output=reader.events) if is_plain and reader.output_tokens is None else tokens
 

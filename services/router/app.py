@@ -83,7 +83,7 @@ class Router:
     def __init__(
         self, settings: RouterSettings, name: str | None = None, shared_metrics: MetricsFolder | None = None
     ) -> None:
-        """Take what processes that share the port write their metrics to; None for one that is alone."""
+        """Take the folder for the metrics of processes that share the port; None for a process that is alone."""
         self.settings = settings
         self._shared_metrics = shared_metrics
         self.name = name or f"router-{secrets.token_hex(4)}"
@@ -96,7 +96,7 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Connect to the other processes, take the last known table, and start looking."""
+        """Connect to the other processes, load the last known table, and start the loops."""
         settings = self.settings
         session: aiohttp.ClientSession = await self._stack.enter_async_context(new_session(tls=settings.tls))
         serving = client_of(session, settings, "serving")
@@ -177,7 +177,7 @@ class Router:
         self._tasks.append(asyncio.create_task(self._every_second()))
 
     async def stop(self) -> None:
-        """Finish requests for a while, report what is left to report, and disconnect."""
+        """Finish requests for a while, send the remaining reports, and disconnect."""
         self.gate.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_s):
@@ -204,7 +204,7 @@ class Router:
         self.assigner.adopt(table)
 
     def _draining(self) -> dict[str, int]:
-        """Return the requests at servers and instances that drain; those that other processes sent are counted too."""
+        """Return the requests at draining servers and instances, including those that other processes sent."""
         found = self.fleet.draining()
         for name, held in self.assigner.draining().items():
             found[name] = max(held, found.get(name, 0))
@@ -277,7 +277,7 @@ class Router:
                 return
 
     async def _page(self, path: str, exchange: Exchange) -> None:
-        """Answer what is neither part of OpenAI's API nor an application's."""
+        """Answer requests that are neither part of OpenAI's API nor an application's."""
         if path == "/healthz":
             await exchange.answer(200, [JSON], b'{"status":"ok"}')
         elif path == "/readyz":
@@ -295,7 +295,7 @@ class Router:
             await exchange.answer(200, [JSON], orjson.dumps(self.overview.status()))
 
     async def _is_operator(self, exchange: Exchange) -> bool:
-        """Return whether an operator asks; everybody else is refused."""
+        """Return whether the caller is an operator; refuse everybody else."""
         try:
             key = await self.gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
         except ProblemError as problem:
@@ -325,7 +325,7 @@ class Router:
 
 
 def listen(host: str, port: int, *, shared: bool) -> socket.socket:
-    """Return a listening socket; with ``shared``, processes that each have one share out the connections."""
+    """Return a listening socket; with ``shared``, the kernel spreads connections over all processes that have one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -364,7 +364,7 @@ def run_worker(
     name: str | None = None,
     metrics: Path | None = None,
 ) -> None:
-    """Run one router process until SIGTERM, at sockets that it was given or else at its own.
+    """Run one router process until SIGTERM, on the given sockets or else on its own.
 
     With a name and a folder for metrics, it is one of several on a port.
     """

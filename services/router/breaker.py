@@ -1,4 +1,4 @@
-"""Whether a server is given requests: ejected after failures, taken back after one that succeeds. Pure."""
+"""Whether a server is given requests: it is ejected after failures, and taken back after a success. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Breaker:
     """Counts the failures of one server; ``now_s`` is any clock that does not go back.
 
     Attributes:
-        trial: The request that tries the server while it is ejected. What becomes of those that were sent before says
-            nothing of it.
+        trial: The request that tries the server while it is ejected. The outcomes of requests sent before it count for
+            nothing.
     """
 
     failures: int = 0
@@ -48,7 +48,7 @@ class Breaker:
 
     @property
     def pause_s(self) -> float:
-        """How long an ejected server is given nothing: twice as long after each trial that failed."""
+        """How long an ejected server is given nothing; doubles after each failed trial."""
         return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, self.ejections - 1))
 
     def passes(self, now_s: float) -> bool:
@@ -58,12 +58,12 @@ class Breaker:
         return self.trial is None and now_s - self.opened_s >= self.pause_s
 
     def reachable(self, now_s: float) -> None:
-        """Note that an ejected server answers a probe: the next request may try it."""
+        """Note that an ejected server answers a probe, so that the next request may try it."""
         if self.opened_s is not None:
             self.opened_s = min(self.opened_s, now_s - self.pause_s)
 
     def refused(self, now_s: float) -> None:
-        """Note that a server says itself that it cannot serve: nothing passes until it has not said so for long."""
+        """Note that a server itself says that it cannot serve: nothing passes until it has long stopped saying so."""
         self.ejections = MOST_EJECTIONS
         self.opened_s = now_s
 
@@ -89,8 +89,8 @@ class Breaker:
 
         Args:
             now_s: The moment.
-            request: That failed; None for a probe.
-            is_certain: Whether one such failure is enough, as when no connection can be made.
+            request: The request that failed; None for a probe.
+            is_certain: Whether one such failure is enough, for example if no connection can be made.
         """
         self.failures += 1
         was_open = self.opened_s is not None

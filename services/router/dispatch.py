@@ -1,4 +1,4 @@
-"""A request's way to a server that answers it: its pool and lane, other servers and models if that one fails."""
+"""A request's way to a server that answers it: its pool and lane, then other servers and models if that one fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REGION, SESSION = b"x-wattshift-region", b"x-session-id"
 
 
 class Dispatcher:
-    """Has requests answered."""
+    """Gets requests answered."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Dispatcher:
         arrived: Callable[[Pool, float, int, float], list[int]],
         limits: Limits,
     ) -> None:
-        """Take what a request needs on its way; ``arrived`` counts it for the planner, ``limits`` end it."""
+        """Take what a request needs on its way; ``arrived`` counts it for the planner, ``limits`` bound its time."""
         self._settings = settings
         self._fleet = fleet
         self._lanes = lanes
@@ -68,10 +68,10 @@ class Dispatcher:
         self._usual_network_s: dict[str, float] = self._network_s.get(b"default", {})
 
     async def serve(self, received: Received, pool: Pool) -> None:
-        """Have the pool of the model that is asked for answer, or those of its fallback models in turn.
+        """Have a request answered by the pool of its model, or by those of the fallback models in turn.
 
         Raises:
-            DoorError: None did. Nothing was sent to the client then.
+            DoorError: None of them answered. Nothing has been sent to the client.
         """
         asked, identity = received.asked, received.key.identity
         failure: DoorError | None = None
@@ -111,9 +111,10 @@ class Dispatcher:
         raise failure
 
     async def _in_lane(self, turn: Turn, waits_for_first: bool) -> None:
-        """Send a request to a server of its lane, to another one if that fails before its answer begins.
+        """Send a request to a server of its lane, or to another one if that fails before its answer begins.
 
-        Where the pool has none, the request waits for a first one if so, for as long as its class is promised.
+        If the pool has none and ``waits_for_first`` is set, the request waits for a first one, for as long as its class
+        is promised.
         """
         received, lane, expected = turn.received, turn.lane, turn.expected
         request = ServingRequest(
@@ -168,10 +169,10 @@ class Dispatcher:
                 raise failure from None
 
     async def _ask(self, turn: Turn, ticket: Ticket, server: Server) -> None:
-        """Send a request to a server that it was given, and pass on the answer; the server is given back in any case.
+        """Send a request to the server it was given, and pass on the answer; the server is given back in any case.
 
         Raises:
-            UpstreamError: It failed; the server's breaker knows.
+            UpstreamError: It failed; the server's breaker has been told.
         """
         lane = turn.lane
         turn.place = ticket.place
@@ -245,7 +246,7 @@ class Dispatcher:
             self._lanes.room_at(server)
 
     def _may_be_asked_of_others(self, turn: Turn, ticket: Ticket, server: Server) -> bool:
-        """Whether a stream that its server does not begin can be had from another one."""
+        """Whether a stream that its server does not begin may be requested from another one."""
         asked, tried = turn.received.asked, len(ticket.request.excluded) + 1
         is_free_to = asked.is_stream and asked.may_repeat and tried < self._settings.attempts
         return is_free_to and turn.lane.has_other(ticket, server)

@@ -1,4 +1,4 @@
-"""The door: who asks, and whether they may, at the level of ASGI; ``dispatch`` has the request answered."""
+"""The door, at the level of ASGI: who asks, and whether they may; ``dispatch`` has the request answered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPLETIONS = {"/v1/chat/completions": "chat", "/v1/completions": "completion", 
 
 
 def route_of(path: str) -> str:
-    """Return what traces call a path, which anybody may send: one of few names."""
+    """Return what traces call a path: one of a few names, because anybody may send any path."""
     return path if path in COMPLETIONS else "/v1/models" if path.startswith("/v1/models") else "/v1/{path}"
 
 

@@ -15,10 +15,10 @@ MOST_BLOCKS = 1_024
 
 
 class Expectations:
-    """Learns from answers, and predicts from what it learned.
+    """Learns from answers, and predicts from what it has learned.
 
     Attributes:
-        lengths: Of answers, as they were lately.
+        lengths: Recent lengths of answers.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Expectations:
         self._counters: dict[str, TokenCounter] = {}
 
     def of(self, kind: str, asked: Asked, pool: Pool, model: str, key_id: str) -> Expected:
-        """Return what is expected of a request: its length, that of its answer, its class."""
+        """Return what is expected of a request: its length, its answer's length, and its class."""
         counter = self._counters.get(pool.spec.name)
         if counter is None or counter.path != pool.spec.tokenizer:
             counter = self._counters[pool.spec.name] = TokenCounter(pool.spec.tokenizer)
@@ -50,10 +50,10 @@ class Expectations:
         """Learn from a complete answer.
 
         Args:
-            pool: That answered.
+            pool: The pool that answered.
             expected: What was expected of the request.
             input_tokens: As the server stated them; None if it did not.
-            answer_tokens: Of one of the answers that were asked for; 0 teaches nothing.
+            answer_tokens: Length of one of the requested answers; 0 teaches nothing.
         """
         if input_tokens is not None:
             self._counters[pool].observe(expected.n_bytes, input_tokens)
@@ -62,10 +62,10 @@ class Expectations:
 
 
 def _beginnings(model: str, texts: list[str]) -> tuple[int, ...]:
-    """Return what stands for each beginning of a prompt that is a whole number of blocks, the shortest first.
+    """Return hashes of a prompt's beginnings, one for each whole number of blocks, shortest first.
 
-    Prompts share those of the text that they have in common: two conversations those of their system prompt, the next
-    turn of a conversation those of all that was said before.
+    Prompts with a common beginning share its hashes: two conversations those of their system prompt, the next turn of a
+    conversation those of all that was said before.
     """
     text = "\n".join(texts)
     known = hash(model)

@@ -28,11 +28,11 @@ class Server(SharedTime):
     Attributes:
         spec: Its row of the routing table.
         instance: Its row as an instance of an application; None for a model server.
-        was_key_asked_for: Whether the key of an instance, if it has one, was fetched since it came into the table.
+        was_key_asked_for: Whether the key of an instance, if it has one, was fetched since it entered the table.
         costs: How fast it is and what it has to do, as far as is known here.
-        energy: What requests add there, by its profile; None if that does not say.
+        energy: What each request adds to its energy, by its profile; None if that does not say.
         gco2_per_kwh: Intensity of its grid now, PUE included; None if unknown.
-        tells_load: Whether it said itself what it holds when it was last asked.
+        tells_load: Whether it reported its load when it was last asked.
     """
 
     __slots__ = (
@@ -96,21 +96,21 @@ class Server(SharedTime):
         return self.limit - self.held
 
     def may_ask_usage(self, now_s: float) -> bool:
-        """Whether its streams are asked for their usage: it has not refused that lately."""
+        """Whether its streams are asked for their usage: it has not refused that recently."""
         return now_s >= self._asks_usage_at_s
 
     def refused_usage(self, now_s: float) -> None:
-        """Note that it takes no requests that ask streams for their usage."""
+        """Note that it refuses requests that ask streams for their usage."""
         self._asks_usage_at_s = now_s + USAGE_AGAIN_S
 
     def takes_usage(self) -> None:
-        """Note that what it refused was not that."""
+        """Note that asking for usage was not why it refused a request."""
         self._asks_usage_at_s = 0.0
 
     def footprint(self, share_s: float) -> Footprint:
-        """Return the energy and emissions of a request that had so many seconds of the server.
+        """Return the energy and emissions of a request that had ``share_s`` seconds of the server.
 
-        Idle time between requests is no request's.
+        Idle time between requests is charged to none.
         """
         spec = self.spec
         energy_j = None if spec.power_w is None else share_s * spec.power_w
@@ -127,9 +127,9 @@ class Pool:
     Attributes:
         spec: Its row of the routing table.
         servers: All that are ready.
-        is_planned: Whether its servers follow a plan; false for models that endpoints of others alone serve.
+        is_planned: Whether its servers follow a plan; false for models that only registered endpoints serve.
         by_class: The servers of each class; a class without any has all servers of the pool.
-        promised_s: How long an answer may take, by class; of those that state it.
+        promised_s: How long an answer may take, for each class that states it.
     """
 
     spec: RoutedPool
@@ -172,7 +172,7 @@ class Fleet:
         self._leaving: dict[str, Server] = {}
 
     def adopt(self, table: RoutingTable, processes: int = 1) -> None:
-        """Take in a table: servers that are gone from it get no more requests and finish those they hold."""
+        """Take in a table: servers that are gone from it get no more requests, and finish those they hold."""
         self.made_at_s = table.made_at.timestamp()
         known = {each.id: each for each in self.everyone()}
 
@@ -202,7 +202,7 @@ class Fleet:
                 self._by_model.setdefault(model, []).append(pool)
 
     def share(self, processes: int, held_elsewhere: Mapping[str, int]) -> None:
-        """Take in how many router processes there are, and what the others hold at each server."""
+        """Take in how many router processes there are, and how many requests the others hold at each server."""
         for server in self.servers.values():
             server.update(server.spec, processes)
             server.held_elsewhere = held_elsewhere.get(server.id, 0)
@@ -253,16 +253,16 @@ class Fleet:
         return sorted(found.items(), key=lambda each: each[0])
 
     def app_of(self, name: str, caller: Identity) -> RoutedApp | None:
-        """Return an application that a caller may use; None where there is none."""
+        """Return an application that a caller may use; None if there is none."""
         app = self.apps.get(name)
         return app if app is not None and (caller.is_operator or _may_use(caller.tenant_id, app)) else None
 
     def instance(self, name: str) -> Server | None:
-        """Return an instance of an application by its id; None where this process does not know it."""
+        """Return an instance of an application by its id; None if this process does not know it."""
         return self.instances.get(name) or self._leaving.get(name)
 
     def add(self, instance: RoutedAppServer) -> None:
-        """Take an instance that another process found in a newer table."""
+        """Add an instance that another process found in a newer table."""
         if self.instance(instance.id) is None:
             spec = _of_app(instance, self.apps.get(instance.app))
             self._leaving[instance.id] = Server(spec, self._networks, instance)
@@ -272,22 +272,22 @@ class Fleet:
         return [each for each in self.instances.values() if each.is_ready and each.spec.pool == f"app:{app}"]
 
     def draining(self) -> dict[str, int]:
-        """Return how many requests this process holds at servers that drain, or that left the table."""
+        """Return how many requests this process holds at servers that are draining or have left the table."""
         there = (*self.servers.values(), *self.instances.values())
         held = {each.id: each.held for each in there if each.spec.state == "draining"}
         return held | {name: each.held for name, each in self._leaving.items()}
 
     def everyone(self) -> list[Server]:
-        """Return all servers and instances, those included that are gone from the table and still hold requests."""
+        """Return all servers and instances, including those that have left the table and still hold requests."""
         return [*self.servers.values(), *self.instances.values(), *self._leaving.values()]
 
     def every_server(self) -> list[Server]:
-        """Return model servers alone of ``everyone``."""
+        """Return only the model servers of ``everyone``."""
         return [each for each in self.everyone() if each.instance is None]
 
 
 def _of_app(row: RoutedAppServer, app: RoutedApp | None) -> RoutedServer:
-    """Return an instance's row as that of any server.
+    """Return an instance's row in the form of any server's.
 
     Its power is that at work: what its GPU draws above idle, by the profile, and its share of the GPU's idle power.
     """
@@ -313,7 +313,7 @@ def _may_use(tenant_id: str, owned: RoutedPool | RoutedApp) -> bool:
 
 
 def _profile_s(spec: RoutedServer) -> tuple[float | None, float | None]:
-    """Return the time to the first token, and between tokens, by a server's profile; None where that does not say."""
+    """Return the times to the first token and between tokens, by a server's profile; None if that does not say."""
     return spec.ttft_ms and spec.ttft_ms / 1e3, spec.tbt_ms and spec.tbt_ms / 1e3
 
 
@@ -322,7 +322,7 @@ def _may_join(server: RoutedServer, pool: RoutedPool) -> bool:
 
 
 def _arrange(pool: Pool) -> None:
-    """Give each class its servers: those planned for it and those for any; all of the pool where it has none."""
+    """Give each class its servers: those planned for it and for any class; all of the pool if it has none."""
     names = [each.name for each in pool.spec.classes] or [""]
     for name in names:
         own = [each for each in pool.servers if each.spec.request_class in (name, None)]

@@ -1,4 +1,4 @@
-"""What all requests to the router pass, whichever door they come through: keys, limits, and their count."""
+"""What all requests to the router pass, whichever door they come through: keys, limits and counting."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Gate:
     """Keys and limits of this process, and the requests that it has not answered yet.
 
     Attributes:
-        keys: Of callers.
-        limiter: Requests per second of tenants.
-        at_once: Requests of tenants at once.
+        keys: Callers' keys.
+        limiter: Tenants' limits of requests per second.
+        at_once: Tenants' limits of concurrent requests.
         bodies: Reads bodies while there is room for them.
-        in_flight: Requests that are not answered yet.
+        in_flight: How many requests are not answered yet.
         is_empty: Set once there are none, after ``close``.
     """
 
@@ -50,7 +50,7 @@ class Gate:
         own_error: type[OwnError],
         refuse: Callable[[Exchange, OwnError | ProblemError], Awaitable[None]],
     ) -> None:
-        """Have ``handle`` answer a request, and ``refuse`` if it raises before the answer has begun.
+        """Have ``handle`` answer a request, or ``refuse`` if it raises before the answer has begun.
 
         Args:
             exchange: The request.
@@ -78,7 +78,7 @@ class Gate:
                 self.is_empty.set()
 
     async def with_body(self, exchange: Exchange, tenant: str, serve: Callable[[bytes], Awaitable[None]]) -> None:
-        """Have a request served with its body, while its client is there.
+        """Serve a request with its body, for as long as its client is connected.
 
         Raises:
             ProblemError: The tenant has too many requests at once, or the body is too large.
@@ -95,7 +95,7 @@ class Gate:
             self.at_once.leave(tenant)
 
     def close(self) -> None:
-        """Have ``is_empty`` set once no request is in flight."""
+        """Let ``is_empty`` be set once no request is in flight."""
         self._is_closing = True
         if not self.in_flight:
             self.is_empty.set()

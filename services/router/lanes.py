@@ -1,12 +1,12 @@
 """The queues in front of the servers: one for each class of each pool, in the order that the operator chose.
 
 A request that finds a server with room is sent at once. Others wait in their lane, and whenever a server has room
-again the next of its lanes' heads is sent. Order holds per router process: several processes share out the servers'
-capacity in equal parts (``peers``), and each orders the requests that came to it.
+again, the most urgent of its lanes' heads is sent. Order holds per router process: several processes divide the
+servers' capacity equally (``peers``), and each orders the requests that came to it.
 
 Preemption is the dispatcher's: a waiting request takes the place of one that was sent to a server and has not been
-answered yet. That one's connection is closed, by which a model server gives it up, and it waits again. What a client
-has begun to receive is never taken back; inside a server, vLLM's own `priority` goes on with the order (``door``).
+answered yet. That one's connection is closed, which makes a model server give it up, and it waits again. What a client
+has begun to receive is never taken back; inside a server, vLLM's own `priority` continues the order (``door``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class NoServerError(Exception):
     """No server of the lane may be given requests.
 
     Attributes:
-        starting: Instances that are wanted or start; None where nobody waits for any.
+        starting: How many instances are wanted or starting; None if none is awaited.
     """
 
     def __init__(self, starting: int | None = None) -> None:
@@ -68,15 +68,15 @@ class Ticket:
     """A request on its way through its lane.
 
     Attributes:
-        request: As the queue orders it.
+        request: The request as the queue orders it.
         limit_s: How long its answer may take.
-        network_s: Time to each place, for its client's region.
-        work: As servers are compared for it.
+        network_s: Time to each place from its client's region.
+        work: The request as servers are compared for it.
         may_repeat: Whether it may be sent a second time; if not, it keeps the server that it was given.
         preemptions: How often it was preempted.
-        given: Decided once it may be sent to a server.
+        given: Resolved once it may be sent to a server.
         waits_since_s: When it began to wait for a pool's first server; None unless it does.
-        place: What the server counts it as.
+        place: Its entry in the server's costs.
     """
 
     request: ServingRequest
@@ -99,10 +99,10 @@ class LaneRules:
     """How lanes work.
 
     Attributes:
-        order: Of waiting requests.
+        order: The order of waiting requests.
         placement: ``carbon``: the cleanest server in time; ``weights``: shares by weight, as in the paper.
-        most_waiting: Requests that may wait in a lane.
-        most_preemptions: Of one request; 0 for none.
+        most_waiting: How many requests may wait in a lane.
+        most_preemptions: How often one request may be preempted; 0 for never.
         preemption_margin_s: By how much a request must be more urgent.
     """
 
@@ -117,7 +117,7 @@ class Lane:
     """One class of one pool."""
 
     def __init__(self, name: str, rules: LaneRules, room_at: Callable[[Server], None]) -> None:
-        """Take its rules, and what to call when a server of the lane has room again."""
+        """Take the lane's rules, and what to call when one of its servers has room again."""
         self.name = name
         self._room_at = room_at
         self.servers: list[Server] = []
@@ -138,7 +138,7 @@ class Lane:
         return self.queue.times
 
     def serve(self, pool: Pool | None, request_class: str) -> None:
-        """Take the servers of a class, and the pool's others for when those fail; none without a pool."""
+        """Take the servers of a class, and the pool's others in case those fail; none without a pool."""
         self.servers = [] if pool is None else pool.by_class.get(request_class, pool.servers)
         own = {each.id for each in self.servers}
         self.others = [] if pool is None else [each for each in pool.servers if each.id not in own]
@@ -146,7 +146,7 @@ class Lane:
         self.retime()
 
     def retime(self) -> None:
-        """Order the queue by its servers' present times."""
+        """Reorder the queue by its servers' present times."""
         if not self.servers:
             return
         ttft_s = sum(each.costs.ttft_s for each in self.servers) / len(self.servers)
@@ -170,9 +170,9 @@ class Lane:
         return choose_server(free, ticket.work, left_s, now_s, ticket.network_s)
 
     def _passing(self, ticket: Ticket, now_s: float) -> list[Server]:
-        """Return the servers that may serve a request: of its class, or the pool's others while none of those may.
+        """Return the servers that may serve a request: those of its class, or the pool's others if none of those may.
 
-        One that is to be tried again is among them only while all are ejected; else the router tries it (``probes``).
+        A server on trial is among them only while all are ejected; otherwise the router tries it (``probes``).
         """
         excluded = ticket.request.excluded
         for servers in (self.servers, self.others):
@@ -186,11 +186,11 @@ class Lane:
         return []
 
     def has_other(self, ticket: Ticket, server: Server) -> bool:
-        """Whether another server may be given a request, too."""
+        """Whether the request may be given to another server too."""
         return any(each is not server for each in self._passing(ticket, time.monotonic()))
 
     async def take(self, ticket: Ticket, timeout_s: float, first_s: float = 0.0) -> Server:
-        """Return the server that a request may be sent to now; wait for one in the lane's order.
+        """Return the server that a request may be sent to, after waiting for one in the lane's order if need be.
 
         Args:
             ticket: The request.
@@ -213,7 +213,7 @@ class Lane:
         return await self._wait(ticket, timeout_s)
 
     async def take_again(self, ticket: Ticket, timeout_s: float) -> Server:
-        """As ``take``, for a request that was preempted: it was accepted, so that the queue's bound does not hold."""
+        """Like ``take``, for a preempted request: it was accepted before, so the queue's bound does not apply."""
         server = self._take_at_once(ticket)
         if server is not None:
             return server
@@ -228,7 +228,7 @@ class Lane:
         return server
 
     async def _wait(self, ticket: Ticket, timeout_s: float) -> Server:
-        """Return the server that a queued request is given, in its turn."""
+        """Wait for a queued request's turn, and return the server that it is given."""
         self._tickets[ticket.request.id] = ticket
         ticket.given = asyncio.get_running_loop().create_future()
         try:
@@ -247,7 +247,7 @@ class Lane:
             self._tickets.pop(ticket.request.id, None)
 
     def _withdraw(self, ticket: Ticket) -> None:
-        """Take a request out whose client left or whose time is over; give back a server that it was given."""
+        """Remove a request whose client left or whose time is over; give back the server if it was given one."""
         self.queue.remove(ticket.request.id)
         server = ticket.server
         if server is not None:
@@ -270,7 +270,7 @@ class Lane:
         self.unanswered.pop(ticket.request.id, None)
 
     def leave(self, ticket: Ticket, server: Server) -> float:
-        """Give back a server; return the seconds of it that were the request's. Others may have its place."""
+        """Give back a server to others; return the request's share of its time, in seconds."""
         self.unanswered.pop(ticket.request.id, None)
         tenant = ticket.request.tenant
         left = self.in_service.get(tenant, 0) - 1
@@ -286,10 +286,10 @@ class Lane:
         return server.end(ticket.share_began_s)
 
     def pump(self) -> set[frozenset[str]]:
-        """Send waiting requests to servers with room, in order; one that no server may take now holds up no other.
+        """Send waiting requests to servers with room, in order; one that no server can take now does not block others.
 
-        Requests that exclude the same servers can or cannot be served together, so that no more than one of each kind
-        is looked at in vain. Returns what those exclude that could not.
+        Requests with the same excluded servers can either all be served or none, so at most one of each kind is tried
+        in vain. Returns the sets of excluded servers of those that could not be served.
         """
         stuck: set[frozenset[str]] = set()
         while len(self.queue):
@@ -312,7 +312,7 @@ class Lane:
         return stuck
 
     def fail_waiting(self) -> None:
-        """Tell all for whom there is no server, ejected ones left out, that they wait in vain."""
+        """Fail all waiting requests for which there is no server, not counting ejected ones."""
         now_s = time.monotonic()
         known = (*self.servers, *self.others)
         there = {each.id for each in known if each.breaker.state(now_s) is not BreakerState.OPEN}
@@ -324,11 +324,11 @@ class Lane:
                 given.set_exception(NoServerError(self.starting))
 
     def _waits_still(self, since_s: float, now_s: float) -> bool:
-        """Whether a first server may come for who waits for one since then."""
+        """Whether a first server may still come for a request that has waited for one since then."""
         return self.starting is not None and (self.starting > 0 or now_s - since_s < WANTED_WITHIN_S)
 
     def _preempt(self) -> None:
-        """Have a waiting request take the place of a less urgent one that has no answer yet, the first that can."""
+        """Let a waiting request take the place of a less urgent one that has no answer yet; the first that can does."""
         rules = self._rules
         if not rules.most_preemptions or rules.order is Order.FCFS:
             return
@@ -354,19 +354,19 @@ class Lane:
                 return
 
     def priority(self, request: ServingRequest) -> float:
-        """Return what requests are ordered by, seconds on this process's clock; smaller is more urgent."""
+        """Return the value that requests are ordered by, in seconds on this process's clock; smaller is more urgent."""
         return order_key_s(request, self._rules.order, self.times)
 
     def limit_s(self, request: ServingRequest, promised_s: float | None) -> float:
-        """Return how long an answer may take: as the class promises, else ``5 * Lat``."""
+        """Return how long an answer may take: what the class promises, or else ``5 * Lat``."""
         return promised_s if promised_s is not None else SLO_LATENCIES * self.times.latency_s(request.output_tokens)
 
     def laxity_s(self, request: ServingRequest, now_s: float) -> float:
-        """Return how long a request can wait and still end within its window."""
+        """Return how long a request can wait and still finish within its window."""
         return laxity_s(request, self.times, now_s)
 
     def retry_after_s(self) -> float:
-        """Return when the queue may have emptied: what waits, served at the pace of the newest answers."""
+        """Return when the queue may have emptied, if what waits is served at the pace of the latest answers."""
         room = sum(each.limit for each in self.servers) or 1
         return max(1.0, math.ceil((1 + len(self.queue)) * self.served_s / room))
 
@@ -383,7 +383,7 @@ class Lanes:
         return list(self._lanes.values())
 
     def of(self, pool: Pool, request_class: str) -> Lane:
-        """Return the lane of a class; a class that the plan does not have is served by all servers of the pool."""
+        """Return the lane of a class; a class that is not in the plan is served by all servers of the pool."""
         name = f"{pool.spec.name}\n{request_class}"
         lane = self._lanes.get(name)
         if lane is None:
@@ -392,7 +392,7 @@ class Lanes:
         return lane
 
     def rearrange(self, fleet: Fleet) -> None:
-        """Give each lane its servers of the newest table."""
+        """Give each lane its servers from the newest table."""
         for name, lane in list(self._lanes.items()):
             pool_name, _, request_class = name.partition("\n")
             pool = fleet.pools.get(pool_name)
@@ -403,7 +403,7 @@ class Lanes:
                 del self._lanes[name]
 
     def room_at(self, server: Server) -> None:
-        """Send waiting requests to a server that has room again: of its lanes, the most urgent head first."""
+        """Send waiting requests to a server that has room again, the most urgent head of its lanes first."""
         if len(server.lanes) == 1:
             lane = self._lanes.get(server.lanes[0])
             if lane is not None and len(lane.queue):

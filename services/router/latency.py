@@ -1,10 +1,10 @@
-"""What agents need for the clocks of their devices: each second, the latencies that clients of their servers saw.
+"""What agents need to set the clocks of their devices: each second, the latencies that clients of their servers saw.
 
-A stream shows its tokens as they come. Of an answer that comes at once only its time and its number of tokens are seen,
-from which a bound follows; a server that has histograms of the time between tokens is asked for them instead.
+A stream shows its tokens as they come. Of an answer that comes all at once, only its time and its number of tokens are
+seen, which give a bound; a server that has histograms of the time between tokens is asked for them instead.
 
-A stream for each node in Redis; an agent reads its own. A report that is lost is not sent again: the next one follows
-within a second, and an agent that hears nothing returns to default clocks.
+There is a stream for each node in Redis, and an agent reads its own. A report that is lost is not sent again: the next
+one follows within a second, and an agent that hears nothing returns to default clocks.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class LatencyReporter:
         second.gap_max_s = max(second.gap_max_s, gap_s / tokens)
 
     def whole(self, server: str, request_class: str, began_s: float, ended_s: float, tokens: int) -> None:
-        """Note an answer that came at once, with the tokens of each of its choices, as its server counts them.
+        """Note an answer that came all at once, with the tokens of each of its choices, as its server counts them.
 
-        Its time at the server divided by its tokens is the most that a token took: waiting at the server and the
-        prefill are in it.
+        Its time at the server divided by its tokens is an upper bound for one token: it includes waiting at the server
+        and the prefill.
         """
         self.gap(server, request_class, ended_s - began_s, tokens)
         second = self._of(server, request_class)
@@ -114,10 +114,10 @@ class LatencyReporter:
         return found
 
     async def measured(self) -> dict[str, Measured]:
-        """Ask servers whose clocks need it what they measured; return it by server.
+        """Ask servers whose clocks need it for their own measurements; return these by server.
 
-        These are the servers of answers that are not streamed: the bounds that such answers give reach into the past,
-        and none comes while none ends.
+        These are the servers of answers that are not streamed: the bounds from such answers describe the past, and
+        there are none until one ends.
         """
         following = [each for each in self._fleet.every_server() if each.spec.clocks is not None]
         self._times.keep(each.id for each in following)
@@ -128,7 +128,7 @@ class LatencyReporter:
         )
 
     def reports(self, at: datetime, now_s: float, measured: Mapping[str, Measured]) -> dict[str, LatencyReport]:
-        """Return the reports of the time since the last call, by node, with what servers themselves measured."""
+        """Return the reports of the time since the last call, by node, including what servers measured themselves."""
         found, self._found = self._found, {}
         by_node: dict[str, list[ServerLatency]] = {}
         waiting = {lane.name: len(lane.queue) for lane in self._lanes.all()}

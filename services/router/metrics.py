@@ -1,4 +1,4 @@
-"""What the router counts, in Prometheus' text format; ``shared_metrics`` adds up several processes."""
+"""What the router counts, in Prometheus' text format; ``shared_metrics`` adds up the counts of several processes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Amounts = tuple[Labels, list[float]]
 
 @dataclass(frozen=True)
 class Gauge:
-    """What is so at the moment.
+    """A value at the moment.
 
     Attributes:
-        labels: Their names.
-        values: By their values.
-        is_summed: Whether several processes' values are added up; of the others the greatest is taken.
+        labels: Names of its labels.
+        values: Its values, by those of the labels.
+        is_summed: Whether several processes' values are added up; otherwise the greatest is taken.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Gauge:
 
 
 class Counter:
-    """A number for each combination of labels."""
+    """A count for each combination of labels."""
 
     def __init__(self, name: str, help_text: str, labels: Labels) -> None:
         self.name, self._help, self._labels = name, help_text, labels
@@ -69,11 +69,11 @@ class Counter:
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
     def amounts(self) -> list[Amounts]:
-        """Return all combinations of labels with their numbers."""
+        """Return all combinations of labels with their counts."""
         return [(labels, [value]) for labels, value in self.values.items()]
 
     def merge(self, labels: Labels, amounts: list[float]) -> None:
-        """Add another process's numbers of one combination."""
+        """Add another process's count for one combination."""
         self.add(labels, amounts[0])
 
     def lines(self) -> Iterator[str]:
@@ -99,11 +99,11 @@ class Histogram:
         found[-1] += value
 
     def amounts(self) -> list[Amounts]:
-        """Return all combinations of labels with their numbers."""
+        """Return all combinations of labels with their counts."""
         return list(self._found.items())
 
     def merge(self, labels: Labels, amounts: list[float]) -> None:
-        """Add another process's numbers of one combination."""
+        """Add another process's counts for one combination."""
         found = self._found.get(labels, [0.0] * len(amounts))
         self._found[labels] = [one + other for one, other in zip(found, amounts, strict=True)]
 

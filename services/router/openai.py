@@ -1,4 +1,4 @@
-"""Requests and errors in the shape of OpenAI's API."""
+"""Requests and errors in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CODES = {
 
 
 class DoorError(Exception):
-    """A request that gets an error in OpenAI's shape.
+    """A request that gets an error in OpenAI's format.
 
     Attributes:
         status: HTTP status.
@@ -55,7 +55,7 @@ class DoorError(Exception):
 
     @property
     def headers(self) -> list[Header]:
-        """Headers of the answer, besides its length."""
+        """The answer's headers, besides its length."""
         if self.retry_after_s is None:
             return [JSON]
         return [JSON, (b"retry-after", b"%d" % max(1, round(self.retry_after_s)))]
@@ -67,13 +67,13 @@ class DoorError(Exception):
 
 
 def error_body(status: int, code: str, message: str, param: str | None = None) -> bytes:
-    """Return an error in OpenAI's shape."""
+    """Return an error in OpenAI's format."""
     kind = _TYPES.get(status, "server_error")
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def of_problem(problem: ProblemError) -> DoorError:
-    """Return one of the edge's refusals in OpenAI's shape."""
+    """Return a refusal by the edge in OpenAI's format."""
     headers = {name.lower(): value for name, value in problem.headers.items()}
     wait = headers.get("retry-after")
     status = 400 if problem.status == 422 else problem.status
@@ -92,13 +92,13 @@ class Asked:
     Attributes:
         content: The body.
         fields: The body, parsed.
-        model: The model asked for.
-        is_stream: Whether the answer is to be a stream.
-        wants_usage: Whether the stream is to end with a chunk that states the usage.
-        most_tokens: The longest answer that is allowed; None where it is not limited.
-        choices: How many answers are asked for.
+        model: The requested model.
+        is_stream: Whether the answer should be a stream.
+        wants_usage: Whether the stream should end with a chunk that states the usage.
+        most_tokens: The longest answer that is allowed; None if it is not limited.
+        choices: How many answers are requested.
         may_repeat: Whether sending it twice changes nothing but the energy used.
-        session: What requests with much in common name as such: ``prompt_cache_key``, else ``user``.
+        session: What requests with much in common name alike: ``prompt_cache_key``, else ``user``.
     """
 
     content: bytes
@@ -117,7 +117,7 @@ class Asked:
 
 
 def read(content: bytes) -> Asked:
-    """Read what the router needs of a body; whether the rest is right is for the model server to say.
+    """Read what the router needs of a body; the model server judges the rest.
 
     Raises:
         DoorError: It is not a JSON object, or has no usable model.
@@ -163,7 +163,7 @@ def read(content: bytes) -> Asked:
 
 
 def prompt_of(fields: dict[str, Any]) -> list[str]:
-    """Return the texts of a prompt in their order: of messages, of a completion's prompt, of what is embedded."""
+    """Return the texts of a prompt in order: those of messages, of a completion's prompt, or of what is embedded."""
     texts: list[str] = []
     for message in _list(fields.get("messages")):
         if isinstance(message, dict):
@@ -174,7 +174,7 @@ def prompt_of(fields: dict[str, Any]) -> list[str]:
 
 
 def extra_length(fields: dict[str, Any]) -> int:
-    """Return the length of the definitions of tools, which are part of the prompt, in bytes."""
+    """Return the length in bytes of the definitions of tools, which are part of the prompt."""
     tools = fields.get("tools")
     return len(orjson.dumps(tools)) if tools else 0
 
@@ -193,7 +193,7 @@ def _collect(value: Any, texts: list[str]) -> None:
 
 
 def token_ids(fields: dict[str, Any]) -> int:
-    """Return how many tokens a prompt has that is given as token ids; 0 for any other."""
+    """Return the number of tokens of a prompt given as token ids; 0 for any other prompt."""
     for name in ("prompt", "input"):
         given = _list(fields.get(name))
         if given and isinstance(given[0], int):

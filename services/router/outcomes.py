@@ -1,4 +1,4 @@
-"""What the router takes in of a request that was answered: it learns, counts and reports."""
+"""What the router does with a request that was answered: it learns, counts and reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.router.usage import UsageReporter
 
 
 class Outcomes:
-    """Takes in answers."""
+    """Learns from answers, counts and reports them."""
 
     def __init__(
         self, expectations: Expectations, metrics: Metrics, latency: LatencyReporter, usage: UsageReporter
@@ -53,9 +53,9 @@ class Outcomes:
                 self._metrics.tbt.observe(labels, (e2e_s - turn.first_s) / (output_tokens - 1))
 
     def came_at_once(self, turn: Turn, server: Server, now_s: float, tokens: int) -> None:
-        """Take in how long an answer took that was not streamed, and how many tokens its server says it has.
+        """Note how long an answer that was not streamed took, and how many tokens its server says it has.
 
-        One of at most one token, as an embedding, is its own first token.
+        An answer of at most one token, such as an embedding, is its own first token.
         """
         e2e_s, request_class = now_s - turn.received.at_s, turn.expected.request_class
         tokens //= turn.received.asked.choices

@@ -21,16 +21,16 @@ ASK_USAGE = b'"stream_options":{"include_usage":true},'
 
 
 class RequestWriter:
-    """Writes requests, head and body."""
+    """Writes requests: head and body."""
 
     def __init__(self, order: Order, keys: UpstreamKeys) -> None:
-        """Take the order of waiting requests, by which their priority is stated."""
+        """Take the order of waiting requests, from which their priority is derived."""
         self._order = order
         self._keys = keys
         self._heads: dict[tuple[str, str], bytes] = {}
 
     def write(self, turn: Turn, ticket: Ticket, server: Server) -> bytes:
-        """Return the request as it is sent to the server; a stream is to state its usage, whoever asked for that.
+        """Return the request as it is sent to the server; a stream is asked to state its usage, at least to the router.
 
         Raises:
             UpstreamError: The server's key is not known.

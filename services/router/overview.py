@@ -18,7 +18,7 @@ from services.router.peers import Peers
 
 @dataclass(frozen=True)
 class Overview:
-    """The parts of one router process that are looked at."""
+    """The parts of one router process that the overview reads."""
 
     name: str
     peers: Peers
@@ -29,7 +29,7 @@ class Overview:
     gate: Gate
 
     def status(self) -> dict[str, object]:
-        """Return what this process knows of servers and lanes."""
+        """Return what this process knows of servers, lanes and applications."""
         now_s = time.monotonic()
         return {
             "router": self.name,
@@ -91,7 +91,7 @@ class Overview:
         }
 
     def gauges(self) -> list[Gauge]:
-        """Return what is measured now, for ``/metrics``."""
+        """Return the present values of all gauges, for ``/metrics``."""
         now_s = time.monotonic()
         servers = list(self.fleet.every_server())
         lanes = self.lanes.all()

@@ -1,9 +1,9 @@
 """The router processes that share the load: how many there are, and what each holds.
 
-Processes on one machine listen on one port, between which the kernel shares out connections. All of them, on any
-machine, count each other through Redis. Each gives a server at most its capacity divided by their number, so that
-together they do not overload it, and each orders the requests that came to it; instances of applications are assigned
-by one process for all (``apps.coordination``). While Redis does not answer, the last count stays in force.
+Processes on one machine listen on one port, and the kernel spreads connections over them. All of them, on any machine,
+count each other through Redis. Each gives a server at most its capacity divided by their number, so that together they
+do not overload it, and each orders the requests that came to it; instances of applications are assigned by one process
+for all (``apps.coordination``). While Redis does not answer, the last count stays in force.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Peers:
         router: str,
         at_least: int = 1,
     ) -> None:
-        """Take what is told of the others, and how many processes there are at least."""
+        """Take what should know of the other processes, and how many processes there are at least."""
         self._redis = redis
         self._fleet = fleet
         self._coordinator = coordinator
@@ -47,7 +47,7 @@ class Peers:
         self._is_away = False
 
     async def look(self) -> None:
-        """Write what this process holds, and read what the others do; log once that Redis does not answer."""
+        """Write what this process holds, and read what the others do; log once if Redis does not answer."""
         try:
             await self._look()
         except RedisError as error:
@@ -89,5 +89,5 @@ class Peers:
         self._coordinator.choose(alive)
 
     async def leave(self) -> None:
-        """Have the others count this process no more."""
+        """Have the others no longer count this process."""
         await self._redis.hdel(ROUTERS_HASH, self._router)

@@ -1,4 +1,4 @@
-"""Probes of servers over the data path's own connections: is it there, does it answer again, and how far away."""
+"""Probes of servers over the data path's own connections: is it there, does it answer again, and how far away is it?"""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LARGEST = 4 * 1024 * 1024
 
 
 async def get(server: Server, path: str, *, connect_s: float, total_s: float) -> tuple[int, bytes]:
-    """Return status and body of what a server answers to a GET of a path below its address.
+    """Return status and body of a server's answer to a GET of a path below its address.
 
     Raises:
-        UpstreamError: It does not answer in time, or with too much.
+        UpstreamError: It does not answer in time, or its answer is too large.
     """
     origin = server.origin
     connection: Connection | None = None
@@ -43,8 +43,8 @@ async def get(server: Server, path: str, *, connect_s: float, total_s: float) ->
 async def probe(server: Server, limits: Limits) -> bool:
     """Ask a server for its health.
 
-    503 ejects it, as it says itself that it cannot serve (vLLM's engine is dead, llama.cpp loads its model). Any other
-    answer but an error takes back an ejected server on trial; none counts as a failure.
+    503 ejects it, because the server itself says that it cannot serve (vLLM's engine is dead, llama.cpp is loading its
+    model). Any other answer except an error puts an ejected server on trial; none counts as a failure.
     """
     try:
         status, _ = await get(server, "/health", connect_s=min(PROBE_S, limits.connect_s), total_s=PROBE_S)
@@ -60,7 +60,7 @@ async def probe(server: Server, limits: Limits) -> bool:
 
 
 class Trials:
-    """Tries ejected servers again beside which others serve, so that no user's request has to.
+    """Tries ejected servers while others serve, so that no user's request has to.
 
     Attributes:
         running: The trials in progress, by server.
@@ -87,7 +87,7 @@ class Trials:
         await end_tasks(list(self.running.values()))
 
     def _model(self, server: Server) -> str | None:
-        """Return a model that a server is asked for; None where no other one of its pools serves meanwhile."""
+        """Return the model to ask a server for; None if no other server of its pools is serving meanwhile."""
         for pool in self._fleet.pools.values():
             if server in pool.servers and any(each.breaker.opened_s is None for each in pool.servers):
                 own = server.spec.models or pool.spec.models
@@ -95,7 +95,7 @@ class Trials:
         return None
 
     async def _try(self, server: Server, model: str, limits: Limits) -> None:
-        """Ask for one token. A server that has no completions says so (4xx), and answers as well."""
+        """Ask for one token. A server that has no completions says so (4xx), which counts as an answer."""
         breaker, connection, is_well = server.breaker, None, False
         body = orjson.dumps({"model": model, "prompt": "1", "max_tokens": 1})
         try:

@@ -1,4 +1,4 @@
-"""What model servers themselves say, as Prometheus metrics: the time between tokens, and what they hold."""
+"""What model servers say themselves, as Prometheus metrics: the time between tokens, and what they hold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ READ_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a server measured between two readings: its mean time per token, of how many, and over how long."""
+    """What a server measured between two readings: mean time per token, number of tokens, and length of the window."""
 
     tbt_s: float
     tokens: int
@@ -48,7 +48,7 @@ class ServerTimes:
         self._read: dict[str, tuple[float, float, float]] = {}
 
     async def since_last(self, servers: Iterable[Server]) -> dict[str, Measured]:
-        """Read these servers; return what those measured that made tokens since they were last read, by id."""
+        """Read these servers; return, by id, what was measured by those that made tokens since their last reading."""
         asked = list(servers)
         read = dict(zip([each.id for each in asked], await asyncio.gather(*map(_sums, asked)), strict=True))
         now_s = time.monotonic()
@@ -70,7 +70,7 @@ class ServerTimes:
 
 
 async def read_load(server: Server) -> None:
-    """Have a server say what it holds and how full its memory is; of one that does not say, routers know their own."""
+    """Ask a server what it holds and how full its memory is; if it does not say, what routers hold there counts."""
     metrics = await _metrics(server) or ""
     running = metric_sum(metrics, RUNNING)
     server.tells_load = running is not None
@@ -82,7 +82,7 @@ async def read_load(server: Server) -> None:
 
 
 async def _metrics(server: Server) -> str | None:
-    """Return the metrics of a server; None if it does not state them in time."""
+    """Return the metrics of a server; None if it does not provide them in time."""
     if server.spec.load_path is None:
         return None
     try:
@@ -94,7 +94,7 @@ async def _metrics(server: Server) -> str | None:
 
 
 async def _sums(server: Server) -> tuple[float, float] | None:
-    """Return the seconds and the number of all tokens that a server has made; None if it does not say in time."""
+    """Return the total seconds and number of tokens that a server has made; None if it does not say in time."""
     metrics = await _metrics(server)
     if metrics is None:
         return None

@@ -1,8 +1,8 @@
 """Metrics over the processes that share a port: whichever is asked answers for all.
 
 Each process writes its counts to a file of its own once a second, and before it answers. Only what is in a file is
-shown, so that no counter goes back when a process is killed: its file stays, until the process that watches over them
-adds it to those of others that have ended. When all of them end, counting begins anew.
+shown, so that no counter goes back when a process is killed: its file stays until the supervising process adds it to
+those of others that have ended. When all of them end, counting begins anew.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MetricsFolder:
         self._replace(f"{process}.json", document)
 
     def read(self, gauges: Iterable[Gauge]) -> tuple[Metrics, list[Gauge]]:
-        """Return the counts of all processes together; of gauges, names and help texts are those that are given."""
+        """Return the counts of all processes together; gauges' names and help texts are taken from those given."""
         files = {path.name: _read(path) for path in sorted(self._path.glob("*.json")) if path.name != ENDED}
         ended = _read(self._path / ENDED)  # after the others: what was added to it meanwhile is counted once
         names = set(ended.get("processes", ()))

@@ -6,10 +6,10 @@ import time
 
 
 class SharedTime:
-    """Counts the requests at a server, and each one's part of the server's time.
+    """Counts the requests at a server, and each one's share of the server's time.
 
     Attributes:
-        held: Requests that this process holds at it.
+        held: Requests that this process holds there.
         held_elsewhere: Requests that other router processes said they hold.
         share_s: Seconds of the server per request so far: grows by 1 / n in each second in which it holds n requests.
     """
@@ -23,19 +23,19 @@ class SharedTime:
         self._share_at_s = time.monotonic()
 
     def begin(self) -> float:
-        """Count a request that it is given; return the share clock to end it with."""
+        """Count a request that the server is given; return the share clock, with which it is to be ended."""
         self._tick()
         self.held += 1
         return self.share_s
 
     def end(self, began_share_s: float) -> float:
-        """Count a request that it holds no more; return the server's seconds that were the request's."""
+        """Count out a request; return the server's seconds that were the request's."""
         self._tick()
         self.held -= 1
         return self.share_s - began_share_s
 
     def so_far(self, began_share_s: float) -> float:
-        """Return the server's seconds that were a request's until now."""
+        """Return the server's seconds that have been a request's until now."""
         self._tick()
         return self.share_s - began_share_s
 

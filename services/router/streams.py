@@ -1,7 +1,7 @@
-"""Streams of server-sent events on their way through: counted, and completed with what they emitted.
+"""Streams of server-sent events on their way through: counted, and completed with their emissions.
 
 Bytes pass as they came, whole events at a time. Only the chunk that states the usage, or the end of the stream, gets
-something added; and the usage that the router asked for is taken out where the client did not.
+something added; and usage that only the router asked for is taken out.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NO_USAGE = (b',"usage":null', b', "usage": null', b'"usage":null,', b'"usage": 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What an answer took; None where power or intensity is unknown."""
+    """What an answer took; None if power or intensity is unknown."""
 
     energy_j: float | None
     carbon_gco2: float | None
     location: str
 
     def fields(self) -> list[tuple[str, str]]:
-        """Return what is known, as names and texts."""
+        """Return the known values, as names and texts."""
         found: list[tuple[str, str]] = []
         if self.carbon_gco2 is not None and math.isfinite(self.carbon_gco2):
             found.append(("gco2", f"{self.carbon_gco2:.6g}"))
@@ -62,7 +62,7 @@ class StreamReader:
         events: Events with data so far, which is about the number of tokens.
         input_tokens, output_tokens: As the stream stated them; None if it did not.
         is_complete: Whether it came to its end.
-        has_failed: Whether the server said in it that it failed.
+        has_failed: Whether the server reported a failure in it.
     """
 
     def __init__(

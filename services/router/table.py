@@ -1,4 +1,4 @@
-"""Where the models are served: asked of serving again and again, and kept on disk for when serving does not answer."""
+"""Where the models are served: read from serving again and again, and kept on disk for when serving does not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = Log(__name__)
 
 
 class TableReader:
-    """Reads the routing table, and reports what is held at servers that drain."""
+    """Reads the routing table, and reports how many requests are held at draining servers."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class TableReader:
         adopt: Callable[[RoutingTable], None],
         draining: Callable[[], dict[str, int]],
     ) -> None:
-        """Take what a new table is given to, and what returns the requests held at servers that drain, by id."""
+        """Take what to call with a new table, and what returns the requests held at draining servers, by id."""
         self._serving = serving
         self._path = path
         self._router = router
@@ -39,7 +39,7 @@ class TableReader:
         self._is_away = False
 
     def read_kept(self) -> None:
-        """Take the table that was last known, so that a router that starts without serving routes as before."""
+        """Load the last known table, so that a router that starts without serving routes as before."""
         try:
             table = RoutingTable.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:

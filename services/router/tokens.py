@@ -1,6 +1,6 @@
-"""How many tokens a prompt has: by the model's own tokenizer where the pool names its file, else by an estimate.
+"""How many tokens a prompt has: by the model's own tokenizer if the pool names its file, else by an estimate.
 
-The estimate divides the prompt's bytes by the bytes per token that the model's servers have stated in `usage` lately.
+The estimate divides the prompt's bytes by the bytes per token that the model's servers have recently stated in `usage`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST_ENCODED = 32_768
 
 
 class TokenCounter:
-    """Counts prompts' tokens; one for each pool."""
+    """Counts prompts' tokens; there is one for each pool."""
 
     def __init__(self, tokenizer: str | None) -> None:
         self.path = tokenizer
@@ -41,7 +41,7 @@ class TokenCounter:
         return max(1, round(n_bytes / self.bytes_per_token)), n_bytes, texts
 
     def observe(self, n_bytes: int, tokens: int) -> None:
-        """Learn from what a server said of a prompt."""
+        """Learn from what a server stated about a prompt."""
         if n_bytes > 0 and tokens > 0:
             found = min(50.0, max(0.2, n_bytes / tokens))
             self.bytes_per_token += NEW_SHARE * (found - self.bytes_per_token)

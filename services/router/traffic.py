@@ -1,8 +1,8 @@
-"""What the router reports to the planner: the requests of each window of 5 seconds, when they arrived.
+"""What the router reports to the planner: the requests of each window of 5 seconds, by arrival.
 
 A window is reported as soon as it is over, with predicted lengths of the answers that are not complete yet, and again
 once they are: the later report replaces the earlier one. The source's name contains the process's start, so that a
-router that starts again within a window adds to it and replaces nothing.
+router that restarts within a window adds to it and replaces nothing.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class TrafficReporter:
         self._reported: dict[str, int] = {}
 
     def arrived(self, pool: Pool, at_s: float, input_tokens: int, output_tokens: float) -> list[int]:
-        """Count a request; return its lengths, whose second the caller replaces once it is known.
+        """Count a request; return its lengths, the second of which the caller replaces once it is known.
 
         Args:
-            pool: That serves its model.
+            pool: The pool that serves its model.
             at_s: UTC seconds.
-            input_tokens: Of its prompt.
-            output_tokens: Predicted.
+            input_tokens: Length of its prompt.
+            output_tokens: Predicted length of its answer.
         """
         lengths = [input_tokens, round(output_tokens)]
         if not pool.is_planned:

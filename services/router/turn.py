@@ -18,10 +18,10 @@ class Expected:
     """What is expected of a request.
 
     Attributes:
-        contexts: By which the length of its answer is learned.
-        n_bytes: Of its prompt; 0 where they teach nothing about tokens.
-        blocks: Stand for the beginnings of its prompt, the shortest first.
-        block_tokens: Of each of them.
+        contexts: The contexts by which its answer's length is learned.
+        n_bytes: Size of its prompt; 0 if it teaches nothing about tokens.
+        blocks: Hashes of its prompt's beginnings, shortest first.
+        block_tokens: Tokens of each block.
     """
 
     input_tokens: int
@@ -40,7 +40,7 @@ class Received:
     Attributes:
         kind: ``chat``, ``completion`` or ``embedding``.
         at_s: When it came, by the monotonic clock.
-        at_utc_s: UTC.
+        at_utc_s: When it came, UTC seconds.
     """
 
     exchange: Exchange
@@ -57,11 +57,11 @@ class Turn:
     """A request on its way to the servers of one model: the one asked for, or a fallback.
 
     Attributes:
-        window: What the traffic report has of it; the numbers become the lengths of prompt and answer.
-        asks_usage: Whether the router had its server state the usage, which the client did not ask for.
-        wait_s: From its arrival until it was sent to a server.
-        first_s: From its arrival to the first token of a stream; 0 before.
-        place: What its server counts it as.
+        window: Its entry in the traffic report; the numbers become the lengths of prompt and answer.
+        asks_usage: Whether the router had the server state the usage although the client did not ask for it.
+        wait_s: Seconds from its arrival until it was sent to a server.
+        first_s: Seconds from its arrival to the first token of a stream; 0 before.
+        place: Its entry in its server's costs.
     """
 
     received: Received

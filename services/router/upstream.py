@@ -1,8 +1,8 @@
 """The HTTP client of the data path: one connection per request in flight, kept open between requests.
 
-Made for this one purpose, as measured: an aiohttp client alone takes as long as everything else that the router does
-with a request. It speaks HTTP/1.1, sends a request in one write and hands on the answer as it arrives. Time limits are
-checked twice a second for all connections together, so that a request needs no timer of its own.
+It is made for this one purpose because of measurements: an aiohttp client alone takes as long as everything else that
+the router does with a request. It speaks HTTP/1.1, sends a request in one write and hands on the answer as it arrives.
+Time limits are checked twice a second for all connections together, so that a request needs no timer of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UpstreamError(Exception):
         reason: Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``hung``, ``malformed``,
             ``too_large``, ``busy``, ``rate_limited``, ``preempted``, ``no_key``, ``key_refused``.
         may_repeat: Whether the request was certainly not processed.
-        retry_after_s: When the server wants to be asked again, as it says; None if it does not.
+        retry_after_s: When the server says to try again; None if it does not.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Limits:
     """How long a request may take, seconds; None for any time.
 
     Attributes:
-        connect_s: To connect, TLS included.
-        first_byte_s: From the request to the first byte of the answer.
-        silence_s: Between two pieces of an answer.
-        total_s: All together.
+        connect_s: Time to connect, TLS included.
+        first_byte_s: Time from the request to the first byte of the answer.
+        silence_s: Time between two pieces of an answer.
+        total_s: Total time.
     """
 
     connect_s: float
@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note the end: of the answer, where it has no other."""
+        """Note the end, which may also be the end of the answer."""
         self.reusable = False
         self._transport = None
         self.origin.lost(self)
@@ -168,12 +168,12 @@ class Connection(asyncio.Protocol):
     # the parser's side
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; trailers are nobody's concern."""
+        """Keep a header; trailers are ignored."""
         if not self.status:
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Keep the status; an interim one is forgotten."""
+        """Keep the status; forget interim ones."""
         if self.complete:
             self.reusable = False  # a second answer, which nobody has asked for
             return
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
             self.reusable = False
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece, and read no further while too much waits."""
+        """Keep a piece, and stop reading while too much waits."""
         if self.complete:
             return
         self._unread = 0
@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
         """Wait for status and headers.
 
         Raises:
-            UpstreamError: They do not come.
+            UpstreamError: They do not arrive.
         """
         while not self.status:
             if self.error is not None:
@@ -248,7 +248,7 @@ class Connection(asyncio.Protocol):
         """Return the whole body.
 
         Raises:
-            UpstreamError: It does not come, or is larger.
+            UpstreamError: It does not arrive, or is too large.
         """
         while not self.complete:
             if self.error is not None:
@@ -264,7 +264,7 @@ class Connection(asyncio.Protocol):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def piece(self) -> bytes:
-        """Return what has arrived of the body since the last call; nothing at its end.
+        """Return what has arrived of the body since the last call; empty at its end.
 
         Raises:
             UpstreamError: It breaks off.
@@ -294,7 +294,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Close the connection: a server that still works on the answer sees that its client left."""
+        """Close the connection: a server still working on the answer sees that its client left."""
         self.reusable = False
         if self._transport is not None:
             self._transport.abort()
@@ -304,7 +304,7 @@ class Connection(asyncio.Protocol):
         self._fail(error)
 
     def check(self, limits: Limits, now_s: float) -> None:
-        """End the request in flight if a time limit is over."""
+        """End the request in flight if it has exceeded a time limit."""
         if self.complete or self.error is not None or self._paused:
             return
         total_s = self._longest_s if self._longest_s is not None else limits.total_s
@@ -339,7 +339,7 @@ class Origin:
     """A server's address and the connections to it."""
 
     def __init__(self, url: str, networks: tuple[Network, ...] | None) -> None:
-        """Take a base address; ``networks`` are those in which it must lie, None for any."""
+        """Take a base address; ``networks`` are those that it must lie in, None for any."""
         parts = urlsplit(url)
         self.url = url
         self.host = parts.hostname or ""
@@ -357,7 +357,7 @@ class Origin:
         self._tls: ssl.SSLContext | None = None
 
     async def connection(self, limits: Limits, *, unused_s: float = KEPT_S) -> Connection:
-        """Return a connection that is not in use, and has not been for longer than ``unused_s``.
+        """Return an idle connection, unused for no longer than ``unused_s``, or a new one.
 
         Raises:
             UpstreamError: None can be made; the request may be repeated elsewhere.
@@ -404,7 +404,7 @@ class Origin:
         raise failed
 
     async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[tuple[Any, ...]]:
-        """Return the addresses of the host that are allowed: what was checked is also what is connected to."""
+        """Return the allowed addresses of the host: exactly what was checked is connected to."""
         try:
             ipaddress.ip_address(self.host.partition("%")[0])
             found: Iterable[tuple[Any, ...]] = [(self.host, self.port)]
@@ -424,7 +424,7 @@ class Origin:
             self.idle.remove(connection)
 
     def check(self, limits: Limits, now_s: float) -> None:
-        """End requests whose time is over, and connections that have not been used for long."""
+        """End requests that have exceeded a limit, and connections that have not been used for long."""
         for connection in list(self.busy):
             connection.check(limits, now_s)
         for connection in [each for each in self.idle if now_s - each.idle_since_s > KEPT_S]:

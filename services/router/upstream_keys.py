@@ -1,7 +1,7 @@
-"""API keys that model servers ask for: those of instances, secrets of tenants, or files of one folder.
+"""API keys that model servers ask for: those of instances, secrets of tenants, or files in one folder.
 
 Secrets are fetched from serving and kept in memory only: not in the table that the router keeps on disk, nor in a log.
-The table says when each was last set, so that one that was set again is fetched with the next reading of the table.
+The table says when each was last set, so that one that was set again is fetched the next time the table is read.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class UpstreamKeys:
     def is_wanted(self, server: Server) -> bool:
         """Whether a request must wait until a server's key is fetched.
 
-        One for an instance does not while serving is away: its server may answer without, and else refuses.
+        For an instance's key it need not while serving is away: the server may answer without the key, or else refuses.
         """
         is_ours = server.spec.pool is not None
         return self.is_due(server) and not (is_ours and self._is_away)
@@ -76,7 +76,7 @@ class UpstreamKeys:
         return known is None or known[0] != set_at
 
     async def renew(self, servers: Iterable[Server]) -> None:
-        """Fetch secrets if any is due; while serving does not answer, what is known stays in use."""
+        """Fetch secrets if any are due; while serving does not answer, the known ones stay in use."""
         due = [each for each in servers if self.is_due(each)]
         if not due:
             return

@@ -1,7 +1,7 @@
-"""What the router tells the ledger: requests by server, key, model and class, a minute at a time.
+"""What the router reports to the ledger: requests by server, key, model and class, a minute at a time.
 
 Energy is not added to the ledger but divided: a server's job has its ledger lines already, and the requests' shares of
-the server's time say whose they were (``services/telemetry/requests.py``).
+the server's time tell whose they were (``services/telemetry/requests.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class UsageReporter:
         carbon_gco2: float | None,
         now_s: float | None = None,
     ) -> None:
-        """Add a request that ended now; ``is_estimated``: its server did not state its tokens."""
+        """Add a request that has just ended; ``is_estimated`` if its server did not state its tokens."""
         now_s = time.time() if now_s is None else now_s
         start_s = int(now_s // WINDOW_S * WINDOW_S)
         window = self._windows.get(start_s)
@@ -75,7 +75,7 @@ class UsageReporter:
         tokens: Tokens,
         footprint: Footprint,
     ) -> None:
-        """Add a request that ended now; ``share_s``: its share of the server's time."""
+        """Add a request that has just ended; ``share_s`` is its share of the server's time."""
         self.add(
             (server.spec.job_id or server.id, key.identity.tenant_id, key.identity.key_id, model, request_class),
             share_s=share_s,
@@ -87,7 +87,7 @@ class UsageReporter:
         )
 
     async def send(self, now_s: float | None = None, *, all_windows: bool = False) -> None:
-        """Report the windows that are over, and at the end of the process also the one that is not.
+        """Report the windows that are over; at the end of the process, also the current one.
 
         Raises:
             ProblemError: Telemetry does not answer; what was not accepted is reported next time.

@@ -37,7 +37,7 @@ class Asked:
         app: Its name.
         method: HTTP method.
         target: Path and query as the instance gets them.
-        is_ready_asked: Whether only its readiness is asked for, which the router knows.
+        is_ready_asked: Whether the request is only for its readiness, which the router knows.
         may_repeat: Whether sending it twice changes nothing but the energy used.
     """
 
@@ -49,7 +49,7 @@ class Asked:
 
 
 def is_apps(path: str) -> bool:
-    """Return whether a path is one of applications."""
+    """Return whether a path belongs to applications."""
     return path.startswith(PLAIN) or path == OPEN_INFERENCE or path.startswith(OPEN_INFERENCE + "/")
 
 
@@ -57,7 +57,7 @@ def read(scope: Scope, *, has_idempotency_key: bool) -> Asked:
     """Return what is asked of an application.
 
     Raises:
-        AppError: 404 where the path names none, 405 for a method that it does not answer.
+        AppError: 404 if the path names none, 405 for a method that it does not answer.
     """
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     method: str = scope["method"]

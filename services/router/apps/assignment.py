@@ -13,14 +13,14 @@ log = Log(__name__)
 
 
 class Assigner:
-    """Gives requests instances of their applications.
+    """Assigns requests to instances of their applications.
 
     Attributes:
-        queues: By application; one that is gone stays until its instances hold nothing.
+        queues: Queues by application; one that is gone stays until its instances hold nothing.
     """
 
     def __init__(self, most_waiting: int, patience_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Take how many requests of an application may wait, and for how long they wait for a first instance."""
+        """Take how many requests of an application may wait, and how long they wait for a first instance."""
         self._most_waiting = most_waiting
         self._patience_s = patience_s
         self._clock_s = clock_s
@@ -45,7 +45,7 @@ class Assigner:
                 del self.queues[name]
 
     def take(self, ticket: Ticket) -> None:
-        """Give a request an instance, now or once it is its turn; ``ticket.decided`` is told either way."""
+        """Give a request an instance, now or when it is its turn; ``ticket.decided`` is called in either case."""
         queue = self.queues.get(ticket.app)
         if queue is None:
             ticket.decided(NotAssignedError("unknown_app"))
@@ -60,18 +60,18 @@ class Assigner:
         self._queue(ticket.app).hold(ticket, instance)
 
     def leave(self, ticket: Ticket, outcome: Outcome) -> None:
-        """Take out a request that waits, or that its instance is done with."""
+        """Remove a request that waits, or that its instance has finished."""
         queue, instance = self.queues.get(ticket.app), ticket.instance
         if queue is not None and queue.leave(ticket, outcome, self._clock_s()):
             log.warning("instance.ejected", app=ticket.app, instance=instance, outcome=outcome.value)
 
     def check(self) -> None:
-        """Have instances tried again that were ejected for a while."""
+        """Have instances that were ejected for a while tried again."""
         for queue in self.queues.values():
             queue.pump(self._clock_s())
 
     def draining(self) -> dict[str, int]:
-        """Return how many requests are at each instance that gets no more, whichever process sent them."""
+        """Return how many requests each draining instance holds, whichever process sent them."""
         return {
             seat.id: seat.held for queue in self.queues.values() for seat in queue.seats.values() if not seat.is_ready
         }

@@ -1,12 +1,12 @@
 """One router process assigns instances for all, so that an application has one queue and no instance has too many.
 
-Processes divide what a model server takes at once among them. An instance often takes one request, which cannot be
-divided, and there may be fewer instances than processes; plans keep an SLA with one queue before all instances.
+A model server's capacity is divided among the processes. An instance often takes one request, which cannot be divided,
+and there may be fewer instances than processes; and plans rely on a single queue before all instances to keep an SLA.
 
-It is the process that has run for the longest; the others keep a connection to it (``remote``), and send requests to
-the instances that it names. Processes find each other through Redis (``peers``). When the connection to it ends, each
+The process that has run the longest assigns; the others keep a connection to it (``remote``), and send requests to the
+instances that it names. Processes find each other through Redis (``peers``). When the connection to it ends, each
 process assigns instances by itself until it has connected to the next, which takes milliseconds if the process died:
-all others choose the one that has run for the longest of them. A process that has not reached another one yet, or
+all others choose the one among them that has run the longest. A process that has not reached another one yet, or
 cannot, assigns by itself too; in that time an instance may be sent as many requests at once as there are processes.
 """
 
@@ -29,7 +29,7 @@ log = Log(__name__)
 
 
 class Coordinator:
-    """Gives the requests that came to this process instances, by its own queues or another process's.
+    """Assigns the requests that came to this process to instances, by its own queues or another process's.
 
     Attributes:
         started_at_s: UTC seconds.
@@ -59,7 +59,7 @@ class Coordinator:
         return self.name if self._link is None else self._link.peer
 
     async def listen(self, host: str) -> None:
-        """Accept connections of other processes at an address that they reach this machine by."""
+        """Accept connections of other processes at the address by which they reach this machine."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: AskingPeer(self.name, self._token, self._assigner, self._fleet, self._asking), host, 0
@@ -67,7 +67,7 @@ class Coordinator:
         self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Close all connections; the others assign without this process from now on."""
+        """Close all connections; the others assign without this process from then on."""
         if self._connecting is not None:
             await end_tasks([self._connecting])
         link, self._link = self._link, None
@@ -83,11 +83,11 @@ class Coordinator:
         return Ticket(next(self._ids), app, tenant, lambda _: None)
 
     async def take(self, ticket: Ticket, timeout_s: float) -> str:
-        """Return the id of the instance that a request may be sent to now, once it is its turn.
+        """Wait for a request's turn, and return the id of the instance that it may be sent to.
 
         Raises:
             NotAssignedError: There is none for it.
-            TimeoutError: It was not its turn in time.
+            TimeoutError: Its turn did not come in time.
         """
         given: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -117,7 +117,7 @@ class Coordinator:
             (self._link or self._assigner).leave(ticket, outcome)
 
     def choose(self, others: Mapping[str, RouterState]) -> None:
-        """Take in the other processes that are alive, and have the one that has run for the longest assign."""
+        """Take note of the other processes that are alive, and let the one that has run the longest assign."""
         self._others = others
         known = [
             (state.started_at_s, name, state.address)
@@ -158,12 +158,12 @@ class Coordinator:
             self._without(link.peer)
 
     def _without(self, peer: str) -> None:
-        """Choose among the others, until that process has said again that it is alive."""
+        """Choose among the others until that process has shown again that it is alive."""
         self._lost_at_s[peer] = time.time()
         asyncio.get_running_loop().call_soon(lambda: self.choose(self._others))
 
     def _switch(self, link: AssignerLink | None) -> None:
-        """Have another process assign; this one for None. Requests that wait do so there, in their order."""
+        """Have another process assign, or this one if None. Waiting requests go on waiting there, in their order."""
         old, self._link = self._link, link
         tickets = sorted(self._tickets.values(), key=lambda each: (each.place is None, each.place or 0, each.id))
         waiting = [each for each in tickets if each.instance is None]

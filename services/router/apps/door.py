@@ -61,8 +61,8 @@ class AppTurn:
     """A request to an application.
 
     Attributes:
-        arrival_s: By the monotonic clock.
-        wait_s: From its arrival until it was sent to an instance.
+        arrival_s: Its arrival on the monotonic clock.
+        wait_s: Seconds from its arrival until it was sent to an instance.
     """
 
     exchange: Exchange
@@ -146,7 +146,7 @@ class AppDoor:
         await exchange.answer(200, [JSON], orjson.dumps({"name": app.name, "ready": True}))
 
     async def _serve(self, turn: AppTurn) -> None:
-        """Have an instance answer, another one if it fails before its answer begins."""
+        """Have an instance answer, or another one if it fails before its answer begins."""
         name = turn.app.name
         self._observations.arrived(name, time.time())
         try:
@@ -175,7 +175,7 @@ class AppDoor:
                 ticket.excluded |= {instance.id}
 
     async def _take(self, turn: AppTurn, ticket: Ticket) -> Server:
-        """Return the instance that a request may be sent to, once it is its turn."""
+        """Wait for a request's turn, and return the instance that it may be sent to."""
         while True:
             left_s = turn.arrival_s + self._settings.queue_timeout_s - time.monotonic()
             try:
@@ -246,7 +246,7 @@ class AppDoor:
     async def _stream(
         self, turn: AppTurn, instance: Server, connection: Connection, give_back: Callable[[], float], sent_s: float
     ) -> None:
-        """Pass on a stream of events as they arrive; a comment at its end says what it emitted."""
+        """Pass on a stream of events as they arrive; a comment at its end states its emissions."""
         send = turn.exchange.send
         piece = await connection.piece()
         headers = [each for each in _passed_out(connection.headers) if each[0] != UNBUFFERED[0]]
@@ -268,7 +268,7 @@ class AppDoor:
     def _end(
         self, turn: AppTurn, instance: Server, status: int, sent_s: float, share_s: float, footprint: Footprint
     ) -> None:
-        """Take in a request that was answered."""
+        """Count and report a request that was answered."""
         name, variant, now_s = turn.app.name, instance.spec.request_class or "", time.monotonic()
         latency_s = now_s - turn.arrival_s
         metrics = self._metrics
@@ -305,7 +305,7 @@ def _request(turn: AppTurn, instance: Server, key: bytes | None) -> bytes:
 
 
 def _said_of(server: Server) -> list[Header]:
-    """Return what every answer says of the instance that gave it."""
+    """Return the headers that describe the instance behind an answer."""
     assert server.instance is not None
     return [
         (b"x-wattshift-variant", server.instance.variant.encode()),
@@ -315,5 +315,5 @@ def _said_of(server: Server) -> list[Header]:
 
 
 def _passed_out(headers: list[Header]) -> list[Header]:
-    """Return an instance's headers that reach the client: none that speaks for the router."""
+    """Return an instance's headers that reach the client: none that speak for the router."""
     return [each for each in headers if each[0] not in KEPT_OUT and not each[0].startswith(OWN)]

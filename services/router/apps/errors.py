@@ -1,4 +1,4 @@
-"""Requests to applications that get an error, in the shape of the API that they came by."""
+"""Requests to applications that get an error, in the format of the API by which they came."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AppError(Exception):
             self.headers.append((b"retry-after", b"%d" % max(1, round(retry_after_s))))
 
     async def answer(self, exchange: Exchange, *, is_open_inference: bool) -> None:
-        """Send it: as the Open Inference Protocol says, or as a problem document (RFC 9457)."""
+        """Send the error: as the Open Inference Protocol says, or as a problem document (RFC 9457)."""
         if is_open_inference:
             media, document = "application/json", {"error": str(self), "code": self.code}
         else:
@@ -57,7 +57,7 @@ class AppError(Exception):
 
 
 def of_problem(problem: ProblemError) -> AppError:
-    """Return one of the edge's refusals."""
+    """Return a refusal by the edge as an application's error."""
     headers = tuple((name.lower().encode(), value.encode()) for name, value in problem.headers.items())
     return AppError(problem.status, str(problem.problem_code), problem.detail, headers=headers)
 

@@ -1,6 +1,6 @@
-"""What the router reports to serving of applications: arrivals, answers and their latencies, in windows of 5 s.
+"""What the router reports to serving about applications: arrivals, answers and their latencies, in windows of 5 s.
 
-Plans follow from it. A window is sent once it is over, again until it is accepted, and sending it twice replaces it.
+Plans are based on it. A window is sent once it is over, again until it is accepted, and sending it twice replaces it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ObservationReporter:
     """Counts requests of applications, and reports them."""
 
     def __init__(self, serving: ServiceClient, router: str, waiting: Callable[[str], int]) -> None:
-        """Take who says how many requests wait in an application's queue."""
+        """Take the function that returns how many requests wait in an application's queue."""
         self._waiting = waiting
         self._serving = serving
         self._router = router
@@ -47,17 +47,17 @@ class ObservationReporter:
         self._is_away = False
 
     def arrived(self, app: str, now_s: float) -> None:
-        """Count a request at its arrival, UTC seconds."""
+        """Count a request's arrival, UTC seconds."""
         self._of(app, now_s).arrivals += 1
 
     def answered(self, app: str, server: str, latency_s: float, service_s: float, now_s: float) -> None:
-        """Count an answer: from arrival to its end, and from when the instance was sent the request."""
+        """Count an answer, with its latency since the arrival and its time at the instance."""
         found = self._of(app, now_s)
         found.latencies_ms.append(1e3 * latency_s)
         found.servers.setdefault(server, []).append(1e3 * service_s)
 
     def failed(self, app: str, now_s: float) -> None:
-        """Count a request that got no answer of an instance."""
+        """Count a request that no instance answered."""
         self._of(app, now_s).failed += 1
 
     def _of(self, app: str, now_s: float) -> _App:
@@ -73,7 +73,7 @@ class ObservationReporter:
         return found
 
     async def send(self, apps: Collection[str], now_s: float | None = None) -> None:
-        """Report the windows that are over, of these applications; one without requests says that none came."""
+        """Report the windows that are over for these applications; one without requests is reported as such."""
         now_s = time.time() if now_s is None else now_s
         last_s = int(now_s // WINDOW_S * WINDOW_S) - WINDOW_S
         if apps:
@@ -130,12 +130,12 @@ def _observation(app: str, found: _App, waiting: int) -> AppObservation:
 
 
 def _quantile(increasing: list[float], share: float) -> float | None:
-    """Return the smallest value that at least this share of all does not exceed."""
+    """Return the smallest value that at least this share of all values does not exceed."""
     return increasing[max(0, math.ceil(share * len(increasing)) - 1)] if increasing else None
 
 
 def _counts(values_ms: list[float]) -> list[int]:
-    """Return how many values lie in each bucket, up to the last that has any."""
+    """Return how many values fall into each bucket, up to the last one with any."""
     counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
     for value_ms in values_ms:
         counts[bisect_left(LATENCY_BOUNDS_MS, value_ms)] += 1

@@ -1,7 +1,7 @@
 """One application's requests before its instances: first come, first served. No clock, no input or output.
 
-A request takes an instance that is free, of several the one that has been free the longest; otherwise it waits, and an
-instance that falls free takes the head of the queue. This is the queue by which configurations are evaluated
+A request takes a free instance, the one that has been free the longest if there are several; otherwise it waits, and an
+instance that becomes free takes the head of the queue. This is the queue by which configurations are evaluated
 (``services/core/policies/clover/request_queue.py``). Where several tenants share an application and some hold more than
 an equal part of it, those come after the others; within a tenant the order is that of arrival.
 """
@@ -20,7 +20,7 @@ from services.router.breaker import Breaker, BreakerState
 
 
 class Outcome(StrEnum):
-    """What is known of an instance once a request leaves it."""
+    """What a request shows of an instance when it leaves it."""
 
     ANSWERED = "answered"
     BUSY = "busy"
@@ -50,12 +50,12 @@ class Ticket:
     """A request on its way through its application's queue.
 
     Attributes:
-        id: By which the process that it came to knows it.
+        id: The id by which the process that it came to knows it.
         decided: Called with the id of the instance that the request may be sent to, or with why there is none.
-        place: In the order of arrival; None until it has one. It is kept when the request waits again.
+        place: Its place in the order of arrival; None until it has one. It is kept when the request waits again.
         excluded: Instances that failed to answer it.
-        instance: That it was given.
-        waits_as: What it waits as, while it does.
+        instance: The instance that it was given.
+        waits_as: Its entry in the queue while it waits.
     """
 
     id: int
@@ -73,8 +73,8 @@ class Seat:
     """An instance as the queue sees it.
 
     Attributes:
-        limit: Requests that it is given at once.
-        held: Those that it has.
+        limit: How many requests it is given at once.
+        held: How many it has now.
         is_ready: Whether it is given any.
         service_s: Mean time of a request there.
     """
@@ -88,7 +88,7 @@ class Seat:
 
     @property
     def has_room(self) -> bool:
-        """Whether it is to be given another request."""
+        """Whether it may be given another request."""
         return self.is_ready and self.held < self.limit
 
 
@@ -98,11 +98,11 @@ class AppQueue:
     Attributes:
         seats: Its instances; those that are gone stay until they hold nothing.
         in_service: Requests at instances, by tenant.
-        tickets: Those that wait, by what they are called meanwhile.
+        tickets: Waiting requests, by their names in the queue.
     """
 
     def __init__(self, most_waiting: int, patience_s: float) -> None:
-        """Take how many requests may wait, and for how long they wait for a first instance once there is none."""
+        """Take how many requests may wait, and how long they wait for an instance when there is none."""
         self._most_waiting = most_waiting
         self._patience_s = patience_s
         self.seats: dict[str, Seat] = {}
@@ -121,7 +121,7 @@ class AppQueue:
 
     @property
     def held(self) -> int:
-        """Requests that are at instances."""
+        """How many requests are at instances."""
         return sum(self.in_service.values())
 
     def adopt(self, seats: Iterable[tuple[str, int, bool, float]], now_s: float) -> None:
@@ -145,7 +145,7 @@ class AppQueue:
         self.pump(now_s)
 
     def take(self, ticket: Ticket, now_s: float) -> None:
-        """Give a request an instance now, or have it wait.
+        """Give a request an instance now, or let it wait.
 
         Raises:
             NotAssignedError: There is no instance and was none for a while, or too many requests wait.
@@ -175,7 +175,7 @@ class AppQueue:
         self._give(ticket, seat, is_told=False)
 
     def leave(self, ticket: Ticket, outcome: Outcome, now_s: float) -> bool:
-        """Take out a request that waits, or that its instance is done with; return whether its instance is ejected."""
+        """Remove a request that waits, or that its instance has finished; return whether its instance is ejected."""
         if ticket.instance is None:
             self._take_out(ticket)
             return False
@@ -194,7 +194,7 @@ class AppQueue:
         return is_ejected
 
     def pump(self, now_s: float) -> None:
-        """Give waiting requests the instances that are free, in order."""
+        """Give free instances to waiting requests, in order."""
         stuck: set[frozenset[str]] = set()  # whoever excludes the same instances is looked at once
         while self.waiting and self._free:
             tenants = self._queue.tenants
@@ -211,18 +211,18 @@ class AppQueue:
                 self._give(ticket, seat)
 
     def refuse_all(self, reason: str) -> None:
-        """Tell all that wait that they get no instance."""
+        """Tell all waiting requests that they get no instance."""
         for ticket in [*self.tickets.values()]:
             self._take_out(ticket)
             ticket.decided(NotAssignedError(reason))
 
     def retry_after_s(self) -> float:
-        """Return when there may be room: what waits, at the pace of all instances; 1 s at least."""
+        """Return when there may be room, given what waits and the pace of all instances; at least 1 s."""
         pace = sum(seat.limit / seat.service_s for seat in self.seats.values() if seat.is_ready and seat.service_s > 0)
         return max(1.0, math.ceil((1 + self.waiting) / pace)) if pace else 5.0
 
     def breaker_state(self, instance: str, now_s: float) -> BreakerState | None:
-        """Return whether an instance is given requests; None where it is not known."""
+        """Return the state of an instance's breaker; None if the instance is not known."""
         seat = self.seats.get(instance)
         return None if seat is None else seat.breaker.state(now_s)
 

@@ -1,8 +1,8 @@
 """How a router process asks another one for instances: lines of JSON over one connection that stays open.
 
-Asked: ``["hello", token, name of the process that asks, name of the one that is meant]``, then any of
+Requests: ``["hello", token, name of the asking process, name of the process that is meant]``, then any of
 ``["take", id, app, tenant, place or null, [excluded instances]]``, ``["hold", id, app, tenant, instance]`` (a request
-that is at an instance already) and ``["leave", id, outcome]``. Answered: ``["welcome"]``, then
+that is at an instance already) and ``["leave", id, outcome]``. Answers: ``["welcome"]``, then
 ``["given", id, instance, place, its row of the routing table or null]`` and ``["refused", id, reason, retry_after_s]``.
 When a connection ends, what its process waits for or holds is taken back.
 """
@@ -48,7 +48,7 @@ class LineProtocol(asyncio.Protocol):
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
-        """Take in each whole line."""
+        """Handle each complete line."""
         searched = len(self._buffer)
         self._buffer += data
         while (end := self._buffer.find(b"\n", searched)) >= 0:
@@ -64,15 +64,15 @@ class LineProtocol(asyncio.Protocol):
             self.close()
 
     def message(self, parts: Any) -> None:
-        """Take in a message.
+        """Handle a message.
 
         Raises:
-            ValueError: It is none.
+            ValueError: It is not a valid message.
         """
         raise NotImplementedError
 
     def send(self, *parts: object) -> None:
-        """Send a message; nothing once the connection has ended."""
+        """Send a message; do nothing once the connection has ended."""
         if self._transport is not None:
             self._transport.write(orjson.dumps(parts) + b"\n")
 
@@ -83,10 +83,10 @@ class LineProtocol(asyncio.Protocol):
 
 
 class AskingPeer(LineProtocol):
-    """Another process's connection to this one, which assigns instances to its requests.
+    """The connection of another process, to whose requests this one assigns instances.
 
     Attributes:
-        held_bytes: None are counted: it has a line at most, and little time.
+        held_bytes: Always 0, not counted: it holds at most a line, and not for long.
     """
 
     held_bytes = 0
@@ -112,14 +112,14 @@ class AskingPeer(LineProtocol):
 
     @property
     def is_unused(self) -> bool:
-        """Never once it is known: what it holds would be taken back."""
+        """Never true: once it is known, dropping it would take back what it holds."""
         return False
 
     def become_known(self) -> None:
-        """Nothing more; a hello has come."""
+        """Do nothing: a hello is enough."""
 
     def end_now(self) -> None:
-        """Give way to another."""
+        """Close the connection to make way for another."""
         self.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -133,7 +133,7 @@ class AskingPeer(LineProtocol):
         self._waiting_for_hello = asyncio.get_running_loop().call_later(HELLO_S, self.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take back what the process waits for, then what it holds."""
+        """Take back what the process waits for, and then what it holds."""
         super().connection_lost(exc)
         self._peers.discard(self)
         if self._number is not None:
@@ -145,7 +145,7 @@ class AskingPeer(LineProtocol):
             self._assigner.leave(ticket, Outcome.NOT_ASKED)
 
     def message(self, parts: Any) -> None:
-        """Do as the process asks."""
+        """Do what the process asks."""
         match parts:
             case ["hello", str(token), str(), str(meant)]:
                 if not hmac.compare_digest(token.encode(), self._token.encode()) or meant != self._name:
@@ -184,7 +184,7 @@ class AskingPeer(LineProtocol):
         return ticket
 
     def _row(self, name: str) -> dict[str, Any] | None:
-        """Return an instance's row the first time, as the other process may not have read it yet."""
+        """Return an instance's row the first time, because the other process may not have read it yet."""
         instance = self._fleet.instance(name)
         if name in self._sent_rows or instance is None or instance.instance is None:
             return None
@@ -208,7 +208,7 @@ class AssignerLink(LineProtocol):
         tickets: dict[int, Ticket],
         lost: Callable[[AssignerLink], None],
     ) -> None:
-        """Take the tickets of this process by id, and what is called when a connection that worked ends."""
+        """Take this process's tickets by id, and what to call when a connection that worked ends."""
         super().__init__()
         self.peer = peer
         self._hello = ("hello", token, name, peer)
@@ -234,7 +234,7 @@ class AssignerLink(LineProtocol):
                 raise
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits for the welcome, or whoever uses the connection."""
+        """Tell whoever waits for the welcome, or uses the connection."""
         super().connection_lost(exc)
         if not self.welcome.done():
             self.welcome.set_exception(ConnectionRefusedError("the process did not accept the connection"))
@@ -247,7 +247,7 @@ class AssignerLink(LineProtocol):
         return self._transport is not None
 
     def message(self, parts: Any) -> None:
-        """Take in an answer."""
+        """Handle an answer."""
         match parts:
             case ["welcome"]:
                 if not self.welcome.done():
@@ -271,11 +271,11 @@ class AssignerLink(LineProtocol):
         self.send("take", ticket.id, ticket.app, ticket.tenant, ticket.place, sorted(ticket.excluded))
 
     def hold(self, ticket: Ticket, instance: str) -> None:
-        """Say that a request is at an instance already."""
+        """Report that a request is at an instance already."""
         ticket.instance = instance
         self.send("hold", ticket.id, ticket.app, ticket.tenant, instance)
 
     def leave(self, ticket: Ticket, outcome: Outcome) -> None:
-        """Say that a request waits no more, or that its instance is done with it."""
+        """Report that a request no longer waits, or that its instance has finished it."""
         ticket.instance = None
         self.send("leave", ticket.id, outcome.value)
