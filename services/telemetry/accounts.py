@@ -1,4 +1,4 @@
-"""Accounts of emissions beside the location-based one: market-based, embodied, a baseline, and SCI per functional unit.
+"""Accounts of emissions besides the location-based one: market-based, embodied, a baseline, SCI per functional unit.
 
 The terms are those of the GHG Protocol's Scope 2 Guidance (location-based and market-based method) and of the SCI
 specification (ISO/IEC 21031: ``SCI = (E I + M) / R`` with ``M = TE TS RS``); docs/method.md says how they are applied.
@@ -29,10 +29,10 @@ class Inputs:
     """What an operator states about the installation.
 
     Attributes:
-        market_gco2_per_kwh: Factor of the contracts, or else the residual mix, of a zone.
+        market_gco2_per_kwh: Factor of a zone's contracts, or else of its residual mix.
         embodied_kgco2: Embodied emissions of one GPU with its share of the server, by model.
         device_lifetime_s: How long a GPU is expected to be used.
-        means: Mean intensity of a zone in the period, gCO2/kWh.
+        means: Mean intensity of each zone in the period, gCO2/kWh.
     """
 
     market_gco2_per_kwh: Mapping[str, float]
@@ -42,7 +42,7 @@ class Inputs:
 
 
 def accounts_of(parts: Iterable[PartRow], inputs: Inputs) -> CarbonAccounts:
-    """Return the accounts of some energy; a sum of which any part is unknown is unknown."""
+    """Return the accounts of some energy; a sum with any unknown part is unknown."""
     by_zone: dict[str, Decimal] = defaultdict(Decimal)
     by_model: dict[str | None, Decimal] = defaultdict(Decimal)
     estimated = Decimal()
@@ -83,10 +83,10 @@ def half_width_of(cells: Iterable[Cell]) -> HalfWidth:
 
 
 def embodied_gco2(gpu_s: Mapping[str | None, float], inputs: Inputs, unknown: set[str]) -> float | None:
-    """Return the share of the GPUs' embodied emissions, gCO2, for the time that they were reserved; None: unknown.
+    """Return the share of the GPUs' embodied emissions, gCO2, for the time that they were reserved; None if unknown.
 
     Args:
-        gpu_s: GPU seconds by model; None is a board that is not known.
+        gpu_s: GPU seconds by model; None stands for an unknown board.
         inputs: The stated inputs.
         unknown: Gets the name of every input that is missing.
 
@@ -101,7 +101,7 @@ def embodied_gco2(gpu_s: Mapping[str | None, float], inputs: Inputs, unknown: se
 
 
 def functional_units(spent: Sequence[SpentRow], done: Sequence[DoneRow], inputs: Inputs) -> list[FunctionalUnit]:
-    """Return SCI per job and per unit of work, of the jobs whose work lies wholly in the period."""
+    """Return SCI per job and per unit of work, for the jobs whose work lies wholly within the period."""
     found: list[FunctionalUnit] = []
     jobs = sum(row.jobs for row in done)
     if jobs:
@@ -144,7 +144,7 @@ def zone_intensities(parts: Iterable[PartRow], inputs: Inputs) -> list[ZoneInten
 
 
 def known_means(rows: Iterable[MeanRow]) -> dict[str, float]:
-    """Return the means that exist, by zone."""
+    """Return the known means, by zone."""
     return {row.zone: row.gco2_per_kwh for row in rows if row.gco2_per_kwh is not None}
 
 

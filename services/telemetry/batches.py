@@ -1,4 +1,4 @@
-"""Many reports, one transaction: while one is being carried out, reports of other nodes gather for the next."""
+"""Many reports, one transaction: while one is being stored, reports of other nodes gather for the next."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class Batches(Generic[Item, Answer]):
         store: Callable[[Mapping[str, Item]], Awaitable[Mapping[str, Answer]]],
         store_one: Callable[[str, Item], Awaitable[Answer]],
     ) -> None:
-        """Begin with nothing.
+        """Take what stores reports.
 
         Args:
-            store: Stores reports by node, all or none, and answers those that it has stored. It waits for no node.
-            store_one: Stores one report; it is asked where ``store`` has no answer, or failed.
+            store: Stores reports by node, all or none, and returns the answers to those it has stored. It waits for no
+                node.
+            store_one: Stores one report; called if ``store`` had no answer to it, or failed.
         """
         self._store, self._store_one = store, store_one
         self._waiting: list[tuple[str, Item, asyncio.Future[Answer]]] = []
@@ -41,7 +42,7 @@ class Batches(Generic[Item, Answer]):
         self._running: asyncio.Task[None] | None = None
 
     async def add(self, node_id: str, item: Item) -> Answer:
-        """Return the answer to a report once it is stored."""
+        """Have a report stored, and return the answer to it."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((node_id, item, future))
         if len(self._waiting) >= ENOUGH:

@@ -1,4 +1,4 @@
-"""The energy of the control plane's own machines, modelled from what they are said to draw, and booked as idle."""
+"""The energy of the control plane's own machines, modelled from their stated power, and booked as idle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def book_control_plane(ledger: Ledger, zone: str, power_w: float, now_s: f
     """Write a ledger line for the slot before the present one, once, however many processes ask.
 
     Raises:
-        ProblemError: 503, no intensity is known for the zone.
+        ProblemError: 503 if no intensity is known for the zone.
     """
     sequence = int(now_s // SLOT_S) - 1
     start_at, end_at = (datetime.fromtimestamp(number * SLOT_S, UTC) for number in (sequence, sequence + 1))

@@ -115,25 +115,25 @@ async def register(registration: NodeRegistration, token: Token, service: Servic
 
 @router.post("/nodes/{node_id}/enroll")
 async def enroll(node_id: Name, enroller: NodeEnroller, token: Token, service: Service) -> NodeCredential:
-    """Become a node; needs a token for that name and role. The answer to the same keys is the same."""
+    """Become a node; needs a token for that name and role. The same keys get the same answer."""
     return await service.enrolment.enrol(node_id, token, enroller)
 
 
 @router.post("/nodes/{node_id}/rotate")
 async def rotate(node_id: Name, keys: NodeKeys, token: Token, service: Service) -> NodeCredential:
-    """Replace a node's keys; needs its credential. The old ones end when the new one is shown here."""
+    """Replace a node's keys; needs its credential. The old ones end when the new credential is first shown here."""
     return await service.enrolment.replace(node_id, token, keys)
 
 
 @router.post("/nodes/{node_id}/certificate")
 async def certify(node_id: Name, token: Token, service: Service) -> NodeCertificate:
-    """Get a new certificate for a node's agent; needs its credential. The control plane knows it by that alone then."""
+    """Get a new certificate for a node's agent; needs its credential. From then on the agent is known by that alone."""
     return await service.enrolment.certify(node_id, token)
 
 
 @router.post("/nodes/{node_id}/leave", status_code=204)
 async def leave(node_id: Name, token: Token, service: Service) -> None:
-    """Be a node no more; needs its credential, which ends."""
+    """Stop being a node; needs its credential, which ends."""
     await service.enrolment.leave(node_id, token)
 
 
@@ -151,19 +151,19 @@ async def store_engine_energy(node_id: Name, body: EngineEnergyReport, token: To
 
 @router.post("/nodes/{node_id}/stream")
 async def read_stream(node_id: Name, body: StreamRead, token: Token, service: Service) -> StreamEntries:
-    """Read a node's commands, or what routers saw of its servers, where it reaches no Valkey or Redis itself."""
+    """Read a node's commands, or what routers saw of its servers, if it cannot reach Valkey or Redis itself."""
     return await service.read_stream(node_id, token, body)
 
 
 @router.post("/nodes/{node_id}/secrets")
 async def open_secrets(node_id: Name, body: SecretsWanted, token: Token, service: Service) -> OpenedSecrets:
-    """Open the secrets of a gang, for a node that is about to start it."""
+    """Open a gang's secrets, for a node that is about to start it."""
     return await service.open_secrets(node_id, token, body.allocation_id)
 
 
 @router.post("/nodes/{node_id}/upload")
 async def open_chunk(node_id: Name, body: ChunkWanted, token: Token, service: Service) -> OpenedChunk:
-    """Read a part of the archive of a gang, for a node that is about to start it."""
+    """Read a part of a gang's archive, for a node that is about to start it."""
     return await service.open_chunk(node_id, token, body)
 
 
@@ -211,7 +211,7 @@ async def drain_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: S
 async def resume_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: Service) -> Node:
     """Return a GPU to service.
 
-    One that was drained, or that was taken out of service for a fault that is over.
+    The GPU was drained, or taken out of service for a fault that is over.
     """
     return await service.resume_gpu(node_id, gpu, operator)
 
@@ -227,7 +227,7 @@ async def allow_node_enrollment(
 ) -> NodeEnrolment:
     """Let a host become a node, or a bridge to an engine.
 
-    The token of the answer can be used once, in its role. Who enrols under the name of a node takes its place.
+    The returned token can be used once, in its role. A host that enrols under the name of a node takes its place.
     """
     return await service.enrolment.allow(node_id, spec, admin)
 
@@ -241,7 +241,7 @@ async def allow_node_enrollment(
 async def invite_node(spec: NodeInvitationSpec, admin: Admin, service: Service) -> NodeInvitation:
     """Let a host join, by `wattshift join`.
 
-    The token of the answer can be used once, under a name that no node has, or under the one that is given here.
+    The returned token can be used once, under a name that no node has, or under the one given here.
     """
     return await service.enrolment.invite(spec, admin)
 
@@ -267,8 +267,8 @@ async def partition_gpu(
 ) -> GpuPartition:
     """Cut a GPU into MIG slices, or make it whole again.
 
-    The node does it when no gang runs on the GPU, on which nothing new starts until then. Jobs that ask for a slice run
-    on the slices; all others need a whole GPU.
+    The node does it once no gang runs on the GPU; nothing new starts there until then. Jobs that ask for a slice run on
+    the slices; all others need a whole GPU.
     """
     return await service.partition(node_id, gpu, body.sizes, operator)
 
@@ -305,7 +305,7 @@ async def report_footprint(
 async def report_hours(query: Annotated[HoursQuery, Query()], caller: ProjectCaller, service: Service) -> HourlyReport:
     """Sum energy and emissions hour by hour.
 
-    A user sees its tenant's jobs; an operator sees everything, and the part of idle GPUs.
+    A user sees its tenant's jobs; an operator sees everything, and how much of it was idle.
     """
     end_at = query.end or utc_now()
     _check_period(query.start, end_at, LONGEST_HOURLY)
@@ -319,9 +319,9 @@ async def export_ledger_lines(
 ) -> StreamingResponse:
     """Export the lines of the ledger.
 
-    Every line with its node, devices, meters, and the provider, fetch and kind of its carbon intensity, in order of
-    time, and of one instant. The columns are those of `LedgerLine`. A user sees its tenant's jobs; an operator sees
-    everything, idle energy included.
+    Every line has its node, devices, meters, and the provider, fetch time and kind of its carbon intensity. Lines are
+    in order of time, as of one instant. The columns are those of `LedgerLine`. A user sees its tenant's jobs; an
+    operator sees everything, idle energy included.
     """
     _check_period(query.start, query.end)
     if query.seals and (not caller.is_operator or caller.project is not None):
@@ -339,7 +339,7 @@ async def report_requests(query: Annotated[RequestQuery, Query()], caller: Calle
     """Sum requests to models with their energy and emissions by model, key, class, tenant or day.
 
     The energy is a part of that of the servers' jobs, which `/v1/reports/footprint` sums. A user sees its tenant's
-    requests; an operator sees everything, and the part that is no request's.
+    requests; an operator sees everything, and the part that belongs to no request.
     """
     _check_period(query.start, query.end)
     return await request_report(service.database, query, None if caller.is_operator else caller.tenant_id)

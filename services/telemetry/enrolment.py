@@ -1,4 +1,4 @@
-"""How a host becomes a node, stays one, and is one no more."""
+"""How a host becomes a node, stays one, and stops being one."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class Enrolment:
     """Lets nodes in by tokens, and gives them credentials of their own."""
 
     def __init__(self, settings: TelemetrySettings, database: Database, users: RedisUsers | None) -> None:
-        """Take what makes users in Valkey or Redis; None where nodes share one."""
+        """Take what manages users in Valkey or Redis; None if nodes share one."""
         self._settings = settings
         self._database = database
         self._users = users
         self._nodes_secrets = settings.credential.nodes
 
     async def allow(self, node_id: str, spec: NodeEnrolmentSpec, operator: Identity) -> NodeEnrolment:
-        """Return a token by which one host can become this node within a time, in a role.
+        """Return a token by which one host can become this node in a role, for a limited time.
 
         Raises:
-            ProblemError: 409, the name is that of a node in the other role.
+            ProblemError: 409 if the name belongs to a node in the other role.
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         async with self._database.transaction() as connection:
@@ -65,10 +65,10 @@ class Enrolment:
         return NodeEnrolment(node_id=node_id, role=spec.role, token=token, expires_at=expires_at)
 
     async def invite(self, spec: NodeInvitationSpec, admin: Identity) -> NodeInvitation:
-        """Return what lets one host join within a time.
+        """Return what one host needs to join, for a limited time.
 
         Raises:
-            ProblemError: 409, hosts cannot join here; the name is that of a bridge, or of a node of `up`.
+            ProblemError: 409 if hosts cannot join here, or the name is that of a bridge or of a node of `up`.
         """
         if not self._settings.join_url or self._settings.tls_cert is None:
             detail = "Hosts cannot join here: start it by `wattshift up --listen`, or use `wattshift nodes enroll`."
@@ -81,10 +81,10 @@ class Enrolment:
         return NodeInvitation(url=self._settings.join_url, token=token, expires_at=found.expires_at)
 
     async def certify(self, node_id: str, secret: str) -> NodeCertificate:
-        """Return a new certificate for a node's agent, by which alone the control plane knows it from now on.
+        """Return a new certificate for a node's agent; from now on the control plane knows it by that alone.
 
         Raises:
-            ProblemError: 401, the secret is not the node's.
+            ProblemError: 401 if the secret is not the node's.
         """
         made = await asyncio.to_thread(new_certificate, node_id)
         async with self._database.transaction() as connection:
@@ -93,10 +93,10 @@ class Enrolment:
         return NodeCertificate(pem=made)
 
     async def leave(self, node_id: str, secret: str) -> None:
-        """Let a node in no more, as it asks itself.
+        """Stop admitting a node, at its own request.
 
         Raises:
-            ProblemError: 401, the secret is not the node's.
+            ProblemError: 401 if the secret is not the node's.
         """
         async with self._database.transaction() as connection:
             await self._prove(connection, node_id, secret)
@@ -105,10 +105,10 @@ class Enrolment:
         await self._tell_redis()
 
     async def enrol(self, node_id: str, token: str, keys: NodeEnroller) -> NodeCredential:
-        """Make a host the node, by a token; asked again with the same keys, the answer is the same.
+        """Make a host the node, by a token; the same keys get the same answer again.
 
         Raises:
-            ProblemError: 401, the token lets nobody in as this node, or in another role.
+            ProblemError: 401 if the token admits nobody as this node, or admits it in another role.
         """
         enrolment = secrets.token_bytes(_ENROLMENT_BYTES)
         async with self._database.transaction() as connection:
@@ -125,10 +125,10 @@ class Enrolment:
         return self._answer(node_id, enrolment)
 
     async def replace(self, node_id: str, secret: str, keys: NodeKeys) -> NodeCredential:
-        """Accept the keys that a node has made anew; the old ones end when it first shows the new secret.
+        """Accept a node's new keys; the old ones end when it first shows the new secret.
 
         Raises:
-            ProblemError: 401, the secret is not the node's.
+            ProblemError: 401 if the secret is not the node's.
         """
         async with self._database.transaction() as connection:
             known = await self._prove(connection, node_id, secret)
@@ -148,10 +148,10 @@ class Enrolment:
         return self._answer(node_id, enrolment)
 
     async def revoke(self, node_id: str, operator: Identity) -> None:
-        """Let a node in no more: its credential, its tokens and its user in Valkey or Redis end now.
+        """Stop admitting a node: its credential, its tokens and its user in Valkey or Redis end now.
 
         Raises:
-            ProblemError: 404.
+            ProblemError: 404 if there is no such node.
         """
         async with self._database.transaction() as connection:
             if not await credentials.revoke(connection, node_id, operator):
@@ -160,7 +160,7 @@ class Enrolment:
         await self._tell_redis()
 
     async def _prove(self, connection: Connection, node_id: str, secret: str) -> credentials.CredentialRow:
-        """Return a node's credential if the secret is the one in force, or the one that is to follow it."""
+        """Return a node's credential if the secret is the one in force, or the one to follow it."""
         known = await credentials.locked(connection, node_id)
         shown = credentials.sha256(secret)
         if known is None or known.revoked_at is not None:
@@ -170,10 +170,10 @@ class Enrolment:
         return known
 
     async def admit(self, connection: Connection, registration: NodeRegistration, secret: str) -> None:
-        """Return if the sender may register as this node; what it is to be known by may be replaced with that.
+        """Return if the sender may register as this node; if it shows the new credential, that replaces the old one.
 
         Raises:
-            ProblemError: 401.
+            ProblemError: 401 if it may not.
         """
         node_id = registration.node_id
         known = await credentials.locked(connection, node_id)
@@ -201,7 +201,7 @@ class Enrolment:
         known: credentials.CredentialRow | None,
         keys: NodeEnroller,
     ) -> str | None:
-        """Return the role in which the token lets the sender in; None: any."""
+        """Return the role in which the token admits the sender; None for any."""
         found = await credentials.one_time_token(connection, token, node_id)
         if found is not None:
             if found.role is not None and keys.role not in (None, found.role):
@@ -232,7 +232,7 @@ class Enrolment:
 
     @staticmethod
     async def _check_new(connection: Connection, node_id: str, known: credentials.CredentialRow | None) -> None:
-        """Refuse a name that another host has, or may be given by `up`."""
+        """Refuse a name that another host has, or that `up` may give."""
         if _OF_UP.fullmatch(node_id):
             raise _refused(_is_of_up(node_id))
         is_registered = known is None and await credentials.registered_as(connection, node_id) is not None

@@ -46,7 +46,7 @@ def note_line(tenant: str, project: str, zone: str, energy_j: float, carbon_gco2
 
 
 def show_figures(metrics: Metrics, database: Database) -> None:
-    """Have everything shown that telemetry owns."""
+    """Register all metrics that telemetry owns."""
 
     async def read_nodes() -> Iterable[Metric]:
         found = await nodes(database)
@@ -58,7 +58,7 @@ def show_figures(metrics: Metrics, database: Database) -> None:
 
 
 def node_figures(rows: Sequence[NodeRow], asleep: Collection[str], now: datetime) -> list[Metric]:
-    """Return what nodes and their GPUs last said of themselves; readings are of nodes only that are up."""
+    """Return what nodes and their GPUs last reported of themselves; readings are only of nodes that are up."""
     names = [((row.id, row.zone), row) for row in rows]
     devices = [(row, device) for row in rows for device in row.devices if is_gpu(device["index"])]
     unusable = {(row.id, each["gpu"]): each for row in rows for each in row.gpu_health}

@@ -10,15 +10,15 @@ from services.telemetry.repository import jobs
 
 
 async def past_jobs(database: Database, query: PastJobsQuery, tenant_id: str | None, project: str | None) -> PastJobs:
-    """Return one page of the jobs submitted in a period, those that have not ended included.
+    """Return one page of the jobs submitted in a period, including those that have not ended.
 
     Args:
         database: Of the database.
         query: The period and the page.
-        tenant_id, project: Whose jobs; None: those of all tenants or projects.
+        tenant_id, project: Whose jobs; None for those of all tenants or projects.
 
     Raises:
-        ProblemError: 422 for a cursor that is not one.
+        ProblemError: 422 for an invalid cursor.
     """
     rows = await jobs.past_jobs(
         database,

@@ -1,10 +1,11 @@
 """What the grid emitted while energy was used.
 
-The carbon service's outlook, history and forecast as one step curve, is kept per zone. The service is asked again when
-an interval ends after the time for which the known outlook was made, so that energy is priced with the newest values;
-an interval from before the outlook is priced from the service's history. If the service does not answer, the last curve
-known is used, then the last intensity that the ledger used in that zone; both are marked as estimated. Without even
-that, the node is asked to send the interval again later; where the carbon service has no such zone, it is told so.
+The carbon service's outlook, which is history and forecast as one step curve, is kept per zone. The service is asked
+again when an interval ends after the time for which the known outlook was made, so that energy is priced with the
+newest values; an interval from before the outlook is priced from the service's history. If the service does not answer,
+the last curve known is used, then the last intensity that the ledger used in that zone; both are marked as estimated.
+Without even that, the node is asked to send the interval again later; if the carbon service has no such zone, the node
+is told so.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _A_DAY_EITHER_WAY = {"past_s": 86_400.0, "ahead_s": 86_400.0}
 
 
 class Origin(NamedTuple):
-    """Where an intensity comes from; None: not known.
+    """Where an intensity comes from; None if not known.
 
     Attributes:
         provider: Who gave it.
-        kind: The least certain of the values it is a mean of: one of ``KINDS``.
+        kind: The kind of the least certain value in its mean: one of ``KINDS``.
         fetched_at: When the newest of those values was fetched, or learned.
     """
 
@@ -80,7 +81,7 @@ class KnownCurve:
         curve: Measured steps, and estimates where nothing was measured.
         signal: What the values measure.
         made_for_s: Until when, UTC seconds, the curve was up to date.
-        origins: (n,) of each step; none are known where it is empty.
+        origins: (n,) the origin of each step; empty if unknown.
     """
 
     curve: CarbonCurve
@@ -108,7 +109,7 @@ class KnownCurve:
 
 
 def origins_of(provider: str, points: Sequence[IntensityPoint]) -> list[Origin]:
-    """Return where each step of the points' curve comes from: in a gap it is the value before, as an estimate."""
+    """Return where each step of the points' curve comes from; a gap has the value before it, as an estimate."""
     origins: list[Origin] = []
     for before, point in zip((None, *points), points, strict=False):
         if before is not None and before.end_at < point.start_at:
@@ -145,8 +146,8 @@ class IntensitySource:
         """Return the mean intensity of ``zone`` over ``[start_s, end_s)``, UTC seconds.
 
         Raises:
-            ProblemError: 503, nothing at all is known of the zone; ``unknown_zone`` where the carbon service has none
-                of this name, which an operator may still give it.
+            ProblemError: 503 if nothing at all is known of the zone; ``unknown_zone`` if the carbon service
+                has none of this name, which an operator may still add.
         """
         known = await self._current(zone, end_s)
         if known is None:
@@ -195,7 +196,7 @@ class IntensitySource:
             return self._known[zone]
 
     async def _older(self, zone: str, start_s: float, end_s: float, known: KnownCurve) -> KnownCurve | None:
-        """Return the history of an interval that begins before ``known``, or None where there is none."""
+        """Return the history of an interval that begins before ``known``, or None if there is none."""
         try:  # from some time before, whose value holds where nothing was measured at the beginning
             history = await self._carbon.history(zone, start_s - 3_600, max(end_s, start_s + 1), self._signal)
         except ProblemError as error:

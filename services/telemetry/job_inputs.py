@@ -13,7 +13,7 @@ log = Log(__name__)
 
 
 async def open_secrets(database: Database, sealer: Sealer, job: StartingJob) -> OpenedSecrets:
-    """Return the secrets that a job names, with their values, and why others cannot be had; an instance's key too."""
+    """Return the secrets that a job names with their values, an instance's key too, and why others cannot be had."""
     uses = [str(use["name"]) for use in job.secrets]
     names = list(dict.fromkeys([*uses, job.git_secret] if job.git_secret else uses))
     found = {row.name: row for row in await sealed_secrets(database, job.tenant_id, job.project, names)}

@@ -35,7 +35,7 @@ _LEAST_J = 1e-12
 class Reporter:
     """The node an interval comes from.
 
-    ``most_gpu_w`` and ``most_host_w`` are what its GPUs, and the rest of it, can draw; None: whatever it says.
+    ``most_gpu_w`` and ``most_host_w`` are the most that its GPUs, and the rest of it, can draw; None for no limit.
     """
 
     node_id: str
@@ -48,13 +48,13 @@ class Reporter:
 
     @property
     def held_as(self) -> str:
-        """The node that its gangs have their shares on: the engine's, where it measures one."""
+        """The node on which its gangs have their shares: the engine's, if it measures one."""
         return self.engine_node or self.node_id
 
     def zone_at(self, time_s: float) -> str:
         """Return the zone the node was in at ``time_s``, UTC seconds.
 
-        ``zones`` are those it was in, each with the time since when, oldest first; none: always in ``zone``.
+        ``zones`` are those it was in, each with its beginning, oldest first; empty if it was always in ``zone``.
         """
         began = [zone for since_s, zone in self.zones if since_s <= time_s]
         return began[-1] if began else self.zones[0][1] if self.zones else self.zone
@@ -84,7 +84,7 @@ class Line:
 
     @property
     def end_at(self) -> datetime:
-        """The end of the interval, or of the gang in it."""
+        """The end of the interval, or of the gang if that came first."""
         end_at = self.interval.end_at
         return end_at if self.until is None else max(min(self.until, end_at), self.interval.start_at)
 
@@ -122,7 +122,7 @@ def length_s(interval: EnergyInterval) -> float:
 
 
 def merge_usages(usages: list[Usage]) -> dict[str, Usage]:
-    """Return one usage per owner (idle is the empty name); energies add up, the least certain source stays."""
+    """Return one usage per owner (idle is the empty name); energies add up, and the least certain source is kept."""
     merged: dict[str, Usage] = {}
     for usage in usages:
         owner = usage.allocation_id or ""
@@ -157,10 +157,10 @@ class Ledger:
         """Store intervals that are not stored yet, and update everything that depends on them.
 
         Energy is assumed to be spread evenly over its interval, so that the intensity of a line is the time-weighted
-        mean over the interval. A node that was moved to another zone is charged the zone in which an interval began.
+        mean over the interval. If a node was moved to another zone, the zone in which an interval began is charged.
 
         Raises:
-            ProblemError: 503, no intensity is known for the node's zone; nothing was stored.
+            ProblemError: 503 if no intensity is known for the node's zone; nothing was stored.
         """
         (receipt,) = await self.store_all([(reporter, intervals)])
         return receipt
@@ -250,7 +250,7 @@ _Gangs = Mapping[tuple[str, str], energy.GangRow]
 
 
 async def _gangs_of(connection: Connection, fresh: Sequence[_Fresh]) -> _Gangs:
-    """Return the allocations named that have a share on the node that names them: a node charges no other job."""
+    """Return the named allocations that have a share on the node that names them: a node can charge no other job."""
     named = {
         (each.reporter.held_as, usage.allocation_id)
         for each in fresh
@@ -264,7 +264,7 @@ async def _gangs_of(connection: Connection, fresh: Sequence[_Fresh]) -> _Gangs:
 
 
 def _as_booked(reporter: Reporter, interval: EnergyInterval) -> EnergyInterval:
-    """Return an interval as it is booked: what the node's hardware cannot have used, at the most that it can."""
+    """Return an interval as it is booked: no more energy than the node's hardware can use."""
     gpu_j = sum(usage.gpu_energy_j for usage in interval.usages)
     host_j = sum(usage.cpu_energy_j + usage.static_energy_j for usage in interval.usages)
     gpu_part = _part(gpu_j, reporter.most_gpu_w, interval)
@@ -310,10 +310,11 @@ def _part(reported_j: float, most_w: float | None, interval: EnergyInterval) -> 
 
 
 def _of_the_living(reporter: Reporter, interval: EnergyInterval, gangs: _Gangs) -> list[Usage]:
-    """Return the usages of an interval; what names a gang that was not there is idle.
+    """Return the usages of an interval; one that names a gang that was not there is idle.
 
-    Of an interval that begins before the end and goes on for longer than an agent takes to know of it, power taken as
-    even, the rest is. Who modelled over an absence, or measures for an engine, has done so already.
+    If an interval goes on after a gang's end for longer than an agent takes to know of it, the part after the end is
+    idle, with power taken as even. An agent that modelled over an absence, or measures for an engine, has done so
+    already.
     """
     usages: list[Usage] = []
     for usage in interval.usages:
@@ -352,7 +353,7 @@ def _energy_j(usage: Usage) -> float:
 
 
 def _doubted(lines: Sequence[Line]) -> dict[str, int]:
-    """Return how many intervals of each node were not booked as its meters have it."""
+    """Return how many intervals of each node were not booked as its meters measured them."""
     marked = {
         (line.reporter.node_id, line.interval.boot_id, line.interval.sequence)
         for line in lines

@@ -30,12 +30,12 @@ class LineExports:
     async def begin(
         self, about: Subject, form: Literal["csv", "jsonl"], signer: Signer | None = None, job_id: str | None = None
     ) -> AsyncGenerator[bytes]:
-        """Return the lines of a period, or of one job in it, of one instant, piece by piece, once the first is there.
+        """Return the lines of a period, or of one job in it, as of one instant, in pieces, once the first one is there.
 
-        With a ``signer``, they are followed by what shows that nothing was changed.
+        With a ``signer``, they are followed by what proves that nothing was changed.
 
         Raises:
-            ProblemError: 429, there are as many exports as there may be.
+            ProblemError: 429 if there are as many exports as are allowed.
         """
         if self._under_way >= AT_ONCE:
             detail = f"{AT_ONCE} exports are being read; ask again when one has ended."
@@ -48,7 +48,7 @@ class LineExports:
     async def _pieces(
         self, about: Subject, form: Literal["csv", "jsonl"], sign: Sign | None, job_id: str | None
     ) -> AsyncGenerator[bytes]:
-        """Yield nothing once the first piece is there, and then the pieces."""
+        """Yield an empty piece once the first one is there, and then the pieces."""
         pieces: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(PIECES_AHEAD)
 
         async def write() -> None:

@@ -1,4 +1,4 @@
-"""Whose energy it is that an agent measures on an engine's node: of the jobs that held its devices. Pure."""
+"""Attributes the energy that an agent measures on an engine's node to the jobs that held its devices. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.contracts.nodes import EnergyInterval, Usage
 
 
 class Hold(NamedTuple):
-    """A device that an allocation held, from when until when, UTC seconds; the end of one that lives is infinite."""
+    """A device that an allocation held, from when until when, UTC seconds; the end of a live one is infinite."""
 
     allocation_id: str
     device: int
@@ -20,12 +20,12 @@ class Hold(NamedTuple):
 
 
 def by_holder(interval: EnergyInterval, holds: Sequence[Hold]) -> EnergyInterval:
-    """Return an interval whose usages, told by device, are those of the allocations that held the devices.
+    """Return an interval with the usages of its devices attributed to the allocations that held them.
 
-    Power is taken as even over the interval: who held a device for a part of it used that part of its energy. What
+    Power is taken as even over the interval: whoever held a device for a part of it used that part of its energy. What
     several hold at once is theirs in equal parts; what nobody held stays idle. The sum stays as it was measured. A
-    device counts among those of whoever had half of its interval or more, so that an agent that was away for long gives
-    nobody the GPU time of all that.
+    device counts among those of whoever held it for half of the interval or more, so that after an agent's long absence
+    nobody is given all of its GPU time.
     """
     usages: list[Usage] = []
     for usage in interval.usages:
@@ -37,7 +37,7 @@ def by_holder(interval: EnergyInterval, holds: Sequence[Hold]) -> EnergyInterval
 
 
 def _parts(interval: EnergyInterval, holds: Sequence[Hold]) -> dict[str, float]:
-    """Return which share of an interval each allocation held a device, at most 1 together."""
+    """Return the share of an interval for which each allocation held a device; at most 1 together."""
     start_s, end_s = interval.start_at.timestamp(), interval.end_at.timestamp()
     length_s = end_s - start_s
     if length_s <= 0:

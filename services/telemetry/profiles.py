@@ -56,7 +56,7 @@ def advance(profile: Profile | None, interval: GangInterval) -> Profile | None:
     """Return the profile with one more interval, or None while nothing has been reported yet.
 
     A gang counts from its first report of progress, so that neither its start nor what it repeats after a restart
-    weighs on its efficiency. Late intervals of a former gang are left out, and those on a shared device. Progress that
+    weighs on its efficiency. Late intervals of a former gang, and those on a shared device, are left out. Progress that
     falls counts as none.
     """
     reports = interval.leads and interval.done is not None

@@ -1,7 +1,7 @@
 """The nodes' users in Valkey or Redis: each reads its own stream of commands, and what routers say of its servers.
 
-What is in the database is what is to be; the server forgets users when it restarts, or is replaced by another one, and
-is told again within a second.
+The database says which users there should be. The server forgets users when it restarts, or is replaced by another one,
+and is given them again within a second.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def redis_user(node_id: str) -> str:
 
 
 def rules(node_id: str, passwords: list[str]) -> list[str]:
-    """Return what makes a node's user, given the SHA-256 of its passwords."""
+    """Return the rules that define a node's user, given the SHA-256 of its passwords."""
     hashes = [f"#{each}" for each in passwords]
     keys = [f"~{command_stream(node_id)}", f"%R~{latency_stream(node_id)}"]
     return ["reset", "on", *hashes, "-@all", *COMMANDS, *keys]
 
 
 class RedisUsers:
-    """Keeps the users as the database has the nodes.
+    """Keeps the users in line with the nodes in the database.
 
     Attributes:
-        may: Whether the server lets telemetry make users. Where it does not, nodes go on with the REDIS_URL of their
-            settings, as those of earlier releases, and the log says so.
+        may: Whether the server lets telemetry make users. If it does not, nodes go on with the REDIS_URL of their
+            settings, as in earlier releases, and the log says so.
     """
 
     def __init__(self, database: Database, redis: Redis) -> None:
@@ -55,7 +55,7 @@ class RedisUsers:
         self.may = True
 
     async def apply(self) -> None:
-        """Make the users as they are to be; what the server does not take is logged, and tried again."""
+        """Make the users as they should be; what the server refuses is logged, and tried again."""
         async with self._database.connection() as connection:
             wanted = {redis_user(row.node_id): row for row in await credentials.redis_users(connection)}
         try:

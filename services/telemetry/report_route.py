@@ -1,4 +1,4 @@
-"""The routes on which nodes report: there are hundreds of them a second, and nearly all are as they should be."""
+"""The routes on which nodes report: hundreds of requests a second, nearly all of them well-formed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ JSON = "application/json"
 
 
 class ReportRoute(APIRoute):
-    """A route of which the parameters are a node's name, a body, and two that depend on the request alone.
+    """A route whose parameters are a node's name, a body, and two that depend on the request alone.
 
-    Pydantic reads the body from its bytes and writes the answer, which takes half of the time that the framework takes
-    with any route. Whatever is not as it should be is left to the framework, so that its answers are those of all
-    routes (``tests/telemetry/test_report_route.py``).
+    Pydantic reads the body from its bytes and writes the answer, which takes half the time that the framework takes on
+    any route. Requests that are not well-formed are left to the framework, so that they are answered as on all routes
+    (``tests/telemetry/test_report_route.py``).
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers a request."""
+        """Return the function that answers a request."""
         usual = super().get_route_handler()
         (field,) = self.dependant.body_params
         body_type: type[BaseModel] = field.field_info.annotation  # pyright: ignore[reportAssignmentType]

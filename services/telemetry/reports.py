@@ -43,9 +43,9 @@ async def footprint_report(
     its own jobs, no idle share, and the sum of its lines as metered energy.
 
     Args:
-        database: With the ledger.
+        database: The database with the ledger.
         query: Period, groups and page.
-        tenant_id, project: Whose jobs; None: those of all tenants or projects.
+        tenant_id, project: Whose jobs; None for those of all tenants or projects.
         settings: What the operator states about the installation.
     """
     after, by = _after(query.cursor), Dimensions(query.group_by, query.then_by)
@@ -108,7 +108,7 @@ def _lines(by: Dimensions, rows: Sequence[GroupRow], parts: Sequence[PartRow], i
 async def hourly_report(
     database: Database, start_at: datetime, end_at: datetime, tenant_id: str | None, project: str | None
 ) -> HourlyReport:
-    """Return what was used in each hour of a period, and by no job if all is seen."""
+    """Return what was used in each hour of a period; the idle part only for a caller who sees everything."""
     rows = await reports.hour_rows(database, Subject(start_at, end_at, tenant_id, project))
     if tenant_id is None and project is None:
         return HourlyReport(items=[LedgerHour(**row._asdict()) for row in rows])
@@ -117,7 +117,7 @@ async def hourly_report(
 
 
 async def job_footprint(database: Database, job_id: str, cursor: str | None, limit: int) -> JobFootprintReport:
-    """Return a job's footprint and what it used under which intensity, in order of time."""
+    """Return a job's footprint, and its use under each intensity in order of time."""
     after = int(read_cursor(cursor, r"[0-9]{1,12}") or 0)
     footprint, cells, terms, uses = await reports.uses_of(database, job_id, after=after, limit=limit + 1)
     page = uses[:limit]
@@ -150,7 +150,7 @@ def _footprint(row: Amounts | GroupRow | TotalRow | None) -> JobFootprint:
 
 
 def _after(cursor: str | None) -> tuple[str, str] | None:
-    """Return the names of the last group of the page before."""
+    """Return the names of the last group of the previous page."""
     text = read_cursor(cursor, r"[^\x00]{1,400}")
     if text is None:
         return None

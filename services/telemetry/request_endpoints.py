@@ -1,4 +1,4 @@
-"""What routers tell the ledger, over HTTP."""
+"""What routers report to the ledger, over HTTP."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ router = APIRouter()
 
 @router.post("/internal/request-usage")
 async def report_usage(report: UsageReport, service: Service) -> UsageReceipt:
-    """Take in what a router saw in a minute; saying it again replaces it."""
+    """Take in what a router saw in a minute; reporting it again replaces it."""
     await replace_usages(service.database, report)
     return UsageReceipt(usages=len(report.usages))

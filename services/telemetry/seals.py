@@ -1,4 +1,4 @@
-"""The installation's Ed25519 key, which signs each day of the ledger, and when it does."""
+"""The installation's Ed25519 key, which signs each day of the ledger, and when that is done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLACE = "ledger key"
 
 
 class Signer:
-    """Signs statements with the installation's key, which the database has sealed by ``WATTSHIFT_SECRETS_KEY``."""
+    """Signs statements with the installation's key, which the database keeps sealed by ``WATTSHIFT_SECRETS_KEY``."""
 
     def __init__(self, database: Database, sealer: Sealer) -> None:
         self._database, self._sealer = database, sealer
@@ -33,12 +33,12 @@ class Signer:
         await work(self._database, await self.ready(), *arguments)
 
     async def ready(self) -> seals.Sign:
-        """Return what signs, once there is a key."""
+        """Return the function that signs, once there is a key."""
         await self._load()
         return self.sign
 
     async def _load(self) -> None:
-        """Read the key; make one if there is none that opens. Without a secrets key nothing is signed."""
+        """Load the key, or make one if none can be opened. Without a secrets key nothing is signed."""
         if self._key is not None or not self._sealer.has_key:
             return
         async with self._database.transaction() as connection:
@@ -64,12 +64,12 @@ class Signer:
         return key
 
     def sign(self, text: str) -> tuple[bytes | None, bytes | None]:
-        """Return the public key and the signature of a text; None both without a key."""
+        """Return the public key and the signature of a text; both are None without a key."""
         return (None, None) if self._key is None else (self._public, self._key.sign(text.encode()))
 
 
 async def close_days(database: Database, sign: seals.Sign) -> None:
-    """State and sign the ledger of yesterday, UTC, unless that was done; of days without statements, all together."""
+    """State and sign yesterday's ledger, UTC, unless that was done; days without statements go into it too."""
     yesterday = (utc_now() - timedelta(days=1)).date()
     if await seals.close_day(database, sign, yesterday):
         log.info("ledger.day_closed", day=str(yesterday))

@@ -115,8 +115,8 @@ class Telemetry:
         """Register a node and give it a token, which invalidates any earlier one.
 
         Raises:
-            ProblemError: 401, the secret is not this node's, or was given for another role; 409, a bridge to an engine
-                would be a node, or a node one.
+            ProblemError: 401 if the secret is not this node's, or was given for another role; 409 if a bridge to an
+                engine would become a node, or a node a bridge.
         """
         token = secrets.token_urlsafe(32)
         admit = self.enrolment.admit
@@ -139,7 +139,7 @@ class Telemetry:
         """Renew a node's lease, and answer with the gangs it may run.
 
         Raises:
-            ProblemError: 401, the token is not this node's.
+            ProblemError: 401 if the token is not this node's.
         """
         renewal = await self._beats.add(node_id, (token, heartbeat))
         if renewal.changed:
@@ -155,15 +155,15 @@ class Telemetry:
         """Enter a node's intervals into the ledger, each once.
 
         Raises:
-            ProblemError: 401, the token is not this node's; 503, no intensity is known yet: send again later.
+            ProblemError: 401 if the token is not this node's; 503 if no intensity is known yet: send again later.
         """
         return await self._energy.add(node_id, (token, report.intervals))
 
     async def mirror(self, engine: str, token: str, report: EngineReport) -> EngineReply:
-        """Store how an engine is, as its bridge reports it, and renew the leases of its nodes.
+        """Store the state of an engine, as its bridge reports it, and renew the leases of its nodes.
 
         Raises:
-            ProblemError: 401, the token is not the bridge's.
+            ProblemError: 401 if the token is not the bridge's.
         """
         settings = self.settings
         found = await engines.mirror(self.database, engine, token, report, settings.lease_ttl_s, settings.zone)
@@ -177,7 +177,7 @@ class Telemetry:
         return reply.model_copy(update={"outlooks": [each for each in asked if each is not None]})
 
     async def _owned(self, node: nodes.KnownNode, intervals: Sequence[EnergyInterval]) -> Sequence[EnergyInterval]:
-        """Return what an agent measures on an engine's node by the engine's jobs; of other nodes, as it is."""
+        """Return the intervals of an engine's node by the engine's jobs; those of other nodes as they are."""
         if node.engine_node is None or not intervals:
             return intervals
         start_at, end_at = min(each.start_at for each in intervals), max(each.end_at for each in intervals)
@@ -187,11 +187,11 @@ class Telemetry:
     async def store_engine_energy(self, engine: str, token: str, report: EngineEnergyReport) -> EnergyReceipt:
         """Enter intervals of an engine's node into the ledger, each once; usages name jobs by their external ids.
 
-        Those of a node that an agent measures are taken, and not booked: its agent's are.
+        Those of a node that an agent measures are accepted but not booked: its agent's are.
 
         Raises:
-            ProblemError: 401, the token is not the bridge's; 404, it has reported no such node; 503, no intensity is
-                known yet: send again later.
+            ProblemError: 401 if the token is not the bridge's; 404 if it has reported no such node; 503 if no intensity
+                is known yet: send again later.
         """
         await self._check_node(engine, token)
         node_id = node_name(engine, report.node)
@@ -211,10 +211,10 @@ class Telemetry:
         return await self.ledger.store(reporter, intervals)
 
     async def read_stream(self, node_id: str, token: str, read: StreamRead) -> StreamEntries:
-        """Relay a stream of a node's own to it, or remove a command that it has carried out.
+        """Relay a node's own stream to it, or remove a command that it has carried out.
 
         Raises:
-            ProblemError: 401, the token is not this node's, or is not any more; 503, Valkey does not answer.
+            ProblemError: 401 if the token is not this node's, or no longer is; 503 if Valkey does not answer.
         """
         await self._check_node(node_id, token)
         redis: Any = self.redis  # the library's types do not know that its answers are awaited
@@ -239,7 +239,7 @@ class Telemetry:
         """Return the secrets of a live gang of a node.
 
         Raises:
-            ProblemError: 401, the token is not this node's; 404, the node has no such gang.
+            ProblemError: 401 if the token is not this node's; 404 if the node has no such gang.
         """
         job = await self._starting_job(node_id, token, allocation_id)
         return await open_secrets(self.database, self.sealer, job)
@@ -248,7 +248,7 @@ class Telemetry:
         """Return a part of the archive of a live gang of a node.
 
         Raises:
-            ProblemError: 401, the token is not this node's; 404, no such gang, or no such part.
+            ProblemError: 401 if the token is not this node's; 404 if there is no such gang or part.
         """
         job = await self._starting_job(node_id, token, wanted.allocation_id)
         found = await upload_chunk(self.database, job.tenant_id, job.upload or "", wanted.number)
@@ -278,7 +278,7 @@ class Telemetry:
         """Return one node.
 
         Raises:
-            ProblemError: 404.
+            ProblemError: 404 if there is no such node.
         """
         found = await nodes.nodes(self.database, node_id)
         if not found:
@@ -289,7 +289,7 @@ class Telemetry:
         """Drain a node (running jobs continue, nothing new starts there) or return it to service.
 
         Raises:
-            ProblemError: 404.
+            ProblemError: 404 if there is no such node.
         """
         await self.node(node_id)
         if await nodes.set_draining(self.database, node_id, draining, operator):
@@ -301,7 +301,7 @@ class Telemetry:
         """Take one GPU out of service: what runs on it continues, and nothing new starts there.
 
         Raises:
-            ProblemError: 404, no such node or GPU.
+            ProblemError: 404 if there is no such node or GPU.
         """
         found = next((each for each in (await self.node(node_id)).devices if each.index == gpu and is_gpu(gpu)), None)
         if found is None:
@@ -315,7 +315,7 @@ class Telemetry:
         """Return a GPU to service that was drained, or taken out of it for a fault that is over.
 
         Raises:
-            ProblemError: 404, no such node or GPU; 409, the fault lasts.
+            ProblemError: 404 if there is no such node or GPU; 409 if the fault lasts.
         """
         node = await self.node(node_id)
         if gpu not in {*(each.gpu for each in node.gpu_health), *(each.index for each in node.devices)}:
@@ -329,16 +329,16 @@ class Telemetry:
         return await self.node(node_id)
 
     async def partition(self, node_id: str, gpu: int, sizes: list[int], operator: Identity) -> GpuPartition:
-        """Want a GPU cut so; its node does it when no gang runs on it.
+        """Have a GPU cut like this; its node does it once no gang runs on it.
 
         Args:
             node_id: The GPU's node.
             gpu: Its index.
-            sizes: In sevenths, in the order of their places; none: whole.
-            operator: Who wants it.
+            sizes: In sevenths, in the order of their places; empty for a whole GPU.
+            operator: Who asks for it.
 
         Raises:
-            ProblemError: 404, no such node or GPU; 409, it cannot be cut, or it is reserved for a fleet.
+            ProblemError: 404 if there is no such node or GPU; 409 if it cannot be cut, or is reserved for a fleet.
         """
         devices = (await self.node(node_id)).devices
         found = next((each for each in devices if each.parent is None and each.index == gpu), None)

@@ -16,7 +16,7 @@ async def book(database: Database, ledger: Ledger) -> int:
     """Write a ledger line for every period of a node's sleep that has none; return how many there were.
 
     Raises:
-        ProblemError: 503, no intensity is known for a zone.
+        ProblemError: 503 if no intensity is known for a zone.
     """
     rows = await energy.unbooked_sleeps(database, LIFE)
     for row in rows:

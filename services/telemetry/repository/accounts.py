@@ -75,7 +75,7 @@ GROUP BY 1 ORDER BY 1
 
 
 class PartRow(NamedTuple):
-    """Energy of one group on one node in one zone; the idle share has no group where jobs are grouped."""
+    """Energy of one group on one node in one zone; the idle share has no group if jobs are grouped."""
 
     name: str | None
     then_name: str | None
@@ -101,7 +101,7 @@ class MeanRow(NamedTuple):
 
 
 class SpentRow(NamedTuple):
-    """What whole jobs emitted, by the unit of their work; None: work without a unit or without reports."""
+    """What whole jobs emitted, by the unit of their work; None for work without a unit or without reports."""
 
     unit: str | None
     model: str | None
@@ -118,7 +118,7 @@ class DoneRow(NamedTuple):
 
 
 class AccountRows(NamedTuple):
-    """All of it."""
+    """All of these rows."""
 
     parts: list[PartRow]
     means: list[MeanRow]

@@ -1,4 +1,4 @@
-"""Give back to idle what a job was charged outside the life of its gang on the node; no sum of a node changes."""
+"""Returns to idle what a job was charged outside the life of its gang on the node; no node's sum changes."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ WITH found AS (
 
 
 async def return_late(database: Database, sign: Sign, at_once: int = 1_000) -> int:
-    """Give back what is there to give back, ``at_once`` lines per transaction; return the number of jobs it was of.
+    """Return all such charges to idle, ``at_once`` lines per transaction; return the number of jobs affected.
 
-    What was given back is not found again, so a call that is cut off or repeated does no harm.
+    What was returned is not found again, so a call that is cut off or repeated does no harm.
     """
     jobs: set[str] = set()
     while True:

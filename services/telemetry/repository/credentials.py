@@ -128,12 +128,12 @@ async def locked(connection: Connection, node_id: str) -> CredentialRow | None:
 
 
 async def lock_name(connection: Connection, node_id: str) -> None:
-    """Let hosts become a node one after the other, also while it is none; before anything else in a transaction."""
+    """Let hosts become a node one after the other, even before it exists; must come first in a transaction."""
     await connection.execute(_LOCK_NAME, node_id)
 
 
 async def registered_as(connection: Connection, node_id: str) -> NodeRole | None:
-    """Return what has registered under this name, which it stays; None if nothing has."""
+    """Return the role that has registered under this name, which it keeps; None if none has."""
     found = await connection.fetchval(_REGISTERED_AS, node_id)
     return None if found is None else NodeRole(found)
 
@@ -153,12 +153,12 @@ async def one_time_token(connection: Connection, token: str, node_id: str) -> To
 
 
 async def use_token(connection: Connection, token: str, keys: NodeKeys, node_id: str) -> None:
-    """Note what a one-time token was used for, and by which node: it is of no other from now on."""
+    """Note with which keys and by which node a one-time token was used; from now on no other node can use it."""
     await connection.execute(_USE_TOKEN, sha256(token), bytes.fromhex(keys.credential_sha256), node_id)
 
 
 async def enrol(connection: Connection, node_id: str, keys: NodeKeys, enrolment: bytes, role: str | None) -> None:
-    """Give a node its credential; whoever was that node before is not any more."""
+    """Give a node its credential; the host that was that node before no longer is."""
     credential = bytes.fromhex(keys.credential_sha256)
     await connection.execute(_ENROL, node_id, credential, keys.redis_sha256, enrolment, role)
     await connection.execute(_END_SESSION, node_id)
@@ -166,24 +166,24 @@ async def enrol(connection: Connection, node_id: str, keys: NodeKeys, enrolment:
 
 
 async def replace(connection: Connection, node_id: str, keys: NodeKeys, enrolment: bytes) -> None:
-    """Accept further keys of a node beside those that it has."""
+    """Accept new keys of a node besides its present ones."""
     await connection.execute(_REPLACE, node_id, bytes.fromhex(keys.credential_sha256), keys.redis_sha256, enrolment)
 
 
 async def certify(connection: Connection, node_id: str, certificate_sha256: str) -> None:
-    """Note by which certificate a node's agent is known from now on."""
+    """Note the certificate by which a node's agent is known from now on."""
     await connection.execute(_CERTIFY, node_id, bytes.fromhex(certificate_sha256))
 
 
 async def promote(connection: Connection, node_id: str) -> None:
-    """Let the further keys of a node take the place of those that it had."""
+    """Let a node's new keys take the place of its old ones."""
     await connection.execute(_PROMOTE, node_id)
 
 
 async def revoke(connection: Connection, node_id: str, operator: Identity | None) -> bool:
-    """Let a node in no more, by no token that it has; return False if there is none of that name.
+    """Stop admitting a node, by any of its tokens; return False if there is none of that name.
 
-    Without an operator, it is the node itself that leaves.
+    Without an operator, the node itself leaves.
     """
     if not await connection.fetchval(_EXISTS, node_id):
         return False

@@ -125,7 +125,7 @@ class IntervalRow(NamedTuple):
 class GangRow(NamedTuple):
     """A gang that has a share on a node; ``leader`` is the node of its rank 0.
 
-    ``began_at`` is since when it was there, and ``ended_at`` when it ended on the node; None while that is not known.
+    ``began_at`` is when it began there, and ``ended_at`` when it ended there; None while that is not known.
     """
 
     node_id: str
@@ -141,7 +141,7 @@ class GangRow(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """A line of the ledger, without PUE and release, which all lines share; ``devices`` are as ``{0,1}``."""
+    """A line of the ledger, without PUE and release, which all lines share; ``devices`` look like ``{0,1}``."""
 
     node_id: str
     cpu_source: str
@@ -221,7 +221,7 @@ async def store_intervals(connection: Connection, intervals: Sequence[IntervalRo
 
 
 async def gangs_on(connection: Connection, named: Collection[tuple[str, str]]) -> dict[tuple[str, str], GangRow]:
-    """Return those gangs that have a share on the node that they are named with, by node and id of the allocation."""
+    """Return the gangs that have a share on the node that they are named with, by node and id of the allocation."""
     ordered = sorted(named)
     columns = [node for node, _ in ordered], [allocation for _, allocation in ordered]
     rows = await fetch_rows(connection, GangRow, GANGS, *columns)
@@ -234,7 +234,7 @@ async def store_usages(connection: Connection, pue: float, release: str, usages:
 
 
 async def count_marked(connection: Connection, counts: Mapping[str, int]) -> None:
-    """Add to the numbers of intervals of nodes that are not booked as their meters have it."""
+    """Add to nodes' numbers of intervals that are not booked as their meters measured them."""
     await connection.execute(COUNT_MARKED, list(counts), list(counts.values()))
 
 
@@ -261,7 +261,7 @@ async def last_used(database: Database, zone: str) -> LastUsedRow | None:
 
 
 async def unbooked_sleeps(database: Database, life: str) -> list[SleepRow]:
-    """Return periods of sleep that have no line of the life ``life`` yet, at most a hundred."""
+    """Return at most a hundred periods of sleep that have no line of the life ``life`` yet."""
     async with database.connection() as connection:
         return await fetch_rows(connection, SleepRow, UNBOOKED, life)
 

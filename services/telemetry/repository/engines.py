@@ -149,7 +149,7 @@ async def mirror(
 ) -> tuple[EngineReply, bool] | None:
     """Store a report in one transaction; return the answer, and whether the scheduler has something to look at.
 
-    None if the token is not that of the engine's bridge; that of a node with an agent is none.
+    Return None if the token is not that of the engine's bridge; one of a node with an agent is not.
     """
     async with database.transaction() as connection:
         row = await connection.fetchrow(
@@ -199,8 +199,8 @@ async def holds(database: Database, node_id: str, start_at: datetime, end_at: da
 async def by_allocation(database: Database, engine: str, intervals: Sequence[EnergyInterval]) -> list[EnergyInterval]:
     """Return intervals whose usages name allocations instead of the engine's jobs.
 
-    What a job used belongs to the last of its runs that had begun when the interval ended; of a job of which no run is
-    known yet, to nobody: that share counts as idle.
+    What a job used belongs to the last of its runs that had begun when the interval ended; if no run of the job is
+    known yet, it counts as idle.
     """
     named = {usage.allocation_id for each in intervals for usage in each.usages if usage.allocation_id}
     async with database.connection() as connection:
@@ -227,7 +227,7 @@ async def by_allocation(database: Database, engine: str, intervals: Sequence[Ene
 
 
 async def _store(connection: Connection, engine: str, jobs: Sequence[EngineJob]) -> tuple[bool, dict[str, bool]]:
-    """Store reports; return whether any was new, and by name those of runs that are over: whether the job is, too."""
+    """Store reports; return whether any was new, and, by name, whether jobs whose reported run is over are over too."""
     newest = {job.external_id: job for job in jobs}
     documents = {name: job.model_dump(mode="json") for name, job in newest.items()}
     live = [name for name, job in newest.items() if not job.state.is_over]

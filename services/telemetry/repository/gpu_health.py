@@ -1,4 +1,4 @@
-"""What is the matter with single GPUs: what nodes say of it, and what operators make of it."""
+"""Faults of single GPUs: what nodes report of them, and what operators do about them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES
 
 
 async def worth_a_note(connection: Connection, faults: Mapping[str, list[GpuFault]]) -> list[str]:
-    """Return the nodes that have faults, now or as far as is known; nothing changes for the others."""
+    """Return the nodes that have faults, reported now or known from before; nothing changes for the others."""
     if not faults:
         return []
     known = await connection.fetch(_NOT_WELL, [*faults])
@@ -76,15 +76,15 @@ async def worth_a_note(connection: Connection, faults: Mapping[str, list[GpuFaul
 
 
 async def note(connection: Connection, node_id: str, faults: list[GpuFault]) -> tuple[bool, list[str]]:
-    """Store what a node says of its GPUs.
+    """Store the faults that a node reports of its GPUs.
 
     Args:
         connection: In the transaction of the heartbeat, with the node's row locked.
         node_id: The node.
-        faults: All that is the matter, the worst of each GPU; of several of one, the last counts.
+        faults: All present faults, the worst of each GPU; if one has several, the last counts.
 
     Returns:
-        Whether a GPU was taken out of service or is back in it, and the faults that count no more.
+        Whether a GPU was taken out of service or is back in it, and the faults that no longer count.
     """
     faults = list({fault.gpu: fault for fault in faults}.values())
     known = {record["fault_id"] for record in await connection.fetch(_KNOWN_FAULTS, node_id)}
@@ -115,7 +115,7 @@ async def resume(database: Database, node_id: str, gpu: int, operator: Identity)
     """Return a GPU to service, and record who did.
 
     Returns:
-        Whether that changed anything, and what still is the matter with it, so that it cannot be returned.
+        Whether that changed anything, and the lasting fault that prevents its return, if any.
     """
     async with database.transaction() as connection:
         if lasting := await connection.fetchval(_LASTS, node_id, gpu):

@@ -31,8 +31,8 @@ class Renewal:
     Attributes:
         allocations: The gangs the node may run.
         changed: What the scheduler should process: ``rank``, ``node``, or nothing.
-        partitions: How its GPUs are to be cut; none for a node that does not say how they are.
-        returned_faults: What an operator has returned GPUs after.
+        partitions: How its GPUs are to be cut; none for a node that does not say how they are cut.
+        returned_faults: The faults after which an operator has returned GPUs to service.
     """
 
     allocations: list[str]
@@ -201,13 +201,13 @@ async def renew(
     """Store heartbeats and renew the leases of their nodes, in one transaction.
 
     Args:
-        database: Where.
-        beats: By node.
-        lease_ttl_s: Leases hold for so long.
+        database: The database.
+        beats: Heartbeats by node.
+        lease_ttl_s: How long leases hold.
         wait: Whether to wait for nodes that somebody else has locked.
 
     Returns:
-        The result by node; none for one whose token is another, or that was not waited for.
+        The result by node; none for a node whose token is another, or that was not waited for.
     """
     ordered = sorted(beats)
     said = [
@@ -293,7 +293,7 @@ async def _name_gangs(
 
 
 def _newest(ranks: list[RankStatus]) -> list[RankStatus]:
-    """Return one status per allocation, the furthest of each; in order of their ids, so that locks are too."""
+    """Return the furthest status of each allocation, ordered by id so that locks are taken in that order too."""
     furthest: dict[str, RankStatus] = {}
     for rank in ranks:
         known = furthest.get(rank.allocation_id)

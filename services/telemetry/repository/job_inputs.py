@@ -1,4 +1,4 @@
-"""What a node needs to start a gang, beside the command: read only for a live gang of that node.
+"""What a node needs to start a gang, besides the command: read only for a live gang of that node.
 
 An instance is known by its job's submission, which serving makes under the instance's id: the row of the instance may
 not name the job yet.
@@ -74,7 +74,7 @@ async def starting_job(database: Database, node_id: str, allocation_id: str) -> 
 
 
 async def sealed_secrets(database: Database, tenant_id: str, project: str, names: list[str]) -> list[SealedSecret]:
-    """Return those of the named secrets that there are, each once."""
+    """Return those of the named secrets that exist, each once."""
     async with database.connection() as connection:
         return await fetch_rows(connection, SealedSecret, _SECRETS, tenant_id, project, names)
 

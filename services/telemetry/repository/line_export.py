@@ -94,9 +94,9 @@ async def write_lines(
     sign: Sign | None = None,
     job_id: str | None = None,
 ) -> None:
-    """Write the lines that begin in a period, or one job's, of one instant of the ledger, in order of time, piecewise.
+    """Write the lines that begin in a period, or one job's, as of one instant, in order of time and in pieces.
 
-    PostgreSQL goes no faster than ``output`` takes them. With ``sign``, what shows that nothing was changed follows.
+    PostgreSQL goes no faster than ``output`` takes them. With ``sign``, what proves that nothing was changed follows.
     """
     written = Written(output, form)
     async with database.transaction("repeatable_read", readonly=True) as connection:

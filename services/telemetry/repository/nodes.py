@@ -86,9 +86,10 @@ INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ('', '', 
 class KnownNode(NamedTuple):
     """What is needed to price a node's energy, and the source of its host's power.
 
-    ``zones`` has every zone the node was ever in with the time since when, UTC seconds, oldest first; it is empty for a
-    node that was always in ``zone``. ``engine_node`` is the engine's node whose energy it measures. ``most_gpu_w`` and
-    ``most_host_w`` are the most that its GPUs, and the rest of it, could ever draw; None where that was not said.
+    ``zones`` has every zone the node was ever in with the time when that began, UTC seconds, oldest first; it is empty
+    for a node that was always in ``zone``. ``engine_node`` is the engine's node whose energy it measures.
+    ``most_gpu_w`` and ``most_host_w`` are the most that its GPUs, and the rest of it, could ever draw; None if that was
+    not stated.
     """
 
     id: str
@@ -164,7 +165,7 @@ async def register(
 ) -> None:
     """Store a node that ``admit`` lets in by its secret, and its new token, which invalidates the old one.
 
-    What it can draw is the most that it was ever registered with: what it has still to report may be of that time.
+    The most it can draw is the most that it was ever registered with: what it still has to report may be from then.
     Registering renews no lease and restores no gang: only a heartbeat does, under the node's row lock. A new node
     counts as lost until its first heartbeat. A node that comes back in another grid zone is recorded in the audit log,
     and its energy from now on is that of the new zone.
@@ -227,9 +228,9 @@ async def nodes(
     limit: int | None = None,
     clocks: bool = True,
 ) -> list[tuple[NodeRow, PowerRow | None]]:
-    """Return every node, or one, or at most ``limit`` after that of a name, with its power state, by name.
+    """Return all nodes, one node, or at most ``limit`` after the one named ``after``, with power states, by name.
 
-    Without ``clocks``, which are most of what there is to read, devices do not name theirs.
+    Without ``clocks``, which are most of what there is to read, devices do not state theirs.
     """
     async with database.connection() as connection:
         power = {row.node_id: row for row in await fetch_rows(connection, PowerRow, NODE_POWER, node_id)}
@@ -248,7 +249,7 @@ async def set_draining(database: Database, node_id: str, draining: bool, operato
 
 
 async def want_partition(database: Database, node_id: str, gpu: int, sizes: Sequence[int], operator: Identity) -> bool:
-    """Want a GPU cut, and record who did; return False if it is reserved for a fleet."""
+    """Have a GPU cut, and record who asked for it; return False if it is reserved for a fleet."""
     async with database.transaction() as connection:
         if not await gpu_partitions.want(connection, node_id, gpu, sizes, None):
             return False

@@ -142,8 +142,8 @@ class Subject(NamedTuple):
     """Which lines are summed, as ``PERIOD`` and ``OWNED`` take it.
 
     Attributes:
-        start_at, end_at: The period; None: without that end.
-        tenant_id, project: Whose jobs; None: those of all tenants or projects.
+        start_at, end_at: The period; None if it is open at that end.
+        tenant_id, project: Whose jobs; None for those of all tenants or projects.
     """
 
     start_at: datetime | None
@@ -163,7 +163,7 @@ class Amounts(NamedTuple):
 
 
 class HourRow(NamedTuple):
-    """What was used in an hour, and by no job; ``covered_s`` is how long the node reported that reported longest."""
+    """What was used in an hour, and by no job; ``covered_s`` is the longest time that any node reported."""
 
     start_at: datetime
     covered_s: float
@@ -191,7 +191,7 @@ class GroupRow(NamedTuple):
 
 
 class TotalRow(NamedTuple):
-    """What was used by all jobs, or, if ``idle``, by none; None: by all and none."""
+    """What was used by all jobs or, if ``idle``, by none; None for both together."""
 
     idle: bool | None
     energy_j: float
@@ -249,7 +249,7 @@ class Sums:
 
 
 async def period_end(connection: Connection, start_at: datetime | None, end_at: datetime | None) -> datetime:
-    """Return where a period ends of which all is to be told as it is now: at the latest, now."""
+    """Return where a period ends that is to be reported as of now: at the latest, now."""
     return await connection.fetchval(PERIOD_END, start_at, end_at)
 
 
@@ -298,8 +298,10 @@ async def group_rows(
 async def uses_of(
     database: Database, job_id: str, *, after: int, limit: int
 ) -> tuple[Amounts | None, list[Cell], TermsRow | None, list[UseRow]]:
-    """Return a job's footprint, what it has of each node, the terms of its newest line, and at most ``limit`` uses
-    after that number."""
+    """Return a job's footprint, its part on each node, the terms of its newest line, and a page of its uses.
+
+    The page has at most ``limit`` uses, after the number ``after``.
+    """
     async with database.transaction("repeatable_read", readonly=True) as connection:
         footprint = await fetch_row(connection, Amounts, FOOTPRINT, job_id)
         cells = await fetch_rows(connection, Cell, CELLS.format(ledger=LEDGER), job_id)

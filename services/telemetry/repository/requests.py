@@ -122,7 +122,7 @@ class ServersRow(NamedTuple):
 
 
 async def replace_usages(database: Database, report: UsageReport) -> None:
-    """Write what a router saw in a window, in place of what it said of it before."""
+    """Write what a router saw in a window, replacing what it reported of it before."""
     columns = [
         [getattr(usage, name) for usage in report.usages]
         for name in ("job_id", "tenant_id", "key_id", "model", "request_class")

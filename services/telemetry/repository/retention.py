@@ -85,8 +85,8 @@ async def forget_clocks(database: Database, keep_days: float) -> None:
 async def fold(database: Database, sign: Sign, retention_s: float) -> int:
     """Combine lines that are older than ``retention_s``, by whole days; return the number of transactions it took.
 
-    The lines that a statement of the ledger has are replaced together, once all of them are that old, by a sum that
-    names the statement's hash. Lines of the time before there were statements, and intervals, go by their days. Nodes
+    The lines that a statement of the ledger covers are replaced together, once all of them are that old, by a sum that
+    names the statement's hash. Lines from before there were statements, and intervals, are combined by day. Nodes
     deliver their intervals in order, so everything up to the highest combined one was stored before.
     """
     done = 0

@@ -19,7 +19,7 @@ class Rule:
     """A rule, the query whose rows each break it, and the texts for no breach and for each breach.
 
     Attributes:
-        breach: A format of the query's columns.
+        breach: A format string for the query's columns.
     """
 
     name: str

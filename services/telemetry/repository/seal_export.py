@@ -1,4 +1,4 @@
-"""What follows the lines of an export and shows that none was changed, as docs/ledger.md has it."""
+"""What follows the lines of an export and shows that none was changed, as docs/ledger.md describes."""
 
 from __future__ import annotations
 

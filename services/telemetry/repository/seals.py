@@ -1,4 +1,4 @@
-"""What makes changes of the ledger evident: its lanes of batches, and the signed statements of days and of sums."""
+"""What makes changes to the ledger evident: its lanes of batches, and the signed statements of days and of sums."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Known(NamedTuple):
 
 
 class KnownDay(NamedTuple):
-    """The newest statement of a day, and since when there are batches."""
+    """The newest statement of a day, and when batches began."""
 
     number: int
     day: date
@@ -87,7 +87,7 @@ class KnownDay(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The newest batch of a lane, and the last that the day before had."""
+    """The newest batch of a lane, and its last one of the day before."""
 
     lane: int
     after_number: int
@@ -96,7 +96,7 @@ class Head(NamedTuple):
 
 
 class Span(NamedTuple):
-    """How many lines, and when the first and the last of them begin; None: there are none."""
+    """How many lines there are, and when the first and the last begin; None if there are none."""
 
     lines: int
     first_at: datetime | None
@@ -104,7 +104,7 @@ class Span(NamedTuple):
 
 
 class SumSpan(NamedTuple):
-    """The same of a sum, with the SHA-256 of its lines."""
+    """The span of a sum, with the SHA-256 of its lines."""
 
     lines: int
     first_at: datetime | None
@@ -113,7 +113,7 @@ class SumSpan(NamedTuple):
 
 
 class FoldableDay(NamedTuple):
-    """A day of which all lines are old, and the hash of its statement."""
+    """A day whose lines are all old, and the hash of its statement."""
 
     number: int
     hash: str
@@ -124,10 +124,10 @@ def _instant(at: datetime | None) -> str:
 
 
 async def close_day(database: Database, sign: Sign, day: date) -> bool:
-    """State which batches the ledger has at the end of a day, and sign it; return whether it was not stated before.
+    """State which batches the ledger has at the end of a day, and sign it; return whether a statement was added.
 
-    The batches of a day are those that were committed since the statement before. Heads are read as they are committed,
-    so what commits meanwhile is the next day's.
+    The batches of a day are those committed since the previous statement. Only committed heads are read, so what
+    commits meanwhile belongs to the next day.
     """
     async with database.transaction() as connection:
         await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
@@ -167,12 +167,12 @@ async def foldable_day(connection: Connection, before: datetime) -> FoldableDay 
 
 
 async def next_sum(connection: Connection) -> int:
-    """Return the number of the sum to come."""
+    """Return the number of the next sum."""
     return (await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)).number + 1
 
 
 async def state_sum(connection: Connection, number: int, replaced: FoldableDay | None, sign: Sign) -> None:
-    """Sign the lines of a sum; ``replaced`` is the day whose lines it stands for, None where it corrects such sums."""
+    """Sign the lines of a sum; ``replaced`` is the day whose lines it stands for, None if it corrects such sums."""
     before = await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)
     span = await fetch_row(connection, SumSpan, _OF_SUM, number)
     assert span is not None
@@ -190,17 +190,17 @@ async def state_sum(connection: Connection, number: int, replaced: FoldableDay |
 
 
 class SealedKey(NamedTuple):
-    """A key that signs, sealed."""
+    """A signing key, sealed."""
 
     public_key: bytes
     sealed: bytes
 
 
 async def newest_keys(connection: Connection) -> list[SealedKey]:
-    """Return the keys that sign, the newest first."""
+    """Return the signing keys, newest first."""
     return await fetch_rows(connection, SealedKey, "SELECT public_key, sealed FROM ledger_keys ORDER BY made_at DESC")
 
 
 async def add_key(connection: Connection, key: SealedKey) -> None:
-    """Keep a key."""
+    """Store a key."""
     await connection.execute("INSERT INTO ledger_keys (public_key, sealed) VALUES ($1, $2)", *key)
