@@ -233,7 +233,7 @@ class Router:
                 lane.fail_waiting()
 
     async def probe_servers(self) -> None:
-        """Probe all servers once, and take in how fast they are."""
+        """Probe all servers once, and note how fast they are."""
         self.upstream_keys.forget_files()
         servers = [each for each in self.fleet.servers.values() if each.is_ready]
         await asyncio.gather(*(probe(server, self.limits) for server in servers))

@@ -34,7 +34,7 @@ class Door:
         self._dispatcher = dispatcher
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request to one of ``COMPLETIONS`` or to ``/v1/models``; errors have OpenAI's shape."""
+        """Answer a request to one of ``COMPLETIONS`` or to ``/v1/models``; errors have OpenAI's format."""
         await self._gate.pass_in(Exchange.open(scope, receive, send), self._handle, DoorError, self._refuse)
 
     async def _refuse(self, exchange: Exchange, refusal: DoorError | ProblemError) -> None:

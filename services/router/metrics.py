@@ -120,7 +120,7 @@ class Histogram:
 
 
 class Metrics:
-    """All that the router counts."""
+    """Everything that the router counts."""
 
     def __init__(self) -> None:
         by_class = ("model", "request_class")

@@ -1,4 +1,4 @@
-"""What a router process knows of its servers, lanes and applications: for ``/status`` and ``/metrics``."""
+"""What a router process knows of its servers, lanes and applications, for ``/status`` and ``/metrics``."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FORGOTTEN_S = 60.0
 
 
 class Peers:
-    """This process among the others."""
+    """This process as one of the router processes."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Peers:
         router: str,
         at_least: int = 1,
     ) -> None:
-        """Take what should know of the other processes, and how many processes there are at least."""
+        """Take what is kept up to date with the other processes, and how many processes there are at least."""
         self._redis = redis
         self._fleet = fleet
         self._coordinator = coordinator

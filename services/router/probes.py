@@ -83,7 +83,7 @@ class Trials:
                 task.add_done_callback(lambda _, name=server.id: self.running.pop(name, None))
 
     async def end(self) -> None:
-        """End those in progress."""
+        """End the trials in progress."""
         await end_tasks(list(self.running.values()))
 
     def _model(self, server: Server) -> str | None:

@@ -1,4 +1,4 @@
-"""``/v1/fleets``, ``/v1/apps``, and what routers report of applications: HTTP only."""
+"""``/v1/fleets``, ``/v1/apps``, and what routers report about applications: HTTP only."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def list_apps(query: Annotated[PageQuery, Query()], caller: Caller, apps: 
 
 @router.get("/v1/apps/{app}")
 async def get_app(app: AppName, caller: Caller, apps: KnownApps) -> App:
-    """Get an application, what runs of it, and its newest plan."""
+    """Get an application, its running instances and its newest plan."""
     return await apps.find(app, caller)
 
 
@@ -162,5 +162,5 @@ async def get_app_report(
 
 @router.post("/internal/apps/observations", status_code=204)
 async def take_observations(report: AppObservations, observations: Taking) -> None:
-    """Take in what a router saw of applications' requests in one window."""
+    """Record what a router saw of applications' requests in one window."""
     await observations.report(report)

@@ -33,7 +33,7 @@ class CarbonZones:
         self._carbon = carbon
 
     async def signals(self) -> dict[str, set[Signal]] | None:
-        """Return the zones with their signals; None while the carbon service does not answer."""
+        """Return the zones with their signals; None if the carbon service does not answer."""
         try:
             found = await self._carbon.zones()
         except ProblemError:
@@ -43,7 +43,7 @@ class CarbonZones:
     async def check(self, named: Mapping[str, tuple[str, Signal | None]]) -> None:
         """Refuse zones and signals that do not exist.
 
-        If the carbon service does not answer nothing is refused, and mistakes show in plans instead.
+        If the carbon service does not answer, nothing is refused, and mistakes show in plans instead.
 
         Args:
             named: Zones with their signals (None for the default), by where the request names them.

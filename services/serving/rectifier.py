@@ -1,4 +1,4 @@
-"""Keeps pools, fleets and their instances going when the database's clock was ahead and has been set back."""
+"""Keeps pools, fleets and their instances going after the database's clock was ahead and has been set back."""
 
 from __future__ import annotations
 

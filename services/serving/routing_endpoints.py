@@ -1,4 +1,4 @@
-"""``/v1/endpoints``, and what routers ask: HTTP only."""
+"""``/v1/endpoints``, and the routes for routers: HTTP only."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ async def read_keys(request: Request) -> UpstreamKeys:
 
 @router.post("/internal/routing/held", status_code=204)
 async def report_held(report: HeldRequests, routing: Known) -> None:
-    """Take in how many requests a router holds at servers that drain."""
+    """Record how many requests a router holds at draining servers."""
     routing.hold(report)

@@ -60,7 +60,7 @@ class Pools:
 
         Raises:
             ProblemError: 422 for an unknown zone or signal, 412 unless the pool is at ``if_match``, 409 for
-                one that is being deleted, and for a model that another pool of the tenant serves.
+                one that is being deleted, or for a model that another pool of the tenant serves.
         """
         await self._zones.check({f"/places/{at}": (each.zone, each.signal) for at, each in enumerate(spec.places)})
         async with self._repository.writing() as queries:
@@ -227,7 +227,7 @@ async def _replace(queries: Queries, pool: PoolRecord, spec: PoolSpec, caller: I
 
 
 async def _check_models(queries: Queries, name: str, spec: PoolSpec) -> None:
-    """Refuse a model that another pool of the same tenant serves: a request would have two ways to go."""
+    """Refuse a model that another pool of the same tenant serves: a request could go to either."""
     tenant = await queries.routing.tenant_of(name) if spec.models else None
     taken = None if tenant is None else await queries.routing.other_pool_of(name, spec.models, tenant)
     if taken is not None:

@@ -35,7 +35,7 @@ class NotSolvedError(Exception):
 class PlanSolver:
     """Asks the optimizer for one solve at a time.
 
-    A plan's id is the idempotency key of its solve: if it is requested again after a crash, it is the same solve.
+    A plan's id is the idempotency key of its solve: a request repeated after a crash gets the same solve.
     """
 
     def __init__(self, optimizer: ServiceClient) -> None:

@@ -29,7 +29,7 @@ MAX_POINTERS = 50
 
 
 class TrafficReports:
-    """What routers report of the requests that arrived; it is kept for some days."""
+    """What routers report about the requests that arrived, kept for some days."""
 
     def __init__(self, repository: ServingRepository, settings: ServingSettings) -> None:
         self._repository = repository

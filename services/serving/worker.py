@@ -1,6 +1,6 @@
 """Makes plans of pools, one after the other: ``python -m services.serving.worker``, which serving starts itself.
 
-A worker claims a plan that waits, reads the traffic and predicts the demand, waits for its turn over the GPUs that it
+A worker claims a waiting plan, reads the traffic and predicts the demand, waits for its turn over the GPUs that it
 shares with other workers, reads carbon forecasts, nodes and instances, and has the optimizer solve the problem. Its
 turn ends when the answer is written, so that the next worker knows what is no longer free. The problem is kept with the
 plan before the optimizer is asked, and the plan's id is the solve's idempotency key, so that a worker that resumes the

@@ -22,7 +22,7 @@ Answer = TypeVar("Answer")
 
 
 class Batches(Generic[Item, Answer]):
-    """Stores what arrives, one report of a node at a time."""
+    """Stores reports as they arrive, one at a time for each node."""
 
     def __init__(
         self,

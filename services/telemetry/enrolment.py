@@ -41,7 +41,7 @@ _AS = {NodeRole.AGENT: "a node with an agent", NodeRole.ENGINE: "the bridge to a
 
 
 class Enrolment:
-    """Lets nodes in by tokens, and gives them credentials of their own."""
+    """Admits nodes by tokens, and gives them credentials of their own."""
 
     def __init__(self, settings: TelemetrySettings, database: Database, users: RedisUsers | None) -> None:
         """Take what manages users in Valkey or Redis; None if nodes share one."""
@@ -259,7 +259,7 @@ class Enrolment:
 
 
 def known_as(node_id: str, role: NodeRole) -> ProblemError:
-    """Return the problem of a name that is taken by a node in the other role."""
+    """Return the problem for a name that is taken by a node in the other role."""
     return ProblemError(409, ProblemCode.CONFLICT, f"{node_id} is known as {_AS[role]}. Enrol under another name.")
 
 

@@ -166,7 +166,7 @@ class IntensitySource:
         return ProblemError(503, ProblemCode.UNKNOWN_ZONE, detail, headers={"Retry-After": "1"})
 
     async def outlook(self, zone: str, now_s: float) -> ZoneOutlook | None:
-        """Return what a zone is expected to emit from ``now_s``, UTC seconds, on; None if nothing is known."""
+        """Return what a zone is expected to emit from ``now_s`` (UTC seconds) on; None if nothing is known."""
         known = await self._current(zone, now_s)
         if known is None:
             return None

@@ -13,7 +13,7 @@ class Profile:
         progress: Work done, in the job's unit.
         energy_j: GPU, CPU and static energy it took.
         gpu_energy_j: The GPUs' part.
-        duration_s: How long was measured.
+        duration_s: How long it was measured.
         last_done: The newest gang's last report.
         generation: The newest gang that counted.
         since_s: When that gang first reported progress, UTC seconds; what came before does not count.

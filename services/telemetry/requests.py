@@ -1,8 +1,8 @@
 """Requests in the ledger: whose a model server's energy was.
 
-Nothing is added to the ledger for a request: its server's job has lines already. What routers report, the share of the
-server's time that requests had, divides these lines when a report is made. So the sum of all requests and the
-unattributed rest is what the ledger has of the servers, whatever arrives late or twice.
+Nothing is added to the ledger for a request: its server's job has lines already. What routers report is the
+share of the server's time that requests had; it divides these lines when a report is made. So all requests and the
+unattributed rest add up to what the ledger has for the servers, whatever arrives late or twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked of an application: read from a path, of the Open Inference Protocol v2 or of plain HTTP.
+"""What a request asks of an application, read from its path: by the Open Inference Protocol v2 or by plain HTTP.
 
 The protocol (https://github.com/kserve/open-inference-protocol) names an application where it names a model:
 

@@ -20,7 +20,7 @@ class AppError(Exception):
     Attributes:
         status: HTTP status.
         code: Stable code.
-        headers: Of the answer, such as ``retry-after``.
+        headers: Headers of the answer, such as ``retry-after``.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def advance(
         seen: What was observed of it.
         probes: How it is probed.
         now: The database's time.
-        held_by_routers: How many requests routers say they have there.
+        held_by_routers: How many requests routers say they hold there.
     """
     if seen is not None and seen.state is not instance.state:
         seen = None

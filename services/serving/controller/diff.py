@@ -1,4 +1,4 @@
-"""What must change for a pool to match its plan. Pure; applied to its own outcome, it changes nothing."""
+"""What must change for a pool to match its plan. Pure and idempotent."""
 
 from __future__ import annotations
 

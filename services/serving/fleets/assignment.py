@@ -45,7 +45,7 @@ class GpuState:
 
     @property
     def is_usable(self) -> bool:
-        """Whether instances can run on it now."""
+        """Whether instances can run there now."""
         return self.is_up and self.used_by is None
 
 

@@ -31,7 +31,7 @@ def progress_of(
     assignment: Assignment,
     now: datetime,
 ) -> Progress:
-    """Return the initial progress of bringing up some instances; GPUs on which little runs are cut in preference.
+    """Return the initial progress of bringing up some instances, preferring to cut GPUs on which little runs.
 
     Raises:
         DomainError: The GPUs cannot hold the instances.

@@ -159,7 +159,7 @@ class Evaluator:
     async def _window(
         self, queries: Queries, fleet: FleetState, searches: Mapping[str, MeasuredSearch], start_at: datetime
     ) -> tuple[dict[str, Window], datetime] | str | None:
-        """Return what was seen since ``start_at`` and until when; None to wait for more, or why waiting has no use.
+        """Return what was seen since ``start_at`` and until when; None to wait for more, or why waiting is of no use.
 
         Both the routers and the ledger must have reported all of that time.
         """

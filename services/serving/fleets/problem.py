@@ -34,7 +34,7 @@ class PlannedApp:
     """An application as planning needs it.
 
     Attributes:
-        rate_per_s: Mean arrivals, observed or estimated.
+        rate_per_s: Mean arrival rate, observed or estimated.
         is_late: Whether the observed latency is above the SLA.
         failing: Variants and slices whose instances fail; they are not planned.
     """

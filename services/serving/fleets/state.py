@@ -181,7 +181,7 @@ def why_only_proposes(fleet: FleetState) -> str | None:
 
 
 def _rate(app: AppRecord, seen: Seen, now: datetime) -> float:
-    """Return the mean arrivals seen in the window, or the spec's rate if traffic has only just begun."""
+    """Return the mean arrival rate seen in the window, or the spec's if traffic has only just begun."""
     if seen.arrivals < LEAST_ARRIVALS or seen.span_s < LEAST_SPAN_S:
         return app.spec.requests_per_s
     return seen.rate_per_s(now)

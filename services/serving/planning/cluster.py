@@ -125,7 +125,7 @@ class PlaceGpus:
 
 
 def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
-    """Return the nodes less the GPUs that others wait for, each need met on the first node that can, if any."""
+    """Return the nodes less the GPUs that others wait for, each need being met on the first node that can meet it."""
     free = [Counter(node.gpus) for node in nodes]
     for need in needs:
         for node, left in zip(nodes, free, strict=True):

@@ -19,7 +19,7 @@ SURGE_WINDOWS = 12
 
 @dataclass(frozen=True)
 class RequestLog:
-    """Requests of one partition, window by window, until the last whole window before now.
+    """Requests of one partition, window by window, up to the last whole window before now.
 
     Attributes:
         counts: (n_windows, n_classes), all sources together.

@@ -1,4 +1,4 @@
-"""Submit plans, decide their outcomes, and put one in force.
+"""Submits plans, decides their outcomes, and puts one in force.
 
 A decision is made under the row lock of the pool and then that of the plan, and only once: a plan that is
 applied is in force in the same transaction, so that a crash leaves it either undecided or carried out.
@@ -246,7 +246,7 @@ def _draft(
 
 
 def _is_for(plan: PlanRecord, locked: LockedPool) -> bool:
-    """Return whether the pool is the one that was planned, unchanged; a new pool restarts its revisions."""
+    """Return whether the pool is the one that was planned, unchanged; a recreated pool restarts its revisions."""
     pool = locked.pool
     return pool.deleted_at is None and pool.revision == plan.revision and pool.created_at == plan.made_at
 

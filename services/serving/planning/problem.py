@@ -1,4 +1,4 @@
-"""Make the problem of a pool's next plan from its spec, forecasts, nodes and running instances. Pure."""
+"""Makes the problem of a pool's next plan from its spec, forecasts, nodes and running instances. Pure."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _with_reason(
 
 
 def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> dict[tuple[str, int], str]:
-    """Return a GPU type of its own for each model and size of which nodes hold fewer than their total of GPUs would."""
+    """Return a stand-in GPU type for each model and size that fits on nodes less often than their total suggests."""
     taken = len({mode.gpu_model for mode in modes})
     cut = {
         (mode.gpu_model, mode.gpus)

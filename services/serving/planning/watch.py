@@ -80,7 +80,7 @@ class EventWatch:
         return known and replace(known, event_at=row.event_at)
 
     def _is_due(self, standing: Standing, event: PlanTrigger, now: datetime) -> bool:
-        """Return whether an event has lasted long enough, and the pool was not planned because of one just recently."""
+        """Return whether an event has lasted long enough, and the pool was not recently planned because of one."""
         since_s = self._since_s.setdefault((standing.pool, event), time.monotonic())
         ago_s = (now - standing.event_at).total_seconds() if standing.event_at else float("inf")
         if event in RESCUES:
@@ -94,7 +94,7 @@ class EventWatch:
 
 
 def _signals(spec: PoolSpec) -> Signals:
-    """Return the zone and signal of each place; empty if a pool has only one place or an objective but carbon."""
+    """Return the zone and signal of each place; empty with only one place, or if the objective is not carbon."""
     if spec.objective != "carbon" or len(spec.places) < 2:
         return {}
     return {place.name: (place.zone, place.signal and str(place.signal)) for place in spec.places}

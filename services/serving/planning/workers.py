@@ -1,6 +1,6 @@
-"""The processes that make plans: started when plans wait, ended some seconds after the last.
+"""The processes that make plans: started when plans wait, and ended some seconds after the last one.
 
-Planning reads two weeks of traffic and fits forecasts, which takes seconds of a processor: too long for the event loop.
+Planning reads two weeks of traffic and fits forecasts, which takes seconds of CPU time: too long for the event loop.
 A worker claims plans by itself (``services.serving.worker``), so killing one only delays a plan. Its standard input is
 a pipe from this process, and it ends when that closes.
 """

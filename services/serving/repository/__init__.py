@@ -59,7 +59,7 @@ class ServingRepository:
     """The tables of pools.
 
     Attributes:
-        presence: What loops wait for while there is nothing to look after.
+        presence: What loops wait on while there is nothing to manage.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:

@@ -141,7 +141,7 @@ class Seen:
         return 0.0 if self.start_at is None or self.end_at is None else (self.end_at - self.start_at).total_seconds()
 
     def rate_per_s(self, now: datetime) -> float:
-        """Return the mean arrivals over the time reported; if there was no report for some time, nothing came."""
+        """Return the mean arrival rate over the time reported; if there was no report for some time, nothing came."""
         if self.start_at is None or self.end_at is None:
             return 0.0
         end_at = max(self.end_at, now - timedelta(seconds=REPORTED_WITHIN_S))
@@ -187,7 +187,7 @@ class AppRows(SpecRows[AppRecord]):
         return record_of(AppRecord, row, spec=AppSpec.model_validate(row["spec"]))
 
     async def of_fleet(self, fleet: str) -> list[AppRecord]:
-        """Return the applications of a fleet by name, those that are being deleted included."""
+        """Return the applications of a fleet by name, including those that are being deleted."""
         return await self._read(select(apps).where(apps.c.fleet == fleet).order_by(apps.c.name))
 
     async def routed(self) -> list[AppRecord]:
@@ -272,7 +272,7 @@ class AppRows(SpecRows[AppRecord]):
     ) -> tuple[dict[str, float], datetime | None]:
         """Return the GPU energy that applications' present instances used in a period, in J, by the ledger.
 
-        Also return up to which moment it has lines of all of them; None if it has none of one.
+        Also return up to which moment it has lines of all of them; None if one has none.
         """
         values = {"keys": [APP_PREFIX + name for name in names], "since": since, "until": until}
         found = dict.fromkeys(names, 0.0)

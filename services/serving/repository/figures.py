@@ -1,4 +1,4 @@
-"""What serving's ``/metrics`` shows of its tables."""
+"""The figures of serving's ``/metrics`` that come from its tables."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class StandingPlan:
 
 @dataclass(frozen=True)
 class MadePlan:
-    """A plan as it was made; the result and the spec are as they are stored."""
+    """A plan as it was made, with result and spec in their stored form."""
 
     spec: dict[str, Any]
     result: dict[str, Any]

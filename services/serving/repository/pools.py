@@ -22,7 +22,7 @@ class PoolRecord:
     """A row of ``pools``.
 
     Attributes:
-        document: The spec as it is stored.
+        document: The spec in its stored form.
         plan_id: The plan in force.
     """
 
@@ -97,7 +97,7 @@ def pool_record(row: RowMapping) -> PoolRecord:
 
 
 def planned_every(default: timedelta) -> ColumnElement[timedelta]:
-    """Return how often a pool is planned, where a query selects from ``pools``."""
+    """Return how often a pool is planned, as an expression for queries on ``pools``."""
     minutes = cast(pools.c.spec["plan_every_min"].astext, Integer)
     return func.coalesce(func.make_interval(0, 0, 0, 0, 0, minutes), default)
 

@@ -128,7 +128,7 @@ class RoutingRows:
         return [PoolRow(**row) for row in (await self._connection.execute(POOLS)).mappings()]
 
     async def servers(self, recent_s: float) -> list[ServerRow]:
-        """Return the instances that serve or drain, with what the ledger's lines of the last seconds say of them."""
+        """Return the instances that serve or drain, with figures from the ledger's lines of the last seconds."""
         found = await self._connection.execute(SERVERS, {"recent_s": recent_s})
         return [ServerRow(**row) for row in found.mappings()]
 

@@ -1,7 +1,7 @@
 """Times in the future: written while the database's clock was ahead, before it was set back.
 
 Until the clock has caught up, a plan with such a time would count as the newest, an instance as failing or draining.
-Ids of that time go on sorting later: queries for the newest of these rows order them by their times first.
+Ids from that time still sort last: queries for the newest of these rows order them by their times first.
 """
 
 from __future__ import annotations

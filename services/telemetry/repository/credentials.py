@@ -1,4 +1,4 @@
-"""Who may be a node: one-time tokens, and the hashes of what each node proves itself with."""
+"""Who may be a node: one-time tokens, and the hashes of each node's credentials."""
 
 from __future__ import annotations
 

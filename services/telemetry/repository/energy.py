@@ -181,7 +181,7 @@ class FootprintRow(NamedTuple):
 
 
 class ProfileRow(NamedTuple):
-    """A job's profile at one gang size, as ``services.telemetry.profiles.Profile`` has it."""
+    """A job's profile at one gang size, like ``services.telemetry.profiles.Profile``."""
 
     job_id: str
     gpus: int

@@ -227,7 +227,7 @@ async def by_allocation(database: Database, engine: str, intervals: Sequence[Ene
 
 
 async def _store(connection: Connection, engine: str, jobs: Sequence[EngineJob]) -> tuple[bool, dict[str, bool]]:
-    """Store reports; return whether any was new, and, by name, whether jobs whose reported run is over are over too."""
+    """Store reports; return whether any was new and, for jobs whose reported run is over, whether the job is too."""
     newest = {job.external_id: job for job in jobs}
     documents = {name: job.model_dump(mode="json") for name, job in newest.items()}
     live = [name for name, job in newest.items() if not job.state.is_over]

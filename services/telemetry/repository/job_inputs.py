@@ -53,14 +53,14 @@ class StartingJob(NamedTuple):
 
 
 class StoredChunk(NamedTuple):
-    """A part of an archive, and how many it has."""
+    """A part of an archive, and how many parts it has."""
 
     chunks: int
     data: bytes
 
 
 class SealedSecret(NamedTuple):
-    """A secret as it is kept."""
+    """A secret in its stored form."""
 
     name: str
     project: str

@@ -68,7 +68,7 @@ async def past_jobs(
     after: str | None,
     limit: int,
 ) -> list[PastJobRow]:
-    """Return at most ``limit`` jobs submitted in a period, in order of submission, those after the job ``after``."""
+    """Return at most ``limit`` jobs submitted in a period, in order of submission, from after the job ``after``."""
     async with database.connection() as connection:
         return await fetch_rows(connection, PastJobRow, PAST_JOBS, start_at, end_at, tenant_id, project, after, limit)
 

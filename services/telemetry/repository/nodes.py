@@ -131,7 +131,7 @@ class NodeRow(NamedTuple):
 
 
 class PowerRow(NamedTuple):
-    """A node's power state, as ``contracts.nodes.NodePower`` has it."""
+    """A node's power state, like ``contracts.nodes.NodePower``."""
 
     node_id: str
     state: str

@@ -238,8 +238,8 @@ class Sums:
     """Sums over a period.
 
     Attributes:
-        groups: A page of them, in order of their names.
-        totals: Of the whole period.
+        groups: A page of the groups, in order of their names.
+        totals: Totals of the whole period.
         metered_gpu_energy_j: Energy by the counters of all nodes' devices.
     """
 
@@ -249,7 +249,7 @@ class Sums:
 
 
 async def period_end(connection: Connection, start_at: datetime | None, end_at: datetime | None) -> datetime:
-    """Return where a period ends that is to be reported as of now: at the latest, now."""
+    """Return the end of a period for a report as of now: no later than now, nor earlier than its start."""
     return await connection.fetchval(PERIOD_END, start_at, end_at)
 
 
@@ -264,7 +264,7 @@ async def sums(
     """Return sums over the lines that begin in a period, with at most ``limit`` groups after the one named ``after``.
 
     Args:
-        connection: To the database.
+        connection: The database connection.
         by: What the lines are summed by.
         about: Which lines.
         after, limit: The page.
@@ -277,7 +277,7 @@ async def sums(
 
 
 async def hour_rows(database: Database, about: Subject) -> list[HourRow]:
-    """Return what was used in each hour of a period that has both ends."""
+    """Return what was used in each hour of a period, which must have both ends."""
     async with database.connection() as connection:
         return await fetch_rows(connection, HourRow, HOURS, *about)
 

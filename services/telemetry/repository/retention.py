@@ -1,5 +1,7 @@
-"""Combine old raw lines into one per day, node and owner, without changing any sum; delete old records of controls and
-clocks."""
+"""Combines old raw lines into one per day, node and owner, without changing any sum; deletes other old records.
+
+These are the records of controls and of model servers' clocks.
+"""
 
 from __future__ import annotations
 
@@ -71,13 +73,13 @@ _FORGET_CLOCKS = "DELETE FROM server_clocks WHERE start_at < now() - make_interv
 
 
 async def forget_settings(database: Database, retention_s: float) -> None:
-    """Delete the records of controls of gangs that ended that long ago."""
+    """Delete the control records of gangs that ended that long ago."""
     async with database.connection() as connection:
         await connection.execute(_FORGET_SETTINGS, retention_s)
 
 
 async def forget_clocks(database: Database, keep_days: float) -> None:
-    """Delete the minutes of model servers' clocks that are that old."""
+    """Delete model servers' minutes of clocks that are that old."""
     async with database.connection() as connection:
         await connection.execute(_FORGET_CLOCKS, keep_days * 86_400.0)
 
