@@ -324,7 +324,7 @@ class Lane:
                 given.set_exception(NoServerError(self.starting))
 
     def _waits_still(self, since_s: float, now_s: float) -> bool:
-        """Whether a first server may still come for a request that has waited for one since then."""
+        """Whether a first server may still come for a request that has been waiting since ``since_s``."""
         return self.starting is not None and (self.starting > 0 or now_s - since_s < WANTED_WITHIN_S)
 
     def _preempt(self) -> None:

@@ -29,7 +29,7 @@ class SharedTime:
         return self.share_s
 
     def end(self, began_share_s: float) -> float:
-        """Count out a request; return the server's seconds that were the request's."""
+        """Count a request that the server no longer holds; return the server's seconds that were the request's."""
         self._tick()
         self.held -= 1
         return self.share_s - began_share_s

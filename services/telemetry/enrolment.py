@@ -170,7 +170,7 @@ class Enrolment:
         return known
 
     async def admit(self, connection: Connection, registration: NodeRegistration, secret: str) -> None:
-        """Return if the sender may register as this node; if it shows the new credential, that replaces the old one.
+        """Let the sender register as this node; if it shows the new credential, that replaces the old one.
 
         Raises:
             ProblemError: 401 if it may not.

@@ -105,7 +105,7 @@ class Plans:
             return await queries.plans.due(interval=self._interval, lead=self._lead, retry=self._retry)
 
     async def undecided(self) -> list[str]:
-        """Return the plans without an outcome, the oldest first."""
+        """Return the plans without an outcome, oldest first."""
         async with self._repository.reading() as queries:
             return await queries.plans.undecided()
 

@@ -166,7 +166,7 @@ class PlanRows:
         return [Due(*row) for row in (await self._connection.execute(DUE, times)).all()]
 
     async def undecided(self) -> list[str]:
-        """Return the plans without an outcome, the oldest first."""
+        """Return the plans without an outcome, oldest first."""
         return list((await self._connection.execute(UNDECIDED)).scalars())
 
     async def standing(self) -> list[StandingPlan]:

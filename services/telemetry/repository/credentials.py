@@ -181,7 +181,7 @@ async def promote(connection: Connection, node_id: str) -> None:
 
 
 async def revoke(connection: Connection, node_id: str, operator: Identity | None) -> bool:
-    """Stop admitting a node, by any of its tokens; return False if there is none of that name.
+    """Stop admitting a node, and end its tokens; return False if there is none of that name.
 
     Without an operator, the node itself leaves.
     """

@@ -102,7 +102,7 @@ class KnownNode(NamedTuple):
 
 
 class NodeRow(NamedTuple):
-    """A node by its last heartbeat; devices and readings are those of ``contracts.nodes``, as JSON values."""
+    """A node as of its last heartbeat; devices and readings are those of ``contracts.nodes``, as JSON values."""
 
     id: str
     state: str

@@ -115,7 +115,7 @@ class RequestRow(NamedTuple):
 
 
 class ServersRow(NamedTuple):
-    """What the ledger has of all servers of pools."""
+    """What the ledger has for all servers of pools."""
 
     energy_j: float
     carbon_gco2: float
@@ -158,7 +158,7 @@ async def request_rows(
 
 
 async def servers_row(connection: Connection, start_at: datetime | None, end_at: datetime | None) -> ServersRow:
-    """Return what the ledger has of all servers of pools in a period."""
+    """Return what the ledger has for all servers of pools in a period."""
     (found,) = await fetch_rows(connection, ServersRow, SERVERS, start_at, end_at)
     return found
 

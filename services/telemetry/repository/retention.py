@@ -79,7 +79,7 @@ async def forget_settings(database: Database, retention_s: float) -> None:
 
 
 async def forget_clocks(database: Database, keep_days: float) -> None:
-    """Delete model servers' minutes of clocks that are that old."""
+    """Delete records of model servers' clocks that are that old."""
     async with database.connection() as connection:
         await connection.execute(_FORGET_CLOCKS, keep_days * 86_400.0)
 
