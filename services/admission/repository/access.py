@@ -46,7 +46,7 @@ _NOT_NOTED = (api_keys.c.last_used_at.is_(None) | (api_keys.c.last_used_at < fun
 
 @dataclass(frozen=True, slots=True)
 class KeyRole:
-    """A key that is valid, and its role."""
+    """A valid key and its role."""
 
     key_id: str
     role: Role
@@ -54,7 +54,7 @@ class KeyRole:
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """An entry of the audit log and its place in the order."""
+    """An audit log entry and its place in the order."""
 
     sequence: int
     entry: AuditEntry
@@ -67,7 +67,7 @@ class AccessRepository:
         self._connection = connection
 
     async def resolve(self, key_sha256: bytes) -> ResolvedKey | None:
-        """Return whose key has this hash, unless the key or its user does not work any more; note that it was used."""
+        """Return the identity of the key with this hash, unless the key or its user no longer works; note its use."""
         query = (
             select(
                 api_keys.c.id,
@@ -96,7 +96,7 @@ class AccessRepository:
         return ResolvedKey(identity=identity, limits=limits, expires_at=row.expires_at)
 
     async def insert_tenant(self, spec: TenantSpec) -> Tenant | None:
-        """Store a tenant; return None if one with its id exists."""
+        """Store a tenant; return None if one with its id already exists."""
         values = {"id": spec.id, "limits": spec.limits.model_dump()}
         query = insert(tenants).values(values).on_conflict_do_nothing().returning(tenants)
         row = (await self._connection.execute(query)).mappings().one_or_none()
@@ -111,7 +111,7 @@ class AccessRepository:
         return None if row is None else _tenant(row)
 
     async def tenants(self, after_id: str | None, limit: int) -> list[Tenant]:
-        """Return up to ``limit`` tenants by id, from after ``after_id``."""
+        """Return up to ``limit`` tenants in order of id, after ``after_id``."""
         query = select(tenants).order_by(tenants.c.id).limit(limit)
         if after_id is not None:
             query = query.where(tenants.c.id > after_id)
@@ -123,7 +123,7 @@ class AccessRepository:
         await self._connection.execute(query)
 
     async def insert_user(self, tenant_id: str, spec: UserSpec) -> User | None:
-        """Store a user; return None if the tenant has one of that name."""
+        """Store a user; return None if the tenant already has one of that name."""
         values = {"id": new_id("user"), "tenant_id": tenant_id, **spec.model_dump()}
         query = insert(users).values(values).on_conflict_do_nothing().returning(users)
         row = (await self._connection.execute(query)).mappings().one_or_none()
@@ -138,19 +138,19 @@ class AccessRepository:
         return None if row is None else _user(row)
 
     async def user_of_id(self, user_id: str) -> User | None:
-        """Return a user by its id."""
+        """Return a user by id."""
         row = (await self._connection.execute(select(users).where(users.c.id == user_id))).mappings().one_or_none()
         return None if row is None else _user(row)
 
     async def users(self, tenant_id: str, after: str | None, limit: int) -> list[User]:
-        """Return up to ``limit`` users of a tenant by name, from after the name ``after``."""
+        """Return up to ``limit`` users of a tenant in order of name, after ``after``."""
         query = select(users).where(users.c.tenant_id == tenant_id).order_by(users.c.name).limit(limit)
         if after is not None:
             query = query.where(users.c.name > after)
         return [_user(row) for row in (await self._connection.execute(query)).mappings()]
 
     async def change_user(self, user_id: str, *, account: str | None, disabled_at: datetime | None) -> None:
-        """Set a user's account, and since when it is disabled."""
+        """Set a user's account, and since when the user has been disabled."""
         query = update(users).where(users.c.id == user_id).values(account=account, disabled_at=disabled_at)
         await self._connection.execute(query)
 
@@ -230,14 +230,14 @@ class AccessRepository:
         return sorted((await self._connection.execute(query)).scalars())
 
     async def keys(self, before_id: str | None, limit: int) -> list[ApiKey]:
-        """Return up to ``limit`` keys, newest first, from before ``before_id``."""
+        """Return up to ``limit`` keys, newest first, before ``before_id``."""
         query = _KEYS.order_by(api_keys.c.id.desc()).limit(limit)
         if before_id is not None:
             query = query.where(api_keys.c.id < before_id)
         return [_key(row, row["user"]) for row in (await self._connection.execute(query)).mappings()]
 
     async def audit(self, asked: AuditQuery, before: int | None, limit: int) -> list[AuditRow]:
-        """Return up to ``limit`` of the entries that are asked for, newest first, from before ``before``."""
+        """Return up to ``limit`` of the entries asked for, newest first, before ``before``."""
         query = select(audit_log).order_by(audit_log.c.sequence.desc()).limit(limit)
         if before is not None:
             query = query.where(audit_log.c.sequence < before)
@@ -250,7 +250,7 @@ class AccessRepository:
         return [AuditRow(row["sequence"], _entry(row)) for row in (await self._connection.execute(query)).mappings()]
 
     async def lock_admin_keys(self) -> None:
-        """Let one transaction at a time look which admin keys are valid and change that."""
+        """Let one transaction at a time check which admin keys are valid and change that."""
         await self._connection.execute(select(func.pg_advisory_xact_lock(locks.ADMIN_KEYS)))
 
     async def has_admin_key(self) -> bool:

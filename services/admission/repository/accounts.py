@@ -1,4 +1,4 @@
-"""How many more jobs a tenant may have active: exact, but without counting them at every submission."""
+"""How many more active jobs a tenant may have: exact, but without counting them at every submission."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Account:
     taken: int = 0
 
     def take(self, jobs: int) -> ProblemError | None:
-        """Take room for ``jobs``, or return why there is none."""
+        """Reserve room for ``jobs``, or return why there is none."""
         if jobs > self.room:
             return ProblemError(
                 403,
@@ -47,7 +47,7 @@ class Account:
         return None
 
     def number(self) -> int:
-        """Return the number of the next job or array."""
+        """Assign and return the number of the next job or array."""
         self.last_number += 1
         return self.last_number
 
@@ -63,9 +63,9 @@ class Accounts:
     """Opens accounts, inside the transaction that uses them.
 
     Jobs become active only by being accepted, which ``tenants.accepted_jobs`` counts. So a tenant never has more active
-    jobs than when they were last counted plus those accepted since, by any process. Only when that bound reaches the
-    limit are they counted again, at most every ``RECOUNT_EVERY_S``: a tenant at its limit may wait that long for room
-    that has become free, but never exceeds its limit.
+    jobs than at the last count plus those accepted since, by any process. Only when that bound reaches the limit are
+    they counted again, at most every ``RECOUNT_EVERY_S``: a tenant at its limit may wait that long for room that has
+    become free, but never exceeds its limit.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Arrays of jobs, read with the states of their tasks, and their tasks changed together."""
+"""Arrays of jobs: read with the states of their tasks, which are changed together."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class ArrayFilter:
     id: str | None = None
 
     def parameters(self) -> dict[str, Any]:
-        """Return what is asked for, as parameters of a query."""
+        """Return the filter as parameters of a query."""
         given = {name: getattr(self, name) for name in _CONDITIONS if getattr(self, name)}
         if self.labels:
             given["labels"] = json.dumps(self.labels)
@@ -133,7 +133,7 @@ class ArrayFilter:
 
 @dataclass(frozen=True, slots=True)
 class AlikeTasks:
-    """The tasks of an array for which a command means the same."""
+    """The tasks of an array on which a command has the same effect."""
 
     state: JobState
     cancel_requested: bool
@@ -166,7 +166,7 @@ class ArrayRepository:
         return [AlikeTasks(JobState(row.state), row.cancel_requested, row.hold_requested) for row in rows]
 
     async def change_tasks(self, array_id: str, alike: AlikeTasks, decision: Decision, key_id: str) -> int:
-        """Change locked tasks and add an event to each; return how many they are."""
+        """Change locked tasks and add an event to each; return how many there are."""
         which = and_(
             jobs.c.array_id == array_id,
             jobs.c.state == alike.state.value,
@@ -186,13 +186,13 @@ class ArrayRepository:
         await write_audit(self._connection, caller, action, target, **data)
 
     async def with_ids(self, tenant_id: str, project: str | None, words: Collection[str]) -> list[str]:
-        """Return those words that are ids of the tenant's jobs and arrays, in one project or (None) in any."""
+        """Return the words that are ids of the tenant's jobs and arrays, in one project or, if None, in any."""
         given = {"words": list(words), "tenant_id": tenant_id, "project": project}
         rows = await self._connection.execute(_WITH_IDS, given)
         return list(rows.scalars())
 
     async def named(self, tenant_id: str, project: str | None, word: str) -> list[str]:
-        """Return the ids of at most eight jobs and arrays: of that name, or else number, or else whose ids begin so."""
+        """Return the ids of at most eight jobs and arrays: by that name, else number, else start of an id."""
         owner = {"tenant_id": tenant_id, "project": project}
         named = list((await self._connection.execute(_NAMED, {**owner, "word": word})).scalars())
         if not named and (number := re.fullmatch(f"#?{JOB_NUMBER}", word)):

@@ -1,4 +1,4 @@
-"""Budgets, what was spent of them, and the jobs that they hold."""
+"""Budgets, what has been spent of them, and the jobs that they hold."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class BudgetRepository:
         return _budget((await self._connection.execute(query)).mappings().one())
 
     async def all(self, tenant_id: str | None = None, *, lock: bool = False) -> list[Budget]:
-        """Return the budgets of a tenant (None: of all); with ``lock``, no other transaction changes them meanwhile."""
+        """Return the budgets of a tenant (None: of all); with ``lock``, no other transaction can change them."""
         query = select(budgets).order_by(budgets.c.tenant_id, budgets.c.project, budgets.c.quantity)
         if tenant_id is not None:
             query = query.where(budgets.c.tenant_id == tenant_id)
@@ -105,7 +105,7 @@ class BudgetRepository:
         return (await self._connection.execute(query)).one_or_none() is not None
 
     async def spent(self, start_at: datetime) -> Sequence[RowMapping]:
-        """Return what the projects of tenants with budgets used since then: ``gpu_h``, ``kwh`` and ``gco2``."""
+        """Return what projects of tenants with budgets used since ``start_at``: ``gpu_h``, ``kwh`` and ``gco2``."""
         return (await self._connection.execute(_SPENT, {"start_at": start_at})).mappings().all()
 
     async def note(self, budget_id: str, *, month: str, used: float, exceeded: bool, detail: str) -> None:
@@ -114,7 +114,7 @@ class BudgetRepository:
         await self._connection.execute(query.values(month=month, used=used, exceeded=exceeded, detail=detail))
 
     async def enforce(self) -> tuple[int, int, int]:
-        """Hold, release and warn jobs by the stored state of the budgets; return how many of each."""
+        """Hold, release and warn jobs according to the stored state of the budgets; return how many of each."""
         held, released, warned = [
             len((await self._connection.execute(query)).all()) for query in (_HOLD, _RELEASE, _WARN)
         ]

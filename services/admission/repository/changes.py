@@ -1,4 +1,4 @@
-"""What has been written to, by PostgreSQL's own counts: no writer does anything for it."""
+"""Which tables have been written to, by PostgreSQL's own counts, so that writers need do nothing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ FROM pg_class c WHERE c.relkind = 'r' AND c.relname = ANY(:tables) GROUP BY c.re
 
 
 async def read_writes(connection: AsyncConnection, tables: Sequence[str]) -> dict[str, int]:
-    """Return how many rows were ever written or deleted, by table."""
+    """Return how many rows have ever been written or deleted, by table."""
     rows = await connection.execute(_WRITES, {"tables": list(tables)})
     return {str(name): int(writes) for name, writes in rows}

@@ -41,14 +41,14 @@ _READ_JOB = text(_READ.format(condition="AND job_id = :job_id"))
 
 
 class Position(NamedTuple):
-    """A place in the order of events."""
+    """A position in the order of events."""
 
     transaction_id: int
     sequence: int
 
     @classmethod
     def parse(cls, event_id: str) -> Position | None:
-        """Return the position that an event's id stands for; None if it is not such an id."""
+        """Return the position that an event's id stands for; None if it is not the id of an event."""
         xid, dash, sequence = event_id.partition("-")
         parts = (xid, sequence)
         if not dash or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
@@ -61,7 +61,7 @@ BEGINNING = Position(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose events: one job's, one tenant's or one project's of it, or all."""
+    """Whose events: those of one job, of one tenant or one of its projects, or all."""
 
     tenant_id: str | None = None
     project: str | None = None
@@ -70,7 +70,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event and its place."""
+    """An event and its position."""
 
     position: Position
     job_id: str
@@ -130,7 +130,7 @@ async def read_events(connection: AsyncConnection, scope: Scope, after: Position
 
 
 async def _name_traces(connection: AsyncConnection, events: Iterable[StoredEvent]) -> None:
-    """Add to events of jobs the trace of their submission, where one is known."""
+    """Add to job events the trace of the job's submission, where it is known."""
     ids = list({event.job_id for event in events})
     rows = (await connection.exec_driver_sql(TRACEPARENTS, (ids,))).all()
     known = {row.job_id: traces.id_of(row.traceparent) for row in rows}

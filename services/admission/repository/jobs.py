@@ -1,4 +1,4 @@
-"""Jobs as they are read, cancelled, held and released, one or a page at a time."""
+"""Jobs: reading, cancelling, holding and releasing them, one or a page at a time."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class JobRepository:
         return None if row is None else _job(row)
 
     async def submitter(self, job_id: str) -> str | None:
-        """Return the user whose key submitted a job; None if the key was no user's."""
+        """Return the user whose key submitted a job; None if the key belonged to no user."""
         return (await self._connection.execute(select(jobs.c.user_id).where(jobs.c.id == job_id))).scalar_one_or_none()
 
     async def lock(self, job_id: str, caller: Identity) -> LockedJob | None:

@@ -1,7 +1,7 @@
 """What is forgotten: jobs that ended long ago, idempotency keys and audit rows.
 
-Of a job, a small row is kept, so that the sums of reports stay what they were. Everything is done in batches, each in a
-transaction of its own, so that nobody waits for long.
+A small row is kept of each job, so that the totals of reports stay what they were. Everything is done in batches, each
+in a transaction of its own, so that nobody waits for long.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _FORGET_AUDIT = text("DELETE FROM audit_log WHERE at < now() - make_interval(sec
 
 
 async def forget_jobs(connection: AsyncConnection, kept_s: float) -> int:
-    """Forget one batch of the jobs that ended so long ago, the oldest first; return how many."""
+    """Forget one batch of the jobs that ended more than ``kept_s`` ago, oldest first; return how many."""
     found = await connection.execute(_CHOOSE, {"kept_s": kept_s, "batch": BATCH})
     ids = [row[0] for row in found]
     if not ids:
@@ -75,15 +75,15 @@ async def forget_jobs(connection: AsyncConnection, kept_s: float) -> int:
 
 
 async def forget_arrays(connection: AsyncConnection, kept_s: float) -> None:
-    """Forget arrays of which no task is left."""
+    """Forget arrays that have no tasks left."""
     await connection.execute(_FORGET_ARRAYS, {"kept_s": kept_s})
 
 
 async def forget_keys(connection: AsyncConnection, kept_s: float) -> None:
-    """Forget idempotency keys: a submission with one of these is a new one."""
+    """Forget old idempotency keys: a submission that repeats one counts as new."""
     await connection.execute(_FORGET_KEYS, {"kept_s": kept_s})
 
 
 async def forget_audit(connection: AsyncConnection, kept_s: float) -> None:
-    """Forget what operators and admins did so long ago."""
+    """Forget what operators and admins did more than ``kept_s`` ago."""
     await connection.execute(_FORGET_AUDIT, {"kept_s": kept_s})

@@ -1,4 +1,4 @@
-"""Secrets of tenants: their sealed values, and which of them there are."""
+"""Tenants' secrets: their sealed values, and which ones there are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDER BY wanted.position
 
 
 class SecretWanted(NamedTuple):
-    """A secret that a job names; ``position`` is the job's in its submission."""
+    """A secret that a job names; ``position`` is that of the job in its submission."""
 
     position: int
     project: str
@@ -41,7 +41,7 @@ class SecretRepository:
         self._connection = connection
 
     async def lock_tenant(self, tenant_id: str) -> None:
-        """Let no other transaction set secrets of this tenant meanwhile; submissions are not held up."""
+        """Keep other transactions from setting secrets of this tenant meanwhile; submissions are not held up."""
         await self._connection.execute(select(func.pg_advisory_xact_lock(SECRETS, func.hashtext(tenant_id))))
 
     async def count(self, tenant_id: str) -> int:
@@ -50,14 +50,14 @@ class SecretRepository:
         return (await self._connection.execute(query)).scalar_one()
 
     async def version(self, tenant_id: str, project: str, name: str) -> int:
-        """Return how often a secret was set; 0 if there is none."""
+        """Return how often a secret has been set; 0 if there is none."""
         query = select(secrets.c.version).where(
             secrets.c.tenant_id == tenant_id, secrets.c.project == project, secrets.c.name == name
         )
         return (await self._connection.execute(query)).scalar_one_or_none() or 0
 
     async def put(self, tenant_id: str, project: str, name: str, sealed: bytes, now: datetime) -> Secret:
-        """Store a sealed value in place of the earlier one."""
+        """Store a sealed value in place of any earlier one."""
         place = {"tenant_id": tenant_id, "project": project, "name": name}
         query = insert(secrets).values(**place, version=1, sealed=sealed, created_at=now, updated_at=now)
         changed = {"sealed": sealed, "version": secrets.c.version + 1, "updated_at": now}
@@ -67,7 +67,7 @@ class SecretRepository:
         return _secret(*(await self._connection.execute(stored)).one())
 
     async def all(self, tenant_id: str) -> list[Secret]:
-        """Return what is known of a tenant's secrets, by name."""
+        """Return a tenant's secrets without their values, ordered by name."""
         columns = (secrets.c.name, secrets.c.project, secrets.c.version, secrets.c.created_at, secrets.c.updated_at)
         query = select(*columns).where(secrets.c.tenant_id == tenant_id).order_by(secrets.c.name, secrets.c.project)
         return [_secret(*row) for row in await self._connection.execute(query)]
@@ -80,7 +80,7 @@ class SecretRepository:
         return (await self._connection.execute(query.returning(secrets.c.name))).one_or_none() is not None
 
     async def missing(self, tenant_id: str, wanted: Sequence[SecretWanted]) -> list[tuple[int, str]]:
-        """Return position and name of those secrets that the jobs name and that do not exist."""
+        """Return position and name of the secrets that the jobs name but that do not exist."""
         columns = [list(column) for column in zip(*wanted, strict=True)]
         values = dict(zip(("positions", "projects", "names"), columns, strict=True))
         found = await self._connection.execute(_MISSING, {"tenant_id": tenant_id, **values})

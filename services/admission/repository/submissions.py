@@ -1,4 +1,4 @@
-"""The transaction of the hot path, in raw asyncpg: as one ORM transaction per job it carried a quarter of the load."""
+"""The transaction of the hot path, in raw asyncpg: with an ORM transaction per job it carried a quarter of the load."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ GATE = "UPDATE jobs SET gated = true WHERE id = ANY($1::text[])"
 
 
 class SubmissionRepository:
-    """Carries out commits on a connection of its own, one at a time."""
+    """Carries out commits on its own connection, one at a time."""
 
     def __init__(self, database_url: str) -> None:
         self._url = database_url
@@ -120,7 +120,8 @@ class SubmissionRepository:
     async def commit(self, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
         """Accept, replay or refuse each draft, in one transaction; return the answers once it is on disk.
 
-        May be called again with the drafts of a call that failed. If it did commit after all, its jobs are found.
+        May be called again with the drafts of a call that failed. If that call did commit after all, its jobs are
+        found.
         """
         connection = await self._connected()
         try:
@@ -133,7 +134,7 @@ class SubmissionRepository:
         return answers
 
     def forget(self, drafts: Iterable[Draft]) -> None:
-        """Note that these drafts will not be tried again."""
+        """Note that these drafts will not be retried."""
         self._attempted.difference_update(draft.jobs[0].id for draft in drafts)
 
     async def close(self) -> None:
@@ -267,7 +268,7 @@ def _acceptance(draft: Draft) -> SubmissionAnswer:
 
 
 async def _made(connection: asyncpg.Connection, ids: Sequence[str]) -> dict[str, MadeJob]:
-    """Return stored jobs and arrays, by id, as they were when they were accepted."""
+    """Return stored jobs and arrays, by id, as they were when accepted."""
     return {
         row["id"]: MadeJob(
             row["id"],
@@ -308,8 +309,9 @@ def _array_arguments(draft: Draft, array: DraftJob, tasks: ArrayTasks) -> tuple[
 
 
 def _columns(drafts: Sequence[Draft], accounts: Iterable[Account]) -> tuple[list[object], ...]:
-    """Return the arguments of ``INSERT``: jobs column by column, then keyed submissions, then what tenants took,
-    then the jobs' users, what they were asked for by, their numbers, and the last numbers of the tenants."""
+    """Return the arguments of ``INSERT``: jobs column by column, then keyed submissions, then what tenants took, then
+    the jobs' users, the traces of their submissions, their numbers, and the last numbers of the tenants.
+    """
     jobs = [(draft, job) for draft in drafts for job in draft.jobs if job.tasks is None]
     keyed = [draft for draft in drafts if draft.key]
     taken = [account for account in accounts if account.taken]

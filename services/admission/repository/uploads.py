@@ -27,7 +27,7 @@ RETURNING u.sha256
 
 
 class StoredUpload(NamedTuple):
-    """An archive, without its bytes."""
+    """An archive without its bytes."""
 
     size_bytes: int
     is_complete: bool
@@ -41,29 +41,29 @@ class UploadRepository:
         self._connection = connection
 
     async def lock_tenant(self, tenant_id: str) -> None:
-        """Let no other upload of this tenant begin meanwhile."""
+        """Keep other uploads of this tenant from beginning meanwhile."""
         await self._connection.execute(select(func.pg_advisory_xact_lock(UPLOADS, func.hashtext(tenant_id))))
 
     async def find(self, tenant_id: str, sha256: str, *, lock: bool = False) -> StoredUpload | None:
-        """Return an archive of a tenant; with ``lock``, no other transaction changes it meanwhile."""
+        """Return an archive of a tenant; with ``lock``, no other transaction can change it until this one ends."""
         columns = (uploads.c.size_bytes, uploads.c.is_complete, uploads.c.created_at)
         query = select(*columns).where(uploads.c.tenant_id == tenant_id, uploads.c.sha256 == sha256)
         row = (await self._connection.execute(query.with_for_update() if lock else query)).one_or_none()
         return None if row is None else StoredUpload(*row)
 
     async def total_bytes(self, tenant_id: str) -> int:
-        """Return the size of all archives of a tenant, as announced."""
+        """Return the total announced size of a tenant's archives."""
         query = select(func.coalesce(func.sum(uploads.c.size_bytes), 0)).where(uploads.c.tenant_id == tenant_id)
         return int((await self._connection.execute(query)).scalar_one())
 
     async def add(self, tenant_id: str, sha256: str, size_bytes: int) -> None:
-        """Store that an archive is on its way."""
+        """Store that an archive is being uploaded."""
         await self._connection.execute(
             insert(uploads).values(tenant_id=tenant_id, sha256=sha256, size_bytes=size_bytes)
         )
 
     async def use(self, tenant_id: str, sha256s: Collection[str]) -> set[str]:
-        """Note that complete archives are needed; return which of these there are."""
+        """Note that complete archives are in use; return which of the named ones there are."""
         query = (
             update(uploads)
             .where(uploads.c.tenant_id == tenant_id, uploads.c.sha256.in_(sha256s), uploads.c.is_complete)
@@ -73,7 +73,7 @@ class UploadRepository:
         return {str(sha256) for (sha256,) in await self._connection.execute(query)}
 
     async def put_chunk(self, tenant_id: str, sha256: str, number: int, data: bytes) -> None:
-        """Store a part of an archive; one that is there already is replaced."""
+        """Store a part of an archive; one that is already there is replaced."""
         place = {"tenant_id": tenant_id, "sha256": sha256, "number": number}
         stored = insert(upload_chunks).values(**place, data=data)
         query = stored.on_conflict_do_update(index_elements=list(place), set_={"data": data})
@@ -81,7 +81,7 @@ class UploadRepository:
         await self._change(tenant_id, sha256, used_at=func.now())
 
     async def chunk_numbers(self, tenant_id: str, sha256: str) -> set[int]:
-        """Return the numbers of the parts that are there."""
+        """Return the numbers of the parts that are stored."""
         query = select(upload_chunks.c.number).where(
             upload_chunks.c.tenant_id == tenant_id, upload_chunks.c.sha256 == sha256
         )
@@ -100,7 +100,7 @@ class UploadRepository:
         return digest.hexdigest()
 
     async def complete(self, tenant_id: str, sha256: str) -> None:
-        """Note that an archive is whole: jobs may name it."""
+        """Note that an archive is complete, so that jobs may name it."""
         await self._change(tenant_id, sha256, is_complete=True)
 
     async def remove(self, tenant_id: str, sha256: str) -> None:
@@ -109,7 +109,7 @@ class UploadRepository:
         await self._connection.execute(query)
 
     async def clear(self, kept_s: float, unfinished_s: float) -> int:
-        """Delete archives that no job needs and that were not used for so long; return how many."""
+        """Delete archives that no job needs and that have not been used for that long; return how many."""
         found = await self._connection.execute(_CLEAR, {"kept_s": kept_s, "unfinished_s": unfinished_s})
         return len(found.all())
 

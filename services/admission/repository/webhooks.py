@@ -1,4 +1,4 @@
-"""Webhooks, the events that they are sent, and the deliveries."""
+"""Webhooks, the events that they are sent, and their deliveries."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ class Attempt:
     """A delivery that this process is to attempt now.
 
     Attributes:
-        id: Of the delivery.
-        attempts: How many attempts were made, this one included.
-        age_s: Seconds since the message was made.
-        overlaps: Whether the message is signed with the secret before this one as well.
+        id: The delivery's id.
+        attempts: How many attempts have been made, including this one.
+        age_s: Seconds since the message was created.
+        overlaps: Whether the message is also signed with the previous secret.
     """
 
     id: str
@@ -107,7 +107,7 @@ class NewDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """What decides whether a webhook is sent an event."""
+    """What determines whether a webhook is sent an event."""
 
     id: str
     tenant_id: str
@@ -128,7 +128,7 @@ class Receiver:
 async def write_event(
     connection: AsyncConnection, event: WebhookEvent, tenant_id: str, project: str | None, data: dict[str, Any]
 ) -> None:
-    """Record an event, in the transaction of what it is about."""
+    """Record an event, in the transaction of the change that it reports."""
     values = {"type": event.value, "tenant_id": tenant_id, "project": project, "data": data}
     await connection.execute(insert(webhook_events).values(**values))
 
@@ -169,7 +169,7 @@ class WebhookRepository:
         return None if row is None else _webhook(row)
 
     async def waiting(self) -> int:
-        """Return how many messages are not delivered yet."""
+        """Return how many messages have not been delivered yet."""
         query = select(func.count()).select_from(webhook_deliveries).where(webhook_deliveries.c.state == "pending")
         return (await self._connection.execute(query)).scalar_one()
 
@@ -190,29 +190,29 @@ class WebhookRepository:
         await self._connection.execute(delete(webhooks).where(webhooks.c.id == webhook_id))
 
     async def revision(self, webhook_id: str) -> int:
-        """Return which secret a webhook has."""
+        """Return the revision of a webhook's secret."""
         query = select(webhooks.c.secret_revision).where(webhooks.c.id == webhook_id)
         return (await self._connection.execute(query)).scalar_one()
 
     async def rotate(self, webhook_id: str, revision: int, secret_sha256: bytes, overlap_s: float) -> None:
-        """Give a webhook another secret; messages are signed with the one before as well for ``overlap_s``."""
+        """Give a webhook a new secret; for ``overlap_s``, messages are also signed with the previous one."""
         until = func.now() + timedelta(seconds=overlap_s)
         values = {"secret_revision": revision, "secret_sha256": secret_sha256, "previous_secret_until": until}
         await self._connection.execute(update(webhooks).where(webhooks.c.id == webhook_id).values(**values))
 
     async def begin(self) -> None:
-        """Skip the ends of jobs so far if no webhook is enabled; call it before one is."""
+        """Skip the job ends so far if no webhook is enabled; call it before one is."""
         await self._connection.execute(text("SELECT id FROM webhook_position FOR UPDATE"))
         await self._connection.execute(_BEGIN)
 
     async def enable(self, webhook_id: str) -> None:
-        """Send a webhook what happens from now on."""
+        """Enable a webhook: send it what happens from now on."""
         cleared = {"disabled_at": None, "disabled_reason": None, "failing_since": None, "paused_until": None}
         query = update(webhooks).where(webhooks.c.id == webhook_id)
         await self._connection.execute(query.values(**cleared, failures=0, enabled_at=func.now()))
 
     async def disable(self, webhook_id: str, reason: str) -> None:
-        """Send a webhook nothing more, and give up what waits."""
+        """Send a webhook nothing more, and give up its waiting messages."""
         query = update(webhooks).where(webhooks.c.id == webhook_id)
         await self._connection.execute(query.values(disabled_at=func.now(), disabled_reason=reason))
         waiting = update(webhook_deliveries).where(
@@ -222,7 +222,7 @@ class WebhookRepository:
         await self._connection.execute(waiting.values(**ended, error="the webhook was disabled"))
 
     async def lock_position(self) -> Position | None:
-        """Return up to where ends of jobs have become deliveries; None if another process is moving it."""
+        """Return, locked, the position up to which job ends have become deliveries; None if another process has it."""
         query = text("SELECT transaction_id, sequence FROM webhook_position FOR UPDATE SKIP LOCKED")
         row = (await self._connection.execute(query)).one_or_none()
         return None if row is None else Position(row.transaction_id, row.sequence)
@@ -244,12 +244,12 @@ class WebhookRepository:
         return sorted(found, key=lambda row: row["id"])
 
     async def ends(self, after: Position, settle_s: float) -> Sequence[RowMapping]:
-        """Return a page of the ends of jobs after a position, in order, with the jobs and their footprints."""
+        """Return a page of the job ends after a position, in order, with the jobs and their footprints."""
         values = {"xid": after.transaction_id, "sequence": after.sequence, "settle_s": settle_s, "page": PAGE}
         return (await self._connection.execute(_ENDS, {**values, "event": WebhookEvent.JOB_ENDED})).mappings().all()
 
     async def move(self, position: Position) -> None:
-        """Store up to where ends of jobs have become deliveries."""
+        """Store the position up to which job ends have become deliveries."""
         await self._connection.execute(_MOVE, {"xid": position.transaction_id, "sequence": position.sequence})
 
     async def horizon(self) -> Position:
@@ -257,7 +257,7 @@ class WebhookRepository:
         return Position((await self._connection.execute(text(_HORIZON))).scalar_one() - 1, LAST)
 
     async def add(self, deliveries: Sequence[NewDelivery]) -> None:
-        """Store messages that are due at once."""
+        """Store messages that are due immediately."""
         rows = [{"id": d.id, "webhook_id": d.webhook_id, "type": d.type, "body": d.body} for d in deliveries]
         if rows:
             await self._connection.execute(insert(webhook_deliveries), rows)
@@ -267,15 +267,15 @@ class WebhookRepository:
         return [row.id for row in await self._connection.execute(_DUE)]
 
     async def claim(self, webhook_id: str, *, batch: int, lease_s: float) -> list[Attempt]:
-        """Return the messages of a webhook to attempt now: one while it fails, else up to ``batch``.
+        """Return the messages of a webhook to attempt now: one while it is failing, else up to ``batch``.
 
-        They are due again after ``lease_s`` unless their outcome is stored until then.
+        They are due again after ``lease_s`` unless their outcome has been stored by then.
         """
         values = {"id": webhook_id, "batch": batch, "lease_s": lease_s}
         return [Attempt(**row) for row in (await self._connection.execute(_CLAIM, values)).mappings()]
 
     async def claim_new(self, delivery: NewDelivery, lease_s: float) -> Attempt:
-        """Store a message that this process attempts at once."""
+        """Store a message that this process attempts immediately."""
         query = insert(webhook_deliveries).values(
             id=delivery.id,
             webhook_id=delivery.webhook_id,
@@ -319,9 +319,9 @@ class WebhookRepository:
         await self._connection.execute(query.values(**cleared, failures=0))
 
     async def failed(self, webhook_id: str, *, wait_s: float, longest_s: float, disable_after_s: float) -> bool:
-        """Store that an attempt failed, and pause the webhook: 1, 2, 4, ... up to ``longest_s``, at least ``wait_s``.
+        """Store that an attempt failed, and pause the webhook: 1, 2, 4, ... s up to ``longest_s``, at least ``wait_s``.
 
-        Return whether it is enabled and only failed for ``disable_after_s``.
+        Return whether it is enabled and has only failed for ``disable_after_s``.
         """
         values = {"wait_s": wait_s, "longest_s": longest_s, "disable_after_s": disable_after_s}
         row = (await self._connection.execute(_FAILED, {"id": webhook_id, **values})).one_or_none()

@@ -10,5 +10,5 @@ AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES 
 
 
 async def note(connection: Connection, caller: Identity, action: str, target: str, data: Json | None = None) -> None:
-    """Write down who did what to what."""
+    """Record who did what to what."""
     await connection.execute(AUDIT, caller.tenant_id, caller.key_id, action, target, data or {})

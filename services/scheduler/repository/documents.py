@@ -1,4 +1,4 @@
-"""What the JSON columns hold that the scheduler reads."""
+"""The content of the JSON columns that the scheduler reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StoredDevice(TypedDict):
 
 
 class StoredIdentity(TypedDict, total=False):
-    """What tells a device from another one of the same number."""
+    """What tells a device from another one with the same number."""
 
     uuid: str | None
     parent: int | None
@@ -49,7 +49,7 @@ class StoredReading(TypedDict):
 
 
 class StoredStepTimes(TypedDict):
-    """Step times of a kind's gangs by size and total batch, samples: ``setting_profiles.by_batch``; in any unit."""
+    """Step times of a kind's gangs, in any unit, by size and total batch, samples: ``setting_profiles.by_batch``."""
 
     gpus: list[int]
     batch: list[float]

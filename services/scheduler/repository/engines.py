@@ -1,4 +1,4 @@
-"""Engines' jobs: reports that are not folded yet, decisions on their way, and the devices that jobs really hold."""
+"""Engines' jobs: reports not folded yet, decisions on their way, and the devices that jobs really hold."""
 
 from __future__ import annotations
 
@@ -195,12 +195,12 @@ IS_KNOWN = "SELECT EXISTS (SELECT FROM known_engines WHERE name = $1)"
 
 
 class UnfoldedRow(NamedTuple):
-    """A report that was not folded yet, with what is known of its job.
+    """A report that has not been folded yet, with what is known about its job.
 
     Attributes:
         controls: Whether decisions on the engine's jobs are carried out.
         report: A ``contracts.engines.EngineJob``.
-        decision, revision: What was last decided of it.
+        decision, revision: What was last decided about it.
         gang_id, gang_state, shares, stop_reason: Of its live allocation, if it has one.
     """
 
@@ -222,7 +222,7 @@ class UnfoldedRow(NamedTuple):
 
 
 class NewJob(NamedTuple):
-    """A job of an engine that was not known."""
+    """A job of an engine, to be stored for the first time."""
 
     id: str
     spec: Json
@@ -234,7 +234,7 @@ class NewJob(NamedTuple):
 
 
 class WishRow(NamedTuple):
-    """A job of which somebody wants something, or that was released and does not start."""
+    """A job of which somebody wants something, or that was released and has not started."""
 
     job_id: str
     engine: str
@@ -248,7 +248,7 @@ class WishRow(NamedTuple):
 
 
 class LiveRow(NamedTuple):
-    """A job that is not over: its engine, how that is steered and what it is, and what was last decided, or nothing."""
+    """A job that is not over: its engine, that engine's mode and kind, and the action last decided, if any."""
 
     job_id: str
     engine: str
@@ -258,7 +258,7 @@ class LiveRow(NamedTuple):
 
 
 class HeldRow(NamedTuple):
-    """A live allocation of an engine's job; those that run come before those that are planned."""
+    """A live allocation of an engine's job; running ones come before planned ones."""
 
     id: str
     state: str
@@ -268,7 +268,7 @@ class HeldRow(NamedTuple):
 
 
 class EngineRow(NamedTuple):
-    """An engine, as ``contracts.engines.Engine`` has it, but for its days."""
+    """An engine, as in ``contracts.engines.Engine``, except for its days."""
 
     name: str
     kind: str
@@ -287,7 +287,7 @@ class EngineRow(NamedTuple):
 
 
 class DayRow(NamedTuple):
-    """A day of an engine: what happened how often, and a ``contracts.engines.EngineSavings`` if it was reckoned."""
+    """A day of an engine: how often each thing happened, and its ``contracts.engines.EngineSavings``, if computed."""
 
     engine: str
     day: str
@@ -296,7 +296,7 @@ class DayRow(NamedTuple):
 
 
 class DecidedRow(NamedTuple):
-    """A decision, and whether it is carried out."""
+    """A decision, with the mode of its engine."""
 
     engine: str
     mode: str
@@ -308,7 +308,7 @@ Claim = tuple[str, str, int]
 
 
 async def lock_unfolded(connection: Connection, limit: int) -> list[UnfoldedRow]:
-    """Lock and return reports that were not folded yet, with their jobs."""
+    """Lock and return reports that have not been folded yet, with their jobs."""
     ids = [record[0] for record in await connection.fetch(LOCK_UNFOLDED, limit)]
     if not ids:
         return []
@@ -317,12 +317,12 @@ async def lock_unfolded(connection: Connection, limit: int) -> list[UnfoldedRow]
 
 
 async def mark_folded(connection: Connection, external_ids: Sequence[str]) -> None:
-    """Note that reports were folded; their rows are locked."""
+    """Note that reports have been folded; their rows are locked."""
     await connection.execute(FOLDED, list(external_ids))
 
 
 async def admit(connection: Connection, tenant_id: str, new: Sequence[NewJob]) -> None:
-    """Store jobs that were not known."""
+    """Store jobs that were not known before."""
     if new:
         await connection.execute(ADMIT, tenant_id, *(list(column) for column in zip(*new, strict=True)))
 
@@ -341,71 +341,71 @@ async def add_run(
 
 
 async def take_up(connection: Connection, job_id: str, generation: int, detail: str, event: Json) -> bool:
-    """Move a job that waited to ``running``; return whether it did wait."""
+    """Move a waiting job to ``running``; return whether it was waiting."""
     return await connection.fetchval(TAKE_UP, job_id, detail, generation, event) is not None
 
 
 async def placed(connection: Connection, gang: str, shares: list[StoredShare], state: str) -> None:
-    """Note what a run holds."""
+    """Note which devices a run holds."""
     await connection.execute(PLACED, gang, shares, sum(len(share["devices"]) for share in shares), state)
 
 
 async def run_on(connection: Connection, job_id: str, detail: str) -> None:
-    """Note that a job which was to be stopped runs on."""
+    """Note that a job that was to be stopped runs on."""
     await connection.execute(RUN_ON, job_id, detail)
 
 
 async def end_waiting(
     connection: Connection, job_id: str, state: str, reason: str, detail: str, exit_code: int | None
 ) -> bool:
-    """End a job that waits; return whether it did."""
+    """End a waiting job; return whether it was waiting."""
     return await connection.fetchval(END_WAITING, job_id, state, reason, detail, exit_code) is not None
 
 
 async def decide(connection: Connection, wanted: Mapping[str, Json]) -> list[DecidedRow]:
-    """Store what is to become of jobs, where that is new; return those."""
+    """Store what is to become of jobs, where that has changed; return the changes."""
     if not wanted:
         return []
     return await fetch_rows(connection, DecidedRow, DECIDE, list(wanted), list(wanted.values()))
 
 
 async def unfollowed(connection: Connection, after_s: float, stream: tuple[str, str]) -> list[tuple[str, Json]]:
-    """Return decisions that were sent so long ago and are not followed, and note that they are sent again.
+    """Return decisions sent more than ``after_s`` ago that are not followed, and note that they are sent again.
 
-    None of an engine that has not been sent all commands yet; ``stream`` is what its name stands between.
+    Those of an engine with unsent commands are left out; ``stream``: what comes before and after its name there.
     """
     return [(row["engine"], row["decision"]) for row in await connection.fetch(UNFOLLOWED, after_s, *stream)]
 
 
 async def foresee(connection: Connection, starts: Mapping[str, datetime | None]) -> None:
-    """Store until when jobs of dry runs would be held back, None: not at all, where that is new."""
+    """Store until when jobs of dry runs would be held back, where that has changed; None: not at all."""
     if starts:
         await connection.execute(FORESEE, list(starts), list(starts.values()))
 
 
 async def shrinkable(connection: Connection, job_ids: Sequence[str]) -> frozenset[str]:
-    """Return which of these jobs run and may lose GPUs without being stopped."""
+    """Return which of these jobs run and can give up GPUs without being stopped."""
     return frozenset(row["job_id"] for row in await connection.fetch(SHRINKABLE, list(job_ids)))
 
 
 async def gate(connection: Connection, blocked: Mapping[str, bool]) -> None:
-    """Note which jobs their engine does not start, whatever GPUs are free."""
+    """Note which jobs their engine does not start, no matter how many GPUs are free."""
     if blocked:
         await connection.execute(GATE, list(blocked), list(blocked.values()))
 
 
 async def live_jobs(connection: Connection) -> dict[str, LiveRow]:
-    """Return the jobs that are not over, by our ids."""
+    """Return the jobs that are not over, by our job ids."""
     return {row.job_id: row for row in await fetch_rows(connection, LiveRow, LIVE_JOBS)}
 
 
 async def wishes(connection: Connection, late_after_s: float) -> list[WishRow]:
-    """Return jobs of which their users want something, and those that were released so long ago and do not run."""
+    """Return jobs whose users want something, and those released more than ``late_after_s`` ago that do not run yet."""
     return await fetch_rows(connection, WishRow, WISHES, late_after_s)
 
 
 async def count(connection: Connection, counted: Mapping[tuple[str, str], int]) -> None:
-    """Add to what happened today, by engine and name."""
+    """Add to today's counts, by engine and name."""
     if counted:
         names = sorted(counted)
         columns = [name[0] for name in names], [name[1] for name in names], [counted[name] for name in names]
@@ -426,7 +426,7 @@ async def devices(connection: Connection) -> dict[str, list[int]]:
 
 
 async def claims(connection: Connection) -> set[Claim]:
-    """Return what is claimed for engines' jobs."""
+    """Return the claims of engines' jobs."""
     return {(row[0], row[1], row[2]) for row in await connection.fetch(CLAIMS)}
 
 
@@ -443,12 +443,12 @@ async def replace_claims(connection: Connection, gone: Collection[Claim], new: C
 
 
 async def forget(connection: Connection) -> None:
-    """Delete what was mirrored of jobs that ended long ago."""
+    """Delete the copies of jobs that ended long ago."""
     await connection.execute(FORGET)
 
 
 async def engines(connection: Connection) -> list[EngineRow]:
-    """Return the engines that were ever reported."""
+    """Return the engines that have ever been reported."""
     return await fetch_rows(connection, EngineRow, ENGINES)
 
 
@@ -458,5 +458,5 @@ async def days(connection: Connection, within_days: int, engine: str | None = No
 
 
 async def is_known(connection: Connection, engine: str) -> bool:
-    """Return whether an engine of this name was ever reported."""
+    """Return whether an engine of this name has ever been reported."""
     return bool(await connection.fetchval(IS_KNOWN, engine))

@@ -1,4 +1,4 @@
-"""What explanations of single jobs are made of, beside the snapshot."""
+"""What explanations of single jobs are made of, besides the snapshot."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ SELECT id, (spec ->> 'time_limit_s')::float8 AS time_limit_s FROM jobs
 
 
 class ExplainedRow(NamedTuple):
-    """A job in any state, with its sums of the ledger."""
+    """A job in any state, with its sums from the ledger."""
 
     id: str
     tenant_id: str
@@ -139,7 +139,7 @@ class GangRecordRow(NamedTuple):
 
 
 class LimitRow(NamedTuple):
-    """A time for which a gang of a job had a power limit; ``gpu_model`` as in ``GangRecordRow``."""
+    """A period in which a gang of a job had a power limit; ``gpu_model`` as in ``GangRecordRow``."""
 
     allocation_id: str
     gpus: int
@@ -161,7 +161,7 @@ class GangRow(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """An event: the ``nth`` of ``of``."""
+    """An event: number ``nth`` of ``of``."""
 
     at: datetime
     type: str
@@ -171,7 +171,7 @@ class EventRow(NamedTuple):
 
 
 class ZoneEnergyRow(NamedTuple):
-    """A job's facility energy in one zone; ``signal`` is one of those by which it was charged."""
+    """A job's facility energy in one zone; ``signal`` is one of those that it was charged by."""
 
     zone: str
     kwh: float
@@ -190,52 +190,52 @@ async def gangs(connection: Connection, job_id: str) -> list[GangRecordRow]:
 
 
 async def limits(connection: Connection, job_id: str) -> list[LimitRow]:
-    """Return the times for which a job's gangs had a power limit."""
+    """Return the periods in which a job's gangs had a power limit."""
     return await fetch_rows(connection, LimitRow, LIMITS, job_id)
 
 
 async def noise_scale(connection: Connection, job_id: str) -> float | None:
-    """Return the gradient noise scale that a job reported last, samples; None if it never did."""
+    """Return the gradient noise scale that a job last reported, samples; None if it never did."""
     return await connection.fetchval(NOISE_SCALE, job_id)
 
 
 async def explained(connection: Connection, job_id: str) -> ExplainedRow | None:
-    """Return a job, None without such a job."""
+    """Return a job; None if there is no such job."""
     return await fetch_row(connection, ExplainedRow, EXPLAINED, job_id)
 
 
 async def gang(connection: Connection, job_id: str) -> GangRow | None:
-    """Return the gang that a job has now."""
+    """Return the gang that a job has now, if any."""
     return await fetch_row(connection, GangRow, GANG, job_id)
 
 
 async def held_s(connection: Connection, job_id: str) -> float:
-    """Return for how long a job has held GPUs, all its gangs together, seconds."""
+    """Return how long a job has held GPUs, all its gangs together, seconds."""
     return await connection.fetchval(HELD_S, job_id)
 
 
 async def story(connection: Connection, job_id: str) -> list[EventRow]:
-    """Return a job's events in order, of a long story the beginning and the end."""
+    """Return a job's events in order; of a long story, only the beginning and the end."""
     return await fetch_rows(connection, EventRow, STORY, job_id)
 
 
 async def energy_by_zone(connection: Connection, job_id: str) -> list[ZoneEnergyRow]:
-    """Return the energy that a job has used, times PUE, by grid zone."""
+    """Return the energy that a job has used, including PUE, by grid zone."""
     return await fetch_rows(connection, ZoneEnergyRow, ENERGY_BY_ZONE, job_id)
 
 
 async def names(connection: Connection, job_ids: Sequence[str]) -> dict[str, str]:
-    """Return what jobs are called, by their ids."""
+    """Return the names of jobs, by id."""
     return {record["id"]: record["name"] for record in await connection.fetch(NAMES, list(job_ids))}
 
 
 async def of_project(connection: Connection, job_ids: Sequence[str], project: str) -> set[str]:
-    """Return those of the jobs that belong to a project."""
+    """Return which of these jobs belong to a project."""
     return {record["id"] for record in await connection.fetch(OF_PROJECT, list(job_ids), project)}
 
 
 async def queued(connection: Connection) -> int:
-    """Return how many jobs are queued, those included that must not start yet."""
+    """Return how many jobs are queued, including those that must not start yet."""
     return await connection.fetchval(QUEUED)
 
 

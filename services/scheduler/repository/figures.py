@@ -1,4 +1,4 @@
-"""What the scheduler's ``/metrics`` shows of its tables: counts of live rows, each by a partial index."""
+"""What the scheduler's ``/metrics`` shows from its tables: counts of live rows, each from a partial index."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NODES = "SELECT id FROM known_nodes WHERE state = 'up' ORDER BY id"
 
 
 class LiveJobs(NamedTuple):
-    """Jobs that have not ended, by state and the stable code of its reason."""
+    """Jobs that have not ended, by state and the stable code of the reason for it."""
 
     state: str
     reason: str
@@ -59,14 +59,14 @@ class SchedulerState(NamedTuple):
 
 
 class PoweredNodes(NamedTuple):
-    """Nodes that were ever powered down, by their present state."""
+    """Nodes that have ever been powered down, by their present state."""
 
     state: str
     nodes: int
 
 
 async def live_jobs(connection: Connection) -> list[LiveJobs]:
-    """Return how many jobs are in each state that is not an end, and why."""
+    """Return how many jobs that have not ended are in each state, and why."""
     return await fetch_rows(connection, LiveJobs, LIVE_JOBS)
 
 

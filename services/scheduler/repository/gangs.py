@@ -1,4 +1,4 @@
-"""Allocations: gangs that start, run, are set, stop and end, and what nodes reported of them."""
+"""Allocations: gangs that start, run, are set, stop and end, and what nodes reported about them."""
 
 from __future__ import annotations
 
@@ -249,13 +249,13 @@ class LiveGang(NamedTuple):
     """An allocation that has not ended, with what its job's user wants.
 
     Attributes:
-        interval_s: Where it is being measured: after how long an interval of it ends with a report.
-        age_s: Seconds since it was started, and since the last of its nodes was awake.
-        asleep: Whether it starts on a node that is not awake yet.
+        interval_s: If it is being measured, the time after which a report ends an interval.
+        age_s: Seconds since it was started and all of its nodes were awake.
+        asleep: Whether it is starting on a node that is not awake yet.
         was_asleep: Whether one of its nodes has been asleep since it was started.
         packed: Whether it was put beside the holder of its device.
-        stopping_s: Seconds since it was asked to stop, None while it was not.
-        work_done: Whether the job has reported its whole work done.
+        stopping_s: Seconds since it was asked to stop; None if it was not.
+        work_done: Whether the job has reported that all its work is done.
     """
 
     id: str
@@ -307,7 +307,7 @@ class RankReport(NamedTuple):
 
 
 class LostShare(NamedTuple):
-    """A share of a gang on a node that was given up, and as what."""
+    """A share of a gang on a node that was given up, and how that was."""
 
     allocation_id: str
     node_id: str
@@ -323,7 +323,7 @@ class ControlsReport(NamedTuple):
 
 
 class StartableJob(NamedTuple):
-    """A job that waits, locked, the account that its user's jobs run as, and since when it was queued last."""
+    """A waiting job, locked, with the account that its user's jobs run under, and since when it has been queued."""
 
     id: str
     tenant_id: str
@@ -335,7 +335,7 @@ class StartableJob(NamedTuple):
 
 
 class Host(NamedTuple):
-    """A node that takes work, how it is powered, and what its devices are, by their numbers."""
+    """A node that takes work, how it is powered, and the identities of its devices, by number."""
 
     id: str
     address: str
@@ -344,14 +344,14 @@ class Host(NamedTuple):
 
 
 class PortInUse(NamedTuple):
-    """Where rank 0 of a live gang listens."""
+    """The address and port that rank 0 of a live gang listens on."""
 
     address: str
     master_port: int
 
 
 class NewGang(NamedTuple):
-    """An allocation to be made."""
+    """An allocation to be created."""
 
     id: str
     job_id: str
@@ -363,7 +363,7 @@ class NewGang(NamedTuple):
 
 
 class StoppableGang(NamedTuple):
-    """A gang that starts or runs; its job is locked."""
+    """A gang that is starting or running; its job is locked."""
 
     id: str
     job_id: str
@@ -373,7 +373,7 @@ class StoppableGang(NamedTuple):
 
 
 class ControlledGang(NamedTuple):
-    """What a gang's devices are set to, None at the default, and what was refused, by kind of control; locked."""
+    """What a gang's devices are set to (None: the default), and what they refused, by kind of control; locked."""
 
     id: str
     job_id: str
@@ -383,7 +383,7 @@ class ControlledGang(NamedTuple):
     settings_refused: dict[str, str]
 
     def value(self, kind: ControlKind) -> float | None:
-        """Return what one kind of control is set to, None at the default."""
+        """Return what one kind of control is set to; None: the default."""
         return self.power_limit_w if kind is ControlKind.POWER_LIMIT else self.clock_mhz
 
 
@@ -397,37 +397,37 @@ async def live(connection: Connection) -> list[LiveGang]:
 
 
 async def live_one(connection: Connection, allocation_id: str) -> LiveGang | None:
-    """Return one allocation, None if it has ended."""
+    """Return one allocation; None if it has ended."""
     return await fetch_row(connection, LiveGang, f"{LIVE} AND a.id = $1", allocation_id)
 
 
 async def reports(connection: Connection) -> list[RankReport]:
-    """Return what nodes last said of their shares of live gangs."""
+    """Return what nodes last reported about their shares of live gangs."""
     return await fetch_rows(connection, RankReport, REPORTS)
 
 
 async def reports_of(connection: Connection, allocation_id: str) -> list[RankReport]:
-    """Return what nodes last said of their shares of one live gang."""
+    """Return what nodes last reported about their shares of one live gang."""
     return await fetch_rows(connection, RankReport, f"{REPORTS} AND a.id = $1", allocation_id)
 
 
 async def lost_shares(connection: Connection) -> list[LostShare]:
-    """Return the shares of live gangs that went with their nodes."""
+    """Return the shares of live gangs that were lost with their nodes."""
     return await fetch_rows(connection, LostShare, LOST_SHARES)
 
 
 async def lost_shares_of(connection: Connection, allocation_id: str) -> list[LostShare]:
-    """Return the shares of one live gang that went with their nodes."""
+    """Return the shares of one live gang that were lost with their nodes."""
     return await fetch_rows(connection, LostShare, f"{LOST_SHARES} AND a.id = $1", allocation_id)
 
 
 async def finished_before(connection: Connection, job_id: str | None = None) -> set[str]:
-    """Return the jobs, or whether one is among them, that had finished when a node of theirs was given up."""
+    """Return the jobs that had finished when a node of theirs was given up; ``job_id`` limits this to one job."""
     return {record["job_id"] for record in await connection.fetch(FINISHED_BEFORE, job_id)}
 
 
 async def controls(connection: Connection) -> ControlsByNode:
-    """Return what nodes say of the controls of live gangs that were ever set."""
+    """Return what nodes report about the controls of live gangs on which any were ever set."""
     return by_gang(await fetch_rows(connection, ControlsReport, CONTROLS_REPORTS))
 
 
@@ -440,17 +440,17 @@ def by_gang(rows: Iterable[ControlsReport]) -> ControlsByNode:
 
 
 async def startable(connection: Connection, job_ids: Sequence[str]) -> list[StartableJob]:
-    """Lock and return those of these jobs that still wait."""
+    """Lock and return those of these jobs that are still waiting."""
     return await fetch_rows(connection, StartableJob, STARTABLE, list(job_ids))
 
 
 async def traceparents(connection: Connection, job_ids: Sequence[str]) -> dict[str, str]:
-    """Return the requests, and the spans, in which jobs were submitted, by job, where they are known."""
+    """Return the request and span that each job was submitted in, where they are known."""
     return {record[0]: record[1] for record in await connection.fetch(TRACEPARENTS, list(job_ids))}
 
 
 async def account(connection: Connection, job_id: str) -> str | None:
-    """Return the account that jobs of a job's user run as, if one is set."""
+    """Return the account that jobs of a job's user run under, if one is set."""
     return await connection.fetchval(ACCOUNT, job_id)
 
 
@@ -461,14 +461,14 @@ async def hosts(connection: Connection, node_ids: Sequence[str]) -> list[Host]:
 
 
 async def ports_in_use(connection: Connection) -> list[PortInUse]:
-    """Return where rank 0 of every live gang listens."""
+    """Return the address and port that rank 0 of every live gang listens on."""
     return await fetch_rows(connection, PortInUse, PORTS)
 
 
 async def insert(
     connection: Connection, gangs: Sequence[NewGang], hosts: Mapping[str, Host], packed: Collection[str] = ()
 ) -> None:
-    """Make allocations, and claim their devices as what they are on these hosts.
+    """Create allocations, and claim their devices by their identities on these hosts.
 
     Args:
         connection: In the transaction of a plan.
@@ -477,8 +477,8 @@ async def insert(
         packed: The allocations that are put beside the one holder of their device.
 
     Raises:
-        UniqueViolationError: a job has a live allocation, or a device, or a part of it, a holder; or the device of a
-            packed one has none, or two.
+        UniqueViolationError: a job already has a live allocation, or a device, or a part of it, a holder; or the device
+            of a packed one has none, or two.
     """
     await connection.executemany(INSERT, gangs)
     claims = [
@@ -507,17 +507,17 @@ async def uuids(connection: Connection, allocation_id: str) -> dict[tuple[str, i
 
 
 async def lost_slices(connection: Connection) -> set[str]:
-    """Return the allocations that hold a slice which their node no longer has."""
+    """Return the allocations that hold a slice that their node no longer has."""
     return {row["allocation_id"] for row in await connection.fetch(LOST_SLICES)}
 
 
 async def stoppable(connection: Connection, job_ids: Sequence[str]) -> list[StoppableGang]:
-    """Return the gangs of these jobs that start or run; their jobs are locked."""
+    """Return the gangs of these jobs that are starting or running; their jobs are locked."""
     return await fetch_rows(connection, StoppableGang, STOPPABLE, list(job_ids))
 
 
 async def lost_gpus(connection: Connection, allocation_id: str | None = None) -> dict[str, str]:
-    """Return the allocations, or whether one is among them, that hold a GPU which is lost, with a sentence on it."""
+    """Return the allocations that hold a lost GPU, with a sentence on it; ``allocation_id`` limits this to one."""
     rows = await connection.fetch(LOST_GPUS, allocation_id)
     return {row["allocation_id"]: _on_lost(row["node_id"], row["gpu"], row["detail"]) for row in reversed(rows)}
 
@@ -532,12 +532,12 @@ async def run(connection: Connection, allocation_id: str) -> bool:
 
 
 async def stop(connection: Connection, allocation_id: str, reason: str) -> bool:
-    """Note that a gang is to stop; return whether it was starting or running."""
+    """Record that a gang is to stop; return whether it was starting or running."""
     return await connection.fetchval(STOP, allocation_id, reason) is not None
 
 
 async def give_up_asleep(connection: Connection, allocation_id: str, node_ids: Sequence[str]) -> set[str]:
-    """End the shares of a gang on those of its nodes that still boot, and release their devices; return these nodes.
+    """End the shares of a gang on its nodes that are still booting, and release their devices; return these nodes.
 
     Under the node's lock: the answer to its next heartbeat does not name the gang.
     """
@@ -563,7 +563,7 @@ async def end(connection: Connection, allocation_id: str, reason: str) -> float:
 
 
 async def bind(connection: Connection, job_id: str, allocation_id: str) -> None:
-    """Bind a job to the nodes of a gang that has ended, if one of them alone has a checkpoint; else to none."""
+    """Bind a job to the nodes of a gang that has ended, if only they have its checkpoint; otherwise to none."""
     await connection.execute(BIND, job_id, allocation_id)
 
 
@@ -572,8 +572,8 @@ async def lose_nodes(connection: Connection, node_ids: Sequence[str], ended_by: 
 
     Args:
         connection: In a transaction.
-        node_ids: Which.
-        ended_by: As what: ``lost`` (or drained, where they were), ``not_woken``, or ``stopped`` with the installation.
+        node_ids: The nodes.
+        ended_by: How: ``lost`` (or drained, if they were), ``not_woken``, or ``stopped`` with the installation.
     """
     names = list(node_ids)
     await nodes.lose(connection, names)
@@ -584,7 +584,7 @@ async def lose_nodes(connection: Connection, node_ids: Sequence[str], ended_by: 
 
 
 async def loss_stands_out(connection: Connection, allocation_id: str) -> bool:
-    """Return whether a gang lost a node while most other nodes stayed up, or the only one that there is."""
+    """Return whether a gang lost a node while most other nodes stayed up, or lost the only node there is."""
     return await connection.fetchval(LOSS_STANDS_OUT, allocation_id, ABOUT_THE_SAME_TIME)
 
 
@@ -594,12 +594,12 @@ async def address(connection: Connection, node_id: str) -> str:
 
 
 async def lock(connection: Connection, allocation_id: str) -> None:
-    """Keep others from an allocation until this transaction ends."""
+    """Lock an allocation until this transaction ends."""
     await connection.fetchval("SELECT id FROM allocations WHERE id = $1 FOR UPDATE", allocation_id)
 
 
 async def lock_controlled(connection: Connection, job_ids: Collection[str]) -> list[ControlledGang]:
-    """Lock and return the gangs of these jobs that start or run."""
+    """Lock and return the gangs of these jobs that are starting or running."""
     query = f"{CONTROLLED} WHERE a.job_id = ANY($1::text[]) AND a.state IN ('starting', 'running') "
     return await fetch_rows(connection, ControlledGang, query + "ORDER BY a.job_id FOR UPDATE", list(job_ids))
 

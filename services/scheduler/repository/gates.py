@@ -1,4 +1,4 @@
-"""Jobs that may have to wait: for others, as tasks of arrays with a limit do, or for something in their engine."""
+"""Jobs that may have to wait: for other jobs, as tasks of a limited array do, or for something in their engine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ UPDATE jobs SET reason = w.reason, detail = w.detail, expected_start_at = NULL
 
 
 class GatedRow(NamedTuple):
-    """A job that is queued or holds GPUs, with the reason it has now and the limit of its array."""
+    """A job that is queued or holds GPUs, with its present reason and the limit of its array."""
 
     id: str
     array_id: str | None
@@ -84,7 +84,7 @@ class GatedRow(NamedTuple):
 
 
 class NeedRow(NamedTuple):
-    """A dependency of a job that waits or is on hold, and how far what it needs is."""
+    """A dependency of a job that waits or is on hold, and the state of what it needs."""
 
     dependent_id: str
     needs_id: str
@@ -115,7 +115,7 @@ class Gates:
         return {row.array_id: row.max_running for row in self.rows if row.array_id and row.max_running is not None}
 
     def unexplained(self, withheld: Sequence[Withheld]) -> list[Withheld]:
-        """Return those of the jobs whose stored reason is another."""
+        """Return the jobs whose stored reason is a different one."""
         said = {row.id: (row.reason, row.detail) for row in self.rows}
         return [each for each in withheld if said[each.id] != (each.reason.value, each.detail)]
 
@@ -127,7 +127,7 @@ async def gates(connection: Connection) -> Gates:
 
 
 async def needs(connection: Connection) -> list[Need]:
-    """Return the dependencies of all jobs that wait or are on hold, and of their arrays."""
+    """Return the dependencies of all jobs that wait or are on hold, and of the arrays that those jobs are tasks of."""
     return [
         Need(row.dependent_id, row.needs_id, Condition(row.condition), row.name, Ends(row.live, row.not_ok))
         for row in await fetch_rows(connection, NeedRow, NEEDS)
@@ -135,11 +135,11 @@ async def needs(connection: Connection) -> list[Need]:
 
 
 async def cancel(connection: Connection, ended: Sequence[tuple[str, str]], reason: str) -> int:
-    """Cancel jobs, or all tasks of arrays, that have not started, each with its detail; return how many they were."""
+    """Cancel jobs, or all tasks of arrays, that have not started, each with its detail; return how many there were."""
     return len(await connection.fetch(CANCEL, [each for each, _ in ended], [said for _, said in ended], reason))
 
 
 async def explain(connection: Connection, withheld: Sequence[Withheld]) -> None:
-    """Write down why jobs must not start yet, if they are still queued."""
+    """Store why jobs must not start yet, if they are still queued."""
     columns = [each.id for each in withheld], [each.reason.value for each in withheld], [e.detail for e in withheld]
     await connection.execute(EXPLAIN, *columns)

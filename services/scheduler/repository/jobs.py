@@ -58,7 +58,7 @@ MARK_PREEMPTING = "UPDATE jobs SET state = 'preempting' WHERE id = $1 AND state 
 
 
 class Waiting(NamedTuple):
-    """Why a job keeps waiting: a stable code and a sentence, and when its policy lets it start, if that is known."""
+    """Why a job keeps waiting: a stable code and a sentence, and when its policy will let it start, if known."""
 
     job_id: str
     reason: str
@@ -76,7 +76,7 @@ class Starting(NamedTuple):
 
 
 async def start(connection: Connection, starting: Sequence[Starting]) -> None:
-    """Move jobs that wait to ``starting``, all in one statement, and count a gang of each."""
+    """Move waiting jobs to ``starting``, all in one statement, and count a gang for each."""
     if starting:
         await connection.execute(START, *(list(column) for column in zip(*starting, strict=True)))
 
@@ -97,7 +97,7 @@ async def move(
     pause_s: float = 0.0,
     data: Json | None = None,
 ) -> bool:
-    """Move a job to ``target`` if it is in one of ``sources`` now; return whether it was.
+    """Move a job to ``target`` if it is now in one of ``sources``; return whether it was.
 
     Raises:
         TransitionError: a job can never go from one of ``sources`` to ``target``.
@@ -125,7 +125,7 @@ async def move(
 
 
 async def hold(connection: Connection, waiting: Sequence[Waiting]) -> None:
-    """Write down why jobs wait that still do."""
+    """Store why jobs that still wait do so."""
     if waiting:
         await connection.execute(HOLD, *(list(column) for column in zip(*waiting, strict=True)))
 
@@ -136,15 +136,15 @@ async def note(connection: Connection, job_id: str, event: str, data: Json) -> N
 
 
 async def mark_preempting(connection: Connection, job_id: str) -> None:
-    """Mark a job whose gang ended without being stopped as one that was: so it may be put on hold."""
+    """Mark a job whose gang ended by itself as if the gang had been stopped, so that the job may be put on hold."""
     await connection.execute(MARK_PREEMPTING, job_id)
 
 
 async def lock(connection: Connection, job_id: str) -> None:
-    """Wait for what others are doing to a job, and keep them from it until this transaction ends."""
+    """Wait for concurrent changes to a job, and lock it until this transaction ends."""
     await connection.fetchval("SELECT id FROM jobs WHERE id = $1 FOR UPDATE", job_id)
 
 
 async def spec(connection: Connection, job_id: str) -> Json:
-    """Return what a job's user asked for, as nodes get it."""
+    """Return what a job's user asked for, in the form that nodes get."""
     return await connection.fetchval(f"SELECT {SPEC_TO_RUN} FROM jobs j WHERE j.id = $1", job_id)

@@ -1,9 +1,9 @@
-"""The rows of live jobs, kept from round to round, so that only those are read again that have changed.
+"""The rows of live jobs, kept from round to round, so that only those that have changed are read again.
 
-A job's row is made of one row of each of five tables. PostgreSQL numbers each version of a row by the transaction that
-wrote it (``xmin``): where all five numbers are as they were, so is the job's row. The numbers of all live jobs are read
-each time, in the transaction that reads the rest, so that nothing depends on what anybody says has changed.
-``tests/scheduler/test_kept_jobs.py`` compares with what is read in full.
+A job's row is made of one row from each of five tables. PostgreSQL marks each version of a row with the number of the
+transaction that wrote it (``xmin``): if all five numbers are unchanged, so is the job's row. The numbers of all live
+jobs are read each time, in the transaction that reads the rest, so that nothing depends on being told what has changed.
+``tests/scheduler/test_kept_jobs.py`` compares the result with a full read.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ Column = NDArray[Any]
 
 @dataclass(frozen=True)
 class Kinds:
-    """Jobs by what they have in some columns: of a hundred thousand most have the same.
+    """Jobs by what they have in some columns: of a hundred thousand, most have the same.
 
     Attributes:
-        values: What there is, each once; some may be of no job any more.
-        of: (n_jobs,) which of these each job has.
+        values: The distinct values; some may belong to no job any more.
+        of: (n_jobs,) the index of each job's value.
     """
 
     values: tuple[tuple[Any, ...], ...]
@@ -65,14 +65,14 @@ class Kinds:
 
     @classmethod
     def among(cls, rows: Sequence[JobRow], names: Sequence[str], known: Sequence[tuple[Any, ...]] = ()) -> Kinds:
-        """Return what rows have in these columns, at least two; ``known`` comes first, as it is."""
+        """Return what rows have in these columns, at least two; the values of ``known`` come first, unchanged."""
         found = [*map(attrgetter(*names), rows)]
         row = {each: at for at, each in enumerate(dict.fromkeys([*known, *found]))}
         return cls((*row,), np.fromiter(map(row.__getitem__, found), np.int64, len(found)))
 
 
 class JobRows(Sequence[JobRow]):
-    """Rows of jobs that are read as columns, too: (n_jobs,) each, which nobody may change."""
+    """Rows of jobs, also available as columns: (n_jobs,) each, which nobody may change."""
 
     def __init__(
         self,
@@ -95,17 +95,17 @@ class JobRows(Sequence[JobRow]):
         return _arrays(self._rows) if self._made is None else self._made
 
     def kinds(self, *names: str) -> Kinds:
-        """Return the jobs by what they have in these columns, at least two."""
+        """Return the jobs by their values in these columns, at least two."""
         if names not in self._kinds:
             self._kinds[names] = Kinds.among(self._rows, names)
         return self._kinds[names]
 
     def have(self, column: str) -> Bools:
-        """Return which jobs have a value in a column of objects: (n_jobs,)."""
+        """Return which jobs have a value, in a column of objects: (n_jobs,)."""
         return np.not_equal(self.columns[column], _NOTHING).astype(np.bool_)
 
     def where(self, keep: Bools) -> JobRows:
-        """Return some of the rows: (n_jobs,) which."""
+        """Return those of the rows that ``keep`` (n_jobs,) marks."""
         if keep.all():
             return self
         which = np.flatnonzero(keep)
@@ -114,12 +114,12 @@ class JobRows(Sequence[JobRow]):
         return JobRows([self._rows[at] for at in which.tolist()], kept, kinds)
 
     def renewed(self, come_from: Ints | None, at: Ints, new: list[JobRow]) -> JobRows:
-        """Return rows of which some are taken over and the others are new.
+        """Return rows of which some are carried over and the others are new.
 
         Args:
-            come_from: (n_then,) which row of these each is, whatever it is for a new one; None: the same ones.
-            at: (n_new,) where the new ones are.
-            new: Those.
+            come_from: (n_then,) the index here of each row of the result, anything for a new one; None: none has moved.
+            at: (n_new,) the indices of the new ones.
+            new: The new ones.
         """
         if come_from is None and not new:
             return self
@@ -175,7 +175,7 @@ def _frozen(column: Column) -> Column:
 
 @dataclass(frozen=True)
 class _Known:
-    """What was read last: the rows, the numbers of their versions, and by when of which start of the server."""
+    """What was read last: the rows, their version numbers, the server's start, and when they were last read in full."""
 
     rows: JobRows
     versions: Column
@@ -184,7 +184,7 @@ class _Known:
 
 
 class KeptJobs:
-    """Live jobs as they were read last."""
+    """Live jobs as they were last read."""
 
     def __init__(self, few: int = FEW) -> None:
         self._few = few
@@ -194,7 +194,7 @@ class KeptJobs:
         """How many rows the last reading had to read."""
 
     def forget(self) -> None:
-        """Read everything the next time: something was lost sight of."""
+        """Read everything the next time, since something may have been missed."""
         self._known = None
 
     async def fetch(self, connection: Connection, of_gated: Sequence[str] | None) -> JobRows:
@@ -202,7 +202,7 @@ class KeptJobs:
 
         Args:
             connection: In a transaction that sees one state of the database throughout.
-            of_gated: As there.
+            of_gated: As for `snapshots.jobs`.
         """
         known, self._known = self._known, None  # whatever goes wrong below, nothing is kept of it
         if self._last < self._few:
@@ -227,7 +227,7 @@ class KeptJobs:
         return found
 
     async def _renewed(self, connection: Connection, known: _Known, versions: Column) -> JobRows | None:
-        """Return the rows by what is known and what has changed; None where too much has, or nothing was there."""
+        """Return the rows, of which only changed ones are read; None if too many have changed, or nothing was known."""
         if not known.versions.size:
             return None
         come_from, changed = _compare(known.versions, versions)
@@ -243,7 +243,7 @@ class KeptJobs:
 
 
 def _compare(old: Column, new: Column) -> tuple[Ints | None, Bools]:
-    """Return where each of the new was among the old, None: where it is now; and which are new or have changed."""
+    """Return where each new row was among the old, None if none has moved; and which are new or have changed."""
     if old.size == new.size and np.array_equal(old["id"], new["id"]):
         return None, (old["versions"] != new["versions"]).any(axis=1)
     was = np.minimum(np.searchsorted(old["id"], new["id"]), old.size - 1)
@@ -256,7 +256,7 @@ def _are_of(versions: Column, rows: JobRows) -> bool:
 
 
 async def _versions(connection: Connection, of_gated: Sequence[str] | None) -> Column | None:
-    """Return id and numbers of each live job, in the order of ids; None where ids are not all of one length."""
+    """Return the id and version numbers of each live job, in order of id; None if ids differ in length."""
     query, arguments = snapshots.query_of(snapshots.VERSIONS, of_gated)
     data = bytearray()
 

@@ -1,4 +1,4 @@
-"""Gangs that are run at each value of one of their devices' controls in turn, and the points that come of it."""
+"""Gangs that are run at each value of one of their devices' controls in turn, and the points that result."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ON CONFLICT (kind, gpu_model, setting, gpus, nodes, local_batch, value) DO UPDAT
 
 
 class MeasurableGang(NamedTuple):
-    """A gang that starts or runs, locked; ``devices`` are those of its nodes, None where these are gone."""
+    """A gang that is starting or running, locked; ``devices`` are those of its nodes, None for nodes that are gone."""
 
     id: str
     job_id: str
@@ -92,7 +92,7 @@ class MeasurableGang(NamedTuple):
 
 
 class NewMeasurement(NamedTuple):
-    """A measurement to begin: ``values`` of ``control`` to try, the default first, each for ``window_s`` at most."""
+    """A measurement to begin: the values of ``control`` to try, the default first, each for at most ``window_s``."""
 
     allocation_id: str
     job_id: str
@@ -111,14 +111,14 @@ class Measurement(NamedTuple):
     Attributes:
         allocation_id, job_id, kind: The gang, its job, and the kind of job.
         gpu_model, control, gpus, nodes: What is measured, and on how many GPUs of how many nodes.
-        values: To be tried, the default first.
+        values: The values to be tried, the default first.
         window_s: How long an interval at one of them may last.
-        least_s: After how long an interval ends with the next report.
+        least_s: The time after which the next report ends an interval.
         began_at: When the measurement began.
         position: Which of the values is in force.
-        elapsed_s: For how long it has been; None before the first.
+        elapsed_s: How long it has been in force; None before the first.
         allocation_state, shares, power_limit_w, clock_mhz, settings_revision, settings_refused: Of the allocation.
-        spec_batch: Samples per GPU and step, as chosen for the gang, or by the job's specification; None where neither
+        spec_batch: Samples per GPU and step, as chosen for the gang or by the job's specification; None if neither
             says.
     """
 
@@ -157,7 +157,7 @@ class Measurement(NamedTuple):
 
 
 class NewPoint(NamedTuple):
-    """What a gang did at one value of a control; ``local_batch`` is 0 where the job does not say."""
+    """What a gang did at one value of a control; ``local_batch`` is 0 if the job does not say."""
 
     kind: str
     gpu_model: str
@@ -173,27 +173,27 @@ class NewPoint(NamedTuple):
 
 
 async def lock_measurable(connection: Connection, job_ids: Sequence[str]) -> list[MeasurableGang]:
-    """Lock and return the gangs of these jobs that start or run."""
+    """Lock and return the gangs of these jobs that are starting or running."""
     return await fetch_rows(connection, MeasurableGang, MEASURABLE, list(job_ids))
 
 
 async def has_failed(connection: Connection, kind: str, job_id: str, control: str) -> bool:
-    """Return whether a job was to be measured before, and could not be."""
+    """Return whether a measurement of a job has failed before."""
     return await connection.fetchval(HAS_FAILED, kind, job_id, control)
 
 
 async def begin(connection: Connection, measurement: NewMeasurement) -> bool:
-    """Begin a measurement; return whether its gang had none."""
+    """Begin a measurement; return whether its gang had none yet."""
     return await connection.fetchval(BEGIN, *measurement) is not None
 
 
 async def running(connection: Connection) -> list[Measurement]:
-    """Return the measurements under way."""
+    """Return the measurements that are under way."""
     return await fetch_rows(connection, Measurement, RUNNING)
 
 
 async def reports(connection: Connection) -> ControlsByNode:
-    """Return what nodes say of the controls of gangs that are being measured."""
+    """Return what nodes report about the controls of gangs that are being measured."""
     return by_gang(await fetch_rows(connection, ControlsReport, REPORTS))
 
 
@@ -205,7 +205,7 @@ async def lock(connection: Connection, allocation_id: str, position: int) -> boo
 async def step(
     connection: Connection, allocation_id: str, position: int, values: list[float], window_s: float, least_s: float
 ) -> None:
-    """Begin the interval at one position; the terms of the whole may change with it."""
+    """Begin the interval at one position; the values and times of the whole measurement may change with it."""
     await connection.execute(STEP, allocation_id, position, values, window_s, least_s)
 
 
@@ -215,12 +215,12 @@ async def end(connection: Connection, allocation_id: str, state: str, detail: st
 
 
 async def cut(connection: Connection, allocation_id: str) -> None:
-    """End the measurement of a gang that a plan sets, if there is one."""
+    """End the measurement, if there is one, of a gang whose controls a plan sets."""
     await connection.execute(CUT, allocation_id)
 
 
 async def values_without_point(connection: Connection, measurement: Measurement) -> list[float]:
-    """Return the values that were tried and gave no point."""
+    """Return the values that were tried but gave no point."""
     found = await connection.fetch(
         WITHOUT_POINT,
         measurement.job_id,
@@ -236,5 +236,5 @@ async def values_without_point(connection: Connection, measurement: Measurement)
 
 
 async def keep(connection: Connection, point: NewPoint) -> None:
-    """Keep a point; it takes the place of an earlier one of the same configuration."""
+    """Keep a point; it replaces an earlier one of the same configuration."""
     await connection.execute(KEEP, *point)

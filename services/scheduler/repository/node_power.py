@@ -92,16 +92,16 @@ class ChangingNode(NamedTuple):
     """A node that is not simply on.
 
     Attributes:
-        node_id: Which.
-        state: Of its power.
+        node_id: The node.
+        state: The state of its power.
         pinned: Whether an operator keeps it awake.
-        attempts: How often its hook was run for the present change, and ``acted_at``: when first.
-        off_at: Since when it draws nothing but its standby.
-        heartbeat_at, registered_at: When it, and its agent, were last heard.
+        attempts, acted_at: How often its hook has been run for the present change, and when first.
+        off_at: Since when it has drawn nothing but its standby power.
+        heartbeat_at, registered_at: When it last sent a heartbeat, and when its agent last registered.
         at: Now.
         leased: Whether its lease holds.
         heard: Whether it has sent a heartbeat since its state last changed.
-        done_for_s: Seconds since its hook succeeded, None if it has not.
+        done_for_s: Seconds since its hook succeeded; None if it has not.
     """
 
     node_id: str
@@ -119,7 +119,7 @@ class ChangingNode(NamedTuple):
 
 
 class DueNode(NamedTuple):
-    """A node whose hook is to be run; ``begun``: not for the first time."""
+    """A node whose hook is to be run; ``begun``: it has been run before."""
 
     node_id: str
     state: str
@@ -135,7 +135,7 @@ class BegunNode(NamedTuple):
 
 
 class PoweredNode(NamedTuple):
-    """A node as operators' wishes are checked against it."""
+    """A node, with what operators' requests are checked against."""
 
     heard: bool
     state: str
@@ -145,7 +145,7 @@ class PoweredNode(NamedTuple):
 
 
 class NodePowerRow(NamedTuple):
-    """A node's power as ``contracts.nodes.NodePower`` has it, with the node."""
+    """A node and its power, as in ``contracts.nodes.NodePower``."""
 
     node_id: str
     state: str
@@ -193,34 +193,34 @@ async def lock_changing(connection: Connection, node_id: str) -> ChangingNode | 
 
 
 async def due(connection: Connection, min_off_s: float) -> list[DueNode]:
-    """Return the nodes whose hooks are to be run, in the order of their changes."""
+    """Return the nodes whose hooks are to be run, in the order in which their states changed."""
     return await fetch_rows(connection, DueNode, DUE, min_off_s)
 
 
 async def booting(connection: Connection) -> int:
-    """Return how many nodes boot now."""
+    """Return how many nodes are booting."""
     return await connection.fetchval(BOOTING)
 
 
 async def begin(connection: Connection, node_id: str, state: PowerState, stream: str) -> BegunNode | None:
-    """Count an attempt to power a node; None if there is no reason for one any more. ``stream``: of its commands."""
+    """Count an attempt to power a node; None if it is no longer needed. ``stream``: of the node's commands."""
     return await fetch_row(connection, BegunNode, BEGIN, node_id, state.value, stream)
 
 
 async def add_period(
     connection: Connection, node_id: str, state: str, start_at: datetime, end_at: datetime | None, power_w: float
 ) -> None:
-    """Book how long a node was ``off`` or ``waking`` and what it drew, watts; telemetry makes energy of it."""
+    """Record how long a node was ``off`` or ``waking`` and what it drew, watts; telemetry turns this into energy."""
     await connection.execute(PERIOD, node_id, state, start_at, end_at, power_w)
 
 
 async def end_standby(connection: Connection, node_id: str) -> None:
-    """Note that a node draws more than its standby from now on."""
+    """Note that a node draws more than its standby power from now on."""
     await connection.execute("UPDATE node_power SET off_at = NULL WHERE node_id = $1", node_id)
 
 
 async def set_off(connection: Connection, node_id: str, heartbeat_at: datetime | None) -> None:
-    """Note that a node is off: since its hook succeeded, or since it was last heard, if that is later."""
+    """Note that a node is off since its hook succeeded or, if that is later, since its last heartbeat."""
     await connection.execute(OFF, node_id, heartbeat_at)
 
 
@@ -230,22 +230,22 @@ async def set_on(connection: Connection, node_id: str) -> None:
 
 
 async def stay_on(connection: Connection, node_id: str, detail: str, for_s: float) -> None:
-    """Note that a node that was to go down is on, and that no plan powers it down for so long."""
+    """Note that a node that was to go down is on, and that no plan may power it down for ``for_s``."""
     await connection.execute(STAY_ON, node_id, detail, for_s)
 
 
 async def set_failed(connection: Connection, node_id: str, detail: str) -> None:
-    """Note that a node could not be powered as it should."""
+    """Note that a node could not be powered as it should have been."""
     await connection.execute(FAILED, node_id, detail)
 
 
 async def run_hook_again(connection: Connection, node_id: str) -> None:
-    """Have the hook of a node run once more, now."""
+    """Have the hook of a node run again now."""
     await connection.execute("UPDATE node_power SET done_at = NULL WHERE node_id = $1", node_id)
 
 
 async def run_hook_later(connection: Connection, node_id: str, detail: str, pause_s: float) -> None:
-    """Have the hook of a node run once more after a pause; ``detail`` says why it failed."""
+    """Have the hook of a node run again after a pause; ``detail`` says why it failed."""
     await connection.execute(TRY_AGAIN, node_id, detail, pause_s)
 
 
@@ -255,20 +255,20 @@ async def note_done(connection: Connection, node_id: str) -> None:
 
 
 async def powered(connection: Connection, node_id: str) -> PoweredNode | None:
-    """Return a node as operators' wishes are checked against it."""
+    """Return a node, with what operators' requests are checked against."""
     return await fetch_row(connection, PoweredNode, POWERED, node_id)
 
 
 async def add(connection: Connection, node_id: str) -> None:
-    """Begin to keep track of a node's power, which so far was always on."""
+    """Begin to keep track of the power of a node, which has always been on so far."""
     await connection.execute(KNOWN, node_id)
 
 
 async def pin(connection: Connection, node_id: str, pinned: bool) -> bool:
-    """Pin a node awake, or not any more; return whether that is a change."""
+    """Pin a node awake, or unpin it; return whether that is a change."""
     return await connection.fetchval(PIN, node_id, pinned) is not None
 
 
 async def node_power(connection: Connection, node_id: str) -> NodePowerRow | None:
-    """Return a node's power with what that came to so far, None without such a node."""
+    """Return a node's power and its totals so far; None if there is no such node."""
     return await fetch_row(connection, NodePowerRow, NODE_POWER, node_id)

@@ -24,7 +24,7 @@ UNSENT_GANGS = "SELECT DISTINCT payload ->> 'allocation_id' FROM outbox"
 
 
 class Outgoing(NamedTuple):
-    """A stream of Redis, the command to put on it, and the span that it is a child of, if there is one."""
+    """A command, the Redis stream to put it on, and the span that it is a child of, if there is one."""
 
     stream: str
     payload: Json
@@ -32,12 +32,12 @@ class Outgoing(NamedTuple):
 
     @property
     def kept(self) -> Json:
-        """The payload as the outbox has it."""
+        """The payload as it is stored in the outbox."""
         return self.payload if self.traceparent is None else {**self.payload, TRACEPARENT: self.traceparent}
 
 
 class OutboxRow(NamedTuple):
-    """A command that waits to be published."""
+    """A command waiting to be published."""
 
     id: int
     stream: str
@@ -52,15 +52,15 @@ async def put(connection: Connection, commands: Sequence[Outgoing]) -> None:
 
 
 async def oldest(connection: Connection, limit: int) -> list[OutboxRow]:
-    """Return the commands to be published next, in their order."""
+    """Return the commands to be published next, in order."""
     return await fetch_rows(connection, OutboxRow, NEXT, limit)
 
 
 async def delete(connection: Connection, ids: Sequence[int]) -> None:
-    """Delete commands that Redis has."""
+    """Delete commands that Redis now has."""
     await connection.execute("DELETE FROM outbox WHERE id = ANY($1::bigint[])", list(ids))
 
 
 async def unsent_gangs(connection: Connection) -> set[str]:
-    """Return the allocations with a command that Redis has not had yet."""
+    """Return the allocations with a command that Redis does not have yet."""
     return {record[0] for record in await connection.fetch(UNSENT_GANGS)}

@@ -49,15 +49,15 @@ class ActiveModel(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """What is predicted of some jobs; every column is (n_jobs,).
+    """What is predicted for some jobs; every column is (n_jobs,).
 
     Attributes:
-        job_id: Which.
+        job_id: The jobs.
         group_id, user_id: Their groups, by ``core.profiles.job_group``.
-        gpu_s: GPU seconds, 0 of a group that is new.
+        gpu_s: GPU seconds, 0 for a group that is new.
         spread_gpu_s: Standard deviation of the earlier runs.
         seen: Whether the group was seen in training, with ``examples`` jobs.
-        low_gpu_s, median_gpu_s, high_gpu_s: Deciles and median of the group, None of one that is new.
+        low_gpu_s, median_gpu_s, high_gpu_s: Deciles and median of the group, None for one that is new.
     """
 
     job_id: list[str]
@@ -73,7 +73,7 @@ class Predictions(NamedTuple):
 
 
 class PredictionRow(NamedTuple):
-    """A job with its prediction, all None if there is none, and its actual length."""
+    """A job with its prediction, whose fields are all None if there is none, and its actual length."""
 
     tenant_id: str
     project: str
@@ -93,7 +93,7 @@ class PredictionRow(NamedTuple):
 
 
 class ModelRow(NamedTuple):
-    """A version of the model, as ``contracts.predictions.LengthModel`` has it."""
+    """A version of the model, as in ``contracts.predictions.LengthModel``."""
 
     id: str
     trained_at: datetime
@@ -115,19 +115,19 @@ async def content(connection: Connection, model_id: str) -> bytes | None:
 
 
 async def keep(connection: Connection, group_version: int, model_id: str | None, predictions: Predictions) -> None:
-    """Store predictions; what was stored of a job before stands.
+    """Store predictions; what has already been stored for a job stands.
 
-    Not waited for until it is on disk, which was most of the time it took: what a crash of the database loses is
-    predicted again when the scheduler next sees the job.
+    Waiting for the disk took most of the time, so the commit does not: what a crash of the database loses is predicted
+    again when the scheduler next sees the job.
     """
     await connection.execute(KEEP, group_version, model_id, *predictions)
 
 
 async def prediction(connection: Connection, job_id: str) -> PredictionRow | None:
-    """Return a job with its predicted and its actual length; None if there is no such job."""
+    """Return a job with its predicted and actual length; None if there is no such job."""
     return await fetch_row(connection, PredictionRow, PREDICTION, job_id)
 
 
 async def models(connection: Connection) -> list[ModelRow]:
-    """Return the versions of the model, newest first, without their content."""
+    """Return the versions of the model, newest first, without their contents."""
     return await fetch_rows(connection, ModelRow, MODELS)

@@ -1,4 +1,4 @@
-"""What was learned about kinds of jobs: the measured points, and the tables fitted to them."""
+"""What has been learned about kinds of jobs: the measured points, and the tables fitted to them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ SELECT s.allocation_id, s.node_id, s.revision, s.power_limit_w, s.clock_mhz, s.e
 
 
 class News(NamedTuple):
-    """A kind of job on one GPU model by one control that has points since it was last fitted."""
+    """A kind of job on one GPU model with one control that has new points since it was last fitted."""
 
     kind: str
     gpu_model: str
@@ -101,7 +101,7 @@ class News(NamedTuple):
 
 
 class PointRow(NamedTuple):
-    """What a gang did at one value of a control; 0 for a batch, and None for a family, that is not known.
+    """What a gang did at one value of a control; an unknown batch is 0, an unknown family None.
 
     ``base_batch``: the user's own total batch, where policies may choose another; None elsewhere.
     """
@@ -117,7 +117,7 @@ class PointRow(NamedTuple):
 
 
 class NewProfile(NamedTuple):
-    """What was fitted: tables of (sizes x values), empty, with a detail, where nothing could be."""
+    """What was fitted: tables of (sizes x values), which are empty, with a detail, if nothing could be."""
 
     kind: str
     gpu_model: str
@@ -136,7 +136,7 @@ class NewProfile(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """The table of one kind of job on one GPU model by one control, and the error of what it draws, as a share.
+    """The table of one kind of job on one GPU model with one control, and the error of its power, as a share.
 
     ``by_batch`` is a ``StoredStepTimes``, as JSON text.
     """
@@ -153,7 +153,7 @@ class TableRow(NamedTuple):
 
 
 class ProfiledJob(NamedTuple):
-    """Whose a job is, its kind, what its user calls that, and the size of its gang."""
+    """A job's owner, its kind, its user's name for that kind, and the size of its gang."""
 
     tenant_id: str
     project: str
@@ -163,7 +163,7 @@ class ProfiledJob(NamedTuple):
 
 
 class LearnedRow(NamedTuple):
-    """What was learned of a kind of job on one GPU model by one control."""
+    """What was learned about a kind of job on one GPU model with one control."""
 
     gpu_model: str
     setting: str
@@ -182,7 +182,7 @@ class LearnedRow(NamedTuple):
 
 
 class MeasurementRow(NamedTuple):
-    """A measurement as ``contracts.profiles.ControlMeasurement`` has it."""
+    """A measurement, as in ``contracts.profiles.ControlMeasurement``."""
 
     job_id: str
     allocation_id: str
@@ -198,7 +198,7 @@ class MeasurementRow(NamedTuple):
 
 
 class InForceRow(NamedTuple):
-    """What a job's devices on one node were set to, as ``contracts.profiles.ControlInForce`` has it."""
+    """What a job's devices on one node were set to, as in ``contracts.profiles.ControlInForce``."""
 
     allocation_id: str
     node_id: str
@@ -212,45 +212,45 @@ class InForceRow(NamedTuple):
 
 
 async def news(connection: Connection) -> News | None:
-    """Return what has points since it was last fitted, one of it, and none that is being measured."""
+    """Return one kind that has new points since it was last fitted and is not being measured; None if there is none."""
     return await fetch_row(connection, News, NEWS)
 
 
 async def points(connection: Connection, kind: str, gpu_model: str, control: str) -> list[PointRow]:
-    """Return what was measured of a kind of job, the newest first."""
+    """Return what was measured of a kind of job, newest first."""
     return await fetch_rows(connection, PointRow, POINTS, kind, gpu_model, control)
 
 
 async def store(connection: Connection, profile: NewProfile) -> None:
-    """Keep what was fitted; it takes the place of what was before."""
+    """Store what was fitted, in place of the last fit."""
     await connection.execute(STORE, *profile)
 
 
 async def tables(connection: Connection) -> list[TableRow]:
-    """Return the tables of the kinds of jobs that wait or hold devices; the one fitted last comes last."""
+    """Return the tables of the kinds of jobs that wait or hold devices, the latest fit last."""
     return await fetch_rows(connection, TableRow, TABLES)
 
 
 async def tables_of_job(connection: Connection, job_id: str) -> list[TableRow]:
-    """Return the tables of a job's kind, whatever state the job is in, the one fitted last comes last."""
+    """Return the tables of a job's kind, whatever state the job is in, the latest fit last."""
     return await fetch_rows(connection, TableRow, TABLES_OF_JOB, job_id)
 
 
 async def job(connection: Connection, job_id: str) -> ProfiledJob | None:
-    """Return whose a job is, its kind and its size, None without such a job."""
+    """Return a job's owner, its kind and its size; None if there is no such job."""
     return await fetch_row(connection, ProfiledJob, JOB, job_id)
 
 
 async def learned(connection: Connection, kind: str) -> list[LearnedRow]:
-    """Return what was learned of a kind of job."""
+    """Return what was learned about a kind of job."""
     return await fetch_rows(connection, LearnedRow, LEARNED, kind)
 
 
 async def measurements(connection: Connection, kind: str) -> list[MeasurementRow]:
-    """Return the last measurements of a kind of job, the newest first."""
+    """Return the last measurements of a kind of job, newest first."""
     return await fetch_rows(connection, MeasurementRow, MEASUREMENTS, kind)
 
 
 async def in_force(connection: Connection, job_id: str) -> list[InForceRow]:
-    """Return what a job's devices were set to, the newest first."""
+    """Return what a job's devices were set to, newest first."""
     return await fetch_rows(connection, InForceRow, IN_FORCE, job_id)

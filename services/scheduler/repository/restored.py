@@ -21,7 +21,7 @@ UPDATE jobs j SET generation = generation + $1
 
 
 async def lose_everything(connection: Connection) -> int:
-    """Give up every node with its shares of gangs; return how many gangs were live."""
+    """Give up every node and its shares of gangs; return how many gangs were live."""
     live = await connection.fetchval("SELECT count(*) FROM allocations WHERE state <> 'ended'")
     of_gangs = [record[0] for record in await connection.fetch(LIVE_NODES)]
     known = await nodes.lock(connection)
@@ -35,5 +35,5 @@ async def forget_commands(connection: Connection) -> None:
 
 
 async def renumber(connection: Connection, by: int) -> None:
-    """Raise the numbers of the gangs that jobs which have not ended will get."""
+    """Raise the numbers of the gangs that unfinished jobs will get."""
     await connection.execute(RENUMBER, by)

@@ -1,4 +1,4 @@
-"""The policy in force, what it remembers, and the rounds that were held."""
+"""The policy in force, what it remembers, and the rounds that have been held."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ SELECT round, at, trigger, policy, jobs, starts, preemptions, holds, intensity_g
 class State(NamedTuple):
     """What a round starts from; times are UTC seconds by the database's clock.
 
-    ``memory`` is None where the asker has that of this version.
+    ``memory`` is None if the caller already has that of this version.
     """
 
     version: int
@@ -100,7 +100,7 @@ class ActivePolicyRow(NamedTuple):
 
 
 class NewPlan(NamedTuple):
-    """A round that was just held, to be kept."""
+    """A round that was just held, to be stored."""
 
     round: int
     trigger: str
@@ -133,7 +133,7 @@ class PlanRow(NamedTuple):
 
 
 async def prepare(connection: Connection, policy: str) -> None:
-    """Put ``policy`` in force in a new installation; another one has its own already."""
+    """Put ``policy`` in force in a new installation; any other has one already."""
     await connection.execute(FIRST_STATE, policy)
 
 
@@ -142,7 +142,7 @@ async def state(connection: Connection, known_version: int | None = None) -> Sta
 
     Args:
         connection: The connection.
-        known_version: The version of which the memory is not needed, for the caller has it.
+        known_version: The version whose memory the caller already has.
     """
     found = await fetch_row(connection, State, STATE, known_version)
     assert found is not None
@@ -150,30 +150,30 @@ async def state(connection: Connection, known_version: int | None = None) -> Sta
 
 
 async def due_in_s(connection: Connection, interval_s: float) -> float:
-    """Return in how many seconds the next active round is due; not positive: now."""
+    """Return in how many seconds the next active round is due; 0 or less: now."""
     return await connection.fetchval(DUE, interval_s) or 0.0
 
 
 async def fingerprint(connection: Connection, node_min_on_s: float) -> tuple[object, ...]:
-    """Return what a passive round's outcome depends on: while it stays the same, so would the round's answer."""
+    """Return what a passive round's outcome depends on: as long as it stays the same, so does the outcome."""
     return tuple(await connection.fetchrow(FINGERPRINT, node_min_on_s) or ())
 
 
 async def claim_version(connection: Connection, version: int, memory: Json | None, *, is_active: bool) -> int | None:
-    """Store a policy's memory and return the number of its round; None if ``version`` is not the newest any more.
+    """Store a policy's memory and return the number of its round; None if ``version`` is no longer the newest.
 
-    A memory that is None stays as it is.
+    A memory of None leaves the stored one as it is.
     """
     return await connection.fetchval(CLAIM_VERSION, version, memory, is_active)
 
 
 async def next_version(connection: Connection) -> None:
-    """Make any plan stale that is being made at the same time."""
+    """Make stale any plan that is being made at the same time."""
     await connection.execute(NEXT_VERSION)
 
 
 async def record(connection: Connection, plan: NewPlan) -> None:
-    """Keep a round for operators to read; its time is the transaction's."""
+    """Store a round for operators to read; its time is the transaction's."""
     await connection.execute(RECORD, *plan)
 
 
@@ -183,20 +183,20 @@ async def trim(connection: Connection, kept: int) -> None:
 
 
 async def active_policy(connection: Connection) -> ActivePolicyRow | None:
-    """Return the policy in force, None before the scheduler's first turn."""
+    """Return the policy in force; None before the scheduler's first turn."""
     return await fetch_row(connection, ActivePolicyRow, ACTIVE_POLICY)
 
 
 async def set_policy(connection: Connection, name: str, parameters: Json, key_id: str) -> ActivePolicyRow | None:
     """Put a policy in force from the next round on, which is an active one; None before the scheduler's first turn.
 
-    The memory of another policy is deleted; the same one goes on from what it remembers.
+    The memory of another policy is deleted; the same policy goes on from what it remembers.
     """
     return await fetch_row(connection, ActivePolicyRow, SET_POLICY, name, parameters, key_id)
 
 
 async def plans(connection: Connection, before: int | None, limit: int) -> list[PlanRow]:
-    """Return recorded rounds, newest first, from below ``before``."""
+    """Return recorded rounds, newest first, below number ``before``."""
     query = f"{PLANS} WHERE $1::bigint IS NULL OR round < $1 ORDER BY round DESC LIMIT $2"
     return await fetch_rows(connection, PlanRow, query, before, limit)
 

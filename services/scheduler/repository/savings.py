@@ -1,4 +1,4 @@
-"""The jobs that dry runs of engines have watched, with their energy, and what was reckoned of them."""
+"""The jobs that dry runs of engines have watched, with their energy, and the savings computed from them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EndedRow(NamedTuple):
 
     Attributes:
         planned: Whether any plan knew it while it waited.
-        would_start_s: Until when the last of these held it back; None: it did not.
+        would_start_s: Until when the last such plan held it back; None: it did not.
         started_s: When its first run began.
     """
 
@@ -76,20 +76,20 @@ class EnergyRow(NamedTuple):
 
 
 async def unsettled(connection: Connection, since: date, until: date) -> list[tuple[str, date]]:
-    """Return engines and days in ``[since, until)`` of which anything is to be reckoned."""
+    """Return engines and days in ``[since, until)`` for which savings are still to be computed."""
     return [(row["engine"], row["day"]) for row in await connection.fetch(UNSETTLED, since, until)]
 
 
 async def ended(connection: Connection, engine: str, day: date) -> list[EndedRow]:
-    """Return the jobs that ended on a day of UTC."""
+    """Return the jobs that ended on a UTC day."""
     return await fetch_rows(connection, EndedRow, ENDED, engine, day)
 
 
 async def used(connection: Connection, job_ids: Sequence[str]) -> list[EnergyRow]:
-    """Return what jobs used, oldest first."""
+    """Return the energy that jobs used, oldest first."""
     return await fetch_rows(connection, EnergyRow, USED, list(job_ids))
 
 
 async def store(connection: Connection, engine: str, day: date, found: Json) -> None:
-    """Store what was reckoned of a day, in place of what was known."""
+    """Store the savings of a day, in place of earlier ones."""
     await connection.execute(STORE, engine, day, found)

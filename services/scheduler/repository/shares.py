@@ -1,4 +1,4 @@
-"""What tenants hold, are to have and wait for."""
+"""What tenants hold, are due and wait for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SELECT j.tenant_id, coalesce(min(t.share_weight), 1) AS weight,
 
 
 class ShareRow(NamedTuple):
-    """A tenant that has jobs, services and jobs on slices included."""
+    """A tenant that has jobs, including service instances and jobs on slices."""
 
     tenant_id: str
     weight: float
@@ -28,5 +28,5 @@ class ShareRow(NamedTuple):
 
 
 async def shares(connection: Connection) -> list[ShareRow]:
-    """Return the tenants that have jobs, by id."""
+    """Return the tenants that have jobs, ordered by id."""
     return await fetch_rows(connection, ShareRow, SHARES)

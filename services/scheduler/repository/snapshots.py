@@ -1,4 +1,4 @@
-"""What a snapshot is made of: jobs, nodes, and what is known of both, in one consistent view."""
+"""What a snapshot is made of: jobs, nodes, and what is known about both, in one consistent view."""
 
 from __future__ import annotations
 
@@ -163,25 +163,26 @@ class JobRow(NamedTuple):
     """A job that waits or holds devices.
 
     Attributes:
-        since_s: When its gang started, or else since when it waits, UTC seconds.
+        since_s: When its gang started, or else since when it has waited, UTC seconds.
         asked_gpus: The size that its user would ask for if it could have only one.
         gpu_model, memory_gib, needs_container: What it asks of each node; None: nothing.
-        slice: The name of the slice that it needs instead of GPUs, None of all others.
+        slice: The name of the slice that it needs instead of GPUs; None for all others.
         layout: Its parallel layout, as JSON text.
-        service: The terms of a service instance, None of a training job.
+        service: The terms of a service instance; None for a training job.
         leaves: Whether its user wants it cancelled or on hold.
-        work, done: How much there is to do, and is done, in the job's own unit; None where it does not say.
+        work, done: How much there is to do, and how much is done, in the job's own unit; None where it does not say.
         allocation_state, gpus, shares, power_limit_w, clock_mhz: Of its gang, if it has one.
-        kind, kind_label: Its kind, as tables of profiles name it, and what its user calls that.
-        gpu_power_w, gpu_s: Mean draw of one of its GPUs, over so many GPU seconds.
-        predicted_gpu_s: Its length, None where none is predicted yet.
-        spread_gpu_s: Standard deviation of that, None where nothing like it was seen before.
-        batch_min, batch_max: Between which total batches policies may choose, samples; None: the batch is the user's.
-        base_batch: The user's own, None where that is not known.
+        kind, kind_label: Its kind, as tables of profiles name it, and as its user does.
+        gpu_power_w, gpu_s: Mean draw of one of its GPUs, and the GPU seconds over which it was measured.
+        predicted_gpu_s: Its predicted length; None where none is predicted yet.
+        spread_gpu_s: Standard deviation of that; None where nothing like it was seen before.
+        batch_min, batch_max: The range of total batches that policies may choose, samples; None: the batch is the
+            user's.
+        base_batch: The user's own batch; None where it is not known.
         noise_scale: The gradient noise scale that it has reported, samples.
-        family: Of its model, where it says.
+        family: The family of its model, if it says.
         engine, queue: What runs it, and the queue of that engine that it is in.
-        reason, expected_start_s: Why it waits, and until when, UTC seconds, as it is written down.
+        reason, expected_start_s: Why it waits, and until when, UTC seconds, as stored.
     """
 
     id: str
@@ -240,7 +241,7 @@ class SpecRow(NamedTuple):
 
 
 class EfficiencyRow(NamedTuple):
-    """What a job did per joule with gangs of one size; ``generation`` is that of the last of them."""
+    """What a job did per joule with gangs of one size; ``generation`` is that of the last one."""
 
     job_id: str
     gpus: int
@@ -249,7 +250,7 @@ class EfficiencyRow(NamedTuple):
 
 
 class AwayRow(NamedTuple):
-    """A node some or all of whose GPUs get no new work, and why not."""
+    """A node whose GPUs, some or all, get no new work, and why not."""
 
     id: str
     zone: str
@@ -266,9 +267,9 @@ class NodeRow(NamedTuple):
 
     Attributes:
         zone: Its grid zone.
-        draining: Whether it takes no new work: an operator wants that, or the node itself.
+        draining: Whether it takes no new work, because an operator or the node itself wants that.
         power: On, off, or between the two.
-        may_sleep: Whether a plan may power it down or up, were there a hook for it.
+        may_sleep: Whether a plan may power it down or up, provided that there is a hook for it.
         engine, queues: What runs jobs there, and the queues of that engine that use it.
     """
 
@@ -286,7 +287,7 @@ class NodeRow(NamedTuple):
 
 
 class HostRow(NamedTuple):
-    """What the host of a node draws that is on, by the last minute of the ledger, watts."""
+    """What the host of a node that is on draws, by the last minute of the ledger, watts."""
 
     node_id: str
     power_w: float
@@ -300,7 +301,7 @@ class ClaimRow(NamedTuple):
 
 
 class PartitionRow(NamedTuple):
-    """How a GPU is to be cut, and how far its node is with it."""
+    """How a GPU is to be cut, and how far its node has got."""
 
     node_id: str
     gpu: int
@@ -324,14 +325,14 @@ class QuotaRow(NamedTuple):
 
 
 class WeightRow(NamedTuple):
-    """What a tenant is to have against others, where that is not 1."""
+    """A tenant's share relative to others, if it is not 1."""
 
     tenant_id: str
     weight: float
 
 
 class BoundRow(NamedTuple):
-    """A job, and the nodes on which it has to start, in the order of its ranks."""
+    """A job, and the nodes on which it has to start, in order of rank."""
 
     job_id: str
     nodes: list[str]
@@ -342,14 +343,14 @@ class ClusterRows:
     """All that a snapshot is made of.
 
     Attributes:
-        unpredicted: What users asked for of jobs whose lengths are not predicted yet.
+        unpredicted: The specs of jobs whose lengths are not predicted yet.
         hosts_w: What hosts draw, by node, watts.
-        asleep_w: What is configured for nodes that are off or boot, watts.
+        asleep_w: What is configured for nodes that are off or booting, watts.
         measured: Jobs whose gangs are being measured.
-        tables: What was learned of the kinds of these jobs.
-        noise_scales: What jobs reported of theirs, the geometric mean by kind, samples; of kinds of which a job is
-            here that has not yet.
-        bound: The jobs that may not start anywhere, but where their checkpoints are.
+        tables: What was learned about the kinds of these jobs.
+        noise_scales: The geometric mean, by kind, of what jobs have reported, samples; for kinds of which a job here
+            has reported none.
+        bound: The jobs that may start only where their checkpoints are.
     """
 
     state: rounds.State
@@ -376,13 +377,13 @@ def query_of(query: str, of_gated: Sequence[str] | None) -> tuple[str, list[list
 
     Args:
         query: `JOBS` or `VERSIONS`.
-        of_gated: Of the jobs that may have to wait for others, those that hold GPUs or may start; None: all.
+        of_gated: Of the jobs that may have to wait for others, those that hold GPUs or may start; None: all jobs.
     """
     return (query, []) if of_gated is None else (query + _OF_GATED, [[*of_gated]])
 
 
 async def jobs(connection: Connection, of_gated: Sequence[str] | None = None) -> list[JobRow]:
-    """Return the live jobs, in the order of their ids; ``of_gated`` as for `query_of`."""
+    """Return the live jobs, in order of id; ``of_gated`` as for `query_of`."""
     if of_gated is None:
         return await fetch_rows(connection, JobRow, JOBS + _BY_ID)
     return await fetch_rows(connection, JobRow, JOBS + _OF_GATED + _BY_ID, [*of_gated])
@@ -407,9 +408,9 @@ async def cluster(
         jobs: The live jobs.
         min_profile_s: How long a gang of one size must have run before its efficiency counts.
         node_min_on_s: How long a node must have been on before plans may power it down.
-        node_standby_w, node_boot_w: What nodes draw that are off, and that boot.
-        unpredicted: The jobs of which it is of interest what their users asked for.
-        unscaled: The kinds of jobs of which it is of interest what noise others of them reported.
+        node_standby_w, node_boot_w: What nodes draw while they are off, and while they boot.
+        unpredicted: The jobs whose specs are wanted.
+        unscaled: The kinds of jobs for which the noise scale that other jobs have reported is wanted.
         known_version: As for `rounds.state`.
     """
     return ClusterRows(
