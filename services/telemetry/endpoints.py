@@ -56,9 +56,10 @@ from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.slim import slim
 from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.contracts.streams import StreamEntries, StreamRead
-from services.kit.identity import Admin, Caller, Operator, ProjectCaller, not_of_a_project
+from services.kit.identity import Admin, Caller, Operator, ProjectCaller
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, not_found
+from services.kit.projects import check_project
 from services.kit.routes import Lines, from_state
 from services.telemetry import invariants
 from services.telemetry.history import past_jobs
@@ -294,9 +295,7 @@ async def report_footprint(
     """
     _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
-    project = caller.project or query.project
-    if query.project not in (None, project):
-        raise not_of_a_project(project)
+    project = check_project(query.project, caller.project)
     report = await footprint_report(service.database, query, tenant_id, project, service.settings)
     return Response(slim(report, query.fields, "lines"), media_type="application/json")
 

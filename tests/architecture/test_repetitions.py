@@ -92,6 +92,8 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "services/standalone/data_folder.py::_locked": Retry(
         "`_LOCK_TRIES`", "`_LOCK_PAUSE_S`, a moment", "already running"
     ),
+    "services/standalone/dozing.py::Dozing._act": Until("each worker has been looked at"),
+    "services/standalone/dozing.py::Dozing.follow": Pace("`LOOK_EVERY_S`"),
     "services/standalone/node_power.py::follow": Pace("`LOOK_EVERY_S`"),
     "services/standalone/node_power.py::power": Until("`WITHIN_S`"),
     "services/standalone/probes.py::PulseProbe.answer": Until("`_answers` of the supervisor"),

@@ -19,6 +19,7 @@ ALLOWED = {
     "services/cli/main.py:Commands.get_command": "click calls it",
     "services/cli/main.py:Commands.list_commands": "click calls it",
     "services/cli/output.py:_Console.render_str": "rich calls it",
+    "services/db/database.py:_Shared.get_reset_query": "asyncpg calls it",
     "services/kit/heads.py:Server.handle_exit": "uvicorn calls it",
     "services/kit/heads.py:Server.main_loop": "uvicorn calls it",
     "services/kit/otel.py:PartsOnly.get_description": "OpenTelemetry calls it",

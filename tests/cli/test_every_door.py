@@ -46,7 +46,7 @@ LOCAL = {
     *("simulate experiment", "simulate inference", "simulate serving", "simulate training", "verify", "factors add"),
 }
 """They ask no gateway, or say only what they do here: files, programs and this machine's installation."""
-ASIDE = {"exec", "shell", "forward", "cp", "notebook"}
+ASIDE = {"exec", "shell", "forward", "cp", "notebook", "mcp"}
 """The user's own terminal in a job, as ssh is."""
 PLAIN = {
     *("apps delete", "budgets remove", "endpoints delete", "fleets apply", "fleets delete", "fleets set"),
