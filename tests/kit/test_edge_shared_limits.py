@@ -168,3 +168,21 @@ async def test_one_without_requests_looks_seldom_until_it_has_one(
     assert quiet.taken(20) <= 20 - 1 - 15
     quiet.at_once.enter("t")
     assert await for_s(10) == 80
+
+
+async def test_one_without_requests_sees_at_once_what_is_open_no_longer(redis: Redis) -> None:
+    clock = Clock()
+    quiet, busy = One(redis, clock, "quiet"), One(redis, clock, "busy")
+    await tell(quiet, busy)
+    for _ in range(3):
+        busy.at_once.enter("t")
+    clock.now_s += 10
+    await tell(busy, quiet)
+    assert quiet.at_once.elsewhere == {"t": 3}
+    for _ in range(3):
+        busy.at_once.leave("t")
+    for _ in range(2):
+        clock.now_s += 0.25
+        await busy.shared.look()
+        await quiet.shared.look()
+    quiet.at_once.enter("t")  # nothing is open

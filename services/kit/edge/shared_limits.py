@@ -26,8 +26,9 @@ log = Log(__name__)
 
 LIMITS_S = 0.25
 QUIET_S = 2.0
-"""A process that has had no request for so long looks this often until it gets one: it lets nothing through meanwhile,
-and at the first look after it, at most its burst more than if it had looked all the time."""
+"""A process that has had no request for so long, while nothing is open elsewhere, looks this often until it gets one: it
+lets nothing through meanwhile, and at the first look after it, at most its burst more than if it had looked all the
+time. What is open elsewhere counts against a tenant's first request here, so that its end must be seen at once."""
 ANSWERS_S = 2.0
 """A Redis that is silent for so long does not answer."""
 ALIVE_S = 3.0
@@ -76,7 +77,7 @@ class SharedLimits:
     async def look(self) -> None:
         """Write what this process has let through, and charge what the others have; log once when Redis is away."""
         own, last = self._own(), self._written
-        if last is None or own.open or own.taken != last.taken:
+        if last is None or own.open or own.taken != last.taken or self._at_once.elsewhere:
             self._changed_at_s = own.at_s
         elif self._changed_at_s + QUIET_S < own.at_s < last.at_s + QUIET_S:
             return
