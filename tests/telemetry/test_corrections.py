@@ -215,6 +215,23 @@ async def test_what_was_measured_while_a_clock_was_ahead_is_not_late(plane) -> N
     assert await return_late(plane.database, unsigned) == 0
 
 
+async def test_an_end_before_the_begin_is_of_a_clock_that_was_set_back_and_takes_nothing(plane) -> None:
+    agent = await plane.agent()
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n0": [0]})
+    t = utc_now().timestamp() - 20
+    begun = {"started_at": datetime.fromtimestamp(t, UTC).isoformat()}
+    agent.ranks[gang] = {"allocation_id": gang, "state": "running", **begun}
+    await agent.beat()
+    await agent.report(ten_seconds(agent, gang, t))
+    before = await figures(plane, job)
+    await ends(plane, agent, gang, t - 3_590)  # an hour back, and ten seconds later
+
+    assert await broken(plane) == {}
+    assert await return_late(plane.database, unsigned) == 0
+    assert await figures(plane, job) == before
+
+
 async def test_a_mean_intensity_counts_a_corrected_interval_once(plane) -> None:
     t = utc_now().timestamp() - 100
     plane.carbon.steps = [(0, t + 10, 100, "measured"), (t + 10, 4e9, 400, "measured")]

@@ -39,9 +39,10 @@ FIGURES_OF_DAYS = f"""
 
 DAY_LINES = FIGURES_OF_DAYS.replace("{more}", "")
 
-GANG_END = "coalesce(r.ended_at, a.ended_at)"
+GANG_END = "CASE WHEN r.ended_at < r.started_at THEN a.ended_at ELSE coalesce(r.ended_at, a.ended_at) END"
 """When the gang ``a`` ended on the node whose last report is ``r``: by the node's own clock, as its lines are, if the
-node has said; else when it was given up. NULL while it lives."""
+node has said, and not that it ended before it began, as one does whose clock was set back; else when it was given up.
+NULL while it lives."""
 
 GANG_BEGIN = "CASE WHEN r.started_at IS NOT NULL THEN least(r.started_at, a.started_at) END"
 """When the gang ``a`` was there on the node at the earliest, by the clock of the node or of the database, whichever is
