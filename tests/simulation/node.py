@@ -201,7 +201,8 @@ class _Shims:
         check = self.simulation.check
         for index in start.devices:
             board, device = agent.devices[index], agent.driver._devices[index]  # type: ignore[union-attr]
-            is_own = device.limit_w == LIMIT_W and agent.gangs.get(start.allocation_id).settings is not None  # type: ignore[union-attr]
+            holders = [each for each in agent.gangs if each.holding and index in each.devices]  # type: ignore[union-attr]
+            is_own = device.limit_w == LIMIT_W and any(each.settings is not None for each in holders)
             is_free = device.limit_w == board.power_limit_w or is_own
             check("a gang gets its devices as they were made", is_free or start.shares)  # else as its neighbour has it
         copied = [each.allocation_id for each in agent.gangs if each.copying and each.start.job_id == start.job_id]  # type: ignore[union-attr]

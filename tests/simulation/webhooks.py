@@ -277,7 +277,8 @@ class _Session:
         world, draw = self._world, self._world.simulation.choices.below
         message = world.messages[headers[ID_HEADER]]
         check = world.simulation.check
-        check("what is over is not sent again", message.state == "pending", message.id)
+        is_over = message.state in ("delivered", "failed")  # it may be deleted while it is on its way
+        check("what is over is not sent again", not is_over, message.id)
         check("a message is sent once at a time", message.id not in world.now_posted, message.id)
         key = (self._sender, message.webhook)
         is_tried = message.id.startswith("t")

@@ -31,7 +31,7 @@ LEASE_S, SWEEP_S, RESEND_S = 10.0, 2.0, 3.0
 MOST_ATTEMPTS = 3
 SLACK_S = 0.5
 """What an answer of the database may be late."""
-CALM_S = 150.0
+CALM_S = 300.0
 """Within this time all work has ended, if nothing fails any more."""
 AWAY = ConnectionError("lost")
 CONFIGURATION = SimpleNamespace(
