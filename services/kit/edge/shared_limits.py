@@ -26,8 +26,8 @@ log = Log(__name__)
 
 LIMITS_S = 0.25
 QUIET_S = 2.0
-"""A process that has had no request for so long, while nothing is open elsewhere, looks this often until it gets one: it
-lets nothing through meanwhile, and at the first look after it, at most its burst more than if it had looked all the
+"""A process that has had no request for so long, while nothing is open elsewhere, looks this often until it gets one.
+It lets nothing through meanwhile, and at the first look after it, at most its burst more than if it had looked all the
 time. What is open elsewhere counts against a tenant's first request here, so that its end must be seen at once."""
 ANSWERS_S = 2.0
 """A Redis that is silent for so long does not answer."""
