@@ -17,11 +17,15 @@ from typing import IO
 
 import pytest
 
+from tests import costs
+
 LINTERS = (("ruff", "check", "--quiet", "."), ("ruff", "format", "--quiet", "--check", "."))
 COVERAGE = ("--cov", "--cov-report=")
 """Where and how is in pyproject.toml; the table at the end is ``tests/support/covered.py``."""
 SECOND_CHANCES = 3
 """With more failures than these something is broken, and none runs again."""
+_QUICK = "not slow and not live"
+"""What `./test` runs where no other tests are asked for: those whose costs are written down."""
 _BESIDE = 10  # niceness: pyright must not take the processor from tests that wait for processes
 
 
@@ -40,6 +44,9 @@ def main(arguments: Sequence[str]) -> int:
             if covered:
                 subprocess.run([sys.executable, "-m", "tests.support.covered"], check=True)
             types = pyright.wait()
+            has_grown = (
+                _QUICK in rest and tests in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and costs.failed()
+            )
             if tests == pytest.ExitCode.TESTS_FAILED:
                 tests = _failed_again(rest)
         except KeyboardInterrupt:
@@ -50,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         output.seek(0)
         print(f"pyright: {output.read().strip()}")
     mutants = subprocess.run([sys.executable, "-m", "tests.mutation"]).returncode if covered else 0
-    return tests or types or mutants
+    return tests or types or mutants or int(has_grown)
 
 
 def _failed_again(arguments: Sequence[str]) -> int:

@@ -6,22 +6,41 @@ ended by then. What several tests share counts for the one that starts or ends i
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import PurePath
+from statistics import mean
+from typing import Any
 
 import pytest
 
+from tests import costs
+
 _CPU_S = "cpu_s"
+_LOOP_S = "loop_s"
+_SUMMARY = "folder-times"
+_TURNS, _MEASURED_TURNS = 10_000_000, 1_000_000
 
 
 class _CpuSeconds:
-    """In each process that runs tests: adds the CPU seconds of each phase to its report."""
+    """In each process that runs tests: adds the CPU seconds of each phase to its report, and has a measure of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._loops_s = [_loop_s()]
         self._before_s = _cpu_s()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        self._loops_s.append(_loop_s())
+        told: Any = self._config
+        if hasattr(told, "workeroutput"):  # a worker of xdist's
+            told.workeroutput[_LOOP_S] = mean(self._loops_s)
+        elif (summary := told.pluginmanager.get_plugin(_SUMMARY)) is not None and not summary.loops_s:
+            summary.loops_s.append(mean(self._loops_s))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -38,6 +57,12 @@ class _Summary:
     def __init__(self) -> None:
         self._began_s = time.monotonic()
         self._folders: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        self.loops_s: list[float] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        if _LOOP_S in getattr(node, "workeroutput", {}):
+            self.loops_s.append(node.workeroutput[_LOOP_S])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         parts = PurePath(report.nodeid.partition("::")[0]).parts
@@ -54,15 +79,27 @@ class _Summary:
         total = [sum(row[column] for row in self._folders.values()) for column in range(3)]
         wall_s = time.monotonic() - self._began_s
         terminalreporter.line(f"{total[0]:7.0f} {total[1]:9.1f} {total[2]:8.1f}  all; {wall_s:.0f} s by the clock")
+        if self.loops_s and costs.LAST.parent.is_dir():
+            loop_s = mean(self.loops_s)
+            terminalreporter.line(f"ten million turns of a loop took {loop_s:.2f} CPU s meanwhile")
+            costs.LAST.write_text(json.dumps({folder: row[2] / loop_s for folder, row in self._folders.items()}))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Count in every process, and show the sums in the one that has the terminal."""
-    config.pluginmanager.register(_CpuSeconds(), "cpu-seconds")
+    config.pluginmanager.register(_CpuSeconds(config), "cpu-seconds")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Summary(), "folder-times")
+        config.pluginmanager.register(_Summary(), _SUMMARY)
 
 
 def _cpu_s() -> float:
     now = os.times()
     return now.user + now.system + now.children_user + now.children_system
+
+
+def _loop_s() -> float:
+    """Return the CPU seconds of ten million turns of a loop, by a tenth of them."""
+    before_s, total = time.process_time(), 0
+    for at in range(_MEASURED_TURNS):
+        total += at * at
+    return (time.process_time() - before_s) * _TURNS / _MEASURED_TURNS

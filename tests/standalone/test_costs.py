@@ -1,0 +1,50 @@
+"""What `./test` says of folders of tests that have become dear."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import costs
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_folder_that_grew_by_half_is_named_and_no_other() -> None:
+    kept = {"tests/same": 100.0, "tests/grown": 100.0, "tests/small": 1.0}
+    found = {"tests/same": 149.0, "tests/grown": 151.0, "tests/small": costs.LEAST - 1, "tests/new": costs.LEAST + 1}
+    assert [each.split()[0] for each in costs.grown(found, kept)] == ["tests/grown", "tests/new"]
+    assert not list(costs.grown({"tests/small": costs.LEAST + 1}, {"tests/small": costs.LEAST}))
+
+
+def test_a_run_that_is_dear_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(costs, "LAST", tmp_path / "last.json")
+    monkeypatch.setattr(costs, "KEPT", tmp_path / "costs.toml")
+    assert not costs.failed(), "nothing ran"
+    costs.LAST.write_text(json.dumps({"tests/unit": 100.0}))
+    costs.main()
+    assert not costs.failed()
+    costs.LAST.write_text(json.dumps({"tests/unit": 200.0}))
+    assert costs.failed()
+    assert "tests/unit costs 200 times the reference loop, and is written down with 100" in capsys.readouterr().err
+
+
+def test_a_run_says_what_its_folders_cost(tmp_path: Path) -> None:
+    for name, turns in (("dear", 2_000_000), ("cheap", 1)):
+        (tmp_path / "tests" / name).mkdir(parents=True)
+        text = f"def test_it():\n    total = 0\n    for at in range({turns}):\n        total += at * at\n"
+        (tmp_path / "tests" / name / "test_it.py").write_text(text)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
+    (tmp_path / costs.LAST.parent).mkdir(parents=True)
+    command = ["-m", "pytest", "-q", "-n", "2", "--import-mode=importlib", "-p", "tests.support.folder_times"]
+    run = subprocess.run([sys.executable, *command, "tests"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = json.loads((tmp_path / costs.LAST).read_text())
+    assert found["tests/dear"] > found["tests/cheap"] >= 0.0
+    assert "ten million turns of a loop took " in run.stdout
