@@ -471,7 +471,7 @@ class AppEvaluations(Message):
 
 
 class AppReport(Message):
-    """What an application did, compared with BASE: the most accurate variant on whole GPUs, all the time."""
+    """What an application did, compared with BASE: the most accurate variant on whole GPUs, for the same requests."""
 
     app: str
     start_at: Instant
@@ -482,14 +482,15 @@ class AppReport(Message):
     accuracy_loss_pct: float | None = Field(description="Against the most accurate variant.")
     p95_ms: float | None
     sla_p95_ms: float
-    sla_ok_share: float | None = Field(description="Share of the steps with requests whose p95 was within the SLA.")
+    sla_ok_share: float | None = Field(description="Share of the answers that came within the SLA's time.")
     energy_j: float = Field(
         description="Energy of its instances by the ledger, the idle power of their slices included."
     )
     carbon_gco2: float
     gco2_per_1000: float | None = Field(description="Grams of CO2 per 1,000 requests, by the ledger.")
     base_gco2_per_1000: float | None = Field(
-        description="The same of BASE, modelled: the energy of its profile at the grid's intensities of the time."
+        description="The same of BASE, modelled: what the same requests would have drawn on as many GPU seconds, idle "
+        "power and hosts included, at the grid's intensities of the time."
     )
     carbon_saving_pct: float | None
     evaluations: AppEvaluations | None = Field(

@@ -381,6 +381,36 @@ async def test_a_report_adds_up(world: FleetWorld) -> None:
     assert report.base_gco2_per_1000 is None, "the ledger has no intensity yet"
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_report_compares_like_with_like(world: FleetWorld, whole: bool) -> None:
+    await world.fleets.put("edge", a_fleet(idle_w=50), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    await world.database.execute("UPDATE apps SET created_at = now() - interval '1 hour'")
+    begun = datetime.now(UTC) - timedelta(seconds=60)
+    await world.see("photos", answers=100, latency_ms=80, at=begun + timedelta(seconds=10))
+    await world.see("photos", answers=25, latency_ms=2_000, at=begun + timedelta(seconds=20))
+    (instance, *others) = await world.database.fetch("SELECT * FROM pool_instances WHERE state = 'ready' ORDER BY id")
+    mode, held = ("big.7g", 1.0) if whole else ("small.1g", 1 / 7)
+    await world.database.execute("UPDATE pool_instances SET mode = $1 WHERE id = $2", mode, instance["id"])
+    assert others, "BASE is on both GPUs"
+    busy_s = 125 * 0.061
+    gpu_j = 50 * 60 * held + (busy_s * 138 if whole else 125 * 0.025 * 17)
+    await world.database.execute(
+        "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, "
+        "cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, "
+        "carbon_gco2) VALUES ('n0', 'b', 1, $1, $1, $2, $3, 1, $4, 300, 100, 'counter', 'GB', '', 200, false, 1.2, $5)",
+        *(instance["job_id"], begun, begun + timedelta(seconds=60), gpu_j, (gpu_j + 400) / 3.6e6 * 1.2 * 200),
+    )
+    report = await world.apps.report("photos", AppReportQuery(hours=1, step_s=3_600), ACME)
+
+    base_j = 50 * max(60 * held, busy_s) + busy_s * 138 + 400
+    assert report.base_gco2_per_1000 == pytest.approx(8 * base_j / 3.6e6 * 1.2 * 200)
+    assert report.carbon_saving_pct == pytest.approx(100 * (base_j - gpu_j - 400) / base_j, abs=1e-9)
+    assert report.carbon_saving_pct == pytest.approx(0, abs=1e-9) if whole else report.carbon_saving_pct > 30
+    assert report.sla_ok_share == 0.8
+
+
 async def test_pools_are_planned_without_the_gpus_of_fleets(world: FleetWorld) -> None:
     await world.fleets.put("edge", a_fleet(), OPERATOR)
     await world.apps.put("photos", an_app(), ACME)

@@ -151,7 +151,7 @@ def report(
         "accuracy": _percent(found["accuracy_pct"])
         + ("" if found["accuracy_loss_pct"] is None else f", {-found['accuracy_loss_pct']:+.2f} % against the best"),
         "p95": f"{_ms(found['p95_ms'])} of {found['sla_p95_ms']:g} ms"
-        + ("" if found["sla_ok_share"] is None else f", kept in {100 * found['sla_ok_share']:.0f} % of the lines"),
+        + ("" if found["sla_ok_share"] is None else f", kept in {100 * found['sla_ok_share']:.0f} % of the answers"),
         "energy": f"{output.energy(found['energy_j'])}, {output.carbon(found['carbon_gco2'])}",
         "per 1,000 requests": "-" if own is None else f"{own:.4g} gCO2 by the ledger",
         "BASE": "-" if base is None else f"{base:.4g} gCO2 per 1,000 requests, modelled",

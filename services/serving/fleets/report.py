@@ -12,7 +12,7 @@ from services.contracts.apps import AppEvaluations, AppMix, AppReport, FleetEval
 from services.core.accounting.carbon import carbon_gco2 as emissions_gco2
 from services.core.accounting.carbon import relative_change
 from services.core.policies.clover.objective import delta_accuracy_pct, delta_carbon_pct
-from services.serving.fleets.observations import percentile_ms
+from services.serving.fleets.observations import bucket_of, percentile_ms
 from services.serving.fleets.problem import idle_w_of
 from services.serving.repository.apps import AppRecord, StepSeen
 from services.serving.repository.fleets import FleetRecord
@@ -31,14 +31,15 @@ def report_of(
 ) -> AppReport:
     """Return the report of an application; ``evaluations`` are those of its fleet in the period.
 
-    BASE is the most accurate variant on whole GPUs that are always at work: the energy of a request is its service time
-    times the GPU's power, at the intensity and PUE that the ledger has for the step (Clover, section 4.1).
+    BASE is what the same requests would have drawn if the most accurate variant had answered them on whole GPUs
+    (Clover, section 4.1), held for as many GPU seconds as the application held them: their idle power, a request's
+    service time times the power above it, and the hosts' energy, at the step's intensity and PUE by the ledger.
     """
     best = app.spec.most_accurate
     whole = next(profile for profile in best.profiles if profile.slice == "7g")
-    base_j = whole.service_ms / 1_000 * (whole.busy_w + (idle_w_of(fleet.spec) or 0.0))
+    idle_w = idle_w_of(fleet.spec) or 0.0
     mix: list[AppMix] = []
-    base_gco2, compared = 0.0, 0
+    base_gco2, own_gco2, compared = 0.0, 0.0, 0
     for at in sorted(steps):
         step = steps[at]
         mix.append(
@@ -55,13 +56,16 @@ def report_of(
             )
         )
         if step.gco2_per_kwh is not None:
-            base_gco2 += emissions_gco2(base_j * step.answered, step.gco2_per_kwh, step.pue)
+            busy_s = whole.service_ms / 1_000 * step.answered
+            base_j = idle_w * max(step.gpu_s, busy_s) + whole.busy_w * busy_s + step.host_j
+            base_gco2 += emissions_gco2(base_j, step.gco2_per_kwh, step.pue)
+            own_gco2 += step.carbon_gco2
             compared += step.answered
     answered = sum(step.answered for step in steps.values())
     carbon_gco2 = sum(step.carbon_gco2 for step in steps.values())
     accuracy = sum(step.accuracy_sum for step in steps.values()) / answered if answered else None
     total = sum((Counter(dict(each)) for each in latency.values()), Counter[int]())
-    late = [each for each in mix if each.p95_ms is not None]
+    in_time = sum(count for bucket, count in total.items() if bucket <= bucket_of(app.spec.sla_p95_ms))
     per_1000 = 1_000 * carbon_gco2 / answered if answered else None
     base_per_1000 = 1_000 * base_gco2 / compared if compared else None
     return AppReport(
@@ -74,14 +78,12 @@ def report_of(
         accuracy_loss_pct=None if accuracy is None else -delta_accuracy_pct(accuracy, best.accuracy_pct),
         p95_ms=percentile_ms(total, 0.95),
         sla_p95_ms=app.spec.sla_p95_ms,
-        sla_ok_share=sum((each.p95_ms or 0) <= app.spec.sla_p95_ms for each in late) / len(late) if late else None,
+        sla_ok_share=in_time / total.total() if total else None,
         energy_j=sum(step.energy_j for step in steps.values()),
         carbon_gco2=carbon_gco2,
         gco2_per_1000=per_1000,
         base_gco2_per_1000=base_per_1000,
-        carbon_saving_pct=None
-        if not per_1000 or not base_per_1000 or base_per_1000 < 0
-        else delta_carbon_pct(per_1000, base_per_1000),
+        carbon_saving_pct=delta_carbon_pct(own_gco2, base_gco2) if compared and base_gco2 > 0 else None,
         evaluations=evaluations_of(app.name, evaluations),
         mix=mix,
     )

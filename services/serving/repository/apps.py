@@ -79,11 +79,14 @@ SELECT {_STEP.format(at="start_at")} AS step, variant, sum(count::int) AS count
 STEPS_ENERGY = text(f"""
 SELECT {_STEP.format(at="l.start_at")} AS step,
        sum(l.gpu_energy_j + l.cpu_energy_j + l.static_energy_j) AS energy_j, sum(l.carbon_gco2) AS carbon_gco2,
+       sum(l.cpu_energy_j + l.static_energy_j) AS host_j,
+       sum(greatest(0, date_part('epoch', l.end_at - l.start_at)) * substring(i.mode FROM '([0-9]+)g$')::int / 7)
+         AS gpu_s,
        sum(l.intensity_gco2_per_kwh * extract(epoch FROM l.end_at - l.start_at))
          / nullif(sum(extract(epoch FROM l.end_at - l.start_at)), 0) AS gco2_per_kwh,
        max(l.pue) AS pue
-  FROM energy_usages l
- WHERE l.job_id IN (SELECT job_id FROM pool_instances WHERE pool = :key AND created_at >= :since)
+  FROM energy_usages l JOIN pool_instances i ON i.job_id = l.job_id
+ WHERE i.pool = :key AND i.created_at >= :since
    AND l.start_at >= :start_at AND l.start_at < :end_at
  GROUP BY 1
 """)
@@ -167,13 +170,20 @@ class Observed:
 
 @dataclass
 class StepSeen:
-    """One step of a report."""
+    """One step of a report.
+
+    Attributes:
+        host_j: The part of the energy that is not the GPUs'.
+        gpu_s: GPU seconds that its instances held, a slice as its share of a GPU.
+    """
 
     answered: int = 0
     failed: int = 0
     accuracy_sum: float = 0.0
     energy_j: float = 0.0
     carbon_gco2: float = 0.0
+    host_j: float = 0.0
+    gpu_s: float = 0.0
     gco2_per_kwh: float | None = None
     pue: float = 1.0
 
@@ -302,6 +312,7 @@ class AppRows(SpecRows[AppRecord]):
         for row in await self._connection.execute(STEPS_ENERGY, owned):
             step = steps.setdefault(row.step, StepSeen())
             step.energy_j, step.carbon_gco2 = row.energy_j, row.carbon_gco2
+            step.host_j, step.gpu_s = row.host_j, row.gpu_s
             step.gco2_per_kwh = None if row.gco2_per_kwh is None else float(row.gco2_per_kwh)
             step.pue = row.pue or 1.0
         return steps, latency, variants
