@@ -146,7 +146,7 @@ class _Admission:
                 return _refusal((429, 503)[draw(2)], ProblemCode.QUOTA_EXCEEDED)
         if known is None:
             now_s = self._simulation.loop.time()
-            job_id = f"job_{len(self.jobs)}"
+            job_id = f"job_{len(self.keyed)}"  # of which none is given twice
             ends_at_s = now_s + (1e9 if draw(4, often=0.5) != 1 else float(draw(40)))
             self.jobs[job_id] = _Job(job_id, instance, document["service"]["zone"], ends_at_s, now_s + draw(6))
             known = self.keyed[entry.idempotency_key] = job_id
