@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -9,16 +10,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from gpu_agent.agent import Agent
-from gpu_agent.logs import read_both, read_piece
+from gpu_agent.logs import LogPiece, offset_since, read_both, read_piece
 from gpu_agent.measuring import MeasuringAgent
 from gpu_agent.progress import parse_report
 from services.contracts.codes import ProblemCode
 from services.contracts.jobs import LogStream
-from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
+from services.contracts.nodes import (
+    LOG_EOF_HEADER,
+    LOG_NEXT_OFFSET_HEADER,
+    LOG_OFFSET_HEADER,
+    LOG_SINCE_HEADER,
+    LOG_SIZE_HEADER,
+)
 from services.kit.problems import ProblemError, not_found, problem_response
 
 PROGRESS_PREFIX = "/v1/progress/"
 _MOST_LOG_BYTES = 1 << 20
+_LINE_BYTES = 1 << 13
+"""How far back the start of a line is looked for, of which the end was written after a time."""
 
 
 class ProgressDoor:
@@ -63,26 +72,44 @@ async def read_logs(
     stream: LogStream = LogStream.STDOUT,
     offset: Annotated[int, Query(description="Negative: from the end.")] = 0,
     limit: Annotated[int, Query(ge=1, le=_MOST_LOG_BYTES)] = 64 * 1024,
+    since_s: Annotated[float | None, Query(description="UTC seconds.", allow_inf_nan=False)] = None,
 ) -> Response:
     """Return a piece of a rank's output; headers give its offset and whether more may follow."""
     folder = agent.rank_folder(allocation_id)
     if folder is None:
         raise not_found("allocation on this node")
     is_over = folder.exit() is not None
-    if stream is LogStream.BOTH:
-        piece = read_both(folder.path, offset, limit, is_over=is_over)
-    else:
-        piece = read_piece(folder.stream(stream), offset, limit)
+
+    def read(offset: int, limit: int) -> LogPiece:
+        if stream is LogStream.BOTH:
+            return read_both(folder.path, offset, limit, is_over=is_over)
+        return read_piece(folder.stream(stream), offset, limit)
+
+    start = None if since_s is None else offset_since(folder.path, stream, since_s)
+    if start is not None:
+        offset = max(offset, _line_start(read, start))
+    piece = read(offset, limit)
     return Response(
         piece.data,
         media_type="application/octet-stream",
         headers={
+            **({} if start is None else {LOG_SINCE_HEADER: str(start)}),
             LOG_OFFSET_HEADER: str(piece.offset),
             LOG_NEXT_OFFSET_HEADER: str(piece.next_offset),
             LOG_SIZE_HEADER: str(piece.size),
             LOG_EOF_HEADER: "true" if is_over and piece.next_offset >= piece.size else "false",
         },
     )
+
+
+def _line_start(read: Callable[[int, int], LogPiece], offset: int) -> int:
+    """Return where the line begins that goes on at an offset; the offset itself if that is too far before it."""
+    if not offset:
+        return 0
+    begin = max(offset - _LINE_BYTES, 0)
+    before = read(begin, offset - begin)
+    found = before.data.rfind(b"\n") + 1
+    return before.offset + found if before.next_offset == offset and (found or not before.offset) else offset
 
 
 @router.post(PROGRESS_PREFIX + "{token}", status_code=204)

@@ -106,6 +106,28 @@ def read_both(folder: Path, offset: int, limit: int, *, is_over: bool) -> LogPie
         return LogPiece(b"".join(pieces), offset, order.size)
 
 
+def offset_since(folder: Path, stream: str, since_s: float) -> int | None:
+    """Return the offset at which output begins that was written from a time on; None if no times were recorded.
+
+    Args:
+        folder: The rank's folder.
+        stream: ``stdout``, ``stderr`` or ``both``.
+        since_s: The time, UTC seconds.
+    """
+    descriptor = open_regular(folder / shim.TIMES)
+    if descriptor is None:
+        return None
+    with open(descriptor, "rb") as file:
+        data = file.read(shim.TIMES_RECORDS * shim.TIMES_RECORD.size)
+    whole = len(data) // shim.TIMES_RECORD.size * shim.TIMES_RECORD.size
+    records: list[tuple[float, int, int, int]] = list(shim.TIMES_RECORD.iter_unpack(data[:whole]))
+    if not records:
+        return None
+    # Not by bisection: while the shim thins them out, newer ones may come before older ones.
+    before = max((record for record in records if record[0] <= since_s), default=(0.0, 0, 0, 0))
+    return before[1 + ("stdout", "stderr", "both").index(stream)]
+
+
 class _Order:
     """The order of the streams as the shim recorded it; the format is that of ``shim.Order``.
 

@@ -16,6 +16,7 @@ while ranks run. It imports the standard library only and speaks to the agent th
              time limit it is there from the start
 ``exited``   written by the shim when nothing of the rank is left
 ``order``    written by the shim: in which order ``stdout`` and ``stderr`` grew (see ``Order``)
+``times``    written by the shim: when they grew (see ``Times``)
 ``exec.sock`` made by the agent for a moment, to run another command beside the rank's (see ``exec_shim``)
 
 Secrets come through standard input instead; those that are files go into a folder in memory, which the shim removes
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 SPEC, LEASE, STOP, LOCK, STARTED, EXITED = "spec", "lease", "stop", "lock", "started", "exited"
 STOP_AT = "stop-at"
-STDOUT, STDERR, ORDER = "stdout", "stderr", "order"
+STDOUT, STDERR, ORDER, TIMES = "stdout", "stderr", "order", "times"
 EXEC_DOOR = "exec.sock"
 
 TWIN_STATUS = 75
@@ -80,6 +81,9 @@ _ORDER_END = 1 << 63
 """Of what is put in order: a job can make its output as large as files can be, empty it, and do so again."""
 _ORDER_LINES_BYTES = 1 << 20
 _ORDER_SNAPSHOTS = 8
+TIMES_RECORD = struct.Struct("<dQQQ")
+TIMES_RECORDS = 1 << 13
+_TIMES_PAUSE_S = 1.0
 _IN_MODIFY, _IN_NONBLOCK, _IN_CLOEXEC = 0x2, os.O_NONBLOCK, os.O_CLOEXEC
 _INOTIFY_EVENT = struct.Struct("iIII")
 
@@ -349,6 +353,11 @@ class Order:
             pause_s = _ORDER_LONG_PAUSE_S
         self._next_look = clock() + pause_s
 
+    def ends(self) -> tuple[int, int, int]:
+        """Return the sizes of standard output, of standard error, and of what is in order of both."""
+        stdout, stderr = self._sizes()
+        return stdout, stderr, self._records[-1][0] if self._records else 0
+
     def disk_bytes(self) -> int:
         """Return what both streams use of the disk, without what the agent has discarded."""
         return sum(os.fstat(file).st_blocks for file in self._files) * 512
@@ -414,6 +423,52 @@ class Order:
             del self._records[:done]
 
 
+class Times:
+    """Records when the output of a rank grew, so that it can be read from a time on.
+
+    The file has records of 32 bytes, one a second while the output grows: a time, UTC seconds, and the output's ends
+    at that time (see ``Order.ends``). Once there are ``TIMES_RECORDS``, every other one is dropped and they are made
+    half as often, so that the file stays small and a time is exact to a small share of how long the rank has run.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._ends: tuple[int, ...] = ()
+        self._records = bytearray()
+        self._written = 0
+        self._pause_s = _TIMES_PAUSE_S
+        self._next_look = 0.0
+
+    def look(self, *, is_last: bool = False) -> None:
+        """Record the ends if they have moved; what a full disk does not take is tried again at the next look."""
+        if not is_last and clock() < self._next_look:
+            return
+        self._next_look = clock() + self._pause_s
+        if (ends := self._order.ends()) != self._ends:
+            self._ends = ends
+            self._records += TIMES_RECORD.pack(time.time(), *ends)
+            if len(self._records) >= TIMES_RECORDS * TIMES_RECORD.size:
+                size = TIMES_RECORD.size
+                kept = range(size, len(self._records), 2 * size)
+                self._records = bytearray().join(self._records[begin : begin + size] for begin in kept)
+                self._written, self._pause_s = 0, 2 * self._pause_s
+        if self._written < len(self._records):
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            file = os.open(TIMES, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        try:
+            self._written += os.pwrite(file, self._records[self._written :], self._written)
+            os.ftruncate(file, self._written)
+        except OSError:
+            pass
+        finally:
+            os.close(file)
+
+
 class _OutputLimit:
     """What both streams of a rank may use of the disk, checked whenever they have grown.
 
@@ -467,6 +522,7 @@ class _Shim:
         self._lease = _Lease()
         self._stop = _Stop()
         self._order = Order()
+        self._times = Times(self._order)
         self._output = _OutputLimit(spec.output_bytes, spec.reserve_bytes, self._order.disk_bytes)
         self._sessions: Sessions | None = None
         self._running: dict[int, str] = {}
@@ -528,6 +584,7 @@ class _Shim:
         if self._spec.cleanup:
             _run_for(self._spec.cleanup, _CLEANUP_S)
         self._order.look()
+        self._times.look(is_last=True)
         if self._spec.secret_files:
             remove_secrets(self._spec.secrets_dir)
         self._write_exit()
@@ -545,7 +602,8 @@ class _Shim:
         return True
 
     def _look(self, now: float) -> None:
-        """Read lease and stop request, and act on them."""
+        """Read lease and stop request, and act on them; record when the output grew."""
+        self._times.look()
         self._lease.read()
         self._stop.read(now)
         if self._stop.cause:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import datetime
 
 import aiohttp
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -21,6 +22,7 @@ from services.contracts.nodes import (
     LOG_NEXT_OFFSET_HEADER,
     LOG_NODE_HEADER,
     LOG_OFFSET_HEADER,
+    LOG_SINCE_HEADER,
     LOG_SIZE_HEADER,
 )
 from services.contracts.problems import FieldError
@@ -75,10 +77,11 @@ class Logs:
         """Return one piece.
 
         Raises:
-            ProblemError: 404 if there is no such job, gang, node or output; 503 if the node does not answer.
+            ProblemError: 404 if there is no such job, gang, node or output; 409 if it is unknown when the output was
+                written; 503 if the node does not answer.
         """
         source = await self._source(identity, job_id, query)
-        return await self._fetch(source, query.offset, query.limit)
+        return await self._fetch(source, query.offset, query.limit, query.since)
 
     async def follow(
         self, identity: Identity, job_id: str, query: LogQuery
@@ -88,7 +91,7 @@ class Logs:
         Raises the same errors as ``piece``.
         """
         source = await self._source(identity, job_id, query)
-        first = await self._fetch(source, query.offset, query.limit)
+        first = await self._fetch(source, query.offset, query.limit, query.since)
         return first.headers, self._pieces(source, first, query.limit)
 
     async def _pieces(self, source: _Source, piece: LogPiece, limit: int) -> AsyncIterator[bytes]:
@@ -131,11 +134,14 @@ class Logs:
             raise ProblemError(404, ProblemCode.NO_DATA, f"The gang did not run on node {wanted}.", errors=[pointer])
         return wanted
 
-    async def _fetch(self, source: _Source, offset: int, limit: int) -> LogPiece:
+    async def _fetch(self, source: _Source, offset: int, limit: int, since: datetime | None = None) -> LogPiece:
+        params = {"stream": source.stream.value, "offset": offset, "limit": limit}
+        if since is not None:
+            params["since_s"] = since.timestamp()
         try:
             async with self._session.get(
                 f"{source.agent.url}/v1/allocations/{source.allocation_id}/logs",
-                params={"stream": source.stream.value, "offset": offset, "limit": limit},
+                params=params,
                 headers=self._tokens.headers(source.node_id, source.agent),
                 timeout=self._timeout,
                 ssl=source.agent.tls,
@@ -148,6 +154,11 @@ class Logs:
             raise ProblemError(404, ProblemCode.NO_DATA, f"Node {source.node_id} does not have this output.")
         if status != 200:
             raise unavailable(f"Node {source.node_id}")
+        if since is not None and LOG_SINCE_HEADER not in headers:
+            why = (
+                f"Node {source.node_id} does not know when this output was written: an earlier release started the job."
+            )
+            raise ProblemError(409, ProblemCode.CONFLICT, f"{why} Ask for it without since, or for its end.")
         next_offset = headers.get(LOG_NEXT_OFFSET_HEADER, "")
         passed_on = {name: headers[name] for name in PASSED_ON if name in headers}
         return LogPiece(

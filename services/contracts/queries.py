@@ -142,6 +142,11 @@ class LogQuery(Message):
     )
     node: Name | None = Field(default=None, description="Which of the gang's nodes; by default the first.")
     offset: int = Field(default=0, ge=0, le=2**53, description="Offset of the first byte.")
+    since: Instant | None = Field(
+        default=None,
+        description="Begin no earlier than with the line that was being written at this time, by the node's clock, "
+        "exact to about a second. Answered with 409 for a gang that an earlier release started.",
+    )
     limit: int = Field(
         default=65_536, ge=1, le=1_048_576, description="Maximum number of bytes; when following, per chunk."
     )

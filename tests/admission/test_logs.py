@@ -6,7 +6,13 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
+from services.contracts.nodes import (
+    LOG_EOF_HEADER,
+    LOG_NEXT_OFFSET_HEADER,
+    LOG_OFFSET_HEADER,
+    LOG_SINCE_HEADER,
+    LOG_SIZE_HEADER,
+)
 from tests.admission.installation import Admission
 from tests.support.ports import Ports
 from tests.support.services import TOKEN
@@ -19,6 +25,7 @@ class FakeNode:
         self.output: dict[tuple[str, str], bytes] = {}
         self.has_ended = False
         self.is_broken = False
+        self.times: dict[float, int] | None = None
         self.asked: list[dict[str, str]] = []
 
     async def logs(self, request: web.Request) -> web.Response:
@@ -31,8 +38,12 @@ class FakeNode:
         if whole is None:
             return web.Response(status=404, text="{}")
         offset, limit = int(request.query["offset"]), int(request.query["limit"])
+        since: dict[str, str] = {}
+        if "since_s" in request.query and self.times is not None:
+            offset = max(offset, self.times[float(request.query["since_s"])])
+            since[LOG_SINCE_HEADER] = str(offset)
         piece = whole[offset : offset + limit]
-        headers = {
+        headers = since | {
             LOG_OFFSET_HEADER: str(offset),
             LOG_NEXT_OFFSET_HEADER: str(offset + len(piece)),
             LOG_SIZE_HEADER: str(len(whole)),
@@ -72,6 +83,28 @@ async def test_output_is_read_piece_by_piece(admission: Admission, node: FakeNod
     assert first.headers["content-type"] == "text/plain; charset=utf-8"
     rest = await admission.ask("GET", path, params={"offset": 5})
     assert rest.text == " world\n"
+
+
+async def test_output_is_read_from_a_time_on(admission: Admission, node: FakeNode) -> None:
+    _, path = await _running(admission, node)
+    node.times = {1_793_520_000.25: 6}
+    since = {"since": "2026-11-01T09:00:00.250+01:00"}
+
+    piece = await admission.ask("GET", path, params=since)
+    assert (piece.text, piece.headers[LOG_OFFSET_HEADER]) == ("world\n", "6")
+    assert LOG_SINCE_HEADER not in piece.headers
+    assert (await admission.ask("GET", path, params=since | {"offset": 8})).text == "rld\n"
+    node.has_ended = True
+    assert (await admission.ask("GET", path, params=since | {"follow": "true", "limit": 2})).text == "world\n"
+
+
+async def test_a_node_that_knows_no_times_does_not_answer_with_all(admission: Admission, node: FakeNode) -> None:
+    _, path = await _running(admission, node)
+    for follow in ("false", "true"):
+        params = {"since": "2026-11-01T08:00:00Z", "follow": follow}
+        answer = await admission.ask("GET", path, params=params)
+        assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+        assert "Node logs-1 does not know when this output was written" in answer.json()["detail"]
 
 
 async def test_earlier_gangs_are_remembered(admission: Admission, node: FakeNode) -> None:
@@ -118,6 +151,7 @@ async def test_a_node_that_went_with_its_gang_ends_the_stream(admission: Admissi
         ({"generation": 2**40}, 422, "invalid_request"),
         ({"offset": -1}, 422, "invalid_request"),
         ({"limit": 10**9}, 422, "invalid_request"),
+        ({"since": "10m"}, 422, "invalid_request"),
     ],
 )
 async def test_output_that_is_not_there(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -23,6 +24,8 @@ class Printing:
 
     def __init__(self, printed: bytes, *, kept_from: int = 0, breaks: int = 0, state: str = "succeeded") -> None:
         self.printed, self.kept_from, self.breaks, self.state = printed, kept_from, breaks, state
+        self.since_offset = 0
+        self.asked_since: list[str] = []
         self.requests: list[tuple[int, int]] = []
         self.fetched = 0
 
@@ -41,7 +44,10 @@ class Printing:
             raise CliError("gone", EXIT_UNAVAILABLE)
         return max(offset, self.kept_from)
 
-    def text(self, _: str, *, offset: int, limit: int, **__: Any) -> httpx.Response:
+    def text(self, _: str, *, offset: int, limit: int, since: str | None, **__: Any) -> httpx.Response:
+        if since is not None:
+            self.asked_since.append(since)
+            offset = max(offset, self.since_offset)
         begin = self._begin(offset, limit)
         data = self.printed[begin : begin + limit]
         self.fetched += len(data)
@@ -121,6 +127,25 @@ def test_a_last_line_without_an_end_is_one(shown: Shown) -> None:
     assert shown(Printing(b""), "--tail", "2") == []
 
 
+def test_what_was_written_since_a_time_is_combined_with_the_rest(shown: Shown) -> None:
+    gateway = Printing(TEXT)
+    gateway.since_offset = TEXT.index(b"line 290 ")
+
+    assert shown(gateway, "--since", "2026-11-01T08:00Z") == LINES[290:]
+    assert gateway.fetched < len(TEXT) // 3, "what is before that is left"
+    assert shown(gateway, "--since", "2026-11-01T09:00+01:00", "--tail", "3") == LINES[-3:]
+    assert shown(gateway, "--since", "2026-11-01T08:00Z", "--tail", "300") == LINES[290:]
+    assert shown(gateway, "--since", "2026-11-01T08:00Z", "--grep", "5 ") == LINES[295::10]
+    assert {datetime.fromisoformat(each) for each in gateway.asked_since} == {datetime(2026, 11, 1, 8, tzinfo=UTC)}
+    gateway.state, gateway.requests = "running", []
+    assert shown(gateway, "--since", "10m", "--follow", "--grep", "[02] ") == [
+        line for line in LINES[290:] if "0 " in line or "2 " in line
+    ]
+    assert [offset for offset, _ in gateway.requests[-2:]] == [gateway.since_offset, gateway.since_offset + 10]
+    with pytest.raises(CliError, match="--since: 'soon' is not a duration"):
+        shown(gateway, "--since", "soon")
+
+
 def test_what_was_discarded_is_not_looked_for(shown: Shown) -> None:
     kept_from = TEXT.index(b"line 300 ")
 
@@ -173,6 +198,8 @@ def test_a_job_that_printed_nothing_says_how_it_ended(
     app(["logs", JOB], standalone_mode=False)
 
     assert capsys.readouterr().err == ("wattshift: nothing was printed; a failed with exit code 1: cannot run x\n")
+    app(["logs", JOB, "--since", "1h"], standalone_mode=False)
+    assert "nothing was printed since then; a failed" in capsys.readouterr().err
 
 
 def test_the_last_errors_are_those_of_a_failed_job_alone() -> None:

@@ -39,6 +39,7 @@ def follow(
     *,
     raw: bool = False,
     tail: int | None = None,
+    since: str | None = None,
     pattern: str | None = None,
 ) -> Any:
     """Print a job's output as it comes, from its current or next gang until the job ends; return the ended job.
@@ -51,6 +52,7 @@ def follow(
         stream: ``both``, ``stdout`` or ``stderr``.
         raw: Whether the output may control the terminal.
         tail: How many of the existing lines to begin with; by default all.
+        since: Begin with what was written from this time on, ISO 8601; by default with all.
         pattern: A regular expression; lines that do not match are left out.
     """
     printed, said = 0, ""
@@ -61,8 +63,8 @@ def follow(
             said = _tell(job, said)
         has_output = job["generation"] > printed and (is_final or job["state"] in ("running", "preempting"))
         # Output of earlier gangs is not printed: the job may have had many before somebody follows it.
-        if has_output and _print_gang(gateway, job_id, job["generation"], stream, raw, tail, pattern):
-            printed, tail = job["generation"], None
+        if has_output and _print_gang(gateway, job_id, job["generation"], stream, raw, tail, since, pattern):
+            printed, tail, since = job["generation"], None, None
             continue
         if is_final:  # how it ended comes after its output, also if it had ended before
             _tell(job, said)
@@ -71,11 +73,18 @@ def follow(
 
 
 def _print_gang(
-    gateway: Gateway, job_id: str, generation: int, stream: str, raw: bool, tail: int | None, pattern: str | None
+    gateway: Gateway,
+    job_id: str,
+    generation: int,
+    stream: str,
+    raw: bool,
+    tail: int | None,
+    since: str | None,
+    pattern: str | None,
 ) -> bool:
     """Print the output of a gang until it ends; return False if there is none."""
     try:
-        offset = 0 if tail is None else job_output.start_of_last(gateway, job_id, stream, generation, tail)
+        offset = job_output.start(gateway, job_id, stream, generation, tail, since)
         found = job_output.followed(gateway, job_id, stream, generation, offset)
         output.print_log(job_output.lines_with(found, pattern), raw=raw)
     except CliError as error:

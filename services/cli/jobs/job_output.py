@@ -26,6 +26,23 @@ def pieces(gateway: Gateway, job_id: str, stream: str, generation: int | None, o
         offset = int(answer.headers.get(LOG_NEXT_OFFSET_HEADER, offset + len(answer.content)))
 
 
+def start(
+    gateway: Gateway, job_id: str, stream: str, generation: int | None, tail: int | None, since: str | None
+) -> int:
+    """Return the offset at which output begins: its last lines, or what was written since a time, or the less of both.
+
+    Raises:
+        CliError: There is no output, or it is unknown when it was written.
+    """
+    from services.contracts.nodes import LOG_OFFSET_HEADER
+
+    begin = 0 if tail is None else start_of_last(gateway, job_id, stream, generation, tail)
+    if since is None:
+        return begin
+    answer = _piece(gateway, job_id, stream, generation, 0, 1, since=since)
+    return max(begin, int(answer.headers.get(LOG_OFFSET_HEADER, 0)))
+
+
 def start_of_last(gateway: Gateway, job_id: str, stream: str, generation: int | None, lines: int) -> int:
     """Return the offset at which the last lines of a job's output begin."""
     from services.contracts.nodes import LOG_OFFSET_HEADER, LOG_SIZE_HEADER
@@ -100,12 +117,20 @@ def lines_with(chunks: Iterable[bytes], pattern: str | None) -> Iterator[bytes]:
 
 
 def _piece(
-    gateway: Gateway, job_id: str, stream: str, generation: int | None, offset: int, limit: int, tries: int = _TRIES
+    gateway: Gateway,
+    job_id: str,
+    stream: str,
+    generation: int | None,
+    offset: int,
+    limit: int,
+    tries: int = _TRIES,
+    since: str | None = None,
 ) -> Any:
     path = f"/v1/jobs/{job_id}/logs"
+    where = {"stream": stream, "offset": offset, "limit": limit, "generation": generation, "since": since}
     for attempt in range(tries):
         try:
-            return gateway.text(path, stream=stream, offset=offset, limit=limit, generation=generation)
+            return gateway.text(path, **where)
         except CliError as error:
             if error.exit_code != EXIT_UNAVAILABLE or attempt + 1 == tries:
                 raise

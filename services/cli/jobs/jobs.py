@@ -257,6 +257,9 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Follow the output until the job ends, over restarts.")
     ] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Only the last N lines.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="AGE|TIME", help="Only what was written since then: 10m, or an ISO 8601 time.")
+    ] = None,
     grep: Annotated[
         str | None, typer.Option(metavar="PATTERN", help="Only lines in which this regular expression is found.")
     ] = None,
@@ -270,14 +273,15 @@ def logs(
         re.compile((grep or "").encode())
     except re.error as error:
         raise CliError(f"--grep: {grep!r} is no regular expression: {error}", EXIT_USAGE) from None
+    begin = None if since is None else past_time(since, "--since").isoformat()
     gateway = Gateway()
     job = job_id(gateway, job)
     stream = STREAM if stdout == stderr else "stderr" if stderr else "stdout"
     if follow_it and generation is None:
         with interruptible([job]):
-            follow(gateway, job, stream, raw=raw, tail=tail, pattern=grep)
+            follow(gateway, job, stream, raw=raw, tail=tail, since=begin, pattern=grep)
         return
-    offset = 0 if tail is None else job_output.start_of_last(gateway, job, stream, generation, tail)
+    offset = job_output.start(gateway, job, stream, generation, tail, begin)
     if follow_it and generation is not None:
         found = job_output.followed(gateway, job, stream, generation, offset)
     else:
@@ -294,7 +298,8 @@ def logs(
     if not size and tail != 0 and generation is None:
         at = gateway.get(f"/v1/jobs/{job}")
         how = ended_words(at) if at["state"] in FINAL else f"{at['name']} is {at['state']}"
-        output.say(f"wattshift: nothing was printed{'' if stream == STREAM else f' to {stream}'}; {how}")
+        where = "" if stream == STREAM else f" to {stream}"
+        output.say(f"wattshift: nothing was printed{where}{' since then' if since else ''}; {how}")
 
 
 def _steer(action: str) -> Any:
