@@ -24,11 +24,12 @@ from gpu_agent.confinement import Confinement
 from gpu_agent.containers import find_engine
 from gpu_agent.controls import Controls
 from gpu_agent.exec_sessions import ExecLimits, ExecSessions
-from gpu_agent.gangs import Gangs
+from gpu_agent.gangs import Gangs, read_start
 from gpu_agent.git import GitRules, remove_keys
 from gpu_agent.inbox import Inbox
 from gpu_agent.inputs import Fetcher, Inputs
 from gpu_agent.intervals import Intervals
+from gpu_agent.kept_files import KeptFiles
 from gpu_agent.latency_clocks import LatencyClocks, LatencyInbox, Measured
 from gpu_agent.launch import Launcher
 from gpu_agent.learned_clocks import LearnedClocks
@@ -120,6 +121,7 @@ class Agent(ReportingAgent):
         )
         limits = ExecLimits(settings.exec_sessions, settings.exec_idle_s, settings.exec_longest_s)
         self.exec_sessions = ExecSessions(self.gangs, settings.node_id, engine, limits)
+        self.kept_files = KeptFiles(launcher, settings.node_id, limits, read_start)
         host = self._host()
         self.meter = Meter(
             self.driver,

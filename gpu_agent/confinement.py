@@ -189,15 +189,19 @@ class Confinement:
             made = self.cgroups.make(rank.name, self._foreign_devices(start), gpus, start.master_port)
             words += [f"cgroup {path}" for path in made]
         words += [f"limit {name} {value}" for name, value in limits.items()]
-        if self.permitted.has("seal"):
-            words.append("seal")
-            if self.permitted.has("filter") and self._settings.seccomp == "on":
-                words.append(f"filter {seccomp.program().hex()}")
+        words += self._seal_words()
         limits = [("output_bytes", str(self._settings.job_output_bytes))]
         with suppress(OSError):
             disk = disk_space(self._settings.state_folder, self._settings.disk_reserve_bytes)
             limits.append(("reserve_bytes", str(disk.reserve_bytes)))
         return [("confine", word) for word in words] + limits
+
+    def view(
+        self, start: StartGang, rank: Path, account: Account, kept: Sequence[Path], asked: Sequence[Path]
+    ) -> list[tuple[str, str]]:
+        """Return what gives a program the file system as an ended rank saw it; see ``entries``."""
+        words = [*self._mount_words(start, rank, account, kept, asked), "limit CORE 0", *self._seal_words()]
+        return [("confine", word) for word in words]
 
     def container_limits(self, is_alone: bool = True) -> list[str]:
         """Return the options that limit a container as control groups limit other jobs.
@@ -296,6 +300,12 @@ class Confinement:
                 files.replace(listed, text.encode(), durable=False, mode=0o644)
                 words.append(f"replace {_HOST_USERS} {listed}")
         return words
+
+    def _seal_words(self) -> list[str]:
+        if not self.permitted.has("seal"):
+            return []
+        is_filtered = self.permitted.has("filter") and self._settings.seccomp == "on"
+        return ["seal", *([f"filter {seccomp.program().hex()}"] if is_filtered else [])]
 
     def _foreign_devices(self, start: StartGang) -> list[tuple[int, int]]:
         """Return the GPUs that a gang must not open; a slice's own GPU may be opened, as the slice needs it."""

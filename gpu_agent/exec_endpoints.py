@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
 
 from gpu_agent.endpoints import TheAgent
-from services.contracts.exec_sessions import ExecInput, ExecInputAnswer, ExecRequest
+from services.contracts.exec_sessions import ExecInput, ExecInputAnswer, ExecRequest, FilesRequest
 from services.kit.identity import read_identity
 
 
@@ -28,6 +28,13 @@ async def run_command(
     """Run a command beside a rank; the response streams its events and ends with the command."""
     session = await agent.exec_sessions.open(allocation_id, session_id, request, owner)
     return StreamingResponse(session.messages(), media_type="text/event-stream")
+
+
+@router.post("/v1/allocations/{allocation_id}/files")
+async def read_files(agent: TheAgent, allocation_id: str, request: FilesRequest) -> StreamingResponse:
+    """Read files of a rank that has ended; the response streams a tar archive as events."""
+    events = await agent.kept_files.open(agent.rank_folder(allocation_id), request.path)
+    return StreamingResponse(events, media_type="text/event-stream")
 
 
 @router.put("/v1/exec/{session_id}")

@@ -559,6 +559,11 @@ class Gangs:
             return -1
 
 
+def read_start(folder: RankFolder) -> StartGang | None:
+    """Return the command by which a rank was started; None if this version cannot read it."""
+    return _read_gang(folder).start
+
+
 def _read_gang(folder: RankFolder) -> Gang:
     """Read a gang from its folder; a command that this version cannot read is treated as missing."""
     try:

@@ -28,7 +28,9 @@ from gpu_agent.secrets import InputError, memory_folder
 from services.contracts.sources import GitSource
 
 _LONGEST_MESSAGE = 400
-_RUN = "import sys; sys.path.append(sys.argv[1]); import enclosed; sys.exit(enclosed.main(sys.argv[2], sys.argv[3:]))"
+RUN_ENCLOSED = (
+    "import sys; sys.path.append(sys.argv[1]); import enclosed; sys.exit(enclosed.main(sys.argv[2], sys.argv[3:]))"
+)
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class _Git:
         options = {"protocol.allow": "never", **{f"protocol.{name}.allow": "always" for name in allowed}}
         options |= {"core.hooksPath": os.devnull, "fetch.recurseSubmodules": "false"}
         self._words = [
-            *(sys.executable, "-I", "-S", "-c", _RUN, os.path.dirname(shim.__file__), str(folder)),
+            *(sys.executable, "-I", "-S", "-c", RUN_ENCLOSED, os.path.dirname(shim.__file__), str(folder)),
             *("git", *(word for name, value in options.items() for word in ("-c", f"{name}={value}"))),
         ]
         self._environment = environment

@@ -140,6 +140,19 @@ class Launcher:
         """
         return self._confinement.entries(start, rank, self.account_of(start), self._gpus(start))
 
+    def view_of(self, start: StartGang, rank: Path) -> tuple[Account | None, list[tuple[str, str]]]:
+        """Return the account of a job that has ended, and what gives a program the job's view of the file system.
+
+        Raises:
+            DomainError: This node cannot run anything as its account.
+            OSError: The account cannot be written down.
+        """
+        account = self.account_of(start)
+        if account is None:
+            return None, []
+        kept = [path for folder in self._checkpoint_folders if (path := folder / start.job_id).is_dir()]
+        return account, self._confinement.view(start, rank, account, kept, self._asked(start, account, rank))
+
     def prepare(self, start: StartGang, folder: RankFolder, progress_token: str, inputs: Inputs = NO_INPUTS) -> Launch:
         """Return what to run, and make the job's folders.
 
@@ -263,12 +276,15 @@ class Launcher:
         """
         if account is None:
             return [], []
-        asked = [Path(path) for path in (start.spec.checkpoint_dir, start.spec.working_dir) if path]
         own = [] if start.spec.checkpoint_dir else [Path(paths.checkpoint_dir)]
         own += [secrets.secrets_folder(rank)] if secrets.has_files(start.spec) else []
-        return own, [
+        return own, self._asked(start, account, rank)
+
+    def _asked(self, start: StartGang, account: Account, rank: Path) -> list[Path]:
+        """Return the folders that the job asked for and its account can enter."""
+        return [
             path
-            for path in asked
+            for path in map(Path, filter(None, (start.spec.checkpoint_dir, start.spec.working_dir)))
             if path.is_dir()
             and self._confinement.sees(account, path)
             and not _is_beside(path, rank)

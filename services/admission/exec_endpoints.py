@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from services.admission.endpoints import UNBUFFERED
 from services.admission.exec_sessions import Exec
-from services.contracts.exec_sessions import ExecEvent, ExecInput, ExecInputAnswer, ExecRequest
+from services.contracts.exec_sessions import ExecEvent, ExecInput, ExecInputAnswer, ExecRequest, FilesRequest
 from services.kit.identity import ProjectCaller
 from services.kit.routes import EventStream, from_state
 
@@ -30,6 +30,23 @@ async def run_in_job(caller: ProjectCaller, job_id: str, request: ExecRequest, s
     least every 30 seconds.
     """
     events = await sessions.run(caller, job_id, request)
+    return StreamingResponse(events, media_type="text/event-stream", headers=UNBUFFERED)
+
+
+@router.post(
+    "/v1/jobs/{job_id}/files",
+    responses={200: {"model": ExecEvent}, 409: {"description": "It runs, or its files are gone: `conflict`."}},
+    response_class=EventStream,
+)
+async def read_files_of_job(
+    caller: ProjectCaller, job_id: str, request: FilesRequest, sessions: TheSessions
+) -> Response:
+    """Read a file or folder of a job that has ended.
+
+    The events are those of a command whose standard output is a tar archive. It is read as the job's account, on the
+    first node of the job's newest gang, for as long as that node keeps the files.
+    """
+    events = await sessions.read_files(caller, job_id, request)
     return StreamingResponse(events, media_type="text/event-stream", headers=UNBUFFERED)
 
 

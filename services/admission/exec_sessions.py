@@ -19,7 +19,7 @@ from services.admission.jobs import Jobs
 from services.admission.repository.audit import write_audit
 from services.admission.repository.jobs import Allocated, JobRepository
 from services.contracts.codes import ProblemCode
-from services.contracts.exec_sessions import SILENCE_S, ExecEvent, ExecInput, ExecInputAnswer, ExecRequest
+from services.contracts.exec_sessions import SILENCE_S, ExecEvent, ExecInput, ExecInputAnswer, ExecRequest, FilesRequest
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job
 from services.contracts.problems import FieldError
@@ -94,15 +94,37 @@ class Exec:
         if job.state is not JobState.RUNNING:
             detail = f"Job {job.name} is {job.state}; a command runs in a running job."
             raise ProblemError(409, ProblemCode.CONFLICT, detail)
+        found = await self._reachable(identity, job)
+        index, rank = _share(found, request)
+        request = request.model_copy(update={"rank": rank, "node": None})
+        return await self._begin(identity, job, found, index, request)
+
+    async def read_files(self, identity: Identity, job_id: str, request: FilesRequest) -> AsyncIterator[bytes]:
+        """Read files of a job that does not run, from the first node of its newest gang; return a command's events.
+
+        Raises:
+            ProblemError: 404 if there is no such job, 403 if the job is another user's, 409 if it runs, never ran, or
+                the node has its files no more, 429 beyond the limits, 503 if the node does not answer.
+        """
+        job = await self._jobs.get(identity, job_id)
+        if job.state is JobState.RUNNING or not job.generation:
+            how = f"is {job.state}" if job.generation else f"is {job.state} and has never run"
+            detail = f"Job {job.name} {how}; files are read so of a job that has ended. A running job's, by a command."
+            raise ProblemError(409, ProblemCode.CONFLICT, detail)
+        return await self._begin(identity, job, await self._reachable(identity, job), 0, request)
+
+    async def _reachable(self, identity: Identity, job: Job) -> Allocated:
         if self._open[identity.key_id] >= self._most_per_key:
             most = f"This API key has {self._most_per_key} exec sessions open, which is the maximum."
             raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
         await self._check_user(identity, job)
-        found = await self._allocation(job_id, job.generation)
-        index, rank = _share(found, request)
+        return await self._allocation(job.id, job.generation)
+
+    async def _begin(
+        self, identity: Identity, job: Job, found: Allocated, index: int, request: ExecRequest | FilesRequest
+    ) -> AsyncIterator[bytes]:
         place = _place(found, index)
         session_id = f"exec_{found.generation}_{index}_{secrets.token_hex(16)}"
-        request = request.model_copy(update={"rank": rank, "node": None})
         self._open[identity.key_id] += 1
         began_at = time.monotonic()
         try:
@@ -164,11 +186,12 @@ class Exec:
             raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
 
     async def _ask_node(
-        self, identity: Identity, place: _Place, session_id: str, request: ExecRequest
+        self, identity: Identity, place: _Place, session_id: str, request: ExecRequest | FilesRequest
     ) -> aiohttp.ClientResponse:
+        what = "files" if isinstance(request, FilesRequest) else f"exec/{session_id}"
         try:
             answer = await self._session.post(
-                f"{place.agent.url}/v1/allocations/{place.allocation_id}/exec/{session_id}",
+                f"{place.agent.url}/v1/allocations/{place.allocation_id}/{what}",
                 data=request.model_dump_json(exclude_none=True),
                 headers=self._headers(identity, place),
                 timeout=self._streamed,
@@ -177,7 +200,8 @@ class Exec:
             if answer.status != 200:
                 async with answer:
                     content = await answer.read()
-                if answer.status == 404:  # its own 404s are 409s here: the rank was found to be there
+                is_unknown = answer.status == 404 or (answer.status == 403 and isinstance(request, FilesRequest))
+                if is_unknown:  # its own 404s are 409s here: the rank was found to be there
                     raise ProblemError(
                         409, ProblemCode.CONFLICT, f"The agent of node {place.node_id} is too old for this."
                     )
@@ -209,15 +233,16 @@ class Exec:
     # --- the audit
 
     async def _audit_start(
-        self, identity: Identity, job: Job, place: _Place, request: ExecRequest, session_id: str
+        self, identity: Identity, job: Job, place: _Place, request: ExecRequest | FilesRequest, session_id: str
     ) -> None:
+        command = ["read", request.path] if isinstance(request, FilesRequest) else request.command
         async with self._engine.begin() as connection:
             await write_audit(
                 *(connection, identity, "job.exec", job.id),
                 tenant=job.tenant_id,
                 node=place.node_id,
-                command=" ".join(request.command)[:_AUDITED_CHARACTERS],
-                terminal=request.terminal is not None,
+                command=" ".join(command)[:_AUDITED_CHARACTERS],
+                terminal=isinstance(request, ExecRequest) and request.terminal is not None,
                 session=_public(session_id),
             )
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.jobs import Argument
-from services.contracts.schema import Flag, Int, Message, Name
+from services.contracts.schema import Flag, Int, Message, Name, Text
 
 MOST_COMMAND_BYTES = 64 * 1024
 MOST_INPUT_BYTES = 256 * 1024
@@ -60,6 +60,14 @@ class ExecRequest(Message):
         if self.rank is not None and self.node is not None:
             raise ValueError("give rank or node, not both")
         return self
+
+
+class FilesRequest(Message):
+    """What to fetch of a job that has ended."""
+
+    path: Annotated[Text, StringConstraints(min_length=1, max_length=4_096, pattern=r"[^/]")] = Field(
+        description="A file or folder; a relative path starts in the job's working folder."
+    )
 
 
 class ExecInput(Message):

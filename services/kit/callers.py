@@ -86,6 +86,7 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
         "admission": _calls(
             r"GET /v1/allocations/.+/logs",
             r"POST /v1/allocations/[^/]+/exec/[^/]+",
+            r"POST /v1/allocations/[^/]+/files",
             r"PUT /v1/exec/[^/]+",
             r"GET /v1/state",
             _METRICS,

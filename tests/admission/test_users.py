@@ -187,14 +187,20 @@ async def test_a_command_runs_in_the_job_of_another_user_for_operators_only(admi
     (answer,) = await admission.submit_all(an_entry().model_copy(update={"user_id": made["kim"]["id"]}))
     job = json.loads(answer.body)["id"]
     await admission.add_node("exec-node", "A100")
+    waiting = await admission.ask("POST", f"/v1/jobs/{job}/files", role="operator", json={"path": "x"})
+    assert (waiting.status_code, "has never run" in waiting.json()["detail"]) == (409, True)
     await admission.start(job, node="exec-node")
 
-    async def status(role: str = "user", **caller: str) -> int:
-        asked = {"command": ["id"]}
-        answer = await admission.ask("POST", f"/v1/jobs/{job}/exec", role=role, caller=caller, json=asked)
+    async def status(what: str, role: str = "user", **caller: str) -> int:
+        asked = {"command": ["id"]} if what == "exec" else {"path": "results"}
+        answer = await admission.ask("POST", f"/v1/jobs/{job}/{what}", role=role, caller=caller, json=asked)
         return answer.status_code
 
-    assert await status(user_id=made["lou"]["id"]) == 403
-    assert await status() == 403
-    assert await status(user_id=made["kim"]["id"]) == 503, "the node of this test does not answer"
-    assert await status(role="operator") == 503
+    assert await status("files", user_id=made["kim"]["id"]) == 409, "it runs"
+    for what in ("exec", "files"):
+        assert await status(what, user_id=made["lou"]["id"]) == 403
+        assert await status(what) == 403
+        assert await status(what, user_id=made["kim"]["id"]) == 503, "the node of this test does not answer"
+        assert await status(what, role="operator") == 503
+        await admission.end(job)
+        assert await status("exec", user_id=made["kim"]["id"]) == 409

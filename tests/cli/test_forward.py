@@ -32,13 +32,22 @@ class Running:
         self.sessions: list[subprocess.Popen[bytes]] = []
         self.commands: list[list[str]] = []
         self.loses = False
+        self.state = "running"
+
+    def get(self, path: str) -> dict[str, str]:
+        assert path == f"/v1/jobs/{JOB}"
+        return {"state": self.state}
 
     def __call__(self) -> Running:
         return self
 
     @contextmanager
     def stream(self, path: str, *, method: str, json: dict[str, Any]) -> Iterator[Any]:
-        assert (path, method) == (f"/v1/jobs/{JOB}/exec", "POST")
+        if self.state != "running":
+            assert (path, method) == (f"/v1/jobs/{JOB}/files", "POST")
+            json = {"command": ["tar", "-cf", "-", "--", json["path"]]}
+        else:
+            assert (path, method) == (f"/v1/jobs/{JOB}/exec", "POST")
         self.commands.append(json["command"])
         session = subprocess.Popen(
             json["command"], cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -149,6 +158,21 @@ def test_a_folder_and_a_file_come_here(job: Running, tmp_path: Path) -> None:
 
     assert Path("out/deep/model").read_bytes() == (job.folder / "out" / "deep" / "model").read_bytes()
     assert Path("-rf").read_text() == "a name like an option"
+
+
+def test_files_of_a_job_that_has_ended_come_here(job: Running) -> None:
+    (job.folder / "out").mkdir()
+    (job.folder / "out" / "model").write_bytes(os.urandom(200_000))
+    job.state = "failed"
+
+    app(["cp", f"{JOB}:out", "."], standalone_mode=False)
+
+    assert Path("out/model").read_bytes() == (job.folder / "out" / "model").read_bytes()
+    with pytest.raises(CliError, match=r"nothing.*No such file"):
+        app(["cp", f"{JOB}:nothing"], standalone_mode=False)
+    job.loses = True
+    with pytest.raises(CliError, match="connection to the command was lost"):
+        app(["cp", f"{JOB}:out"], standalone_mode=False)
 
 
 def test_what_cannot_be_copied_is_said_and_leaves_nothing(job: Running) -> None:

@@ -15,6 +15,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from fcntl import ioctl
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -72,6 +73,22 @@ def test_a_command_runs_beside_each_rank_and_its_end_is_reported(client: Client,
         assert (found.text, found.stderr, found.exit_code) == (f"{rank} {devices}\ntyped\n", b"no\n", 3)
     second = client.job(job).placement[1].node_id
     assert client.exec(job, ["sh", "-c", "echo $RANK"], node=second).text == "4\n"
+
+
+def test_files_of_an_ended_job_come_to_whoever_asks(installation: Installation, client: Client, tmp_path: Path) -> None:
+    script = "mkdir -p results && echo 0.25 >results/loss"
+    job = client.wait(client.submit(["sh", "-c", script], name="left", gpus=1), timeout_s=60)
+    assert job.state == "succeeded"
+
+    copying = _command_line(installation, "cp", f"{job.id}:results", str(tmp_path))
+    assert copying.wait(60) == 0, copying.stderr and copying.stderr.read()
+    assert (tmp_path / "results" / "loss").read_text() == "0.25\n"
+    copying = _command_line(installation, "cp", f"{job.id}:nothing", str(tmp_path))
+    assert copying.wait(60)
+    assert copying.stderr
+    assert b"nothing: Cannot stat: No such file or directory" in copying.stderr.read()
+    audited = _audited(installation, "job.exec", job.id)
+    assert [entry["data"]["command"] for entry in audited] == ["read nothing", "read results"]
 
 
 async def test_five_megabytes_go_through_both_clients(installation: Installation, client: Client, job: str) -> None:

@@ -1,4 +1,4 @@
-"""``wattshift forward`` and ``wattshift cp``: reach a port and files of a running job, through its own namespaces."""
+"""``wattshift forward`` and ``wattshift cp``: reach a port and files of a job, through its own namespaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -123,10 +123,12 @@ def carry(gateway: Gateway, found: str, port: int | str, connection: socket.sock
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="JOB:PATH", help="A file or folder of a running job.")],
+    source: Annotated[str, typer.Argument(metavar="JOB:PATH", help="A file or folder of a job.")],
     target: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder here that it is put in.")] = Path(),
 ) -> None:
-    """Copy a file or folder of a running job here; a relative path starts in the job's working folder.
+    """Copy a file or folder of a job here; a relative path starts in the job's working folder.
+
+    Of a job that has ended, for as long as the node has its files; --results of submit brings them back by itself.
 
     wattshift cp train:results .
     """
@@ -136,11 +138,16 @@ def cp(
     if not target.is_dir():
         raise CliError(f"{target} is not a folder", EXIT_NOT_FOUND)
     gateway = Gateway()
-    folder, name = os.path.split(path.rstrip("/"))
-    command = ["tar", "-C", folder or ".", "-cf", "-", "--", name]
+    found = job_id(gateway, job)
     said: list[bytes] = []
     with tempfile.TemporaryFile() as archive:
-        code, detail = piped(gateway, job_id(gateway, job), command, archive.write, said.append)
+        if gateway.get(f"/v1/jobs/{found}")["state"] == "running":
+            folder, name = os.path.split(path.rstrip("/"))
+            command = ["tar", "-C", folder or ".", "-cf", "-", "--", name]
+            code, detail = piped(gateway, found, command, archive.write, said.append)
+        else:
+            with gateway.stream(f"/v1/jobs/{found}/files", method="POST", json={"path": path}) as answer:
+                code, detail = _ended(filter(None, map(read_event, answer.iter_lines())), archive.write, said.append)
         if code:
             raise CliError(detail or b"".join(said).decode(errors="replace").strip(), EXIT_FAILED)
         archive.seek(0)
@@ -174,7 +181,6 @@ def piped(
         OSError: Raised by ``out`` or ``err``.
     """
     path, body = f"/v1/jobs/{found}/exec", {"command": command, "stdin": feed is not None}
-    ended: SessionEvent | None = None
     with gateway.stream(path, method="POST", json=body) as answer:
         events = filter(None, map(read_event, answer.iter_lines()))
         if (started := next(events, None)) is None:
@@ -182,12 +188,16 @@ def piped(
         with Sender(lambda given: gateway.put(f"{path}/{started.session_id}", given)) as sender:
             if feed is not None:
                 threading.Thread(target=feed, args=(sender,), daemon=True).start()
-            for event in events:
-                if event.type == "output":
-                    (out if event.stream == "stdout" else err)(event.data)
-                elif event.type == "exit":
-                    ended = event
-                    break
-    if ended is None:
-        raise LostError
-    return ended.code, ended.detail
+            return _ended(events, out, err)
+
+
+def _ended(
+    events: Iterable[SessionEvent], out: Callable[[bytes], object], err: Callable[[bytes], object]
+) -> tuple[int, str]:
+    """Pass on a command's output; return its exit status, and why it ended if not by itself."""
+    for event in events:
+        if event.type == "output":
+            (out if event.stream == "stdout" else err)(event.data)
+        elif event.type == "exit":
+            return event.code, event.detail
+    raise LostError

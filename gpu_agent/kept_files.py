@@ -1,0 +1,177 @@
+"""Files of a job whose processes have ended: ``tar`` reads them as the job's account, as the job saw this host.
+
+What is gone with its processes (temporary folders, containers, what it was submitted with) is not there any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gpu_agent import shim
+from gpu_agent.account import Account
+from gpu_agent.exec_sessions import MOST_BYTES_PER_S, PIECE_BYTES, ExecLimits
+from gpu_agent.git import RUN_ENCLOSED
+from gpu_agent.launch import Launcher
+from gpu_agent.ranks import SCRATCH, RankFolder
+from gpu_agent.sources import FOLDER
+from services.contracts.codes import ProblemCode
+from services.contracts.commands import StartGang
+from services.contracts.exec_sessions import ExecEvent, output_message
+from services.core.domain.errors import DomainError
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+
+log = Log(__name__)
+
+_LONGEST_ERROR_BYTES = 4_096
+_TIME_LIMIT_CODE = 124
+_ASK_BEFORE = "`wattshift submit --follow --results PATH` brings files back as soon as a job ends"
+
+
+class KeptFiles:
+    """Reads the files of ended jobs on one node.
+
+    Args:
+        launcher: Knows the jobs' accounts, and what confines them.
+        node_id: The node.
+        limits: Limits of reading, which are those of exec sessions.
+        start_of: Reads the command by which a rank was started; None if it is unreadable.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        node_id: str,
+        limits: ExecLimits,
+        start_of: Callable[[RankFolder], StartGang | None],
+    ) -> None:
+        self._launcher = launcher
+        self._node_id = node_id
+        self._limits = limits
+        self._start_of = start_of
+        self._reading = 0
+
+    async def open(self, folder: RankFolder | None, path: str) -> AsyncIterator[bytes]:
+        """Return the events of reading a file or folder as a tar archive: its bytes, and how it ended.
+
+        Args:
+            folder: The rank's folder; None if there is none any more.
+            path: What to read; a relative path starts in the job's working folder.
+
+        Raises:
+            ProblemError: 409 if the files are not here or not yet to be read, 429 beyond the limit.
+        """
+        start = None if folder is None else await asyncio.to_thread(self._start_of, folder)
+        if folder is None or start is None:
+            raise _conflict(f"Node {self._node_id} no longer has the folder of this job. {_ASK_BEFORE}.")
+        if folder.exit() is None:
+            raise _conflict("The job's processes have not ended on this node; run a command in the job instead.")
+        if self._reading >= self._limits.sessions:
+            most = f"Node {self._node_id} reads files of {self._limits.sessions} jobs, which is the maximum."
+            raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
+        self._reading += 1
+        try:
+            process = await self._tar(start, folder.path, path)
+        except BaseException:
+            self._reading -= 1
+            raise
+        return self._events(process)
+
+    async def _tar(self, start: StartGang, rank: Path, path: str) -> Process:
+        working = _working_folder(start, rank)
+        if not await asyncio.to_thread(os.path.isdir, working):
+            raise _conflict(_gone(start, working))
+        if start.spec.image is not None and not await asyncio.to_thread(_is_in_mounts, start, rank, working / path):
+            raise _conflict(
+                f"{path} was in the job's container, which is gone; its working folder is still there. {_ASK_BEFORE}."
+            )
+        try:
+            account, confinement = await asyncio.to_thread(self._launcher.view_of, start, rank)
+        except (DomainError, OSError) as error:
+            raise _conflict(f"The job's files cannot be read on node {self._node_id}: {error}.") from error
+        above, name = os.path.split(path.rstrip("/"))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", RUN_ENCLOSED, os.path.dirname(shim.__file__), str(working)),
+            *("nice", "-n", "19", "tar", "-C", above or ".", "-cf", "-", "--", name),
+            cwd="/",
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            limit=PIECE_BYTES,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.write(shim.spec_bytes([*confinement, *_user(account)]))
+            process.stdin.close()
+        return process
+
+    async def _events(self, process: Process) -> AsyncIterator[bytes]:
+        stdout, stderr = process.stdout, process.stderr
+        assert stdout is not None
+        assert stderr is not None
+        said = asyncio.create_task(_last_bytes(stderr))
+        ends_at = time.monotonic() + self._limits.longest_s
+        detail = None
+        try:
+            yield ExecEvent(type="started", node_id=self._node_id).message()
+            while data := await stdout.read(PIECE_BYTES):
+                yield output_message("stdout", data)
+                if time.monotonic() > ends_at:
+                    detail = f"Reading files may last {self._limits.longest_s:g} s."
+                    break
+                await asyncio.sleep(len(data) / MOST_BYTES_PER_S)
+            else:
+                yield output_message("stderr", await said)
+            code = _TIME_LIMIT_CODE if detail else await process.wait()
+            yield ExecEvent(type="exit", code=code, detail=detail).message()
+        finally:
+            self._reading -= 1
+            with suppress(ProcessLookupError):
+                process.kill()
+            said.cancel()
+            await asyncio.gather(said, process.wait(), return_exceptions=True)
+
+
+def _working_folder(start: StartGang, rank: Path) -> Path:
+    if start.spec.source is not None:
+        return rank / FOLDER / (start.spec.working_dir or "")
+    return Path(start.spec.working_dir) if start.spec.working_dir else rank / SCRATCH
+
+
+def _gone(start: StartGang, working: Path) -> str:
+    if start.spec.source is not None:
+        return f"A job's uploaded or cloned folder is removed when it has ended. {_ASK_BEFORE}."
+    return f"The job's working folder {working} is gone. {_ASK_BEFORE}."
+
+
+def _is_in_mounts(start: StartGang, rank: Path, path: Path) -> bool:
+    """Return whether a path leads to what a container had of this host; nothing here changes it any more."""
+    mounts = [rank / SCRATCH, rank / FOLDER, *filter(None, (start.spec.working_dir, start.spec.checkpoint_dir))]
+    real = Path(os.path.realpath(path))
+    return any(real.is_relative_to(os.path.realpath(each)) for each in mounts)
+
+
+def _user(account: Account | None) -> list[tuple[str, str]]:
+    if account is None:
+        return []
+    return [("user", " ".join(map(str, (account.user_id, account.group_id, *account.groups))))]
+
+
+async def _last_bytes(stream: asyncio.StreamReader) -> bytes:
+    last = b""
+    while data := await stream.read(_LONGEST_ERROR_BYTES):
+        last = (last + data)[-_LONGEST_ERROR_BYTES:]
+    return last
+
+
+def _conflict(detail: str) -> ProblemError:
+    return ProblemError(409, ProblemCode.CONFLICT, detail)
