@@ -35,6 +35,7 @@ from services.contracts.webhooks import (
     TIMESTAMP_HEADER,
     BudgetExceededMessage,
     JobEndedMessage,
+    JobStartedMessage,
     NodeLostMessage,
     PingMessage,
 )
@@ -132,6 +133,7 @@ TAGS = {
 
 
 MESSAGES: dict[str, type[BaseModel]] = {
+    "job.started": JobStartedMessage,
     "job.ended": JobEndedMessage,
     "budget.exceeded": BudgetExceededMessage,
     "node.lost": NodeLostMessage,

@@ -239,6 +239,12 @@ class JobSpec(Message):
         "at most 8 at once, `0-99%8`. A task has the array's spec, and its index in `$WATTSHIFT_ARRAY_INDEX`.",
     )
     after: After | None = Field(default=None, description="Jobs that must have ended before it starts, and how.")
+    notify: list[Literal["started", "ended", "failed"]] | None = Field(
+        default=None,
+        max_length=3,
+        description="Have these messages about the job sent also to webhooks of its tenant and project that take "
+        "only the other of `job.started` and `job.ended`. `failed` is an end in which the job has failed.",
+    )
     service: ServiceTerms | None = Field(
         default=None, description="Set only for instances of pools, which are service instances."
     )

@@ -22,8 +22,9 @@ SIGNATURE_HEADER = "webhook-signature"
 
 
 class WebhookEvent(StrEnum):
-    """What a webhook is sent: the end of each job, a budget that is exceeded, a node that is lost (operators only)."""
+    """What a webhook is sent: a job's start and end, a budget that is exceeded, a lost node (operators only)."""
 
+    JOB_STARTED = "job.started"
     JOB_ENDED = "job.ended"
     BUDGET_EXCEEDED = "budget.exceeded"
     NODE_LOST = "node.lost"
@@ -131,6 +132,17 @@ class WebhookDetail(Webhook):
     deliveries: list[WebhookDelivery] = Field(description="The last 20 messages, newest first.")
 
 
+class JobStarted(Message):
+    """A job whose processes run; sent again when it runs again after a preemption or a restart."""
+
+    job_id: str
+    tenant_id: str
+    name: str
+    project: str
+    submitted_at: Instant
+    started_at: Instant
+
+
 class JobEnded(Message):
     """A job that has ended."""
 
@@ -180,6 +192,14 @@ class Ping(Message):
     webhook_id: str
 
 
+class JobStartedMessage(Message):
+    """The body of `job.started`."""
+
+    type: Literal["job.started"] = "job.started"
+    timestamp: Instant
+    data: JobStarted
+
+
 class JobEndedMessage(Message):
     """The body of `job.ended`."""
 
@@ -212,4 +232,4 @@ class PingMessage(Message):
     data: Ping
 
 
-WebhookMessage = JobEndedMessage | BudgetExceededMessage | NodeLostMessage | PingMessage
+WebhookMessage = JobStartedMessage | JobEndedMessage | BudgetExceededMessage | NodeLostMessage | PingMessage

@@ -149,6 +149,79 @@ async def test_the_end_of_a_job_is_posted_with_its_footprint_and_a_signature(
     assert (delivery["status"], delivery["attempts"], delivery["error"]) == (204, 1, None)
 
 
+async def run_a_job(admission: Admission, tenant: str, **spec: Any) -> str:
+    job_id = await admission.submit(spec, tenant=tenant)
+    await admission.start(job_id)
+    await admission.database.execute(
+        "INSERT INTO job_events (job_id, tenant_id, type, data) VALUES ($1, $2, 'job.running', '{}')", job_id, tenant
+    )
+    return job_id
+
+
+async def test_a_job_that_asks_has_its_start_and_end_posted_to_a_webhook_for_either(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender
+) -> None:
+    for_ends = await create(admission, tenant, receiver.url, project="vision")
+    quiet = await run_a_job(admission, tenant, project="vision")
+    elsewhere = await run_a_job(admission, tenant, project="speech", notify=["started", "ended"])
+    asks = await run_a_job(admission, tenant, project="vision", notify=["started"])
+
+    assert await publisher.publish() == 1
+    for job_id in (quiet, elsewhere, asks):
+        await admission.end(job_id, "failed")
+    assert await publisher.publish() == 2
+    assert await publisher.publish() == 0
+    while await sender.send(for_ends["id"]):
+        pass
+
+    got = [(each.message["type"], each.message["data"]["job_id"]) for each in receiver.received]
+    assert sorted(got) == sorted([("job.started", asks), ("job.ended", quiet), ("job.ended", asks)])
+    (started,) = [each.message for each in receiver.received if each.message["type"] == "job.started"]
+    assert started["data"].keys() == {"job_id", "tenant_id", "name", "project", "submitted_at", "started_at"}
+    assert started["timestamp"] == started["data"]["started_at"]
+
+
+@pytest.mark.parametrize(
+    ("events", "notify", "ends_as", "sent"),
+    [
+        (["job.started"], None, "failed", ["job.started"]),
+        (["job.started"], ["failed"], "failed", ["job.started", "job.ended"]),
+        (["job.started"], ["failed"], "succeeded", ["job.started"]),
+        (["job.started"], ["ended"], "succeeded", ["job.started", "job.ended"]),
+        (["job.started", "job.ended"], ["started", "ended", "failed"], "failed", ["job.started", "job.ended"]),
+        (["job.ended"], ["failed"], "succeeded", ["job.ended"]),
+        (["budget.exceeded"], ["started", "ended"], "failed", []),
+    ],
+)
+async def test_what_is_sent_is_what_the_webhook_takes_and_what_the_job_asks_for(
+    admission: Admission,
+    tenant: str,
+    receiver: Receiver,
+    publisher: Publisher,
+    events: list[str],
+    notify: list[str] | None,
+    ends_as: str,
+    sent: list[str],
+) -> None:
+    made = await create(admission, tenant, receiver.url, events=events)
+    job_id = await run_a_job(admission, tenant, notify=notify)
+    await admission.end(job_id, ends_as)
+    await publisher.publish()
+
+    assert [each["event"] for each in reversed((await show(admission, tenant, made))["deliveries"])] == sent
+
+
+async def test_a_start_is_not_held_back_for_the_reports_that_an_end_waits_for(
+    admission: Admission, tenant: str, receiver: Receiver, engine: AsyncEngine, publisher: Publisher
+) -> None:
+    await create(admission, tenant, receiver.url, events=["job.started", "job.ended"])
+    job_id = await run_a_job(admission, tenant)
+    await admission.end(job_id)
+
+    assert await Publisher(engine, settle_s=3_600).publish() == 1
+    assert await publisher.publish() == 1
+
+
 async def test_an_end_becomes_one_message_also_with_two_processes_and_not_too_early(
     admission: Admission, tenant: str, receiver: Receiver, engine: AsyncEngine
 ) -> None:

@@ -150,6 +150,9 @@ def test_only_lines_that_slurm_reads_count() -> None:
         ("--export=A=1", "--clean-env --env A=1"),
         ("-o %x-%j.out --error=%A_%a.err", "--output %x-%j.out --error %A_%a.err"),
         ("--mail-type=NONE", ""),
+        ("--mail-type=END,FAIL", "--notify ended,failed"),
+        ("--mail-type=begin", "--notify started"),
+        ("--mail-type=ALL,TIME_LIMIT,ARRAY_TASKS", "--notify started,ended,failed"),
     ],
 )
 def test_variables_and_files_have_a_meaning(line: str, options: str) -> None:
@@ -159,7 +162,14 @@ def test_variables_and_files_have_a_meaning(line: str, options: str) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("--mail-type=END,FAIL", "no mail is sent; `wattshift webhooks create URL` has a message posted when jobs end"),
+        (
+            "--mail-type=END,TIME_LIMIT_80",
+            "of the events, NONE, BEGIN, END, FAIL, TIME_LIMIT, ALL, ARRAY_TASKS have a meaning here",
+        ),
+        (
+            "--mail-user=me@example.org",
+            "no mail is sent; messages go to a webhook, which `wattshift webhooks create URL` makes",
+        ),
         ("--output=a.%s", "of patterns, a file's name may have %j, %A, %a, %x, %u, %N and %%"),
         ("--export=ALL,NOT_SET_HERE", "a variable that it names is not set here"),
     ],
@@ -178,13 +188,12 @@ def test_pbs_is_obeyed_and_named_where_not() -> None:
         [],
     )
     assert asked("#PBS -l nodes=2:ppn=4:gpus=2 -q gpu", "#PBS -l mem=4gb,walltime=90 -m ae -V -v A=1") == (
-        "--gpus 4 --processes per_node --time 90s --env * --env A=1",
+        "--gpus 4 --processes per_node --time 90s --notify failed,ended --env * --env A=1",
         [
             "line 2: -l nodes=2:ppn=4:gpus=2 (a gang may lie on any number of nodes, and the script runs once on each)",
             "line 2: -l nodes=2:ppn=4:gpus=2 (not obeyed: ppn=4)",
             "line 2: -q gpu",
             "line 3: -l mem=4gb",
-            "line 3: -m ae (no mail is sent; `wattshift webhooks create URL` has a message posted when jobs end)",
         ],
     )
 
@@ -198,6 +207,7 @@ def test_lsf_is_obeyed_and_named_where_not() -> None:
         "--hold --after ok:12 --after any:prep --after not_ok:x --env * --env A=1",
         [],
     )
+    assert asked("#BSUB -gpu num=1 -N", "#BSUB -B") == ("--gpus 1 --processes per_node --notify ended,started", [])
     assert asked("#BSUB -W 90 -R 'rusage[ngpus_physical=2] span[hosts=1]' -q a", "#BSUB -w 'done(1) || done(2)'") == (
         "--gpus 2 --processes per_node --time 5400s",
         [

@@ -93,6 +93,33 @@ def test_every_option_arrives_in_the_spec(run: Run, gateway: Gateway, tmp_path: 
     assert spec["checkpoint_dir"] == str(tmp_path / "ckpt")
 
 
+def test_mail_becomes_messages_to_a_webhook_or_the_line_that_makes_one(
+    gateway: Gateway, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = "#!/bin/sh\n#SBATCH --gpus=1 --mail-type=BEGIN,FAIL\n#WATTSHIFT --project messages\ntrue\n"
+    (tmp_path / "train.sh").write_text(script)
+
+    def said(*words: str) -> str:
+        assert not app(list(words), standalone_mode=False)
+        shown = capsys.readouterr()
+        if words[0] == "submit":
+            assert gateway.get(f"/v1/jobs/{shown.out.strip()}")["spec"]["notify"] == ["started", "failed"]
+        return shown.err.strip()
+
+    there = {each["id"]: each for each in gateway.get("/v1/webhooks")["items"]}
+    assert there == {}
+    without = said("submit", "train.sh")
+    assert without.startswith("wattshift: no webhook takes messages about it: `wattshift webhooks create URL`")
+    url = "https://93.184.215.14/hook"
+    advice = shlex.split(without.split("`")[1].replace("URL", url))
+    said(*advice[1:], "--project", "others")
+    assert said("submit", "train.sh") == without
+    said(*advice[1:])
+    assert said("submit", "train.sh") == f"wattshift: messages about it are posted to {url}"
+    with pytest.raises(CliError, match="notify"):
+        app(["submit", "-c", "true", "--notify", "begin"], standalone_mode=False)
+
+
 def test_a_container_has_a_path_of_its_own(run: Run, gateway: Gateway, tmp_path: Path) -> None:
     spec = submitted(run, gateway, "--container", "ghcr.io/lab/train:2", "--env", "A=b")
 

@@ -16,21 +16,26 @@ from services.db.tables.admission import webhook_deliveries, webhook_events, web
 
 SHOWN = 20
 PAGE = 500
+OF_JOBS = frozenset({WebhookEvent.JOB_STARTED, WebhookEvent.JOB_ENDED})
 LARGEST_MOVE = 1_000
 """Transactions that the position may fall behind while no job of interest ends, so that it is not written always."""
 
 _HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 
-_ENDS = text(f"""
+_CHANGES = text(f"""
 WITH horizon AS ({_HORIZON} AS xid)
-SELECT e.transaction_id, e.sequence, e.at, e.at > now() - make_interval(secs => :settle_s) AS is_young,
+SELECT e.transaction_id, e.sequence, e.at,
+    e.type <> 'job.running' AND e.at > now() - make_interval(secs => :settle_s) AS is_young,
     j.id AS job_id, j.tenant_id, j.name, j.project, j.state, j.reason, j.detail, j.exit_code, j.submitted_at,
     j.started_at, coalesce(j.ended_at, e.at) AS ended_at,
+    e.type = 'job.running' AS is_start, j.spec->'notify' AS notify,
     f.energy_j, f.gpu_energy_j, f.carbon_gco2, f.gpu_s, f.estimated_energy_j
 FROM horizon, job_events e JOIN jobs j ON j.id = e.job_id LEFT JOIN job_footprints f ON f.job_id = e.job_id
 WHERE (e.transaction_id, e.sequence) > (:xid, :sequence) AND e.transaction_id < horizon.xid
-    AND e.type IN ('job.succeeded', 'job.failed', 'job.cancelled')
-    AND e.tenant_id IN (SELECT tenant_id FROM webhooks WHERE disabled_at IS NULL AND :event = ANY(events))
+    AND e.type IN ('job.running', 'job.succeeded', 'job.failed', 'job.cancelled')
+    AND e.tenant_id IN (SELECT tenant_id FROM webhooks WHERE disabled_at IS NULL AND events && :events)
+    AND (e.type <> 'job.running' OR j.spec->'notify' ? 'started'
+        OR e.tenant_id IN (SELECT tenant_id FROM webhooks WHERE disabled_at IS NULL AND 'job.started' = ANY(events)))
 ORDER BY e.transaction_id, e.sequence LIMIT :page
 """)
 
@@ -115,10 +120,20 @@ class Receiver:
     project: str | None
     enabled_at: datetime
 
-    def wants(self, event: str, tenant_id: str | None, project: str | None, at: datetime) -> bool:
-        """Return whether an event is for this webhook; ``tenant_id`` is None for events of the cluster."""
+    def wants(
+        self, event: str, tenant_id: str | None, project: str | None, at: datetime, *, is_asked: bool = False
+    ) -> bool:
+        """Return whether an event is for this webhook.
+
+        Args:
+            event: What happened.
+            tenant_id: To whom; None for events of the cluster.
+            project: In which project.
+            at: When.
+            is_asked: Whether the job asks that webhooks for other messages about jobs are sent this one too.
+        """
         return (
-            event in self.events
+            (event in self.events or (is_asked and bool(OF_JOBS & self.events)))
             and tenant_id in (None, self.tenant_id)
             and (self.project is None or self.project == project)
             and at >= self.enabled_at
@@ -243,10 +258,10 @@ class WebhookRepository:
         found = (await self._connection.execute(query)).mappings().all()
         return sorted(found, key=lambda row: row["id"])
 
-    async def ends(self, after: Position, settle_s: float) -> Sequence[RowMapping]:
-        """Return a page of the job ends after a position, in order, with the jobs and their footprints."""
+    async def changes(self, after: Position, settle_s: float) -> Sequence[RowMapping]:
+        """Return a page of starts and ends of jobs after a position, in order, with the jobs and their footprints."""
         values = {"xid": after.transaction_id, "sequence": after.sequence, "settle_s": settle_s, "page": PAGE}
-        return (await self._connection.execute(_ENDS, {**values, "event": WebhookEvent.JOB_ENDED})).mappings().all()
+        return (await self._connection.execute(_CHANGES, {**values, "events": list(OF_JOBS)})).mappings().all()
 
     async def move(self, position: Position) -> None:
         """Store the position up to which job ends have become deliveries."""

@@ -1,6 +1,6 @@
 """Events become deliveries.
 
-The ends of jobs are read from ``job_events``, which is written in the transaction that ends a job, after a stored
+Starts and ends of jobs are read from ``job_events``, which is written in the transaction of the change, after a stored
 position; events of budgets and nodes from ``webhook_events``. Deliveries are inserted in the transaction that moves the
 position and deletes those rows: each event becomes exactly one delivery for each webhook that wants it, whenever this
 process dies.
@@ -21,11 +21,14 @@ from services.contracts.webhooks import (
     BudgetExceededMessage,
     JobEnded,
     JobEndedMessage,
+    JobStarted,
+    JobStartedMessage,
     NodeLost,
     NodeLostMessage,
     WebhookEvent,
     WebhookMessage,
 )
+from services.core.domain.jobs import JobState
 from services.kit.ids import new_id
 
 
@@ -60,11 +63,11 @@ class Publisher:
             is_last = len(events) < PAGE
             if receivers:
                 horizon = await repository.horizon()  # before the page is read, so that it skips nothing
-                ends = await repository.ends(position, self._settle_s)
-                ready = _ready(ends)
-                deliveries += [made for row in ready for made in _deliveries_of_end(row, receivers)]
+                changes = await repository.changes(position, self._settle_s)
+                ready = _ready(changes)
+                deliveries += [made for row in ready for made in _deliveries_of_job(row, receivers)]
                 reached = Position(ready[-1]["transaction_id"], ready[-1]["sequence"]) if ready else position
-                if len(ready) == len(ends) < PAGE and horizon.transaction_id - reached.transaction_id > LARGEST_MOVE:
+                if len(ready) == len(changes) < PAGE and horizon.transaction_id - reached.transaction_id > LARGEST_MOVE:
                     reached = horizon
                 if reached != position:
                     await repository.move(reached)
@@ -73,18 +76,27 @@ class Publisher:
         return len(deliveries), is_last
 
 
-def _ready(ends: Sequence[RowMapping]) -> Sequence[RowMapping]:
-    """Return the ends before the first that is too recent; the position cannot pass that one."""
-    young = next((index for index, row in enumerate(ends) if row["is_young"]), len(ends))
-    return ends[:young]
+def _ready(changes: Sequence[RowMapping]) -> Sequence[RowMapping]:
+    """Return those before the first end that is too recent; the position cannot pass that one."""
+    young = next((index for index, row in enumerate(changes) if row["is_young"]), len(changes))
+    return changes[:young]
 
 
-def _deliveries_of_end(row: RowMapping, receivers: Iterable[Receiver]) -> list[NewDelivery]:
-    footprint = {name: row[name] for name in JobFootprint.model_fields if row[name] is not None}
-    values = {name: row[name] for name in JobEnded.model_fields if name != "footprint"}
-    ended = JobEnded.model_validate({**values, "footprint": footprint})
-    message = JobEndedMessage(timestamp=row["at"], data=ended)
-    wanted = [r for r in receivers if r.wants(WebhookEvent.JOB_ENDED, ended.tenant_id, ended.project, row["at"])]
+def _deliveries_of_job(row: RowMapping, receivers: Iterable[Receiver]) -> list[NewDelivery]:
+    asked = row["notify"] or ()
+    message: JobStartedMessage | JobEndedMessage
+    if row["is_start"]:
+        started = {name: row[name] for name in JobStarted.model_fields} | {"started_at": row["at"]}
+        message = JobStartedMessage(timestamp=row["at"], data=JobStarted.model_validate(started))
+        is_asked = "started" in asked
+    else:
+        footprint = {name: row[name] for name in JobFootprint.model_fields if row[name] is not None}
+        values = {name: row[name] for name in JobEnded.model_fields if name != "footprint"}
+        ended = JobEnded.model_validate({**values, "footprint": footprint})
+        message = JobEndedMessage(timestamp=row["at"], data=ended)
+        is_asked = "ended" in asked or ("failed" in asked and ended.state is JobState.FAILED)
+    of = message.type, row["tenant_id"], row["project"], row["at"]
+    wanted = [receiver for receiver in receivers if receiver.wants(*of, is_asked=is_asked)]
     return [delivery_of(receiver.id, message) for receiver in wanted]
 
 

@@ -13,7 +13,7 @@ from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.cli.values import duration_s
 
-EVENTS = ("job.ended", "budget.exceeded", "node.lost")
+EVENTS = ("job.started", "job.ended", "budget.exceeded", "node.lost")
 
 
 def register(app: typer.Typer) -> None:

@@ -41,14 +41,24 @@ _VALUES = frozenset(
 """Options of Slurm that stand alone, and those that a value follows."""
 _SAME = {"--array": "--array", "--job-name": "--name", "--chdir": "--workdir"}
 _FILES = ("--output", "--error")
-_MAIL = ("--mail-type", "--mail-user")
+_MAIL = {
+    "NONE": (),
+    "BEGIN": ("started",),
+    "END": ("ended",),
+    "FAIL": ("failed",),
+    "TIME_LIMIT": ("failed",),
+    "ALL": ("started", "ended"),
+    "ARRAY_TASKS": (),
+}
+"""What of a job is posted for an event of which mail would be sent; each task of an array is a job here anyway."""
 _OF_GPUS = ("--gpus", "--gpus-per-node", "--gres", "--gpus-per-task")
 _OF_TASKS = ("--ntasks", "--ntasks-per-node")
 _WHY_NOT = {
     "--nodes": "a gang may lie on any number of nodes, and the script runs once on each",
     **dict.fromkeys(_OF_TASKS, "the script runs once on each node"),
     **dict.fromkeys(_FILES, "of patterns, a file's name may have %j, %A, %a, %x, %u, %N and %%"),
-    **dict.fromkeys(_MAIL, "no mail is sent; `wattshift webhooks create URL` has a message posted when jobs end"),
+    "--mail-type": f"of the events, {', '.join(_MAIL)} have a meaning here",
+    "--mail-user": "no mail is sent; messages go to a webhook, which `wattshift webhooks create URL` makes",
     "--export": "a variable that it names is not set here",
 }
 _CONDITIONS = {"afterok": "ok", "afterany": "any", "afternotok": "not_ok"}
@@ -100,7 +110,7 @@ def obeyed(
             _add(asked, number, words)
         else:
             for option, value, text_of in SAME_AS[directive](words):
-                if option == "--export" and option in asked:
+                if option in ("--export", "--mail-type") and option in asked:
                     asked[option].value += f",{value}"
                 elif option:
                     asked[option] = _Asked(number, text_of, value)
@@ -201,8 +211,8 @@ def _meaning(option: str, value: str, gpus: int) -> list[str] | None:
         return [option, value] if PATTERN.fullmatch(value) else None
     if option == "--export":
         return _export(value)
-    if option == "--mail-type" and value.upper() == "NONE":
-        return []
+    if option == "--mail-type":
+        return _notify(value)
     if value == "1" and (option in _OF_TASKS or (option == "--nodes" and gpus <= 1)):
         return []
     return [_SAME[option], value] if option in _SAME and value else None
@@ -250,6 +260,15 @@ def _time(value: str) -> list[str] | None:
     hours, minutes, seconds = (*([] if has_days or len(parts) == 3 else [0]), *parts, 0, 0)[:3]
     limit_s = int(days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
     return ["--time", f"{limit_s}s"] if limit_s else []
+
+
+def _notify(value: str) -> list[str] | None:
+    """Return the words for messages on events; None if one of the events has no counterpart here."""
+    events = value.upper().split(",")
+    if not set(events) <= set(_MAIL):
+        return None
+    asked = dict.fromkeys(word for event in events for word in _MAIL[event])
+    return ["--notify", ",".join(asked)] if asked else []
 
 
 def _after(value: str) -> list[str] | None:

@@ -23,7 +23,7 @@ _LSF_FLAGS = frozenset(("H", "N", "B", "x", "r", "rn", "K", "I", "Ip", "Is"))
 _LSF_VALUES = ("gpu", "cwd", "env", "oo", "eo", "app", "sla", "sp", "ext", "hl")
 _LSF_SAME = {"cwd": "--chdir", "n": "--ntasks", "u": "--mail-user"}
 _LSF_CONDITIONS = {"done": "afterok", "ended": "afterany", "exit": "afternotok"}
-_NO_MAIL_YET = "END"
+_PBS_MAIL = {"n": "NONE", "a": "FAIL", "b": "BEGIN", "e": "END"}
 
 
 def _of_pbs(words: Sequence[str]) -> Iterator[Meant]:
@@ -48,7 +48,8 @@ def _of_pbs(words: Sequence[str]) -> Iterator[Meant]:
         elif option == "v":
             yield Meant("--export", value, word)
         elif option == "m":
-            yield Meant("--mail-type", "NONE" if value == "n" else _NO_MAIL_YET, word)
+            events = ",".join(_PBS_MAIL.get(each, value) for each in value)
+            yield Meant("--mail-type", events, word)
         elif option == "W" and value.startswith("depend="):
             yield Meant("--dependency", value.removeprefix("depend="), word)
         elif option in "oe" and option:
@@ -123,7 +124,7 @@ def _lsf_option(option: str, value: str, word: str) -> Iterator[Meant]:
     elif option == "H":
         yield Meant("--hold", "", word)
     elif option in ("N", "B"):
-        yield Meant("--mail-type", _NO_MAIL_YET, word)
+        yield Meant("--mail-type", "END" if option == "N" else "BEGIN", word)
     elif option == "W" and (limit := re.fullmatch(r"(?:(\d+):)?(\d+)(?:/.*)?", value)):
         yield Meant("--time", f"{int(limit[1] or 0) * 3_600 + int(limit[2]) * 60}s", word)
     elif option == "J" and (found := re.fullmatch(r"([^\[\]]*)(?:\[([^\]]*)\](%\d+)?)?", value)):

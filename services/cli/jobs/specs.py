@@ -56,6 +56,7 @@ class SpecOptions:
     hold: bool | None = None
     array: str | None = None
     after: list[str] | None = None
+    notify: str | None = None
     project: str | None = None
     label: list[str] | None = None
     processes: str | None = None
@@ -232,6 +233,7 @@ def spec_of(
         "hold": options.hold,
         "array": options.array,
         "after": _after(options.after),
+        "notify": [word.strip() for word in options.notify.split(",")] if options.notify else None,
         "project": options.project,
         "labels": dict(_pair(each, "--label") for each in options.label or []),
         "processes": options.processes,

@@ -202,6 +202,8 @@ def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | No
     return accepted
 
 
+OF_JOBS = {"job.started", "job.ended"}
+"""Events of webhooks that take messages about jobs."""
 JOB, RUN, SENT = "What the job is", "How it may run", "Submitting"
 
 
@@ -342,6 +344,14 @@ def submit(
     family: Annotated[
         str | None, typer.Option(help="vision, language, speech or recommendation.", rich_help_panel=JOB)
     ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EVENTS",
+            help="Post messages to the tenant's webhooks: started, ended or failed, separated by commas.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
     project: Annotated[str | None, typer.Option(help="For reports and filters.", rich_help_panel=JOB)] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be repeated.", rich_help_panel=JOB)
@@ -449,6 +459,7 @@ def submit(
     if follow and len(specs) > 1:
         raise CliError(f"--follow shows the output of one job, not of {len(specs)}; use --wait", EXIT_USAGE)
     coming = checked_results(results or [], specs, ends=wait or follow)
+    _say_where_messages_go(gateway, specs)
     sources.send(gateway)
     accepted = submit_all(gateway, specs, idempotency_key)
     _announce(accepted, as_json=as_json, follow=follow, wait=wait)
@@ -457,6 +468,26 @@ def submit(
             ended = _waited(gateway, [job["id"] for job in accepted], follow=follow, as_json=as_json)
         if any(job["state"] != "succeeded" for job in ended):
             raise typer.Exit(EXIT_FAILED)
+
+
+def _say_where_messages_go(gateway: Gateway, specs: list[JobSpec]) -> None:
+    """Say to which webhooks the messages go that jobs ask for, or how to make one if there is none."""
+    projects = {spec.project for spec in specs if spec.notify}
+    if not projects:
+        return
+    try:
+        webhooks = gateway.get("/v1/webhooks")["items"]
+    except CliError:  # a key of one project reads none
+        return
+    urls = [
+        each["url"]
+        for each in webhooks
+        if each["enabled"] and each["project"] in (None, *projects) and OF_JOBS & set(each["events"])
+    ]
+    if urls:
+        output.say(f"wattshift: messages about it are posted to {' and '.join(urls)}")
+    else:
+        output.say("wattshift: no webhook takes messages about it: `wattshift webhooks create URL` makes one")
 
 
 def _waited(gateway: Gateway, ids: list[str], *, follow: bool, as_json: bool) -> list[Any]:

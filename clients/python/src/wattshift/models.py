@@ -793,6 +793,8 @@ class JobSpec:
         array: Makes the submission an array: one job, a task, for each index, as `0-99`, `1,3,5-9:2` or, with at
             most 8 at once, `0-99%8`. A task has the array's spec, and its index in `$WATTSHIFT_ARRAY_INDEX`.
         after: Jobs that must have ended before it starts, and how.
+        notify: Have these messages about the job sent also to webhooks of its tenant and project that take only
+            the other of `job.started` and `job.ended`. `failed` is an end in which the job has failed.
         service: Set only for instances of pools, which are service instances.
     """
 
@@ -826,6 +828,7 @@ class JobSpec:
     secrets: list[SecretUse] | None = None
     array: str | None = None
     after: After | None = None
+    notify: list[str] | None = None
     service: ServiceTerms | None = None
 
 
@@ -1576,6 +1579,8 @@ class JobSpecTerms(TypedDict, total=False):
         array: Makes the submission an array: one job, a task, for each index, as `0-99`, `1,3,5-9:2` or, with at
             most 8 at once, `0-99%8`. A task has the array's spec, and its index in `$WATTSHIFT_ARRAY_INDEX`.
         after: Jobs that must have ended before it starts, and how.
+        notify: Have these messages about the job sent also to webhooks of its tenant and project that take only
+            the other of `job.started` and `job.ended`. `failed` is an end in which the job has failed.
         service: Set only for instances of pools, which are service instances.
     """
 
@@ -1606,6 +1611,7 @@ class JobSpecTerms(TypedDict, total=False):
     secrets: list[SecretUseFields] | None
     array: str | None
     after: AfterFields | None
+    notify: list[Literal["started", "ended", "failed"]] | None
     service: ServiceTermsFields | None
 
 
