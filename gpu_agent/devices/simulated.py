@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,8 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
+_COLD_C, _WARMTH_C = 28.0, 46.0
+"""Of a GPU that draws nothing, and how much warmer one is that draws all it can."""
 _CONTEXT_GIB = 0.4
 """Memory an idle device reports in use."""
 _RESIDENT_SHARE = 0.6
@@ -179,8 +181,12 @@ class SimulatedDriver:
         return []
 
     def health(self, index: int) -> Health:
-        """Return a healthy state, except for what the file of states says."""
-        return self._sickness.health(index)
+        """Return a healthy state, as warm as its power makes it, except for what the file of states says."""
+        health = self._sickness.health(index)
+        if health.temperature_c is not None:
+            return health
+        device = self._devices[index]
+        return replace(health, temperature_c=_COLD_C + _WARMTH_C * device.power_w / self._model.peak_w)
 
     def events(self) -> list[DeviceEvent]:
         """Return the Xids that were written into the file of states since the last call."""

@@ -770,6 +770,21 @@ class GpuHealth(Message):
     lasts: bool = Field(default=False, description="Whether this still holds; then it cannot return to service.")
 
 
+class GpuTrend(Message):
+    """What a GPU's temperature was, step by step."""
+
+    gpu: int
+    temperature_c: list[int | None] = Field(description="Degrees Celsius; null where nothing was reported.")
+
+
+class NodeTrend(Message):
+    """Temperatures of a node's GPUs over at most a day, up to now."""
+
+    start_at: Instant
+    step_s: int
+    gpus: list[GpuTrend]
+
+
 class Node(Message):
     """A node as shown to operators."""
 
@@ -821,6 +836,11 @@ class Node(Message):
     protections: list[Protection] = Field(
         default_factory=list[Protection],
         description="What keeps jobs apart there; none where the agent is of an earlier release.",
+    )
+    trend: NodeTrend | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="Of a list with `trend`: temperatures of its GPUs in the past day. Missing where none is known.",
     )
 
 

@@ -159,6 +159,7 @@ class NodeQuery(Message):
     limit: int | None = Field(default=None, ge=1, le=500, description="By default, all nodes in one page.")
     cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
     clocks: bool = Field(default=True, description="`false` leaves out `clocks_mhz` of devices, which are long lists.")
+    trend: bool = Field(default=False, description="`true` adds `trend`: temperatures of the past day.")
     fields: Annotated[list[str], FieldsOf(Node)] = Field(
         default_factory=list[str], description=ALL_FIELDS.format(rows="items")
     )

@@ -32,6 +32,7 @@ from services.telemetry.redis_users import LOOK_S, RedisUsers
 from services.telemetry.repository.corrections import return_late
 from services.telemetry.repository.requests import fold_requests
 from services.telemetry.repository.retention import fold, forget_clocks, forget_settings
+from services.telemetry.repository.temperatures import STEP_S, note
 from services.telemetry.seals import CLOSE_EVERY_S, close_days
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
@@ -61,6 +62,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         signer = telemetry.signer
         show_figures(app.state.metrics, database)
         loops = [repeat(lambda: book(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
+        loops.append(repeat(lambda: note(database), STEP_S / 5, failed="temperatures.not_noted"))
         every_s, keep_days = settings.retention_interval_s, settings.clocks_keep_days
         loops.append(repeat(lambda: forget_clocks(database, keep_days), every_s, failed="clocks.not_forgotten"))
         if power_w := settings.control_plane_w:

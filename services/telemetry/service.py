@@ -30,6 +30,7 @@ from services.contracts.nodes import (
     NodeRegistration,
     NodeRole,
     NodeState,
+    NodeTrend,
     PowerState,
 )
 from services.contracts.queries import NodeQuery
@@ -52,7 +53,7 @@ from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
 from services.telemetry.line_export import LineExports
 from services.telemetry.measured import by_holder
-from services.telemetry.repository import engines, gpu_health, heartbeats, nodes
+from services.telemetry.repository import engines, gpu_health, heartbeats, nodes, temperatures
 from services.telemetry.repository.job_inputs import StartingJob, starting_job, upload_chunk
 from services.telemetry.seals import Signer
 from services.telemetry.settings import TelemetrySettings
@@ -270,8 +271,10 @@ class Telemetry:
         found = await nodes.nodes(self.database, after=after, limit=most, clocks=query.clocks)
         shown = found[:limit]
         more = len(found) > len(shown)
+        trends = await temperatures.trends(self.database, [row.id for row, _ in shown]) if query.trend else {}
         return NodeList(
-            items=[_as_node(*each) for each in shown], next_cursor=write_cursor(shown[-1][0].id) if more else None
+            items=[_as_node(row, power, trends.get(row.id)) for row, power in shown],
+            next_cursor=write_cursor(shown[-1][0].id) if more else None,
         )
 
     async def node(self, node_id: str) -> Node:
@@ -371,7 +374,7 @@ def _reporter(node: nodes.KnownNode) -> Reporter:
     )
 
 
-def _as_node(row: nodes.NodeRow, power: nodes.PowerRow | None) -> Node:
+def _as_node(row: nodes.NodeRow, power: nodes.PowerRow | None, trend: NodeTrend | None = None) -> Node:
     sleeps = power is not None and power.state in _ASLEEP and not row.leased
     is_up = row.state == NodeState.UP and not sleeps
     shown = {name: value for name, value in row._asdict().items() if name != "leased"}
@@ -381,6 +384,7 @@ def _as_node(row: nodes.NodeRow, power: nodes.PowerRow | None) -> Node:
             **shown,
             "state": NodeState.ASLEEP if sleeps else row.state,
             "power": power_shown,
+            "trend": trend,
             "gpus": sum(device.get("parent") is None for device in row.devices),
             "power_w": sum(each["power_w"] for each in row.readings if is_gpu(each["index"])) if is_up else 0.0,
         }

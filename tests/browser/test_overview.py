@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -54,6 +55,28 @@ def test_a_gpu_of_the_map_says_who_holds_it_and_leads_there(open_page: OpenPage,
     page = open_page("/nodes")
     page.get_by_label(re.compile(r"GPU \d: half-of-it: [\d.]+ W of [\d.]+ W, [\d.]+ %")).first.click()
     expect(page).to_have_url(re.compile(queue["half-of-it"]))
+
+
+def test_the_course_of_temperatures_is_beside_draw_and_limit(
+    open_page: OpenPage, site: Installation, queue: dict[str, str]
+) -> None:
+    del queue
+    node = site.nodes()[0]["id"]
+    assert [each["id"] for each in site.gateway.get("/v1/nodes", trend="true", fields="id,trend")["items"]]
+    trend = {"start_at": "2026-03-01T00:00:00Z", "step_s": 600}
+    trend |= {"gpus": [{"gpu": 0, "temperature_c": [40, None, 61]}, {"gpu": 1, "temperature_c": [44, 30, 50]}]}
+    page = open_page("/")
+    known = json.dumps({"items": [{"id": node, "trend": trend}], "next_cursor": None})
+    page.route(re.compile(r"/v1/nodes\?.*trend=true"), lambda route: route.fulfill(body=known))
+    page.goto("/nodes")
+
+    line = page.locator(f"[id='{node}']")
+    expect(line.get_by_label("its hottest GPU: 30 to 61 °C in the past 30 min")).to_be_visible()
+    expect(line.locator(".node-power")).to_contain_text(re.compile(r"\d+ °C"))
+    line.get_by_role("button", name=node, exact=True).click()
+    expect(line.get_by_label("GPU 0: 40 to 61 °C in the past 30 min").locator("polyline")).to_have_count(2)
+    expect(line.get_by_label("GPU 1: 30 to 50 °C in the past 30 min").locator("polyline")).to_have_count(1)
+    expect(line.get_by_label(re.compile("GPU 2: .* in the past"))).to_have_count(0)
 
 
 def test_jobs_are_grouped_by_state_and_an_array_is_one_row(open_page: OpenPage, queue: dict[str, str]) -> None:

@@ -1,10 +1,13 @@
 """Registration, heartbeats and leases."""
 
 import asyncio
+from datetime import datetime
+from typing import Any
 
 import pytest
 
 from services.contracts.nodes import EndedBy, RankState
+from services.telemetry.repository.temperatures import note
 from tests.support.control_plane import (
     JOIN_TOKEN,
     OPERATOR,
@@ -63,6 +66,51 @@ async def test_nodes_are_listed_in_pages_and_without_their_clocks(plane) -> None
     assert slim.json()["items"] == [{name: node[name] for name in ("id", "state")} for node in everything["items"]]
     wrong = await plane.http.get("/v1/nodes", params={"cursor": "x"}, headers=service_headers(OPERATOR))
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_cursor")
+
+
+async def test_a_day_of_temperatures_is_kept_and_listed_when_asked_for(plane) -> None:
+    agent = await plane.agent("warm", gpus=2)
+    await plane.agent("cold")
+
+    async def beat(*celsius: float | None) -> None:
+        readings = [
+            {"index": gpu, "power_w": 100.0, "utilization": 0.5, "temperature_c": each}
+            for gpu, each in enumerate(celsius)
+        ]
+        assert (await agent.post("/v1/nodes/warm/heartbeat", agent.heartbeat(devices=readings))).status_code == 200
+        await note(plane.database)
+
+    async def move(minutes: int) -> None:
+        async with plane.database.connection() as connection:
+            query = "UPDATE gpu_temperatures SET at = at - make_interval(mins => $1) WHERE node_id = 'warm'"
+            await connection.execute(query, minutes)
+
+    async def listed() -> dict[str, Any]:
+        asked = {"trend": "true", "fields": "id,trend"}
+        found = (await plane.http.get("/v1/nodes", params=asked, headers=service_headers(OPERATOR))).json()["items"]
+        return {each["id"]: each.get("trend") for each in found}
+
+    await beat(None, None)
+    assert (await listed())["warm"] is None, "an agent that knows no temperatures"
+    await beat(41.4, None)
+    await beat(99, 99)
+    assert [each["temperature_c"] for each in (await listed())["warm"]["gpus"]] == [[41]], "one row a step"
+    await move(30)
+    await beat(60.6, 50)
+    trend = (await listed())["warm"]
+    assert (trend["step_s"], [(each["gpu"], each["temperature_c"]) for each in trend["gpus"]]) == (
+        600,
+        [(0, [41, None, None, 61]), (1, [None, None, None, 50])],
+    )
+    assert datetime.fromisoformat(trend["start_at"]).timestamp() % 600 == 0
+    assert (await listed())["cold"] is None
+    await move(24 * 60)
+    await note(plane.database)
+    assert [each["temperature_c"] for each in (await listed())["warm"]["gpus"]] == [[61], [50]]
+    async with plane.database.connection() as connection:
+        assert await connection.fetchval("SELECT count(*) FROM gpu_temperatures") == 1
+    plain = (await plane.http.get("/v1/nodes", headers=service_headers(OPERATOR))).json()["items"]
+    assert not any("trend" in each for each in plain)
 
 
 @pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/n0", "/v1/reports/footprint", "/v1/invariants"])

@@ -439,6 +439,14 @@ CREATE TABLE server_clocks (
 );
 CREATE INDEX server_clocks_by_time ON server_clocks (start_at);
 
+-- A day of temperatures: of each node a row every ten minutes, with the degrees Celsius of its GPUs by their indices.
+CREATE TABLE gpu_temperatures (
+    at TIMESTAMP WITH TIME ZONE NOT NULL,
+    node_id TEXT NOT NULL,
+    celsius JSONB NOT NULL,
+    PRIMARY KEY (at, node_id)
+);
+
 -- A job's work and energy at each gang size: the observations behind GREEN's efficiency.
 -- Each gang counts from its first report of progress, at `since_at`, so that starting up and what a restart repeats
 -- is left out; `generation` is the newest gang that counted.

@@ -443,6 +443,18 @@ class GpuRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuTrend:
+    """What a GPU's temperature was, step by step.
+
+    Attributes:
+        temperature_c: Degrees Celsius; null where nothing was reported.
+    """
+
+    gpu: int
+    temperature_c: list[int | None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class GridForecast:
     """The forecast that the emissions rest on.
 
@@ -902,6 +914,7 @@ class Node:
         credential: How the node proves who it is.
         credential_since: Since when it has its credential, or has had it revoked.
         protections: What keeps jobs apart there; none where the agent is of an earlier release.
+        trend: Of a list with `trend`: temperatures of its GPUs in the past day. Missing where none is known.
     """
 
     id: str
@@ -930,6 +943,7 @@ class Node:
     credential: str = "shared"
     credential_since: datetime | None = None
     protections: list[Protection] = field(default_factory=list["Protection"])
+    trend: NodeTrend | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -963,6 +977,15 @@ class NodePower:
     off_s: float = 0.0
     waking_s: float = 0.0
     estimated_energy_j: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTrend:
+    """Temperatures of a node's GPUs over at most a day, up to now."""
+
+    start_at: datetime
+    step_s: int
+    gpus: list[GpuTrend]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,3 +148,17 @@ export function meter(value, most, words, kind = "") {
   return h("svg:svg", { class: `meter ${kind}`, viewBox: "0 0 100 4", preserveAspectRatio: "none", role: "img", "aria-label": words },
     h("svg:rect", { width: 100, height: 4, class: "back" }), h("svg:rect", { width: share * 100, height: 4, class: "front" }));
 }
+
+/** Return a line through values, of which some may be null, with its meaning in words. */
+export function spark(values, words) {
+  const known = values.filter((each) => each !== null);
+  const [least, most] = [Math.min(...known), Math.max(...known, Math.min(...known) + 10)];
+  const points = (part) => part.map(([at, value]) => `${((at + 0.5) / values.length * 100).toFixed(1)},${(18 - (value - least) / (most - least) * 16).toFixed(1)}`).join(" ");
+  const parts = [];
+  values.forEach((value, at) => {
+    if (value === null) return;
+    if (at && values[at - 1] !== null) parts.at(-1).push([at, value]); else parts.push([[at, value]]);
+  });
+  return h("svg:svg", { class: "spark", viewBox: "0 0 100 20", preserveAspectRatio: "none", role: "img", "aria-label": words },
+    h("svg:title", {}, words), parts.map((part) => h("svg:polyline", { points: points(part.length > 1 ? part : [part[0], [part[0][0] + 0.9, part[0][1]]]) })));
+}

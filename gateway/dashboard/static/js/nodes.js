@@ -1,9 +1,9 @@
 // Nodes and their devices: clock, power, slices, health, and what runs there.
 import { all, send } from "./api.js";
-import { meter } from "./charts.js";
+import { meter, spark } from "./charts.js";
 import { by, fill, h, reconcile, table } from "./dom.js";
 import { ago, at, badge, clock, count, counted, digits, duration, energy, percent, power, unknown, words } from "./format.js";
-import { live } from "./live.js";
+import { every, live } from "./live.js";
 import { confirmed, trying } from "./shell.js";
 
 const form = by("filters");
@@ -11,6 +11,7 @@ const open = new Set(location.hash ? [decodeURIComponent(location.hash.slice(1))
 const opened = new Set(open); // by an address: shown once, when it is there
 let nodes = [];
 let jobs = new Map(); // "node/device" -> jobs
+let trends = new Map(); // node -> temperatures of its GPUs in the past day
 let body = null;
 
 const isSlice = (device) => device.parent !== undefined && device.parent !== null;
@@ -57,6 +58,18 @@ function meterOf(reading) {
   return `${ratio === null ? "" : `, counter ${digits(ratio)} x power`}${faults}`;
 }
 const heatOf = (reading) => (reading?.temperature_c ? `${Math.round(reading.temperature_c)} °C` : "");
+
+/** Return the course of temperatures over the past day as a line: of one GPU, or of the hottest of a node. */
+function heatLine(node, gpu = null) {
+  const trend = trends.get(node.id);
+  const lines = trend?.gpus.filter((each) => gpu === null || each.gpu === gpu).map((each) => each.temperature_c) ?? [];
+  const values = lines.length ? lines[0].map((_, at) => lines.reduce((most, line) => (line[at] === null ? most : Math.max(most ?? line[at], line[at])), null)) : [];
+  const known = values.filter((each) => each !== null);
+  if (known.length < 2) return null;
+  const hours = duration(values.length * trend.step_s);
+  return spark(values, `${gpu === null ? "its hottest GPU" : `GPU ${gpu}`}: ${Math.min(...known)} to ${Math.max(...known)} °C in the past ${hours}`);
+}
+
 const link = (job) => h("a", { href: `/jobs/${job.id}` }, job.name);
 const several = (items) => items.flatMap((each, i) => (i ? [", ", each] : [each]));
 
@@ -67,7 +80,7 @@ function deviceRow(node, each) {
   const gone = node.state !== "up";
   return [h("tr", {},
     h("td", {}, `GPU ${device.index}`, h("small", {}, device.model)),
-    h("td", { class: "number" }, gone || !reading ? unknown() : power(reading.power_w), h("small", {}, `of ${power(limitOf(each))}`, meterOf(reading)), h("small", {}, heatOf(reading))),
+    h("td", { class: "number" }, gone || !reading ? unknown() : power(reading.power_w), h("small", {}, `of ${power(limitOf(each))}`, meterOf(reading)), h("small", { class: "heat" }, gone ? "" : heatOf(reading), heatLine(node, device.index))),
     h("td", { class: "number" }, gone || !reading ? unknown() : percent(reading.utilization)),
     h("td", { class: "number" }, gone || !reading?.clock_mhz ? unknown() : clock(reading.clock_mhz), reading?.locked_clock_mhz ? h("small", {}, `locked to ${clock(reading.locked_clock_mhz)}`) : null),
     h("td", { class: "number" }, gone || reading?.memory_used_gib === null || !reading ? unknown() : `${digits(reading.memory_used_gib)} GiB`, h("small", {}, `of ${digits(device.memory_gib)} GiB`)),
@@ -119,6 +132,12 @@ function zoneRow(zone) {
   return h("li", { class: "zone-line" }, h("h2", {}, zone), h("span", { class: "note" }, `${counted(there.length, "node")}, ${count(sum((node) => node.gpus - node.gpus_in_use))} of ${count(sum((node) => node.gpus))} GPUs free, ${power(sum((node) => (node.state === "lost" ? 0 : node.power_w)))}`));
 }
 
+/** Return how hot the hottest GPU of a node is, and was over the past day. */
+function heatNow(node) {
+  const hottest = Math.max(...node.readings.map((each) => each.temperature_c ?? 0));
+  return hottest ? h("span", { class: "heat" }, h("span", { class: "sub", title: "its hottest GPU" }, `${Math.round(hottest)} °C`), heatLine(node)) : null;
+}
+
 function nodeRow(node) {
   const [state, why] = stateOf(node);
   const devices = devicesOf(node);
@@ -134,7 +153,7 @@ function nodeRow(node) {
       h("div", { class: "node-name" }, toggle, h("span", { class: "sub" }, `${models} · ${node.zone}`)),
       h("div", {}, badge(state, state === "draining" && node.closed ? "closed" : words(state)), why ? h("span", { class: "sub" }, why) : null),
       h("div", { class: "gpus", role: "group", "aria-label": `${node.gpus_in_use} of ${node.gpus} GPUs in use` }, devices.map(square)),
-      h("div", { class: "node-power" }, node.state === "lost" ? unknown() : [power(node.power_w), h("span", { class: "sub" }, ` of ${power(limit)}`), meter(node.power_w, limit, `${power(node.power_w)} of ${power(limit)}`)])),
+      h("div", { class: "node-power" }, node.state === "lost" ? unknown() : [power(node.power_w), h("span", { class: "sub" }, ` of ${power(limit)}`), meter(node.power_w, limit, `${power(node.power_w)} of ${power(limit)}`), heatNow(node)])),
     shown ? details(node) : null);
 }
 
@@ -163,7 +182,7 @@ function draw() {
   const zones = [...new Set(shown.map((node) => node.zone))];
   const rows = zones.length > 1 ? zones.flatMap((zone) => [{ zone }, ...shown.filter((node) => node.zone === zone)]) : shown;
   reconcile(body, rows, { key: (node) => node.id ?? `zone ${node.zone}`, make: (node) => (node.id ? nodeRow(node) : zoneRow(node.zone)), stamp: (node) => !node.id ? JSON.stringify(nodes.filter((each) => each.zone === node.zone).map((each) => [each.gpus_in_use, Math.round(each.power_w / 10)])) : JSON.stringify([open.has(node.id), stateOf(node), node.gpus_in_use, Math.round(node.power_w / 10),
-    open.has(node.id) ? [node.readings, node.gpu_health, node.partitions, node.power] : node.readings.map((each) => Math.floor(each.utilization * 3)), devicesOf(node).map((each) => each.jobs.map((job) => job.id))]) });
+    open.has(node.id) ? [node.readings, node.gpu_health, node.partitions, node.power] : node.readings.map((each) => Math.floor(each.utilization * 3)), devicesOf(node).map((each) => each.jobs.map((job) => job.id)), Math.round(Math.max(0, ...node.readings.map((each) => each.temperature_c ?? 0))), trends.get(node.id)?.start_at, trends.get(node.id)?.gpus[0]?.temperature_c.length]) });
   for (const id of opened) {
     const row = by(id);
     if (row) { row.scrollIntoView(); opened.delete(id); }
@@ -181,6 +200,12 @@ async function read() {
   draw();
 }
 
+async function readTrends() {
+  const found = await all("/v1/nodes", { clocks: false, trend: true, fields: "id,trend" }, 100_000);
+  trends = new Map(found.filter((each) => each.trend).map((each) => [each.id, each.trend]));
+  draw();
+}
+
 async function change(path) {
   if (await trying(() => send("POST", path))) await trying(read);
 }
@@ -188,3 +213,4 @@ async function change(path) {
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", draw);
 live(["nodes", "jobs"], 5_000, () => trying(read));
+every(300_000, () => trying(readTrends));
