@@ -131,6 +131,7 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     ),
     "gpu_agent/devices/faults.py::CutFaults.check": Until("the file of a test is gone"),
     "gpu_agent/exec_sessions.py::ExecSession.run": Until("the session's longest time"),
+    "gpu_agent/kept_files.py::KeptFiles._events": Until("the archive's end, or the longest time of a session"),
     "gpu_agent/exec_sessions.py::ExecSession._read": Until("the session has ended: `_exited`"),
     "gpu_agent/gangs.py::Gangs.stop_all": Until("`deadline`"),
     "gpu_agent/gangs.py::Gangs._fetched": Until("`_reason_to_give_up`"),
