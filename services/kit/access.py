@@ -8,17 +8,22 @@ another header is logged, and of the path only what one of our routes has matche
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable
 from contextvars import ContextVar
+from functools import lru_cache
+from logging import DEBUG, INFO
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.contracts.identity import REQUEST_ID_HEADER, Identity
 from services.kit import traces
-from services.kit.logging import Log
+from services.kit.logging import Known, Log
 
 log = Log(__name__)
 
 _REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
+HEADERS = "wattshift.headers"
+"""Where the scope of a request that has begun has its headers by name."""
 CLIENT_LEFT = 499
 """What is logged as the status of a request whose client left before its answer began."""
 
@@ -85,18 +90,17 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         began_s, status, sent_bytes = time.perf_counter(), 0, 0
-        headers = dict(scope["headers"])
-        traces.begin_request(traces.usable_id(headers.get(_REQUEST_ID_NAME)), headers.get(b"traceparent"))
+        begin(scope)
         asked = Asked(scope)
         _asked.set(asked)
 
-        async def counting(message: Message) -> None:
+        def counting(message: Message) -> Awaitable[None]:
             nonlocal status, sent_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
             else:
                 sent_bytes += len(message.get("body", b""))
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, counting)
@@ -107,29 +111,56 @@ class AccessLog:
             _write(asked, scope, status or CLIENT_LEFT, sent_bytes, time.perf_counter() - began_s)
 
 
+def begin(scope: Scope) -> dict[bytes, bytes]:
+    """Make what follows part of a request, under the id that its client gave; return its headers by name."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    scope[HEADERS] = headers
+    traces.begin_request(traces.usable_id(headers.get(_REQUEST_ID_NAME)), headers.get(b"traceparent"))
+    return headers
+
+
 def _write(asked: Asked, scope: Scope, status: int, sent_bytes: int, took_s: float) -> None:
     path: str = scope["path"]
     is_probe = path in _UNASKED or path.startswith(_FILES)
     caller = asked.caller
-    fields: dict[str, object] = {"method": scope["method"], "status": status}
+    is_loop = asked.service != "" and caller is None and not traces.request_id()
+    is_quiet = (is_probe or is_loop) and status < 400
+    level = DEBUG if is_quiet or path == "/readyz" else INFO
+    if not log.is_on(level):
+        return
     if asked.route:
         route, shown = asked.route, asked.path
     else:
         route, shown = getattr(asked.scope.get("route"), "path", ""), path
+    client, who = scope.get("client"), None
+    if caller is not None:
+        who = caller.tenant_id, caller.key_id, caller.role, caller.user_id
+    known = _known(scope["method"], status, route, shown, who, asked.service, client[0] if client else "")
+    log.emit(level, "request.answered", {"duration_ms": round(took_s * 1000, 1), "bytes": sent_bytes}, known=known)
+
+
+@lru_cache(maxsize=1_024)
+def _known(
+    method: str,
+    status: int,
+    route: str,
+    shown: str,
+    who: tuple[str, str, str, str | None] | None,
+    service: str,
+    client: str,
+) -> Known:
+    """Return what the lines of many requests have in common; ``who`` are tenant, key, role and user."""
+    fields: dict[str, object] = {"method": method, "status": status}
     if route:
         fields["route"] = route
         if shown and shown != route:
             fields["path"] = shown[:_LONGEST_PATH]
-    if caller is not None:
-        fields |= {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "role": caller.role.value}
-        if caller.user_id is not None:
-            fields["user_id"] = caller.user_id
-    if asked.service:
-        fields["service"] = asked.service
-    elif client := scope.get("client"):
-        fields["client"] = client[0]
-    fields["duration_ms"] = round(took_s * 1000, 1)
-    fields["bytes"] = sent_bytes
-    is_loop = asked.service != "" and caller is None and not traces.request_id()
-    is_quiet = (is_probe or is_loop) and status < 400
-    (log.debug if is_quiet or path == "/readyz" else log.info)("request.answered", **fields)
+    if who is not None:
+        fields |= {"tenant_id": who[0], "key_id": who[1], "role": str(who[2])}
+        if who[3] is not None:
+            fields["user_id"] = who[3]
+    if service:
+        fields["service"] = service
+    elif client:
+        fields["client"] = client
+    return Known(fields)

@@ -201,6 +201,41 @@ class _Bounded(asyncio.Protocol):
         self._look()
 
 
+class _Joined:
+    """Writes the head of an answer together with what follows in the same turn of the loop: one packet for most.
+
+    Each write of its own takes as long as a third of all else that a small request needs.
+    """
+
+    __slots__ = ("_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/"):
+            self._head = data
+            self._loop.call_soon(self.flush)
+            return
+        self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
 class _H11(_Bounded, H11Protocol):
     """Parsing by h11, where httptools is not installed; h11 itself refuses what is too large, with 400."""
 
@@ -248,6 +283,7 @@ if find_spec("httptools") is not None:
             self._unfinished = 0  # bytes since the parser came to the end of a head or a message, or to a body
             self._has_finished = False
             self._awaits_head = True
+            self._joined: _Joined | None = None
 
         def data_received(self, data: bytes) -> None:
             self._note(len(data))
@@ -311,6 +347,9 @@ if find_spec("httptools") is not None:
                     self._left = int(value)
                     break
             super().on_headers_complete()
+            if self._joined is None:
+                self._joined = _Joined(self.transport, self.loop)
+            self.cycle.transport = self._joined
 
         def on_body(self, body: bytes) -> None:
             self._has_finished = True

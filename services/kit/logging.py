@@ -6,15 +6,46 @@ field holds, one event is one line, and a traceback's lines are indented: nothin
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import sys
+import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from threading import RLock
+from typing import IO, Any, cast
 
 from services.kit import traces
 from services.kit.text import CONTROLS, visible
+
+
+class Known:
+    """Fields of many lines, written once.
+
+    Attributes:
+        fields: The fields.
+    """
+
+    __slots__ = ("_json", "_words", "fields")
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+        self._words: str | None = None
+        self._json: str | None = None
+
+    def words(self) -> str:
+        """Return them as text."""
+        if self._words is None:
+            self._words = _words(self.fields.items())
+        return self._words
+
+    def json(self) -> str:
+        """Return them as members of a JSON object."""
+        if self._json is None:
+            self._json = _json(self.fields)[1:-1]
+        return self._json
 
 
 class Log:
@@ -23,34 +54,44 @@ class Log:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
-    def _emit(self, level: int, event: str, fields: dict[str, Any], exc_info: bool = False) -> None:
+    def is_on(self, level: int) -> bool:
+        """Return whether events of a level are logged."""
+        return self._logger.isEnabledFor(level)
+
+    def emit(
+        self, level: int, event: str, fields: dict[str, Any], exc_info: bool = False, known: Known | None = None
+    ) -> None:
+        """Log an event at one of the levels of ``logging``, with the exception being handled if so."""
         if not self._logger.isEnabledFor(level):
             return
         found = sys.exc_info() if exc_info else None
+        if len(_ROOT.handlers) == 1 and type(output := _ROOT.handlers[0]) is _Output and not output.filters:
+            output.put(level, event, fields, found, known)
+            return
         # Not by the logger's own methods, which look for the calling line: a quarter of what a line costs.
         record = logging.LogRecord(self._logger.name, level, "", 0, event, (), found)
-        record.fields = fields
+        record.fields = fields if known is None else known.fields | fields
         self._logger.handle(record)
-
-    def debug(self, event: str, **fields: Any) -> None:
-        """Log something that happens all the time."""
-        self._emit(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
         """Log something that happened as expected."""
-        self._emit(logging.INFO, event, fields)
+        self.emit(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
         """Log something an operator may want to look at."""
-        self._emit(logging.WARNING, event, fields)
+        self.emit(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
         """Log a failure."""
-        self._emit(logging.ERROR, event, fields)
+        self.emit(logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
         """Log a failure with the traceback of the exception being handled."""
-        self._emit(logging.ERROR, event, fields, exc_info=True)
+        self.emit(logging.ERROR, event, fields, exc_info=True)
+
+
+_ROOT = logging.getLogger()
+_LEVELS = {level: logging.getLevelName(level) for level in range(logging.CRITICAL + 1)}
 
 
 @lru_cache(maxsize=2)
@@ -65,40 +106,95 @@ class _Formatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
         fields: dict[str, Any] = getattr(record, "fields", {})
+        return self.line(record.created, record.levelno, record.getMessage(), fields, trace)
+
+    def line(
+        self, at_s: float, level: int, event: str, fields: dict[str, Any], trace: str, known: Known | None = None
+    ) -> str:
+        """Return the line of an event, and those of its traceback."""
         if request_id := traces.request_id():
             fields = {**fields, "request_id": request_id}
         if (trace_id := traces.trace_id()) is not None:
             fields = {**fields, "trace_id": trace_id}
-        second, day_and_time = int(record.created), _shown(int(record.created))
-        moment = f"{day_and_time}.{int((record.created - second) * 1000):03d}"
-        trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+        second = int(at_s)
+        moment = f"{_shown(second)}.{int((at_s - second) * 1000):03d}"
         if self._as_json:
-            import orjson  # in containers only: the command line logs as text, and has no orjson with the base alone
-
-            line = {
-                "at": f"{moment}+00:00",
-                "level": record.levelname.lower(),
-                "process": self._process,
-                "event": visible(record.getMessage()),
-                **{name: visible(value) if isinstance(value, str) else value for name, value in fields.items()},
-            }
+            line = {"at": f"{moment}+00:00", "level": _LEVELS[level].lower(), "process": self._process, "event": event}
             if trace:
-                line["trace"] = visible(trace.strip())
-            # What else is in strings, such as those of lists, it leaves as it is from DEL on.
-            return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", orjson.dumps(line, default=str).decode())
-        words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
-        event = record.getMessage().replace("\n", "\\n")
-        return visible(f"{moment[11:]} {record.levelname:7} {event} {words}".rstrip() + trace.replace("\n", "\n  "))
+                fields = {**fields, "trace": trace.strip()}
+            text = _json({**line, **fields})
+            return text if known is None else f"{text[:-1]},{known.json()}}}"
+        words = f"{known.words()} {_words(fields.items())}" if known is not None else _words(fields.items())
+        event = event.replace("\n", "\\n")
+        text = f"{moment[11:]} {_LEVELS[level]:7} {event} {words}".rstrip()
+        return visible(text + "\n  " + trace.replace("\n", "\n  ") if trace else text)
+
+
+def _json(fields: dict[str, Any]) -> str:
+    import orjson  # in containers only: the command line logs as text, and has no orjson with the base alone
+
+    shown = {name: visible(value) if isinstance(value, str) else value for name, value in fields.items()}
+    text = orjson.dumps(shown, default=str).decode()
+    # What else is in strings, such as those of lists, orjson leaves as it is from DEL on.
+    return text if text.isprintable() else CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class _Output(logging.StreamHandler[IO[str]]):
+    """Writes lines: those of a turn of the event loop at once at its end, warnings and what is worse without delay."""
+
+    def __init__(self, formatter: _Formatter) -> None:
+        super().__init__(sys.stdout)
+        self.setFormatter(formatter)
+        self._lines = formatter
+        self._waiting: list[str] = []
+        self._turn: asyncio.AbstractEventLoop | None = None
+        """At the end of whose turn it writes."""
+
+    def put(self, level: int, event: str, fields: dict[str, Any], exc_info: Any, known: Known | None) -> None:
+        """Write one event."""
+        trace = self._lines.formatException(exc_info) if exc_info else ""
+        line = self._lines.line(time.time(), level, event, fields, trace, known) + "\n"
+        loop = asyncio._get_running_loop() if level < logging.WARNING else None  # pyright: ignore[reportPrivateUsage]
+        with cast("RLock", self.lock):
+            self._waiting.append(line)
+            if loop is None:
+                self.flush()
+            elif self._turn is not loop:
+                self._turn = loop
+                loop.call_soon(self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line of another library."""
+        self._waiting.append(self.format(record) + "\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with cast("RLock", self.lock):
+            self._turn = None
+            if not self._waiting:
+                return
+            text, self._waiting = "".join(self._waiting), []
+            try:
+                self.stream.write(text)
+                self.stream.flush()
+            except (OSError, ValueError):
+                return  # nobody reads it any more, or the disk is full
 
 
 _PLAIN = re.compile(r'[^\s="\'\\]+')
 
 
+def _words(fields: Iterable[tuple[str, Any]]) -> str:
+    return " ".join([f"{name}={_word(value)}" for name, value in fields])
+
+
 def _word(value: object) -> str:
     """Return a value as logfmt has it: in quotation marks if it is not one word."""
     text = str(value)
-    if _PLAIN.fullmatch(text):
+    if text.isalnum() or _PLAIN.fullmatch(text):
         return text
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\t", "\\t")):
         text = text.replace(plain, escaped)
@@ -107,10 +203,7 @@ def _word(value: object) -> str:
 
 def configure_logging(process: str, *, log_format: str = "text", level: str = "INFO") -> None:
     """Send every logger of this process to standard output in one format."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(_Formatter(process, as_json=log_format == "json"))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level)
+    _ROOT.handlers[:] = [_Output(_Formatter(process, as_json=log_format == "json"))]
+    _ROOT.setLevel(level)
     for chatty in ("uvicorn.access", "httpx", "httpcore", "sqlalchemy.pool"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

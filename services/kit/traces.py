@@ -82,7 +82,7 @@ class _NoSpan:
 
 
 TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _REQUEST_ID_HEADER = "x-request-id"  # as contracts have it, which the command line does not load
 _tracer: Tracer | None = None
 _request: ContextVar[str] = ContextVar("request", default="")
@@ -128,8 +128,15 @@ def request_id() -> str:
 
 def usable_id(given: bytes | None) -> str:
     """Return the id of a request as its client sent it; empty for one that is not usable as such."""
-    text = (given or b"").decode("latin-1")
+    if not given:
+        return ""
+    text = given.decode("latin-1")
     return text if _REQUEST_ID.fullmatch(text) else ""
+
+
+def name(request_id: str) -> None:
+    """Make what follows in this task part of a request whose client gave it no id."""
+    _request.set(request_id)
 
 
 def begin_request(request_id: str, traceparent: bytes | None) -> None:

@@ -61,9 +61,13 @@ class UsageReporter:
         sums = window.get(key)
         if sums is None:
             sums = window[key] = [0.0] * 7
-        amounts = (1.0, input_tokens, output_tokens, is_estimated, share_s, energy_j or 0.0, carbon_gco2 or 0.0)
-        for at, amount in enumerate(amounts):
-            sums[at] += amount
+        sums[0] += 1.0
+        sums[1] += input_tokens
+        sums[2] += output_tokens
+        sums[3] += is_estimated
+        sums[4] += share_s
+        sums[5] += energy_j or 0.0
+        sums[6] += carbon_gco2 or 0.0
 
     def served(
         self,

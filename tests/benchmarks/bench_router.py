@@ -176,7 +176,6 @@ def router_environment(folder: Path, mock_port: int, port: int, workers: int) ->
         "WATTSHIFT_SERVICE_TOKEN": "a-token-for-benchmarks",
         **{f"WATTSHIFT_{name}_URL": mock_url for name in ("ADMISSION", "SERVING", "TELEMETRY")},
         "WATTSHIFT_DATA_DIR": str(folder),
-        "WATTSHIFT_LOG_LEVEL": "CRITICAL",
         "REDIS_URL": "redis://127.0.0.1:1/0",
         "ROUTER_PORT": str(port),
         "ROUTER_WORKERS": str(workers),

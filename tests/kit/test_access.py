@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -201,7 +202,7 @@ async def test_the_edge_says_who_did_what(logged: Lines) -> None:
     assert HIDDEN not in json.dumps([cake, page])
 
 
-@pytest.mark.parametrize("given", [b"a\nb", b"a\x1b[2J", b"x" * 1_000_000, b"a;b", b"a b", "\u202e".encode(), b""])
+@pytest.mark.parametrize("given", [b"a\nb", b"a\x1b[2J", b"x" * 1_000_000, b"a b", "\u202e".encode(), b""])
 async def test_an_id_that_could_forge_a_line_is_replaced_everywhere(logged: Lines, given: bytes) -> None:
     async with asking(an_edge(), authorization=f"Bearer {API_KEY}") as http:
         request = http.build_request("GET", "/v1/cakes/one")
@@ -212,6 +213,44 @@ async def test_an_id_that_could_forge_a_line_is_replaced_everywhere(logged: Line
     assert line["request_id"] == answer.headers["x-request-id"]
     assert len(line["request_id"]) == 16
     assert int(line["request_id"], 16) >= 0
+
+
+@pytest.mark.parametrize("given", ["req_011CSHoEeqs5C35K2UUqR7Fy", "tenant/42;attempt=3", "a" * 128, '{"run":"7"}'])
+async def test_an_id_of_any_form_is_kept(logged: Lines, given: str) -> None:
+    async with asking(an_edge(), authorization=f"Bearer {API_KEY}", **{"x-request-id": given}) as http:
+        answer = await http.get("/v1/cakes/one")
+
+    assert answer.headers["x-request-id"] == logged()[0]["request_id"] == given
+
+
+async def test_lines_of_a_turn_of_the_loop_are_written_together_and_warnings_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr("sys.stdout", written)
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        service_logging.configure_logging("oven", log_format="json")
+        Log("oven").info("oven.lit")
+        Log("oven").info("oven.hot", degrees=220)
+        assert written.getvalue() == ""
+        await asyncio.sleep(0)
+        assert [json.loads(line)["event"] for line in written.getvalue().splitlines()] == ["oven.lit", "oven.hot"]
+        Log("oven").info("oven.read")
+        Log("oven").warning("oven.smokes")
+        assert written.getvalue().splitlines()[2:] != []
+        events = [json.loads(line)["event"] for line in written.getvalue().splitlines()]
+        assert events == ["oven.lit", "oven.hot", "oven.read", "oven.smokes"]
+        await asyncio.to_thread(Log("oven").info, "oven.cold")
+        logging.getLogger("another").warning("not of ours: %s", 5)
+        assert [json.loads(line)["event"] for line in written.getvalue().splitlines()][4:] == [
+            "oven.cold",
+            "not of ours: 5",
+        ]
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
 
 
 async def test_a_client_that_leaves_before_its_answer_has_a_line(logged: Lines) -> None:
@@ -257,7 +296,7 @@ def test_the_id_goes_with_the_trace_where_there_are_no_headers() -> None:
             assert (traces.trace_id(), traces.request_id()) == ("a" * 32, "other")
         with traces.span("bake") as span, traces.within(span.traceparent):
             assert span.traceparent == traces.current() == f"{GIVEN};mine"
-    for wrong in ("x", "x;a b", f"{GIVEN}0", f";{'x' * 65}", ";"):
+    for wrong in ("x", "x;a b", f"{GIVEN}0", f";{'x' * 129}", ";"):
         with traces.within(wrong):
             assert (traces.trace_id(), traces.request_id(), traces.current()) == (None, "", None)
     assert (traces.id_of(GIVEN), traces.id_of(f"{GIVEN};a"), traces.id_of(";a")) == ("a" * 32, "a" * 32, None)

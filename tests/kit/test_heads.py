@@ -142,6 +142,32 @@ async def a_server(protocol: type[asyncio.Protocol], **options: Any) -> AsyncIte
         await running
 
 
+async def test_a_head_is_written_with_the_body_that_follows_at_once_and_alone_if_none_does() -> None:
+    class Transport:
+        def __init__(self) -> None:
+            self.writes: list[bytes] = []
+
+        def write(self, data: bytes) -> None:
+            self.writes.append(data)
+
+        def close(self) -> None:
+            self.writes.append(b"closed")
+
+    transport = Transport()
+    joined = heads._Joined(transport, asyncio.get_running_loop())  # pyright: ignore[reportPrivateUsage, reportArgumentType]
+    joined.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    joined.write(b"cake")
+    joined.write(b"more")
+    assert transport.writes == [b"HTTP/1.1 200 OK\r\n\r\ncake", b"more"]
+    joined.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert len(transport.writes) == 2
+    await asyncio.sleep(0)
+    assert transport.writes[2:] == [b"HTTP/1.1 204 No Content\r\n\r\n"]
+    joined.write(b"HTTP/1.1 500 Internal Server Error\r\n\r\n")
+    joined.close()
+    assert transport.writes[3:] == [b"HTTP/1.1 500 Internal Server Error\r\n\r\n", b"closed"]
+
+
 def a_head(size: int, path: str = "/", line: int = 70_000) -> bytes:
     """Return a request whose head has so many bytes, in headers of at most one length."""
     begin = f"GET {path} HTTP/1.1\r\nhost: x\r\n".encode()

@@ -6,10 +6,11 @@ Plain ASGI, not FastAPI: with FastAPI's request and dependency objects the same 
 from __future__ import annotations
 
 import asyncio
+import random
 import re
-import secrets
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -48,9 +49,11 @@ class Exchange:
     @classmethod
     def open(cls, scope: Scope, receive: Receive, send: Send) -> Exchange:
         """Return the exchange for a request; an unusable request id is replaced."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = traces.usable_id(headers.get(_REQUEST_ID_NAME)) or secrets.token_hex(8)
-        traces.begin_request(request_id, headers.get(b"traceparent"))
+        headers: dict[bytes, bytes] | None = scope.get(access.HEADERS)
+        if headers is None:
+            headers = access.begin(scope)
+        if not (request_id := traces.request_id()):
+            traces.name(request_id := f"{random.getrandbits(64):016x}")
         sent = request_id.encode()
         return cls(scope, receive, send, headers, sent, [(_REQUEST_ID_NAME, sent), _NO_SNIFFING])
 
@@ -122,6 +125,7 @@ async def while_connected(exchange: Exchange, work: Awaitable[None]) -> None:
             watching.cancel()
 
 
+@lru_cache(maxsize=64)  # of what is refused, nothing is kept
 def check_json_type(content_type: bytes | None) -> None:
     """Raise ProblemError 415 unless the body is JSON in UTF-8."""
     media, _, parameters = (content_type or b"").partition(b";")
