@@ -143,7 +143,7 @@ class Agent(ReportingAgent):
             contained=self.gangs.contained_devices,
         )
         self._failed: set[str] = set()
-        self._looking: asyncio.Task[bool] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.plane = ControlPlane(
             client,
             enrolment,
@@ -288,9 +288,15 @@ class Agent(ReportingAgent):
         """
         failed = {gang.allocation_id for gang in self.gangs if gang.is_over and gang.exit_code}
         if self.settings.health == "on" and failed - self._failed:
-            self._looking = asyncio.create_task(self._look_at_health())
+            self._looking = asyncio.create_task(self._look_once())
             await asyncio.wait([self._looking], timeout=_LOOK_FIRST_S)
         self._failed = failed
+
+    async def _look_once(self) -> None:
+        try:
+            await self._look_at_health()
+        except Exception as error:  # the loop that looks at them tries again
+            log.warning("health.not_looked", error=str(error) or type(error).__name__)
 
     async def _send_heartbeat(self) -> None:
         await self._look_after_failures()

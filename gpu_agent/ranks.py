@@ -285,11 +285,11 @@ class RankFolder:
             return b""
 
     def release(self) -> None:
-        """Mark the rank as finished; its folder is kept only for its logs."""
-        (self.path / RELEASED).touch()
+        """Remove the rank's secrets, and then mark it as finished; its folder is kept only for its logs."""
         remove_secrets(self.path)
         for path in (self.path / shim.SPEC, *self.path.glob(f"{ENV_FILE}*")):  # the job's own secrets
             path.unlink(missing_ok=True)
+        (self.path / RELEASED).touch()
 
     def is_released(self) -> bool:
         """Return whether the folder is kept only for its logs."""

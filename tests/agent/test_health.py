@@ -8,9 +8,12 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gpu_agent.agent import Agent
 from gpu_agent.devices.driver import DeadDevice, DeviceError, DeviceEvent, DeviceLostError, Health
 from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.health import GpuHealth, HealthRules
@@ -206,6 +209,17 @@ async def test_a_rank_that_fails_with_its_gpu_is_reported_with_the_fault(node: N
     await eventually(lambda: node.plane.state(gang) == "exited")
     first = next(beat for beat in node.plane.heartbeats if any(rank.state == "exited" for rank in beat.ranks))
     assert [(fault.gpu, fault.cause) for fault in first.gpu_faults or []] == [(0, GpuFaultCause.LOST)]
+
+
+async def test_a_look_that_cannot_begin_is_left_to_the_next() -> None:
+    async def fails() -> bool:
+        raise RuntimeError("can't start new thread")
+
+    agent: Any = Agent.__new__(Agent)
+    agent.settings, agent._failed, agent._look_at_health = SimpleNamespace(health="on"), set(), fails
+    agent.gangs = [SimpleNamespace(allocation_id="a", is_over=True, exit_code=1)]
+    await agent._look_after_failures()
+    assert agent._looking.exception() is None, "nobody would look at it"
 
 
 async def test_the_gpus_of_a_node_with_a_lost_one_are_named_by_uuid(node: Node) -> None:

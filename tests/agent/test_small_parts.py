@@ -13,7 +13,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from gpu_agent import containers, retention
+from gpu_agent import containers, retention, shim
 from gpu_agent.account import Account, find_account
 from gpu_agent.containers import Engine
 from gpu_agent.environment import RankPaths, job_variables
@@ -110,6 +110,24 @@ def test_an_engine_counts_only_if_it_answers(tmp_path: Path, monkeypatch: pytest
         (tmp_path / name).chmod(0o755)
     found = containers.find_engine(with_gpus=True)
     assert found == Engine("podman", str(tmp_path / "podman"), "nvidia")
+
+
+def test_a_rank_is_finished_when_its_secrets_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("the disk does not answer")
+
+    folder = RankFolder(tmp_path / "rank")
+    folder.path.mkdir()
+    spec = folder.path / shim.SPEC
+    spec.write_text("TOKEN=secret")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", fails)
+        with pytest.raises(OSError, match="does not answer"):
+            folder.release()
+    assert not folder.is_released(), "else the next agent would leave them there"
+    folder.release()
+    assert folder.is_released()
+    assert not spec.exists()
 
 
 def test_settled_folders_go_by_age_and_then_by_size(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from services.router.fleet import Fleet
 from tests.simulation.kept import kept
 from tests.simulation.loop import EPOCH_S, Simulation
 
-MOST_WAITING, PATIENCE_S, LOOK_S = 5, 1.0, 0.25
+PATIENCE_S, LOOK_S = 1.0, 0.25
 CALM_S = 8.0
 """Within this time all processes find the one that assigns, if nothing fails."""
 
@@ -48,8 +48,9 @@ class _Process:
     has_lost_any = False
     lost_app_s = -math.inf
 
-    def __init__(self, name: str, token: str) -> None:
-        self.assigner = Assigner(most_waiting=MOST_WAITING, patience_s=PATIENCE_S)
+    def __init__(self, name: str, token: str, most_waiting: int) -> None:
+        self.most_waiting = most_waiting
+        self.assigner = Assigner(most_waiting=most_waiting, patience_s=PATIENCE_S)
         self.fleet = Fleet()
         self.coordinator = Coordinator(name, token, self.assigner, self.fleet)
         self.is_alive = True
@@ -140,9 +141,10 @@ async def play(simulation: Simulation) -> None:
     full = patch.object(remote, "CROWD", crowd)
     full.start()
     simulation.at_end(full.stop)
-    processes = [_Process(name, "token") for name in ("p1", "p2", "p3")[: 1 + draw(3)]]
+    most_waiting = (5, 0)[draw(2, often=0.4)]
+    processes = [_Process(name, "token", most_waiting) for name in ("p1", "p2", "p3")[: 1 + draw(3)]]
     if has_stranger:  # of another installation; nobody lets it in
-        processes.append(_Process("p4", "other"))
+        processes.append(_Process("p4", "other", most_waiting))
     instances = dict[str, str]((name, "ready") for name in ("a", "b", "c")[: 1 + draw(3)])
     concurrency = 1 + draw(2, often=0.3)
     for process in processes:
@@ -155,9 +157,10 @@ async def play(simulation: Simulation) -> None:
     simulation.rests("no instance with room stands beside a request that may use it", lambda: _stands_idle(processes))
     simulation.holds("a stranger is not let in", lambda: _let_in(processes))
     simulation.holds("who has no place among connections is not kept", lambda: _kept(crowd))
-    judged = patch.object(AppQueue, "_give", _judged(simulation, AppQueue._give))
-    judged.start()
-    simulation.at_end(judged.stop)
+    for name, judge in (("_give", _judged), ("take", _refused)):
+        judged = patch.object(AppQueue, name, judge(simulation, getattr(AppQueue, name)))
+        judged.start()
+        simulation.at_end(judged.stop)
     requests = [
         simulation.start(_ask(simulation, processes[draw(len(processes))], n), may_be_cancelled=True)
         for n in range(2 + draw(8))
@@ -265,7 +268,7 @@ async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
             await process.coordinator.take(ticket, patience_s)
         except NotAssignedError as error:
             is_true = {
-                "queue_full": simulation.living > MOST_WAITING,
+                "queue_full": simulation.living > process.most_waiting,
                 "unknown_app": _Process.lost_app_s > -math.inf,
                 "no_instance": not own or has_none or process.has_none or process.coordinator.assigned_by != own_name,
             }.get(error.reason, True)
@@ -299,6 +302,25 @@ def _judged(simulation: Simulation, give: Any) -> Any:
             may = seat.is_ready and seat.held < seat.limit and seat.breaker.passes(now_s)
             simulation.check("an instance gets what it may have", may, f"{seat}")
         give(self, ticket, seat, is_told=is_told)
+
+    return judge
+
+
+def _refused(simulation: Simulation, take: Any) -> Any:
+    """Have nobody refused for whom an instance is free, even if nobody may wait."""
+
+    def judge(self: AppQueue, ticket: Ticket, now_s: float) -> None:
+        free = [
+            seat.id
+            for seat in self.seats.values()
+            if seat.is_ready and seat.held < seat.limit and seat.breaker.opened_s is None
+        ]
+        try:
+            take(self, ticket, now_s)
+        except NotAssignedError as error:
+            was_free = not self.tickets and bool(set(free) - ticket.excluded)
+            simulation.check("nobody is refused for whom an instance is free", not was_free, f"{error.reason}: {free}")
+            raise
 
     return judge
 

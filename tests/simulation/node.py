@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Set
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -67,7 +67,7 @@ from services.kit.control_plane import ControlPlane
 from services.kit.problems import ProblemError, unavailable
 from services.scheduler.relay import Relay
 from services.scheduler.repository import outbox
-from tests.simulation.loop import EPOCH_S, KilledError, Process, Simulation
+from tests.simulation.loop import EPOCH_S, Clock, KilledError, Process, Simulation
 from tests.simulation.valkey import Client, Store
 
 NODE = "n0"
@@ -86,6 +86,9 @@ LATE_END_S = 2 * INTERVAL_S
 QUIET_S = 12.0
 SETTLED_S = 20.0
 """Within this time after the last gang's end, its energy is delivered and it is forgotten."""
+CLOCK_SET_S = meter._CLOCK_STEP_S
+SLEWS_S, STEPS_S = (0.3, -0.3, 0.7, -0.7), (5.0, -5.0, 40.0)
+"""By how much the host's clock is set: by less than what intervals take for a set clock, and by more."""
 STEPS = 20_000
 MOST_DEATHS = 4
 """Of an agent, by accident or at its end."""
@@ -146,6 +149,8 @@ class _Shims:
     Attributes:
         all: By pid.
         started: How often each allocation's command was run.
+        clock: Of the host.
+        most_ahead_s: By how much it was ever ahead or behind.
     """
 
     simulation: Simulation
@@ -161,6 +166,8 @@ class _Shims:
     released: set[str] = field(default_factory=set[str])
     boot: str = "boot0"
     boots: list[float] = field(default_factory=list[float])
+    clock: Clock = field(default_factory=Clock)
+    most_ahead_s: float = 0.0
     beginning: _Agent | None = None
     _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
 
@@ -291,12 +298,17 @@ class _Shims:
     def reboot(self) -> None:
         """Have the host start again: nothing that ran is left."""
         self.boot = f"boot{len(self.boots) + 1}"
-        self.boots.append(time.time())
+        self.boots.append(time.time() + self.clock.ahead_s)
         for pid, each in self.all.items():
             if each.poll() is None or each.runs:
                 self.kill(pid)
                 if each.runs:
-                    each.runs, each.ended_s = False, time.time()
+                    each.runs, each.ended_s = False, self.boots[-1]
+
+    def set_clock(self, by_s: float) -> None:
+        """Set the host's calendar clock."""
+        self.clock.ahead_s += by_s
+        self.most_ahead_s = max(self.most_ahead_s, abs(self.clock.ahead_s))
 
     def kill_marked(self, mark: str) -> int:
         """End what a dead shim has left, in the place of ``kill_marked``."""
@@ -478,6 +490,12 @@ class _Plane:
         for each in report.intervals:
             self.intervals.setdefault((each.boot_id, each.sequence), each)
         return EnergyReceipt(accepted=len(report.intervals), duplicates=0)
+
+    def is_newest(self, document: dict[str, Any]) -> bool:
+        """Whether a command starts a gang after which none of an earlier generation is accepted."""
+        known = self.allocations.get(document.get("allocation_id", ""))
+        starts = document.get("type") == "start_gang" and document["generation"] > 1
+        return starts and known is not None and known.may_start
 
     def give_up(self) -> None:
         """Let the gangs of a node go that was silent until none of them can run any more."""
@@ -760,9 +778,11 @@ class _Devices:
         has_failed: Whether any ever did.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, is_registering: Callable[[], bool]) -> None:
+        """Take who asks whether the node registers just now."""
         draw = simulation.choices.below
         self._simulation = simulation
+        self.is_registering = is_registering
         self._often, self._nonsense = draw(2) * 0.03, draw(2) * 0.02
         self.refuses_clocks = draw(4) == 1
         self._counts = draw(6) != 1
@@ -802,7 +822,8 @@ class _Devices:
     def refresh(self) -> bool:
         """Whether there are other devices than before, as when somebody has changed a GPU."""
         may_change = not self._simulation.is_calm and self._simulation.loop.process_now() is not None
-        is_new = may_change and self._simulation.choices.below(2, often=0.05) == 1
+        often = 0.5 if self.is_registering() else 0.05
+        is_new = may_change and self._simulation.choices.below(2, often=often) == 1
         self._extra_gib ^= is_new
         return is_new
 
@@ -934,7 +955,10 @@ async def play(simulation: Simulation) -> None:
     simulation.holds("a gang starts once", lambda: next((k for k, n in shims.started.items() if n > 1), None))
     simulation.holds("one thread writes the spool at a time", lambda: _at_once(simulation, {"_write"}))
     simulation.holds("one thread uses the devices at a time", lambda: _at_once(simulation, USING_DEVICES))
-    devices = plane.devices = _Devices(simulation)
+    simulation.holds(
+        "a node that is known is known with the devices that it has", lambda: _known_otherwise(plane, shims)
+    )
+    devices = plane.devices = _Devices(simulation, lambda: plane.registering > 0)
     with _a_host(simulation, shims, plane.outbox, devices) as folder:
         own = {"state_dir": folder / "state", "data_dir": folder / "state"}
         own |= {"health": ("off", "on")[draw(2)], "stop_ranks_on_exit": draw(4) == 1, "exit_grace_s": 1.0}
@@ -944,7 +968,9 @@ async def play(simulation: Simulation) -> None:
         relaying = simulation.loop.create_task(plane.relay())
         user = simulation.start(_use(simulation, plane, shims))
         agent: _Agent | None = None
-        process = simulation.process()
+        process = simulation.process(shims.clock)
+        kills = (0.01, 0.06)[draw(2)]
+        clock_sets = ((), SLEWS_S, SLEWS_S + STEPS_S)[draw(3)]
         deaths = 0
         while (
             agent is None
@@ -953,7 +979,7 @@ async def play(simulation: Simulation) -> None:
             or any(not each.is_over for each in plane.allocations.values())
         ):
             if agent is None:
-                process = simulation.process()
+                process = simulation.process(shims.clock)
                 plane.is_registered, plane.registering = False, 0
                 if draw(4) == 1:  # what an agent that was killed had begun to write
                     (settings.state_folder / "allocations" / ".draft").mkdir(parents=True, exist_ok=True)
@@ -976,9 +1002,11 @@ async def play(simulation: Simulation) -> None:
             running = [pid for pid, each in shims.all.items() if each.poll() is None]
             if draw(20) == 1:
                 process.start(_recut(agent))
+            if clock_sets and draw(2, often=0.2):
+                shims.set_clock(clock_sets[draw(len(clock_sets))])
             if draw(2, often=0.02):
                 plane.unheard_until_s = simulation.loop.time() + (3.0, 5.5, 9.0)[draw(3)]
-            if running and draw(2, often=0.01):
+            if running and draw(2, often=kills):
                 shims.kill(running[draw(len(running))])
             is_known = _is_known(settings)
             if is_known and deaths < MOST_DEATHS:
@@ -1007,6 +1035,10 @@ async def play(simulation: Simulation) -> None:
         )
         simulation.check("what can be told is told", len(agent.spool) <= 2, str(len(agent.spool)))
         simulation.check("no control is left", not agent.controls.in_force)
+        changed = [each for each in agent.driver._devices if not _is_as_made(each, agent)]  # type: ignore[union-attr]
+        simulation.check("no control is left", not changed, str(changed))
+        left = [each.parent.name for each in agent.gangs.folder.glob(f"*/{shim.SPEC}") if _is_released(each.parent)]
+        simulation.check("who is forgotten leaves no secrets", not left, str(left))
         is_known = plane.registered == agent.driver.devices()
         simulation.check("a node registers with the devices that it has", is_known, str(plane.registered))
         left = store.xlen(command_stream(NODE))
@@ -1063,6 +1095,15 @@ async def _is_ready(agent: _Agent) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _is_as_made(device: Any, agent: _Agent) -> bool:
+    board = agent.devices[0]
+    return (device.limit_w, device.clock_mhz) == (board.power_limit_w, max(board.clocks_mhz))
+
+
+def _is_released(folder: Path) -> bool:
+    return RankFolder(folder).is_released()
 
 
 async def _recut(agent: _Agent) -> None:
@@ -1166,7 +1207,7 @@ def _send_strange_commands(plane: _Plane, which: int) -> None:
         case 3:  # of a newer release
             plane.refused.add("new.1")
             outbox_.put({**document, "type": "start_gang", "allocation_id": "new.1", "new_field": 1})
-        case 4 if document.get("type") == "start_gang" and document["generation"] > 1:  # of a generation that is over
+        case 4 if plane.is_newest(document):  # of a generation that is over
             plane.stale.add("old.1")
             plane.refused.add("old.1")
             outbox_.put({**document, "allocation_id": "old.1", "generation": document["generation"] - 1})
@@ -1212,10 +1253,10 @@ def _check_energy(simulation: Simulation, plane: _Plane, shims: _Shims, agent: _
         for usage in each.usages:
             given = plane.allocations.get(usage.allocation_id or "")
             if given is not None:
-                early_s = EPOCH_S + given.put_s - each.end_at.timestamp()
+                early_s = EPOCH_S + given.put_s - each.end_at.timestamp() - shims.most_ahead_s
                 what = f"{usage.allocation_id}: {early_s:.1f} s"
                 simulation.check("no energy of a gang is earlier than the gang", early_s <= 0.0, what)
-    _check_intervals(simulation, plane, list(known.values()))
+    _check_intervals(simulation, plane, shims, list(known.values()))
     told_j = sum(usage.gpu_energy_j for each in known.values() for usage in each.usages)
     has_failed = plane.devices is not None and plane.devices.has_failed  # then a model takes the place of the meter
     is_all = has_failed or abs(told_j - metered_j) <= 1e-3 * metered_j + 500.0
@@ -1227,14 +1268,14 @@ def _check_energy(simulation: Simulation, plane: _Plane, shims: _Shims, agent: _
         for usage in each.usages:
             end_s = ended_at.get(usage.allocation_id or "")
             if end_s is not None and usage.gpu_energy_j > 0:
-                late_s = each.end_at.timestamp() - end_s
+                late_s = each.end_at.timestamp() - end_s - 2 * shims.most_ahead_s
                 what = f"{usage.allocation_id}: {late_s:.1f} s"
                 simulation.check(
                     "no energy of a gang is later than its end and one interval", late_s <= LATE_END_S, what
                 )
 
 
-def _check_intervals(simulation: Simulation, plane: _Plane, known: list[EnergyInterval]) -> None:
+def _check_intervals(simulation: Simulation, plane: _Plane, shims: _Shims, known: list[EnergyInterval]) -> None:
     """Intervals follow one another, come to what was metered, and name devices of their own gangs."""
     by_boot: dict[str, list[EnergyInterval]] = {}
     for each in sorted(known, key=lambda each: each.sequence):
@@ -1255,14 +1296,24 @@ def _check_intervals(simulation: Simulation, plane: _Plane, known: list[EnergyIn
             simulation.check("energy is of a gang's own devices", own, f"{usage.allocation_id}: {usage.devices}")
             is_there = usage.until is None or not usage.gpu_energy_j or each.start_at <= usage.until <= each.end_at
             simulation.check("who ended within an interval did so within it", is_there, str(usage.until))
-    for begins_s in plane.shims.boots if plane.shims is not None else ():
-        spans = [each for each in known if each.start_at.timestamp() < begins_s < each.end_at.timestamp()]
+    for begins_s in shims.boots:
+        first_s, last_s = begins_s - 2 * shims.most_ahead_s, begins_s + 2 * shims.most_ahead_s
+        spans = [each for each in known if each.start_at.timestamp() < first_s and last_s < each.end_at.timestamp()]
         simulation.check("no interval spans a restart of the host", not spans, str([each.sequence for each in spans]))
     for intervals in by_boot.values():
         for one, other in pairwise(intervals):
             gap_s = (other.start_at - one.end_at).total_seconds()
-            follows = other.sequence == one.sequence + 1 and abs(gap_s) < 1e-3
+            was_set = shims.most_ahead_s > 0 and abs(gap_s) >= CLOCK_SET_S
+            follows = other.sequence == one.sequence + 1 and (abs(gap_s) < 1e-3 or was_set)
             simulation.check("intervals follow one another", follows, f"{one.sequence}, {other.sequence}: {gap_s} s")
+
+
+def _known_otherwise(plane: _Plane, shims: _Shims) -> str | None:
+    """Say with which devices a node was registered, if it takes itself to be registered with others."""
+    agent = shims.agent
+    if agent is None or not agent.plane.is_registered or plane.registered == agent.plane._registration.devices:
+        return None
+    return str(plane.registered)
 
 
 def _started_though_stopped(plane: _Plane, shims: _Shims) -> str | None:

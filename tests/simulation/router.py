@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,7 +50,7 @@ from services.router.outgoing import RequestWriter
 from services.router.probes import Trials, probe
 from services.router.settings import RouterSettings
 from services.router.turn import Tokens, Turn
-from services.router.upstream import CHECK_S, KEPT_S, Limits, UpstreamError
+from services.router.upstream import CHECK_S, KEPT_S, Connection, Limits, Origin, UpstreamError
 from tests.simulation.kept import kept
 from tests.simulation.loop import EPOCH_S, SimulatedServer, Simulation
 from tests.support.routers import MODEL, a_routed_pool
@@ -125,12 +127,16 @@ class _Requests:
         with_key: Servers that the router has a key for.
         arrived: Requests that were counted for the planner.
         refused: By the number of each request, the servers that refused the key.
+        whole: Of which requests and servers the whole answer was sent.
+        learned: How often each request was learned from.
         tokens: By request and server, those of its prompt and answer, as they are to be counted, and whether it stated
             both; None where nobody can know.
     """
 
     def __init__(self) -> None:
         self.tokens: dict[tuple[int, str], tuple[int | None, int | None, bool]] = {}
+        self.whole: set[tuple[int, str]] = set()
+        self.learned = Counter[int]()
         self.refuse_usage: set[str] = set()
         self.with_key: set[str] = set()
         self.refused: dict[int, list[str]] = {}
@@ -236,6 +242,8 @@ class _ModelServer(asyncio.Protocol):
         second = head + body.replace(b'"for":', b'"not_for":') if outcome == ANSWERS_TWICE else b""
         answer = early + head + (body[:9] if outcome == BREAKS_OFF else body)
         size = 400 if outcome == IS_LARGE else len(answer)
+        if outcome != BREAKS_OFF:
+            self._requests.whole.add((number, self._name))
         if second:  # both arrive at once: what comes later nobody could tell from the answer to the next request
             self._transport._send(answer + second)
             answer = b""
@@ -268,6 +276,7 @@ class _ModelServer(asyncio.Protocol):
         if wants_usage:
             usage = {"prompt_tokens": 3, "completion_tokens": pieces}
             self._chunk(b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n")
+        self._requests.whole.add((number, self._name))
         self._chunk(b"data: [DONE]\n\n")
         self._send((b"0\r\n\r\n", b"0\r\nretry-after: 9\r\n\r\n")[draw(2, often=0.2)])
 
@@ -390,6 +399,8 @@ class _Client:
         if self.status != 200:
             return None if self.status in REFUSALS and self.is_complete else f"{self.status}: {self.content[:80]!r}"
         if not self.is_stream:
+            if len(self.content) > 2 * ANSWER_BYTES:
+                return f"{len(self.content)} bytes"
             found = orjson.loads(self.content)
             if (b"x-wattshift-model" in self.headers) != found["by"].startswith(OTHER_MODEL):
                 return f"an answer by {found['by']} says {self.headers}"
@@ -578,6 +589,8 @@ async def play(simulation: Simulation) -> None:
         (Lane, "_preempt", _preempting(simulation, Lane._preempt)),
         (Dispatcher, "serve", _served(requests, Dispatcher.serve)),
         (Outcomes, "end", _counted(simulation, requests, clients, Outcomes.end)),
+        (Outcomes, "learn", _learned(simulation, requests, Outcomes.learn)),
+        (Origin, "connection", _used_again(simulation, Origin.connection)),
         (Dispatcher, "_note_failure", _noted(simulation, Dispatcher._note_failure)),
     )
     for where, name, judge in judges:
@@ -664,6 +677,11 @@ async def _ask(simulation: Simulation, router: Router, requests: _Requests, clie
         return
     if not client.has_left:
         simulation.check("an answer is whole, and one server's", client.wrong() is None, f"{client.wrong()}")
+        is_whole = client.status == 200 and (not client.is_stream or b"[DONE]" in client.content)
+        learned = requests.learned[client.number]
+        simulation.check(
+            "a whole answer is learned from once", learned == is_whole, f"{client.number}: {learned} times"
+        )
         if not client.is_too_large:
             untrue = _untrue(simulation, router, requests, client)
             simulation.check("who is refused is told a reason that is true", untrue is None, str(untrue))
@@ -947,6 +965,8 @@ def _preempting(simulation: Simulation, preempt: Any) -> Any:
             found = preempted_by(head, may_leave, rules.order, self.times, margin_s=rules.preemption_margin_s)
         preempt(self)
         done = self.preempted - before
+        may_preempt = rules.most_preemptions > 0 and rules.order is not Order.FCFS
+        simulation.check("nobody loses his place where nobody may", may_preempt or not done, str(self.preempted))
         simulation.check("who is more urgent takes a place", found is None or done == 1, str(found and found.id))
         is_last = found is None or self.unanswered[found.id].is_preempted
         simulation.check("who is more urgent takes a place", is_last, str(found and found.id))
@@ -966,6 +986,32 @@ def _counted(simulation: Simulation, requests: _Requests, clients: Sequence[_Cli
             is_right = tokens == Tokens(prompt, output, are_stated)
             simulation.check("tokens are counted as they were stated", is_right, f"{number}: {tokens}, not {output}")
         end(self, turn, server, status, share_s, tokens, _)
+
+    return judge
+
+
+def _learned(simulation: Simulation, requests: _Requests, learn: Any) -> Any:
+    """Have whole answers learned from, and nothing else."""
+
+    def judge(self: Outcomes, turn: Turn, server: Server, now_s: float, tokens: Tokens) -> None:
+        number = int(turn.received.asked.fields["user"])
+        is_whole = (number, server.id) in requests.whole
+        simulation.check("only whole answers are learned from", is_whole, f"{number} by {server.id}")
+        requests.learned[number] += 1
+        learn(self, turn, server, now_s, tokens)
+
+    return judge
+
+
+def _used_again(simulation: Simulation, connect: Any) -> Any:
+    """Have a connection that is kept be used, before another one is made."""
+
+    async def judge(self: Origin, limits: Limits, **how: Any) -> Connection:
+        kept_s = how.get("unused_s", KEPT_S)
+        kept = [each for each in self.idle if each.is_open and time.monotonic() - each.idle_since_s <= kept_s]
+        found = await connect(self, limits, **how)
+        simulation.check("a connection that is kept is used", found in kept or not kept, self.url)
+        return found
 
     return judge
 
