@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 from services.admission.steering import Command
-from services.contracts.background import WorkFailure, WorkFailureCode, WorkRecord
+from services.contracts.background import WorkFailure, WorkFailureCode, WorkRecord, WorkState
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import SubmissionAnswers
 from services.contracts.pools import PlannedInstances, PoolsResult
 from services.contracts.routing import HeldRequests
-from services.contracts.serving import PlanForecasts, PoolPlanResult, PoolSpec
+from services.contracts.serving import (
+    InstanceQuery,
+    InstanceState,
+    PlanForecasts,
+    PlanOutcome,
+    PoolPlanQuery,
+    PoolPlanResult,
+    PoolSpec,
+)
 from services.core.domain.errors import TransitionError
 from services.core.domain.solving import SolveStatus
 from services.db.engine import create_engine
@@ -270,6 +278,74 @@ async def visit(world: World) -> None:
                 await world.ask("serving", lambda it, h=held: _hold(it, h), 3.0)
             except ProblemError:
                 continue
+
+
+async def read(world: World) -> None:
+    """Read plans and instances page by page while they change: none twice, none out of order, and none left out."""
+    draw = world.simulation.choices.below
+    while True:
+        await asyncio.sleep(2.0 + 1.0 * draw(6))
+        match draw(4):
+            case 0:
+                await _read(world, "pool_instances", "serving", _instances)
+            case 1:
+                await _read(world, "pool_plans", "serving", _plans)
+            case 2:
+                outcomes = list(PlanOutcome)[: 1 + draw(3)]
+                await _read(world, "pool_plans", "serving", functools.partial(_plans, outcome=outcomes), outcomes)
+            case _:
+                states = (list(WorkState), (), [WorkState.QUEUED, WorkState.RUNNING])[draw(3)]
+                may_be = None if len(states) != 2 else states
+                await _read(world, "pool_plans", "planner", functools.partial(_work_of, states), may_be)
+
+
+Page = tuple[Sequence[Any], str | None]
+"""Rows, and where the next page begins."""
+
+
+async def _instances(serving: Any, cursor: str | None, limit: int) -> Page:
+    query = InstanceQuery(cursor=cursor, limit=limit, state=list(InstanceState))
+    found = await serving.pools.instances(POOL, query, OPERATOR)
+    return found.items, found.next_cursor
+
+
+async def _plans(serving: Any, cursor: str | None, limit: int, outcome: Sequence[PlanOutcome] = ()) -> Page:
+    found = await serving.pools.plans(POOL, PoolPlanQuery(cursor=cursor, limit=limit, outcome=[*outcome]), OPERATOR)
+    return found.items, found.next_cursor
+
+
+async def _work_of(states: Sequence[WorkState], store: Any, cursor: str | None, limit: int) -> Page:
+    found = await store.page(None, states, cursor, limit)
+    return found, found[-1].id if len(found) == limit else None
+
+
+async def _read(
+    world: World, table: str, name: str, ask: Callable[..., Any], only: Sequence[Any] | None = None
+) -> None:
+    """Read all pages of a table; with ``only`` rows in one of these states, or of these outcomes, are asked for."""
+    check, limit = world.simulation.check, 1 + world.simulation.choices.below(3)
+    there = {row[0] for row in world.database.rows(f"SELECT id FROM {table}")}
+    seen: list[Any] = []
+    cursor: str | None = None
+    while True:
+        page = await insist(world, name, lambda it, at=cursor: ask(it, at, limit), 20)
+        if page is None:
+            return
+        rows, cursor = page
+        check("no page has more than was asked for", len(rows) <= limit, f"{len(rows)} of {limit}")
+        seen += rows
+        if cursor is None:
+            break
+    ids = [each.id for each in seen]
+    check(
+        "a reader of pages sees each row once, newest first", ids == sorted(set(ids), reverse=True), f"{table}: {ids}"
+    )
+    if only is None:
+        lost = there.intersection(row[0] for row in world.database.rows(f"SELECT id FROM {table}")).difference(ids)
+        check("a reader of pages sees what was there all the time", not lost, f"{table}: {lost}, not of {ids}")
+    else:
+        other = [each.id for each in seen if not {each.state, getattr(each, "outcome", None)} & {*only}]
+        check("a reader of pages sees what was asked for", not other, f"{table}: {other}, not {only}")
 
 
 async def _hold(serving: Any, held: dict[str, int]) -> None:

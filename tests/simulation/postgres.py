@@ -25,6 +25,7 @@ import re
 import select
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -366,6 +367,14 @@ class SimulatedPostgres:
         for link in [*self._links]:
             link.lose()
 
+    def connections(self) -> Counter[tuple[Process | None, str]]:
+        """Return how many connections each process has, by the name that they say."""
+        return Counter((link.process, link.name) for link in self._links)
+
+    def unused(self, since_s: float) -> list[str]:
+        """Return the names of the connections that nobody has used for so long."""
+        return [link.name for link in self._links if self._simulation.loop.time() - link.used_s > since_s]
+
     def rows(self, sql: str) -> list[tuple[str | None, ...]]:
         """Return what is committed, for the run's own eyes; times are texts."""
         now = self._now()
@@ -495,6 +504,8 @@ class _Link(asyncio.Transport):
         self._context = contextvars.copy_context()
         self.process = self._loop.process_now()
         self.session: Session | None = None
+        self.name = ""
+        self.used_s = self._loop.time()
         self._written = bytearray()
         self._is_due = self.is_closed = False
         self._is_new = True
@@ -520,6 +531,7 @@ class _Link(asyncio.Transport):
 
     def _carry_out(self) -> None:
         self._is_due = False
+        self.used_s = self._loop.time()
         if self.is_closed or not self._written:
             return
         data = bytes(self._written)
@@ -528,6 +540,7 @@ class _Link(asyncio.Transport):
             self._begin(data)
             return
         if data[:1] == b"X":
+            self._end(None)
             return
         losses = self._postgres._losses
         often = losses.commit if b"COMMIT" in data else losses.statement
@@ -583,6 +596,7 @@ class _Link(asyncio.Transport):
         words = data[8:].rstrip(b"\0").decode().split("\0")
         settings = dict(zip(words[::2], words[1::2], strict=True))
         self.session = self._postgres.take()
+        self.name = settings.get("application_name", "")
         self._lock_timeout_s = float(settings.get("lock_timeout", "0").rstrip("s"))
         chosen = {name: value for name, value in settings.items() if name not in _NOT_SET and name[:4] != "tcp_"}
         if chosen:

@@ -471,7 +471,8 @@ class _Review:
         plan = owner.target if owner.is_app else self._world.plans.get(owner.plan_id or "")
         if plan is None or owner.is_deleted:
             return Counter()
-        return Counter({at: sum(n for name, n in classes.items() if name) for at, classes in plan.target.items()})
+        makeable = {at: classes for at, classes in plan.target.items() if owner.blueprint.terms(at) is not None}
+        return Counter({at: sum(n for name, n in classes.items() if name) for at, classes in makeable.items()})
 
     def _look_at_new(self, owner: InstanceOwner) -> None:
         """No more are made than are wanted, and none just after one of its kind has failed."""
@@ -686,7 +687,9 @@ def _plan(simulation: Simulation, revision: int, most: int) -> PlanInForce:
     draw = simulation.choices.below
     target: dict[tuple[str, str], dict[str | None, int]] = {}
     left = most
-    for at in (("here", "one"), ("there", "one"), ("here", "other"))[: 1 + draw(3)]:
+    places = (("here", "one"), ("there", "one"), ("here", "other"))
+    first = draw(3)
+    for at in (*places[first:], *places[:first])[: 1 + draw(3)]:
         for name in (*CLASSES, None)[: 1 + draw(3)]:
             count = min(draw(3), left)
             left -= count

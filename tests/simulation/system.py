@@ -19,6 +19,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
+from asyncpg.exceptions import PostgresError
+from redis.exceptions import RedisError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gpu_agent.gangs import Gang
@@ -47,8 +50,8 @@ from services.contracts.streams import COMMAND_FIELD
 from services.core.cycle.plan import Reason
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.errors import TransitionError
-from services.db.database import Database
-from services.db.engine import create_engine
+from services.db.database import IDLE_S, Database
+from services.db.engine import create_engine, is_connection_error
 from services.db.sealing import Sealer
 from services.kit import ids
 from services.kit.control_plane import ControlPlane
@@ -108,6 +111,9 @@ WATCHED = LEDGER | {
 }
 """Tables whose changes may breach what must hold."""
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
+ALONE = frozenset({"admission-commits", "scheduler-leader", "serving-turn"})
+"""Connections of which a process has one, for as long as it lives; pools close what nobody has used for a while."""
+UNUSED_S = 2 * IDLE_S
 
 
 @functools.cache
@@ -363,6 +369,10 @@ class World:
             return answer
         if isinstance(error, ProblemError | TransitionError):
             raise error
+        if not (
+            is_connection_error(error) or isinstance(error, TimeoutError | DBAPIError | PostgresError | RedisError)
+        ):
+            self.fail("nothing fails unseen", f"{name}: {error!r}")
         raise unavailable(name)  # as the handlers of the real process have it
 
     async def call(
@@ -440,6 +450,9 @@ class World:
 
     def check_committed(self, changed: frozenset[str]) -> None:
         """Check what a transaction that wrote to some tables has to leave true."""
+        connections = self.database.connections()
+        if many := [f"{count} of {name}" for (_, name), count in connections.items() if name in ALONE and count > 1]:
+            self.fail("who needs one connection has no more", str(many))
         if changed & LEDGER:
             for name, detail in self.database.rows("EXECUTE of_the_ledger"):
                 self.fail(str(name), str(detail))
@@ -516,15 +529,17 @@ class World:
         if before in ENDED and row["state"] != before:
             self.fail("what ended is not run again", f"{what} {row['id']}: {before}, then {row['state']}")
         if what == "job" and row["state"] != before:
-            self._check_outcome(row["id"], row["state"], row["gang"])
+            self._check_outcome(row["id"], row["state"], row["gang"], row["shares"] or 0)
         self.states[row["id"]] = row["state"]
 
-    def _check_outcome(self, job: str, state: str, gang: str | None) -> None:
+    def _check_outcome(self, job: str, state: str, gang: str | None, shares: int) -> None:
+        ends = self.shims.ends.get(gang or "", [])
         if state == "succeeded":
-            ends = self.shims.ends.get(gang or "", [])
             if not ends or any(code for code, _ in ends):
                 self.fail("what has succeeded ended well", f"{gang}: {ends}")
-        elif state == "cancelled" and job not in self.to_be_cancelled:
+        elif state == "failed" and len(ends) == shares > 0 and all(end == (0, "itself") for end in ends):
+            self.fail("what ended well has succeeded", f"{gang}: {state}")
+        if state == "cancelled" and job not in self.to_be_cancelled:
             self.fail("nothing is cancelled that nobody cancels", job)
 
     def fail(self, name: str, detail: str) -> None:
@@ -545,7 +560,9 @@ _INVARIANTS = "PREPARE invariants AS " + " UNION ALL ".join(
     [
         *_rules(ALWAYS_TRUE),
         """SELECT 'job', jsonb_build_object('id', j.id, 'state', j.state, 'gang', (
-                SELECT id FROM allocations WHERE job_id = j.id ORDER BY generation DESC LIMIT 1))::text FROM jobs j""",
+                SELECT id FROM allocations WHERE job_id = j.id ORDER BY generation DESC LIMIT 1), 'shares', (
+                SELECT jsonb_array_length(shares) FROM allocations WHERE job_id = j.id
+                 ORDER BY generation DESC LIMIT 1))::text FROM jobs j""",
         """SELECT 'command', jsonb_build_object('id', id, 'what', concat_ws(' ', stream, payload ->> 'allocation_id',
                                                                           payload ->> 'type'))::text FROM outbox""",
         "SELECT 'plan', jsonb_build_object('id', id, 'state', state)::text FROM pool_plans",
@@ -753,6 +770,7 @@ async def _play(simulation: Simulation) -> None:
         if serves:
             users.append(simulation.start(model_servers.operate(world)))
             processes.append(simulation.loop.create_task(model_servers.visit(world)))
+            processes.append(simulation.loop.create_task(model_servers.read(world)))
         disturbing = simulation.loop.create_task(_disturb(world))
         await asyncio.wait(users)
         disturbing.cancel()
@@ -794,6 +812,9 @@ async def _play(simulation: Simulation) -> None:
                 break
             await asyncio.sleep(1)
         simulation.check("all rules hold once nothing runs, and nothing is left", not wrong, str(wrong))
+        await asyncio.sleep(UNUSED_S)
+        unused = set(world.database.unused(UNUSED_S)) - ALONE
+        simulation.check("every connection is given back", not unused, str(unused))
         for task in processes:
             task.cancel()
 

@@ -193,6 +193,25 @@ def test_what_a_killed_process_had_open_is_undone(server: Server) -> None:
     run(server, play)
 
 
+def test_connections_are_counted_until_they_are_closed_and_known_for_unused(server: Server) -> None:
+    seen: list[Any] = []
+
+    async def play(simulation: Simulation, database: SimulatedPostgres) -> None:
+        connection = await connection_of("test")
+        await asyncio.sleep(30)
+        seen.append(database.unused(20))
+        await connection.execute("SELECT 1")
+        seen.append(database.unused(20))
+        seen.append([*database.connections().values()])
+        began_s = simulation.loop.time()
+        await connection.close()
+        seen.append([*database.connections()])
+        simulation.check("a server ends what says goodbye at once", simulation.loop.time() - began_s < 1)
+
+    run(server, play)
+    assert seen == [["test"], [], [1], []]
+
+
 def test_the_answer_to_a_commit_may_be_lost_before_and_after_it_took_effect(server: Server) -> None:
     outcomes: set[tuple[bool, bool]] = set()
 
