@@ -162,6 +162,7 @@ async def test_a_job_that_asks_has_its_start_and_end_posted_to_a_webhook_for_eit
     admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender
 ) -> None:
     for_ends = await create(admission, tenant, receiver.url, project="vision")
+    of_budgets = await create(admission, tenant, receiver.url, events=["budget.exceeded"])
     quiet = await run_a_job(admission, tenant, project="vision")
     elsewhere = await run_a_job(admission, tenant, project="speech", notify=["started", "ended"])
     asks = await run_a_job(admission, tenant, project="vision", notify=["started"])
@@ -173,6 +174,7 @@ async def test_a_job_that_asks_has_its_start_and_end_posted_to_a_webhook_for_eit
     assert await publisher.publish() == 0
     while await sender.send(for_ends["id"]):
         pass
+    assert (await show(admission, tenant, of_budgets))["deliveries"] == []
 
     got = [(each.message["type"], each.message["data"]["job_id"]) for each in receiver.received]
     assert sorted(got) == sorted([("job.started", asks), ("job.ended", quiet), ("job.ended", asks)])
