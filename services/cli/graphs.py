@@ -64,11 +64,7 @@ def configuration_graphs(request: PartitionRequest, result: PartitionResult) -> 
 
 
 def write_graphs(file: Path, graph: nx.DiGraph) -> None:
-    """Write a graph in the format that the file's name ends in.
-
-    Raises:
-        CliError: The file cannot be written.
-    """
+    """Write a graph in the format that the file's name ends in."""
     import networkx as nx
 
     try:

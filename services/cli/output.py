@@ -91,6 +91,14 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2).replace("\x7f", r"\u007f") + "\n")
 
 
+def tell(answer: Any, as_json: bool, shown: RenderableType) -> None:
+    """Print an answer as one JSON document for a program, or what is shown of it to a person."""
+    if as_json:
+        print_json(answer)
+    else:
+        console.print(shown, soft_wrap=isinstance(shown, str))
+
+
 def say(sentence: str) -> None:
     """Print a sentence on standard error."""
     print(visible(sentence), file=sys.stderr, flush=True)

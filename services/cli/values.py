@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def json_document(file: Path) -> Any:
-    """Return the document in a JSON file; NaN and infinities, which Python reads and JSON does not have, are refused.
-
-    Raises:
-        CliError: the file cannot be read, or is not JSON.
-    """
+    """Return the document in a JSON file; NaN and infinities, which Python reads and JSON lacks, are refused."""
     try:
         document = json.loads(decoded(file.read_bytes()))
     except OSError as error:
@@ -58,9 +54,6 @@ def parameter_value(text: str) -> Any:
 
     ``@FILE`` reads a CSV file of two columns, such as a grid operator's cap: when (an hour of the day, UTC seconds, or
     ISO 8601, which is UTC without an offset) and a number; a header is skipped.
-
-    Raises:
-        CliError: the file, or a row of it, cannot be read.
     """
     if text.startswith("@"):
         return _pairs(Path(text[1:]))
@@ -83,11 +76,7 @@ def _pairs(file: Path) -> list[list[float]]:
 
 
 def read_cells(file: Path) -> list[tuple[int, list[str]]]:
-    """Return the line number and the cells of each row of a table in which no row may be missing.
-
-    Raises:
-        CliError: The file, or a row of it, cannot be read.
-    """
+    """Return the line number and the cells of each row of a table in which no row may be missing."""
     from services.simulator.raw import ReadReport  # here: few commands read a table, and this loads NumPy
     from services.simulator.readers.text import TraceFormatError, cells_of, open_text
 
@@ -102,11 +91,7 @@ def read_cells(file: Path) -> list[tuple[int, list[str]]]:
 
 
 def refuse_dropped(file: Path, report: ReadReport) -> None:
-    """Refuse a table of which a row could not be read.
-
-    Raises:
-        CliError: A row could not be read; the message names its line.
-    """
+    """Refuse a table of which a row could not be read."""
     for reason, lines in report.lines.items():
         raise CliError(f"{file}, line {lines[0]}: {reason}", EXIT_USAGE)
 
@@ -132,9 +117,6 @@ _CLOCK = re.compile(r"(?:(\d+)-(?=(?:[01]?\d|2[0-3]):))?(\d+):([0-5]\d)(?::([0-5
 def duration_s(text: str, option: str) -> float:
     """Return a duration in seconds: ``90``, ``90s``, ``15m``, ``6h``, ``2d``, ``HH:MM:SS`` or ``HH:MM``, or with days
     before these, ``D-HH:MM:SS``.
-
-    Raises:
-        CliError: it is not a duration; the message names ``option``.
     """
     if clock := _CLOCK.fullmatch(text.strip()):
         days, hours, minutes, seconds = clock.groups()
@@ -149,11 +131,7 @@ def duration_s(text: str, option: str) -> float:
 
 
 def time_of(text: str, option: str, now: datetime) -> datetime:
-    """Return a time: ISO 8601, in this machine's time zone unless it has its own, or ``+6h`` from ``now``.
-
-    Raises:
-        CliError: it is not a time; the message names ``option``.
-    """
+    """Return a time: ISO 8601, in this machine's time zone unless it has its own, or ``+6h`` from ``now``."""
     if text.startswith("+"):
         return now + timedelta(seconds=duration_s(text[1:], option))
     try:
@@ -167,11 +145,7 @@ def time_of(text: str, option: str, now: datetime) -> datetime:
 
 
 def past_time(text: str, option: str) -> datetime:
-    """Return the time that an age such as ``2d`` means, or an ISO 8601 time.
-
-    Raises:
-        CliError: it is neither; the message names ``option``.
-    """
+    """Return the time that an age such as ``2d`` means, or an ISO 8601 time."""
     now = datetime.now(UTC)
     if text[:4].isdigit() and "-" in text:
         return time_of(text, option, now)

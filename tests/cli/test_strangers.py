@@ -110,8 +110,14 @@ def _log(text: str) -> None:
         output.print_log(content[at : at + 1] for at in range(len(content)))
 
 
+def _told(text: str) -> None:
+    for as_json in (False, True):
+        output.tell([text], as_json, text)
+
+
 DOORS: dict[str, Callable[[str], None]] = {
     "show": _watched,
+    "tell": _told,
     "print_json": lambda text: output.print_json({text: [text]}),
     "say": output.say,
     "print_log": _log,

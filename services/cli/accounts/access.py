@@ -51,9 +51,6 @@ def list_tenants(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand:
         return
     found = Gateway().pages("/v1/tenants", PAGE)
-    if as_json:
-        output.print_json(found)
-        return
     figures = ("active jobs", "GPUs", "weight", "requests/s", "burst")
     shown = output.table("tenant", *figures, "created", right=figures)
     for tenant in found:
@@ -64,7 +61,7 @@ def list_tenants(context: typer.Context, as_json: AsJson = False) -> None:
         shown.add_row(
             tenant["id"], str(limits["max_active_jobs"]), gpus, weight, *rates, output.age(tenant["created_at"])
         )
-    console.print(shown)
+    output.tell(found, as_json, shown)
 
 
 def create_tenant(
@@ -78,7 +75,7 @@ def create_tenant(
     """Create a tenant."""
     body = {"id": tenant, "limits": _limits(max_gpus, max_jobs, requests_per_s, weight)}
     made = Gateway().call("POST", "/v1/tenants", body=body)
-    _show_json_or(made, as_json, f"{tenant} is created; `wattshift keys create --tenant {tenant}` makes a key for it")
+    output.tell(made, as_json, f"{tenant} is created; `wattshift keys create --tenant {tenant}` makes a key for it")
 
 
 def set_tenant(
@@ -94,7 +91,7 @@ def set_tenant(
     if not limits:
         raise CliError("give a limit: --max-gpus, --max-jobs, --requests-per-s or --weight", EXIT_USAGE)
     changed = Gateway().call("PATCH", f"/v1/tenants/{tenant}", body={"limits": limits})
-    _show_json_or(changed, as_json, f"the limits of {tenant} are changed")
+    output.tell(changed, as_json, f"the limits of {tenant} are changed")
 
 
 def show_shares(as_json: AsJson = False) -> None:
@@ -141,9 +138,6 @@ def list_keys(
     if context.invoked_subcommand:
         return
     found = [key for key in Gateway().pages("/v1/keys", PAGE) if every or key_state(key) == "valid"]
-    if as_json:
-        output.print_json(found)
-        return
     words = ("user", "role", "project", "label", "state")
     shown = output.table("key", "tenant", *words, "created", "last used", "expires")
     for key in found:
@@ -153,7 +147,7 @@ def list_keys(
         role = key["role"].replace("_", "-")
         cells = key["user"] or "-", role, key["project"] or "-", key["label"] or "-", key_state(key)
         shown.add_row(key["id"], key["tenant_id"], *cells, created, used, expires)
-    console.print(shown)
+    output.tell(found, as_json, shown)
 
 
 def key_state(key: dict[str, Any]) -> str:
@@ -203,7 +197,7 @@ def expire_key(
     """Set when a key stops working."""
     at = None if expires == "never" else _expiry(expires)
     changed = Gateway().call("PATCH", f"/v1/keys/{key}", body={"expires_at": at})
-    _show_json_or(changed, as_json, f"{key} works " + (f"until {at}" if at else "until it is revoked"))
+    output.tell(changed, as_json, f"{key} works " + (f"until {at}" if at else "until it is revoked"))
 
 
 def revoke_key(key: str) -> None:
@@ -235,11 +229,8 @@ def _print_secret(key: dict[str, Any], as_json: bool) -> None:
 def whoami(as_json: AsJson = False) -> None:
     """Show whose API key is in use, and what it may do."""
     me = Gateway().get("/v1/whoami")
-    if as_json:
-        output.print_json(me)
-        return
     runs_as = f"; jobs run as the account {me['account']}" if me["account"] else ""
-    console.print(f"{me['key_id']}  {_whose(me)}{runs_as}", soft_wrap=True)
+    output.tell(me, as_json, f"{me['key_id']}  {_whose(me)}{runs_as}")
 
 
 def _whose(key: dict[str, Any]) -> str:
@@ -247,13 +238,6 @@ def _whose(key: dict[str, Any]) -> str:
     user = f" {key['user']}," if key["user"] else ""
     project = f", limited to the project {key['project']}" if key["project"] else ""
     return f"{key['role'].replace('_', '-')} key of{user} tenant {key['tenant_id']}{project}"
-
-
-def _show_json_or(answer: Any, as_json: bool, sentence: str) -> None:
-    if as_json:
-        output.print_json(answer)
-    else:
-        console.print(sentence, soft_wrap=True)
 
 
 def audit(
@@ -266,12 +250,9 @@ def audit(
     given = {"since": since, "until": until}
     params = {name: past_time(text, f"--{name}").isoformat() for name, text in given.items() if text}
     found = Gateway().pages("/v1/audit", PAGE, action=action, **params)
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table("at", "tenant", "key", "action", "target", "details")
     for entry in found:
         details = ", ".join(f"{name} {value}" for name, value in entry["data"].items())
         at = entry["at"][:19].replace("T", " ")
         shown.add_row(at, entry["tenant_id"] or "-", entry["key_id"] or "-", entry["action"], entry["target"], details)
-    console.print(shown if found else "no entries")
+    output.tell(found, as_json, shown if found else "no entries")

@@ -30,9 +30,6 @@ def list_budgets(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand:
         return
     found = Gateway().get("/v1/budgets")["items"]
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table(
         "budget", "tenant", "project", "used", "of", "unit", "beyond it", "state", right=("used", "of")
     )
@@ -41,7 +38,7 @@ def list_budgets(context: typer.Context, as_json: AsJson = False) -> None:
         words = UNITS[budget["quantity"]], budget["action"], state
         figures = f"{budget['used']:.4g}", f"{budget['amount']:g}"
         shown.add_row(budget["id"], budget["tenant_id"], budget["project"] or "(all)", *figures, *words)
-    console.print(shown if found else "no budgets")
+    output.tell(found, as_json, shown if found else "no budgets")
 
 
 def set_budget(

@@ -90,13 +90,10 @@ def list_clusters(
     named = os.environ.get("WATTSHIFT_CLUSTER")
     current = named or (LOCAL if os.environ.get("WATTSHIFT_DATA_DIR") else logins.current or LOCAL)
     rows = [(LOCAL, None), *((name, each.url) for name, each in sorted(logins.clusters.items()))]
-    if as_json:
-        output.print_json([{"name": name, "url": url, "current": name == current} for name, url in rows])
-        return
     shown = output.table("", "cluster", "address")
     for name, url in rows:
         shown.add_row("[green]●[/]" if name == current else "", name, url or "this machine's installation")
-    console.print(shown)
+    output.tell([{"name": name, "url": url, "current": name == current} for name, url in rows], as_json, shown)
 
 
 def use(cluster: str) -> None:

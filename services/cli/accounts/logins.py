@@ -35,11 +35,7 @@ class Logins:
     current: str | None
 
     def named(self, name: str) -> Login:
-        """Return one login.
-
-        Raises:
-            LoginsError: There is no login of that name.
-        """
+        """Return one login."""
         if name not in self.clusters:
             known = ", ".join([*sorted(self.clusters), LOCAL])
             raise LoginsError(f"there is no login for a cluster {name!r}; known: {known}. See `wattshift login --help`")
@@ -92,11 +88,7 @@ def read_logins() -> Logins:
 
 
 def write_logins(logins: Logins) -> Path:
-    """Replace the logins file, which only its owner can read; return where it is.
-
-    Raises:
-        LoginsError: It cannot be written.
-    """
+    """Replace the logins file, which only its owner can read; return where it is."""
     file = logins_file()
     lines = [f"current = {json.dumps(logins.current)}"] if logins.current else []
     for name, login in sorted(logins.clusters.items()):

@@ -41,14 +41,11 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
 def list_secrets(as_json: AsJson = False) -> None:
     """Show which secrets there are; values are never shown."""
     found = Gateway().get("/v1/secrets")["items"]
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table("name", "project", "version", "last set", right=("version",))
     for secret in found:
         when = f"{output.age(secret['updated_at'])} ago"
         shown.add_row(secret["name"], secret["project"] or "(all)", str(secret["version"]), when)
-    console.print(shown if found else "no secrets")
+    output.tell(found, as_json, shown if found else "no secrets")
 
 
 def set_secret(

@@ -42,14 +42,11 @@ def list_users(context: typer.Context, tenant: Tenant = "default", as_json: AsJs
     if context.invoked_subcommand:
         return
     found = Gateway().pages(f"/v1/tenants/{tenant}/users", PAGE)
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table("user", "account", "state", "created")
     for user in found:
         created = f"{output.age(user['created_at'])} ago"
         shown.add_row(user["name"], user["account"] or "-", _state(user), created)
-    console.print(shown if found else f"tenant {tenant} has no users")
+    output.tell(found, as_json, shown if found else f"tenant {tenant} has no users")
 
 
 def create_user(user: str, tenant: Tenant = "default", account: Account = None, as_json: AsJson = False) -> None:
@@ -57,7 +54,7 @@ def create_user(user: str, tenant: Tenant = "default", account: Account = None, 
     body = {"name": user, "account": _account(account)}
     made = Gateway().call("POST", f"/v1/tenants/{tenant}/users", body=body)
     then = f"wattshift keys create --tenant {tenant} --user {user}"
-    _show(made, as_json, f"{user} is created; `{then}` makes a key for them")
+    output.tell(made, as_json, f"{user} is created; `{then}` makes a key for them")
 
 
 def show_user(user: str, tenant: Tenant = "default", as_json: AsJson = False) -> None:
@@ -80,17 +77,17 @@ def set_user(user: str, tenant: Tenant = "default", account: Account = None, as_
     if account is None:
         raise CliError("give --account NAME, or --account none for the agent's own", EXIT_USAGE)
     words = f"jobs of {user} run as " + (account if _account(account) else "the agent's account")
-    _show(_change(tenant, user, account=_account(account)), as_json, words)
+    output.tell(_change(tenant, user, account=_account(account)), as_json, words)
 
 
 def disable_user(user: str, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Disable a user: their keys stop working within a few seconds; jobs already accepted continue."""
-    _show(_change(tenant, user, disabled=True), as_json, f"{user} is disabled")
+    output.tell(_change(tenant, user, disabled=True), as_json, f"{user} is disabled")
 
 
 def enable_user(user: str, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Enable a disabled user: their keys work again."""
-    _show(_change(tenant, user, disabled=False), as_json, f"{user} is enabled")
+    output.tell(_change(tenant, user, disabled=False), as_json, f"{user} is enabled")
 
 
 def _keys(gateway: Gateway) -> list[Any]:
@@ -113,10 +110,3 @@ def _account(text: str | None) -> str | None:
 
 def _state(user: dict[str, Any]) -> str:
     return "disabled" if user["disabled_at"] else "enabled"
-
-
-def _show(answer: Any, as_json: bool, sentence: str) -> None:
-    if as_json:
-        output.print_json(answer)
-    else:
-        console.print(sentence, soft_wrap=True)

@@ -51,14 +51,11 @@ def create_webhook(
 def list_webhooks(as_json: AsJson = False) -> None:
     """Show the webhooks and whether their last message was accepted."""
     found = Gateway().get("/v1/webhooks")["items"]
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table("webhook", "tenant", "project", "events", "state", "url")
     for webhook in found:
         words = webhook["tenant_id"], webhook["project"] or "(all)", ", ".join(webhook["events"]), _state(webhook)
         shown.add_row(webhook["id"], *words, webhook["url"])
-    console.print(shown if found else "no webhooks")
+    output.tell(found, as_json, shown if found else "no webhooks")
 
 
 def show_webhook(webhook: str, as_json: AsJson = False) -> None:
@@ -86,10 +83,7 @@ def show_webhook(webhook: str, as_json: AsJson = False) -> None:
 def send_test(webhook: str, as_json: AsJson = False) -> None:
     """Send a test message and show what became of it; exit status 1 if it was not accepted."""
     sent = Gateway().call("POST", f"/v1/webhooks/{webhook}/test")
-    if as_json:
-        output.print_json(sent)
-    else:
-        console.print(f"{sent['id']}  {sent['state']}: {_outcome(sent)}", soft_wrap=True)
+    output.tell(sent, as_json, f"{sent['id']}  {sent['state']}: {_outcome(sent)}")
     if sent["state"] != "delivered":
         raise typer.Exit(EXIT_FAILED)
 

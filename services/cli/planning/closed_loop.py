@@ -61,11 +61,7 @@ def wait_until_ready(server: subprocess.Popen[bytes], port: int, path: str, with
 
 
 def send_for(seconds: float, port: int, request: dict[str, Any]) -> tuple[float, float, list[float]]:
-    """Send one request after another; return when they began and ended, UTC seconds, and how long each took, seconds.
-
-    Raises:
-        GaveUp: A request fails.
-    """
+    """Send one request after another; return when they began and ended, UTC, and how long each took, in seconds."""
     body = request["body"].encode()
     headers = {"content-type": request["content_type"]} if body else {}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=request["timeout_s"])

@@ -104,7 +104,6 @@ def read_points(file: Path, needed: tuple[str, ...], *, energies: bool) -> tuple
     """Return the points of a CSV file, with the line of each; an optional column without any value counts as absent.
 
     Args:
-        file: What to read.
         needed: Columns without which there is no fit.
         energies: Whether energies under power limits are read even if not needed; one that was not measured is
             then NaN.

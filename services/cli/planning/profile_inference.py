@@ -29,7 +29,6 @@ from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliErro
 from services.cli.jobs.following import FINAL
 from services.cli.jobs.jobs import AsJson
 from services.cli.jobs.submit import submit_all
-from services.cli.output import console
 from services.cli.planning import closed_loop
 from services.cli.planning.slice_profiles import (
     PERCENT,
@@ -137,10 +136,11 @@ def inference(
             rows += measured
         advance(family.family, len(wanted), len(wanted))
     count = sum(len(sizes) for sizes, _ in wanted)
-    if as_json:
-        output.print_json({"file": str(out), "rows": count, "measured": [row.__dict__ for row in rows]})
-    else:
-        console.print(f"{out}: {count} rows, {len(rows)} of them measured now, on {bench.gpu_name}")
+    output.tell(
+        {"file": str(out), "rows": count, "measured": [row.__dict__ for row in rows]},
+        as_json,
+        f"{out}: {count} rows, {len(rows)} of them measured now, on {bench.gpu_name}",
+    )
 
 
 def _is_whole(sizes: Sequence[int]) -> bool:
@@ -152,18 +152,7 @@ def _names(sizes: Sequence[int]) -> str:
 
 
 class Bench:
-    """One GPU of a node, and the jobs that measure on it.
-
-    Args:
-        gateway: Reaches the control plane.
-        node: The node's name.
-        gpu: Index of the GPU.
-        settings: How each measurement is made.
-        quiet: Say nothing while it waits.
-
-    Raises:
-        CliError: there is no such GPU.
-    """
+    """One GPU of a node, and the jobs that measure on it."""
 
     def __init__(self, gateway: Gateway, node: str, gpu: int, settings: Settings, *, quiet: bool) -> None:
         self._gateway = gateway
@@ -181,11 +170,7 @@ class Bench:
         self.gpu_name = gpu_name(self.node(), self.device)
 
     def node(self, node_id: str | None = None) -> dict[str, Any]:
-        """Return what the control plane knows about a node, by default the GPU's.
-
-        Raises:
-            CliError: there is no such node.
-        """
+        """Return what the control plane knows about a node, by default the GPU's."""
         node_id = node_id or self.node_id
         nodes: list[dict[str, Any]] = self._gateway.get("/v1/nodes")["items"]
         found = next((each for each in nodes if each["id"] == node_id), None)
@@ -227,11 +212,7 @@ class Bench:
             self.state_file.unlink(missing_ok=True)
 
     def cut(self, sizes: list[int]) -> None:
-        """Cut the GPU, and wait until its node has done it.
-
-        Raises:
-            CliError: it cannot be cut, or belongs to a fleet.
-        """
+        """Cut the GPU, and wait until its node has done it."""
         node = self.node()
         row = next((each for each in node["partitions"] if each["gpu"] == self.gpu), None)
         is_wanted = row is None or (sorted(row["sizes"]), row["state"]) == (sorted(sizes), "applied")
@@ -251,11 +232,7 @@ class Bench:
             time.sleep(POLL_S)
 
     def measure(self, family: Family, variant: Variant, sizes: Sequence[int]) -> list[Row]:
-        """Measure a variant on the GPU's present slices, which have these sizes, with an instance on each.
-
-        Raises:
-            CliError: it cannot be measured; the message says why.
-        """
+        """Measure a variant on the GPU's present slices, which have these sizes, with an instance on each."""
         what = f"{variant.name} on {_names(sizes)}"
         for spec in self._specs(family, variant, sizes):
             self.jobs.append(submit_all(self._gateway, [spec])[0]["id"])
@@ -345,11 +322,7 @@ class Bench:
         return found
 
     def _result(self, job: dict[str, Any], what: str) -> dict[str, Any]:
-        """Return what the job printed.
-
-        Raises:
-            CliError: the job failed.
-        """
+        """Return what the job printed."""
         text = self._gateway.text(f"/v1/jobs/{job['id']}/logs", stream="stdout").text.strip()
         try:
             found = json.loads(text.splitlines()[-1])

@@ -68,11 +68,7 @@ class Family(Message):
 
 
 def read_family(file: Path) -> Family:
-    """Return the family in a JSON file.
-
-    Raises:
-        CliError: it is not a valid family; the message names the field.
-    """
+    """Return the family in a JSON file."""
     try:
         return Family.model_validate(json_document(file))
     except ValidationError as error:
@@ -80,11 +76,7 @@ def read_family(file: Path) -> Family:
 
 
 def slice_sizes(text: str) -> list[int]:
-    """Return the sizes that ``1g,2g,7g`` names, in sevenths and from small to large.
-
-    Raises:
-        CliError: there is no such slice.
-    """
+    """Return the sizes that ``1g,2g,7g`` names, in sevenths and from small to large."""
     try:
         return sorted({sevenths_of(name.strip()) for name in text.split(",")})
     except DomainError as error:
@@ -185,11 +177,7 @@ def row_of(
     """Return the row of one measurement.
 
     Args:
-        gpu: Name of the GPU in the file.
-        family: The model's.
-        variant: Its variant.
         size: Of the slice, in sevenths.
-        measured: What ``closed_loop`` printed.
         readings: Of the GPU, before, during and after the requests.
         mix: The sizes of all instances that were measured at once; a single one, of any size, means that it ran alone.
 
@@ -226,7 +214,6 @@ class ProfileFile:
     """A CSV file, to which each row is added as soon as it is measured.
 
     Args:
-        path: Where it is, or will be.
         gpu: The GPU that is measured; a file about another one is refused.
 
     Raises:

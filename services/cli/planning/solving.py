@@ -14,11 +14,7 @@ from services.core.domain.progress import Report, unreported
 
 @contextmanager
 def solving_bar(*, quiet: bool) -> Iterator[Report]:
-    """Show a bar on a terminal's standard error while a solve runs; it ends full, unless the solve fails.
-
-    Args:
-        quiet: Show nothing, for a program.
-    """
+    """Show a bar on a terminal's standard error while a solve runs; it ends full, unless the solve fails."""
     if quiet or not errors.is_terminal:
         yield unreported
         return

@@ -214,11 +214,7 @@ def _is_same(total: dict[str, float], other: dict[str, float]) -> bool:
 
 
 def period_of(start: str | None, end: str | None, month: str | None) -> dict[str, str | None]:
-    """Return the parameters of a period.
-
-    Raises:
-        CliError: a time or a month cannot be read, or the period ends before it starts.
-    """
+    """Return the parameters of a period."""
     if month is None:
         first, last = _instant(start, "--start"), _instant(end, "--end")
         if first and last and first >= last:

@@ -39,9 +39,6 @@ def _apps(context: typer.Context, as_json: AsJson = False) -> None:
 def list_apps(as_json: AsJson = False) -> None:
     """Show the applications."""
     found = Gateway().pages("/v1/apps", 100_000)
-    if as_json:
-        output.print_json(found)
-        return
     right = ("requests/s", "p95", "accuracy")
     shown = output.table("application", "fleet", "running", *right, right=right)
     for app in found:
@@ -51,7 +48,7 @@ def list_apps(as_json: AsJson = False) -> None:
             *(name, app["spec"]["fleet"], configuration(app["running"]) or "nothing yet"),
             *(f"{seen['requests_per_s']:.1f}", _ms(seen["p95_ms"]), _percent(seen["accuracy_pct"])),
         )
-    console.print(shown if found else "no applications")
+    output.tell(found, as_json, shown if found else "no applications")
 
 
 def show_app(name: AppArgument, as_json: AsJson = False) -> None:
@@ -104,11 +101,10 @@ def set_app(
     if not isinstance(document, dict):
         raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
     app = Gateway().call("PUT", f"/v1/apps/{name}", body=_completed(file, document))
-    if as_json:
-        output.print_json(app)
-        return
     variants = ", ".join(each["name"] for each in app["spec"]["variants"])
-    console.print(f"{name} is at revision {app['revision']} on fleet {app['spec']['fleet']}, variants {variants}")
+    output.tell(
+        app, as_json, f"{name} is at revision {app['revision']} on fleet {app['spec']['fleet']}, variants {variants}"
+    )
 
 
 def report(
@@ -181,10 +177,7 @@ def _evaluations(found: dict[str, Any]) -> dict[str, str]:
 def delete_app(name: AppArgument, as_json: AsJson = False) -> None:
     """Delete an application: its instances are drained, and it is gone once the last one has ended."""
     app = Gateway().call("DELETE", f"/v1/apps/{name}")
-    if as_json:
-        output.print_json(app)
-        return
-    console.print(f"{name} is drained")
+    output.tell(app, as_json, f"{name} is drained")
 
 
 def _completed(file: Path, document: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import typer
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.jobs.jobs import AsJson
-from services.cli.output import console
 from services.cli.values import json_document
 
 EndpointArgument = Annotated[str, typer.Argument(metavar="NAME", help="The endpoint's name.")]
@@ -34,15 +33,12 @@ def _endpoints(context: typer.Context, as_json: AsJson = False) -> None:
 def list_endpoints(as_json: AsJson = False) -> None:
     """Show the registered model servers."""
     found = Gateway().pages("/v1/endpoints", 100_000)
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table("endpoint", "models", "location", "capacity", "url", right=("capacity",))
     for each in found:
         spec = each["spec"]
         url = f"{spec['url']} (draining)" if spec["draining"] else spec["url"]
         shown.add_row(each["name"], ", ".join(spec["models"]), spec["location"], str(spec["capacity"]), url)
-    console.print(shown if found else "no endpoints")
+    output.tell(found, as_json, shown if found else "no endpoints")
 
 
 def set_endpoint(
@@ -52,16 +48,10 @@ def set_endpoint(
 ) -> None:
     """Register a model server, or replace its spec."""
     found = Gateway().call("PUT", f"/v1/endpoints/{name}", body=json_document(file))
-    if as_json:
-        output.print_json(found)
-        return
-    console.print(f"{name} serves {', '.join(found['spec']['models'])} at {found['spec']['url']}")
+    output.tell(found, as_json, f"{name} serves {', '.join(found['spec']['models'])} at {found['spec']['url']}")
 
 
 def delete_endpoint(name: EndpointArgument, as_json: AsJson = False) -> None:
     """Deregister a model server; requests that it holds are finished."""
     found = Gateway().call("DELETE", f"/v1/endpoints/{name}")
-    if as_json:
-        output.print_json(found)
-        return
-    console.print(f"{name} is given no more requests")
+    output.tell(found, as_json, f"{name} is given no more requests")

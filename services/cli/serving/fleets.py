@@ -47,9 +47,6 @@ def _fleets(context: typer.Context, as_json: AsJson = False) -> None:
 def list_fleets(as_json: AsJson = False) -> None:
     """Show the fleets."""
     found = Gateway().pages("/v1/fleets", 100_000)
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table("fleet", "GPUs", "model", "zone", "applications", "plan", right=("GPUs",))
     for fleet in found:
         spec = fleet["spec"]
@@ -57,7 +54,7 @@ def list_fleets(as_json: AsJson = False) -> None:
         gpus = str(there) if there == spec["gpus"] else f"{there} of {spec['gpus']}"
         plan = plan_line(fleet["plan"])
         shown.add_row(fleet["name"], gpus, spec["gpu_model"], spec["zone"], ", ".join(fleet["apps"]), plan)
-    console.print(shown if found else "no fleets")
+    output.tell(found, as_json, shown if found else "no fleets")
 
 
 def show_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
@@ -112,10 +109,11 @@ def set_fleet(
     given = {"gpus": gpus, "gpu_model": gpu_model, "zone": zone, "evaluation": evaluation}
     spec = {**spec, **{key: value for key, value in given.items() if value is not None}}
     fleet = Gateway().call("PUT", f"/v1/fleets/{name}", body=spec)
-    if as_json:
-        output.print_json(fleet)
-        return
-    console.print(f"{name} is at revision {fleet['revision']}: {spec['gpus']} {spec['gpu_model']} in {spec['zone']}")
+    output.tell(
+        fleet,
+        as_json,
+        f"{name} is at revision {fleet['revision']}: {spec['gpus']} {spec['gpu_model']} in {spec['zone']}",
+    )
 
 
 def list_plans(
@@ -125,9 +123,6 @@ def list_plans(
 ) -> None:
     """Show a fleet's plans, newest first."""
     found = Gateway().pages(f"/v1/fleets/{name}/plans", limit)
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table("plan", "made", "because of", "gCO2/kWh", "state", "instances", right=("gCO2/kWh",))
     for plan in found:
         instances = "; ".join(f"{each['name']}: {configuration(each['instances'])}" for each in plan["applications"])
@@ -139,7 +134,7 @@ def list_plans(
             *(plan["id"], output.age(plan["made_at"]), WHY[plan["trigger"]], f"{plan['gco2_per_kwh']:.0f}"),
             *(state, instances or ("the most accurate variants on whole GPUs" if plan.get("layouts") else "")),
         )
-    console.print(shown if found else "no plans")
+    output.tell(found, as_json, shown if found else "no plans")
 
 
 def apply_plan(
@@ -149,19 +144,13 @@ def apply_plan(
 ) -> None:
     """Carry out a proposed plan."""
     found = Gateway().call("POST", f"/v1/fleets/{name}/plans/{plan}/apply")
-    if as_json:
-        output.print_json(found)
-        return
-    console.print(f"{plan} is {found['state'].replace('_', ' ')}")
+    output.tell(found, as_json, f"{plan} is {found['state'].replace('_', ' ')}")
 
 
 def delete_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
     """Delete a fleet: its GPUs are made whole and given back."""
     fleet = Gateway().call("DELETE", f"/v1/fleets/{name}")
-    if as_json:
-        output.print_json(fleet)
-        return
-    console.print(f"{name} gives {len(fleet['gpus'])} GPUs back")
+    output.tell(fleet, as_json, f"{name} gives {len(fleet['gpus'])} GPUs back")
 
 
 def show_rows(rows: dict[str, str]) -> None:

@@ -67,14 +67,11 @@ def _pools(context: typer.Context, as_json: AsJson = False) -> None:
 def list_pools(as_json: AsJson = False) -> None:
     """Show the pools."""
     found = Gateway().pages("/v1/pools", 100_000)
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table("pool", "mode", "revision", "planned", "instances", right=("revision",))
     for pool in found:
         instances = ", ".join(f"{count} {output.state(name)}" for name, count in pool["instances"].items())
         shown.add_row(pool["name"], _mode(pool), str(pool["revision"]), _planned(pool), instances or "none")
-    console.print(shown if found else "no pools")
+    output.tell(found, as_json, shown if found else "no pools")
 
 
 def show_pool(name: PoolArgument, as_json: AsJson = False) -> None:
@@ -120,7 +117,7 @@ def set_pool(
     if not isinstance(spec, dict):
         raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
     pool = Gateway().call("PUT", f"/v1/pools/{name}", body=_with_commands_filled(spec))
-    _print_answer(pool, f"{name} is at revision {pool['revision']}, {_mode(pool)}", as_json)
+    output.tell(pool, as_json, f"{name} is at revision {pool['revision']}, {_mode(pool)}")
 
 
 def set_mode(
@@ -130,14 +127,14 @@ def set_mode(
 ) -> None:
     """Choose whether a pool's plans are carried out or only proposed."""
     pool = Gateway().call("PATCH", f"/v1/pools/{name}", body={"mode": mode})
-    _print_answer(pool, f"{name} is {_mode(pool)}", as_json)
+    output.tell(pool, as_json, f"{name} is {_mode(pool)}")
 
 
 def delete(name: PoolArgument, as_json: AsJson = False) -> None:
     """Delete a pool: its instances are drained, and it is gone once the last one has ended."""
     pool = Gateway().call("DELETE", f"/v1/pools/{name}")
     left = sum(pool["instances"].values())
-    _print_answer(pool, f"{name} is being deleted; {left} instances to drain", as_json)
+    output.tell(pool, as_json, f"{name} is being deleted; {left} instances to drain")
 
 
 def plan_now(
@@ -151,7 +148,7 @@ def plan_now(
     gateway = Gateway()
     plan = gateway.call("POST", f"/v1/pools/{name}/plans")
     if not wait:
-        _print_answer(plan, f"{plan['id']} is {plan['state']}", as_json)
+        output.tell(plan, as_json, f"{plan['id']} is {plan['state']}")
         return
     path = f"/v1/pools/{name}/plans/{plan['id']}"
     while (plan := gateway.get(path))["outcome"] is None:
@@ -174,9 +171,6 @@ def list_plans(
 ) -> None:
     """Show a pool's plans and their outcomes, newest first."""
     found = Gateway().pages(f"/v1/pools/{name}/plans", limit, outcome=outcome or None)
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table("plan", "from", "asked by", "revision", "outcome", "took", "why", right=("revision", "took"))
     for plan in found:
         took = "-" if plan["plan_s"] is None else f"{plan['plan_s']:.1f} s"
@@ -184,7 +178,7 @@ def list_plans(
         asked = ASKED_BY.get(plan["trigger"], plan["trigger"].replace("_", " "))
         begins = plan["from_at"][:19].replace("T", " ")
         shown.add_row(plan["id"], begins, asked, str(plan["revision"]), _outcome(plan), took, why)
-    console.print(shown if found else "no plans")
+    output.tell(found, as_json, shown if found else "no plans")
 
 
 def accept(
@@ -194,7 +188,7 @@ def accept(
 ) -> None:
     """Carry out a plan that was proposed."""
     found = Gateway().call("POST", f"/v1/pools/{name}/plans/{plan}/apply")
-    _print_answer(found, f"{found['id']} is {_outcome(found)}", as_json)
+    output.tell(found, as_json, f"{found['id']} is {_outcome(found)}")
 
 
 def list_instances(
@@ -227,9 +221,6 @@ def list_clocks(
     """Show the clocks that followed latency, minute by minute (UTC), newest first."""
     since_at = past_time(since, "--since").isoformat() if since else None
     found = Gateway().pages(f"/v1/pools/{name}/clocks", limit, instance=instance, since=since_at)
-    if as_json:
-        output.print_json(found)
-        return
     shown = output.table(
         "minute",
         "instance",
@@ -254,7 +245,7 @@ def list_clocks(
             f"{each['unobserved']} of {each['decisions']}",
             known,
         )
-    console.print(shown if found else "no clocks have followed latency")
+    output.tell(found, as_json, shown if found else "no clocks have followed latency")
 
 
 def report(
@@ -282,9 +273,8 @@ def report(
             receipt = gateway.call("POST", f"/v1/pools/{name}/traffic", body={"source": source, "windows": batch})
             received = {what: received[what] + receipt[what] for what in received}
             status.update(f"{received['requests']} requests, until {batch[-1]['start_at']}")
-    _print_answer(
-        received, f"{received['requests']} requests in {received['windows'] * WINDOW_S / 3_600:.3g} h", as_json
-    )
+    hours = received["windows"] * WINDOW_S / 3_600
+    output.tell(received, as_json, f"{received['requests']} requests in {hours:.3g} h")
 
 
 def _read_log(file: Path, since: str | None) -> Windows:
@@ -410,10 +400,3 @@ def _planned(pool: dict[str, Any]) -> str:
         return "not yet"
     stale = " [yellow](for an earlier interval)[/]" if pool["is_plan_stale"] else ""
     return f"{output.age(pool['planned_at'])} ago, {pool['plan_id']}{stale}"
-
-
-def _print_answer(answer: Any, sentence: str, as_json: bool) -> None:
-    if as_json:
-        output.print_json(answer)
-    else:
-        console.print(sentence)

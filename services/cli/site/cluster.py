@@ -237,11 +237,8 @@ def unpin(node: str, as_json: AsJson = False) -> None:
 
 def _set_power(node: str, command: str, as_json: bool) -> None:
     power = Gateway().call("POST", f"/v1/nodes/{node}/{command}")
-    if as_json:
-        output.print_json(power)
-        return
     pinned = ", pinned awake" if power["pinned_awake"] else ""
-    console.print(f"{node} is {power['state'].replace('_', ' ')}{pinned}")
+    output.tell(power, as_json, f"{node} is {power['state'].replace('_', ' ')}{pinned}")
 
 
 def carbon(
@@ -346,10 +343,7 @@ def set_policy(
 ) -> None:
     """Choose the policy that decides from the next round on."""
     answer = Gateway().call("PUT", "/v1/policies/active", body={"name": name, "parameters": parameters_of(param or [])})
-    if as_json:
-        output.print_json(answer)
-    else:
-        console.print(f"[bold]{answer['name']}[/] is in force: {json.dumps(answer['parameters'])}")
+    output.tell(answer, as_json, f"[bold]{answer['name']}[/] is in force: {json.dumps(answer['parameters'])}")
 
 
 def parameters_of(pairs: list[str]) -> dict[str, Any]:

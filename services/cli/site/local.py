@@ -366,9 +366,6 @@ def run_with_stack(
     """Start everything in this process, call ``show`` in a thread, stop everything; return what ``show`` returned.
 
     The stack stays with the main thread, because its processes die with the thread that started them.
-
-    Raises:
-        CliError: Something could not start.
     """
 
     async def run() -> int:

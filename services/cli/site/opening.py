@@ -86,11 +86,7 @@ def open_to(user_id: int, folder: Path, *, writes: bool) -> bool:
 
 
 def let_through(user_id: int, folder: Path) -> None:
-    """Let an account pass through a folder.
-
-    Raises:
-        OSError: It cannot be done.
-    """
+    """Let an account pass through a folder."""
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _set(at, _ACCESS, _with(_entries(at), user_id, _X))

@@ -10,7 +10,6 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.jobs.jobs import AsJson
-from services.cli.output import console
 from services.core.domain.errors import DomainError
 from services.core.domain.mig import placed, sevenths_of, slice_name
 
@@ -26,23 +25,18 @@ def partition(
     """Cut a GPU into MIG slices, or make it whole again, as soon as no gang runs on it."""
     body = {"sizes": slice_sizes(slices)}
     answer = Gateway().call("PUT", f"/v1/nodes/{node}/gpus/{gpu}/partition", body=body)
-    if as_json:
-        output.print_json(answer)
-        return
     cut = " ".join(map(slice_name, answer["sizes"]))
     wanted = f"cut into {cut}" if cut else "made whole"
-    console.print(
+    output.tell(
+        answer,
+        as_json,
         f"GPU {gpu} of {node} is {'' if answer['state'] == 'applied' else 'to be '}{wanted}"
-        + ("" if answer["state"] == "applied" else " when no gang runs on it: `wattshift nodes` shows when it is")
+        + ("" if answer["state"] == "applied" else " when no gang runs on it: `wattshift nodes` shows when it is"),
     )
 
 
 def slice_sizes(text: str) -> list[int]:
-    """Return the sizes that words such as ``3g,2g,2g`` name, in sevenths and in the order of their places.
-
-    Raises:
-        CliError: there is no such slice, or one GPU does not hold them all.
-    """
+    """Return the sizes that words such as ``3g,2g,2g`` name, in sevenths and in the order of their places."""
     names = [] if text == WHOLE else [name.strip() for name in text.split(",")]
     try:
         return [place.sevenths for place in placed([sevenths_of(name) for name in names])]
