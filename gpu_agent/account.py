@@ -87,10 +87,7 @@ class TenantAccounts:
     ``folder`` records which tenant has which, in one file for each id.
 
     Args:
-        first: The lowest id.
-        last: The highest id.
         folder: Where assigned ids are recorded; preferably a folder that all nodes share.
-        homes: Where the tenants' home folders are on this node.
     """
 
     def __init__(self, first: int, last: int, folder: Path, homes: Path) -> None:

@@ -71,11 +71,7 @@ def load(kind: int, attach_type: int, program: bytes) -> int:
 
 
 def attach(group: Path, attach_type: int, program: int) -> None:
-    """Have the kernel run a program for a group, beside others; it lives as long as the group. Repeating it is a no-op.
-
-    Raises:
-        OSError: It cannot be attached.
-    """
+    """Have the kernel run a program for a group, beside others, as long as the group lives; repeating it is a no-op."""
     folder = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _call(_PROG_ATTACH, struct.pack("IIII", folder, program, attach_type, _ALLOW_MULTI))

@@ -50,8 +50,6 @@ class Cgroups:
 
     Args:
         state_folder: The node's state folder; no two nodes have the same.
-        limits: The limits of each rank.
-        root: Where the host's hierarchies are mounted.
     """
 
     def __init__(self, state_folder: Path, limits: Limits, root: Path = ROOT) -> None:
@@ -86,7 +84,6 @@ class Cgroups:
         """Make the parent of the groups whose connections are filtered.
 
         Args:
-            rules: The rules for all jobs.
             user_id: A job's user id, for testing the rules.
         """
         try:
@@ -113,10 +110,8 @@ class Cgroups:
         """Make the group of a rank and return the files that its processes must write themselves into.
 
         Args:
-            rank: The rank's name.
             denied: Major and minor numbers of character devices that it must not open.
             gpus: Its number of GPUs, which weighs it against other ranks when CPU or I/O is short.
-            port: The port that was given to its gang.
 
         Raises:
             OSError: The group cannot be made, or a limit cannot be set.

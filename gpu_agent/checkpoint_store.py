@@ -52,7 +52,6 @@ class Manifest(BaseModel):
 
     Attributes:
         nodes: The number of nodes of the gang; its copy is complete once each has a manifest.
-        entries: The entries by path, relative to the checkpoint's folder.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -98,7 +97,7 @@ class Copy(BaseModel):
 
 
 class Store:
-    """A store of checkpoints; its calls block, and each may be repeated."""
+    """A store of checkpoints; its calls block, may be repeated, and raise ``StoreError`` if it does not answer."""
 
     def __init__(self, objects: Any) -> None:
         """Use an object store of the ``obstore`` package."""
@@ -139,11 +138,7 @@ class Store:
         self._names("wattshift-asks-whether-this-answers")
 
     def newest(self, job: str, before: int) -> Copy | None:
-        """Return the newest complete copy of a job from a generation before ``before``.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
+        """Return the newest complete copy of a job from a generation before ``before``."""
         found: dict[int, set[int]] = {}
         for name in self._names(job):
             parts = name.split("/")
@@ -157,30 +152,18 @@ class Store:
         return None
 
     def manifest(self, job: str, generation: int, rank: int) -> Manifest | None:
-        """Return the manifest of one node of a gang; None if it is missing or cannot be read.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
+        """Return the manifest of one node of a gang; None if it is missing or cannot be read."""
         try:
             return Manifest.model_validate_json(b"".join(self.read(job, generation, rank, MANIFEST)))
         except (FileNotFoundError, ValidationError):
             return None
 
     def keep(self, job: str, generation: int, rank: int, manifest: Manifest) -> None:
-        """Write the manifest, which turns the written files into a copy.
-
-        Raises:
-            StoreError: The store did not take it.
-        """
+        """Write the manifest, which turns the written files into a copy."""
         self.write(job, generation, rank, MANIFEST, [manifest.model_dump_json().encode()])
 
     def write(self, job: str, generation: int, rank: int, key: str, content: Sequence[bytes] | Iterator[bytes]) -> None:
-        """Write one file's content, completely or not at all.
-
-        Raises:
-            StoreError: The store did not take it.
-        """
+        """Write one file's content, completely or not at all."""
         import obstore
         from obstore.exceptions import BaseError
 
@@ -214,11 +197,7 @@ class Store:
             raise StoreError(_first_line(error)) from None
 
     def fetch(self, job: str, generation: int, rank: int, entry: Entry, file: IO[bytes]) -> bool:
-        """Write a file's content into ``file``; return False if it is missing, or differs from the manifest.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
+        """Write a file's content into ``file``; return False if it is missing, or differs from the manifest."""
         digest, size = hashlib.sha256(), 0
         try:
             for piece in self.read(job, generation, rank, entry.key):
@@ -232,11 +211,7 @@ class Store:
         return size == entry.size_bytes and digest.hexdigest() == entry.sha256
 
     def forget(self, job: str, generation: int, rank: int, kept: Manifest) -> None:
-        """Remove a node's earlier copies of this gang and, once the gang's copy is complete, all older generations.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
+        """Remove a node's earlier copies of this gang and, once the gang's copy is complete, all older generations."""
         import obstore
         from obstore.exceptions import BaseError
 

@@ -44,7 +44,6 @@ class CopyRules:
     """How checkpoints are copied.
 
     Attributes:
-        interval_s: The interval between copies while a gang runs.
         wait_s: How long the end of a gang waits for its copy; after a stop, at least until the grace period is over.
         max_bytes: The largest checkpoint that is copied.
     """
@@ -67,8 +66,6 @@ class Checkpoints:
     """The checkpoints of this node's gangs whose jobs name no folder of their own.
 
     Args:
-        folder: Where they are on this node.
-        node_id: The node's name in messages.
         store: Where they are copied to; None on nodes without a store.
         is_shared: Whether all nodes share ``folder``; nothing has to be copied then.
         account_of: Returns the account that runs a gang's job and owns its files.
@@ -105,11 +102,7 @@ class Checkpoints:
     # --- before a gang starts
 
     async def prepare(self, start: StartGang) -> None:
-        """Put the newest known checkpoint into the job's folder; return when it is there.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Put the newest known checkpoint into the job's folder; return when it is there."""
         if (store := self._store_for(start)) is None:
             return
         for pause_s in pauses(self._retry_s):

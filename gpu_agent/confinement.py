@@ -57,11 +57,7 @@ class Permitted:
 
 
 def probe(user_id: int) -> Permitted:
-    """Find out what is permitted here, by trying it in a child of this process.
-
-    Args:
-        user_id: A user id of the kind that jobs get.
-    """
+    """Find out what is permitted here, by trying it in a child of this process."""
     wanted = ("mounts", "proc", "space", "seal", "filter", "users")
     if sys.platform != "linux":
         return Permitted(dict.fromkeys(wanted, "this is not Linux"))
@@ -93,7 +89,6 @@ class Confinement:
         """Find out what is permitted, and make what all jobs share.
 
         Args:
-            settings: The agent's settings.
             device_nodes: Major and minor numbers of the GPUs, by their indices.
 
         Raises:
@@ -169,16 +164,11 @@ class Confinement:
         """Return what the shim does to confine the processes of a rank, as entries of its spec.
 
         Args:
-            start: The gang.
-            rank: The folder of its rank.
             account: Who its processes run as; None for the agent's own user.
             gpus: How many GPUs it has here, which weighs its processes against others.
             kept: Folders that the agent made for it; it sees them even beneath a covered folder.
             asked: Folders that it asked for; it sees them likewise, as far as its account can reach them or their owner
                 has opened them to it.
-
-        Raises:
-            OSError: A limit cannot be set.
         """
         words: list[str] = []
         limits = {"CORE": 0, "NOFILE": self._settings.job_open_files}

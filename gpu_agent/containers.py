@@ -47,12 +47,7 @@ def find_engine(*, with_gpus: bool) -> Engine | None:
 
 
 def refusal(spec: JobSpec, images: Iterable[str]) -> str:
-    """Return why this site does not run a job's image; empty if it does.
-
-    Args:
-        spec: The job's spec.
-        images: Patterns of the images that may be run.
-    """
+    """Return why this site does not run a job's image; empty if it does."""
     image = spec.image or ""
     if not _IMAGE.fullmatch(image):
         return f"{image!r} is no container image"
@@ -68,7 +63,6 @@ def container_name(start: StartGang, local_rank: int | None = None) -> str:
     """Return a container's name: unique among gangs, and among the nodes of one gang that share a host.
 
     Args:
-        start: The gang.
         local_rank: The local rank of the process, where each device has its own process and so its own container.
     """
     name = f"wattshift-{start.allocation_id}-{start.node_rank}"
@@ -95,7 +89,6 @@ def run_argv(
 
     Args:
         devices: The gang's devices on this node, by number, or by UUID if they are MIG slices.
-        variables: The variables of the container.
         env_file: Where ``env_file_text(variables)`` was written.
         mounts: Folders and files that have the same path inside.
         account: The user of the command in the container; None is this process's own, because root in a container could
@@ -146,12 +139,9 @@ def exec_argv(
     """Return the command that runs another command in a running container.
 
     Args:
-        command: Program and arguments.
         local_rank: As in ``run_argv``.
         mark: ``NAME=value`` for its environment, by which the process can be found: it is not a child of the engine's
             client, and does not end with it.
-        stdin: Whether it reads standard input.
-        terminal: Whether it gets a terminal.
     """
     options = [*(["--interactive"] if stdin or terminal else []), *(["--tty"] if terminal else []), "--env", mark]
     return [engine.program, "exec", *options, container_name(start, local_rank), *command]

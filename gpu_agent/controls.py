@@ -51,11 +51,7 @@ class Order:
 
 
 class Controls:
-    """Sets the controls that a device allows and restores only what it has set: operators' own limits are left alone.
-
-    Args:
-        lock: Held while the driver is used.
-    """
+    """Sets the controls that a device allows, and restores only what it has set: operators keep their own limits."""
 
     def __init__(self, driver: Driver, state_file: Path, lock: asyncio.Lock) -> None:
         self._driver = driver

@@ -64,11 +64,7 @@ class Enclosure:
         self._namespaces: list[int] = []
 
     def add(self, entry: bytes) -> None:
-        """Add an entry of the spec; an unknown one raises an error, because it was meant to confine.
-
-        Raises:
-            ValueError: There is no such kind.
-        """
+        """Add an entry of the spec; an unknown one raises an error, because it was meant to confine."""
         kind, _, value = entry.partition(b" ")
         if kind == b"cgroup":
             self._cgroups.append(value)

@@ -62,8 +62,6 @@ def job_variables(start: StartGang, paths: RankPaths, devices: Sequence[str]) ->
     """Return the variables that describe the gang; a job cannot replace them.
 
     Args:
-        start: The gang.
-        paths: The paths of this node's part of it.
         devices: Its devices on this node as CUDA names them: numbers, or the UUIDs of MIG slices.
     """
     serves_at = {} if start.spec.service is None else {"WATTSHIFT_PORT": str(start.master_port)}
@@ -135,7 +133,6 @@ def passed_environment(also_passed: Iterable[str] = (), own: Mapping[str, str] =
 
     Args:
         also_passed: Names of further variables to pass on this site.
-        own: The agent's environment.
     """
     names = PASSED | set(also_passed)
     passed = {name: value for name, value in own.items() if name in names or name.startswith("LC_")}

@@ -63,13 +63,7 @@ _KEEP_ALIVE = b": still here\n\n"
 
 @dataclass(frozen=True)
 class ExecLimits:
-    """Limits of sessions on this node.
-
-    Attributes:
-        sessions: How many there may be at once.
-        idle_s: How long a session may go without input and output.
-        longest_s: How long one may last.
-    """
+    """Limits of sessions on this node."""
 
     sessions: int
     idle_s: float

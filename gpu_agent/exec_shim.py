@@ -30,7 +30,6 @@ class Request:
 
     Attributes:
         process: Which of the rank's processes it shares its environment with.
-        variables: Further variables.
         attends: Whether it is what an interactive rank waits for.
         streams: Descriptors of its standard streams; a single one is a terminal.
     """

@@ -61,10 +61,7 @@ class Gang:
         end_known: Whether the control plane has answered a heartbeat that reported its end.
         holding: Whether it holds its devices: from just before it starts until nothing of it is left.
         copying: Whether it has ended, and its checkpoint is still being copied.
-        launching: The start in progress.
         shim: The shim, if this agent started it.
-        settings: Controls for its devices; None if there are none.
-        traceparent: The parent span of its start, where traces are on.
         holds_checkpoint: Whether only this node has a checkpoint of its job, once it has ended.
         listener: Who listens on its port, if it is a server; nobody until that has been checked.
     """
@@ -140,7 +137,6 @@ class Gangs:
         """Create an empty register; ``load`` fills it from disk.
 
         Args:
-            folder: Where gangs are stored.
             on_change: Called when something should be reported to the control plane at once.
             is_billed: Whether the control plane has all energy of an ended allocation.
             is_clean: Whether devices are free of an earlier gang's controls; until then no gang starts there.
@@ -185,14 +181,10 @@ class Gangs:
             self._observe(gang)
             log.info("gang.found", allocation_id=gang.allocation_id, state=gang.state)
 
-    # --- commands: what they say is on disk when these return
+    # --- commands: what they say is on disk when these return; after an OSError they must not be acknowledged
 
     def accept(self, start: StartGang) -> None:
-        """Store a gang that should start once an answer names it.
-
-        Raises:
-            OSError: It cannot be written down; the command must not be acknowledged.
-        """
+        """Store a gang that should start once an answer names it."""
         known = {"allocation_id": start.allocation_id, "job_id": start.job_id, "generation": start.generation}
         if not _SAFE_ID.fullmatch(start.allocation_id) or not _SAFE_ID.fullmatch(start.job_id):
             log.error("command.unsafe_id", **known)
@@ -220,11 +212,7 @@ class Gangs:
         self._on_change()
 
     def stop(self, command: StopGang) -> None:
-        """End a gang; one that is not known yet will never start.
-
-        Raises:
-            OSError: It cannot be written down; the command must not be acknowledged.
-        """
+        """End a gang; one that is not known yet will never start."""
         if not _SAFE_ID.fullmatch(command.allocation_id):
             log.error("command.unsafe_id", allocation_id=command.allocation_id)
             return
@@ -240,9 +228,6 @@ class Gangs:
         """Store the controls for a gang's devices; ``orders`` has them from now on.
 
         A gang that is over or unknown needs none: its start always precedes its controls in the stream.
-
-        Raises:
-            OSError: It cannot be written down; the command must not be acknowledged.
         """
         gang = self._gangs.get(command.allocation_id)
         known = gang.settings if gang is not None else None
@@ -404,12 +389,7 @@ class Gangs:
         return False
 
     async def stop_all(self, grace_s: float, on_owners: OnOwners) -> None:
-        """End every rank because the agent ends; return when they are gone, or shortly after the grace period.
-
-        Args:
-            grace_s: How long they may take.
-            on_owners: As in ``tick``.
-        """
+        """End every rank because the agent ends; return when they are gone, or shortly after the grace period."""
         for gang in self:
             try:
                 self._stop(gang, EndedBy.AGENT, grace_s, "")

@@ -35,12 +35,7 @@ RUN_ENCLOSED = (
 
 @dataclass(frozen=True)
 class GitRules:
-    """What nodes of this site may do.
-
-    Attributes:
-        timeout_s: The time limit for everything together.
-        local: Whether repositories on the node's own disk may be used.
-    """
+    """What nodes of this site may do."""
 
     timeout_s: float
     local: bool = False
@@ -59,10 +54,7 @@ async def fetch_commit(
     Neither submodules nor Git LFS files are fetched.
 
     Args:
-        source: The repository and the commit.
         credential: A token, ``USER:TOKEN`` or a private key for SSH.
-        into: The folder.
-        rules: The rules of this site.
         account: Who runs git and owns the files; None for this process's user.
         confinement: What confines the job's processes, and so git, as entries of its shim's spec.
 

@@ -41,15 +41,12 @@ class HealthRules:
     """What counts as a fault.
 
     Attributes:
-        xids: The Xids that mean that a GPU, not a program, is broken.
-        uncorrected_errors: The number of ECC errors that is accepted.
         temperature_c: The temperature from which a GPU is too hot; None: the one at which its board slows itself down.
         foreign: Whether processes that belong to no job count.
         allowed_processes: Names of processes that never count.
         lasts_s: How long a state must last.
         return_s: How long it must be over before the GPU is used again.
         probe: A command that finds out whether a GPU is well, with ``{gpu}`` and ``{uuid}`` in it; empty: none.
-        probe_timeout_s: How long it may take.
     """
 
     xids: Collection[int]
@@ -68,9 +65,6 @@ class GpuHealth:
 
     Args:
         driver: The devices. Whoever calls ``look`` holds its lock.
-        path: The file for what must survive the agent.
-        rules: What counts as a fault.
-        shims: The root processes of all ranks here.
         contained: The GPUs that ranks in containers hold: their processes cannot be attributed.
     """
 

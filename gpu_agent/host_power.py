@@ -53,7 +53,6 @@ class HostPower(Protocol):
         """Return the energy since the last call.
 
         Args:
-            elapsed_s: Seconds since the last call.
             ranks_cpu_s: CPU time that this node's ranks have used since then.
         """
         ...
@@ -71,7 +70,6 @@ class ModelledPower:
     """CPU power from utilisation.
 
     Args:
-        model: Watts of all CPUs by utilisation.
         ranks_only: Count only the node's ranks: simulated nodes share one machine, and each would otherwise count
             everything on it.
     """
@@ -108,7 +106,6 @@ class RaplPower:
 
     Args:
         model: Watts of all CPUs by utilisation: what is booked where a counter is not trusted.
-        root: Where the kernel shows them.
         is_stated: Whether the model is this host's own. Its peak then bounds packages that do not report their limits.
 
     Raises:

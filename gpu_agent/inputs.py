@@ -58,7 +58,6 @@ class Fetcher:
         plane: Answers only for gangs that this node may run.
         sources: Makes the folders with jobs' files.
         retry_s: The pause between two attempts while the control plane does not answer.
-        account_of: Returns the account that runs a gang's job and owns its files.
         confinement_of: Returns what confines its processes, and those that fetch its files, as entries of a spec.
     """
 
@@ -77,12 +76,7 @@ class Fetcher:
         self._retry_s = retry_s
 
     async def fetch(self, start: StartGang, rank: Path) -> Inputs:
-        """Return the inputs of a gang; by then its files are in the folder of its rank.
-
-        Raises:
-            InputError: They cannot be obtained.
-            OSError: They cannot be written.
-        """
+        """Return the inputs of a gang; by then its files are in the folder of its rank."""
         source = start.spec.source
         git_secret = source.git.secret if source is not None and source.git is not None else None
         values: dict[str, str] = {}

@@ -54,8 +54,6 @@ class Intervals:
         """Record the state of a gang whose controls are in effect; return whether that has ended its interval.
 
         Args:
-            order: The gang's controls.
-            report: The job's last progress report.
             reported_at: Time of that report in seconds, on any monotonic clock.
             now: The current time on the same clock.
             energy_at: Returns the energy of the gang's devices on this node up to a time, from any origin.

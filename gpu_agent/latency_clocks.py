@@ -130,10 +130,8 @@ class Decision:
     """The clock of one server.
 
     Attributes:
-        devices: Its devices, which all get this clock.
         clock_mhz: The clock for its devices. In a dry run: the one they would get next after their default.
         dry_run: Whether the clock is only reported, not set.
-        at_s: When it was decided.
         since_s: When its devices were first given this clock.
         exceeded: Whether the reports behind it exceeded a limit.
         unobserved: Whether the clock was kept because requests were in service but nothing was seen of them.
@@ -182,8 +180,6 @@ class ModelState:
     """What is known of servers of one kind.
 
     Attributes:
-        samples: The number of remembered seconds with requests.
-        clocks: The number of different clocks among them.
         error: Mean relative error of predicted times between tokens; None while there is no model.
         unused: Why MIAD decided this time; None if the model did.
     """
@@ -198,8 +194,6 @@ class LatencyClocks:
     """Decides the clocks of this node's model servers. Times are seconds on any monotonic clock.
 
     Args:
-        devices: This node's devices.
-        driver: The name of their driver.
         learned: What is known of kinds of servers.
         following: Whether this node's clocks follow latency, do not, or only report what they would do.
         stale_s: After this time without a report, a server's devices return to their default.
@@ -251,9 +245,6 @@ class LatencyClocks:
         """Decide the clocks of servers that were reported since their last decision.
 
         Args:
-            gangs: This node's gangs.
-            measured: Returns the last readings of devices.
-            now_s: The time.
             utc_s: The same in UTC, for the record.
         """
         running = {gang.start.job_id: gang for gang in gangs if gang.holding and gang.start}

@@ -41,8 +41,6 @@ class Launcher:
         agent_url: How a process on this host reaches the agent; empty if it does not.
         pass_environment: Names of further variables of the agent's own that jobs get.
         devices: This node's devices; ``devices`` may be replaced when GPUs are cut.
-        confinement: Decides who a job's processes are, and what confines them.
-        images: Patterns of the images that may be run.
         names_by_uuid: Whether CUDA may number the GPUs differently, because one is lost.
     """
 
@@ -117,11 +115,7 @@ class Launcher:
             raise InputError(str(error)) from None
 
     def account_of(self, start: StartGang) -> Account | None:
-        """Return the account of a job; None for the agent's own.
-
-        Raises:
-            DomainError: This node cannot run jobs as that account.
-        """
+        """Return the account of a job; None for the agent's own."""
         return self._confinement.identities.account_of(start)
 
     def home_of(self, start: StartGang) -> Path | None:
@@ -132,12 +126,7 @@ class Launcher:
         return None
 
     def confinement_of(self, start: StartGang, rank: Path) -> list[tuple[str, str]]:
-        """Return what confines a job's processes while it has no folders other than its rank's.
-
-        Raises:
-            DomainError: This node cannot run jobs as its account.
-            OSError: A limit cannot be set.
-        """
+        """Return what confines a job's processes while it has no folders other than its rank's."""
         return self._confinement.entries(start, rank, self.account_of(start), self._gpus(start))
 
     def view_of(self, start: StartGang, rank: Path) -> tuple[Account | None, list[tuple[str, str]]]:

@@ -28,7 +28,6 @@ def with_options(start: StartGang, hostfile: str, devices: Sequence[int]) -> lis
     """Return the job's command with the options that tell its launcher, if it uses one, about the gang.
 
     Args:
-        start: The gang.
         hostfile: Where ``hostfile_text`` is; part of the command only if it is needed.
         devices: Numbers of this node's devices, as the command sees them.
     """

@@ -37,7 +37,6 @@ class ServerKind:
     """Servers that are assumed to respond to their clock alike.
 
     Attributes:
-        command, image, environment: The process's own.
         gpus, gpu_model: What it runs on.
         driver: The devices' driver: simulated devices teach nothing about real ones.
         limits: The limits of the class that they serve, whose requests have a typical length.
@@ -64,11 +63,7 @@ class _Known:
 
 
 class LearnedClocks:
-    """The learners of a node, by kind of server.
-
-    Args:
-        folder: Where they are kept.
-    """
+    """The learners of a node, by kind of server."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -34,7 +34,6 @@ class Port:
     """A port that belongs to a rank.
 
     Attributes:
-        number: The port.
         roots: Processes from which all the rank's processes outside its group descend.
         group: The file that lists the processes of the rank's control group; None if it has none.
     """
@@ -83,8 +82,6 @@ def who_listens(ports: Mapping[str, Port], proc: Path = PROC, known: Known | Non
     """Return who listens on each port. What looks foreign is checked twice, since processes come and go meanwhile.
 
     Args:
-        ports: The ports, by name.
-        proc: Where the kernel shows processes.
         known: Who was found to hold which socket the last time; it is updated.
     """
     known = {} if known is None else known
@@ -187,11 +184,7 @@ def _children(proc: Path) -> dict[int, list[int]]:
 
 
 def _sockets(folder: Path) -> dict[int, Path]:
-    """Return the file descriptors of a process's sockets, by inode.
-
-    Raises:
-        OSError: They cannot be read.
-    """
+    """Return the file descriptors of a process's sockets, by inode."""
     found: dict[int, Path] = {}
     for name in os.listdir(folder):
         try:

@@ -71,9 +71,6 @@ def read_both(folder: Path, offset: int, limit: int, *, is_over: bool) -> LogPie
     order yet is not shown; once the rank is over it comes last, standard output first.
 
     Args:
-        folder: The rank's folder.
-        offset: Where to begin.
-        limit: The most bytes to return.
         is_over: Whether nothing of the rank can write any more.
     """
     with ExitStack() as until_read:

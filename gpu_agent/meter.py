@@ -114,12 +114,9 @@ class Meter:
 
     Args:
         static_w: Watts of everything but GPU and CPU; owners are charged by their share of the devices.
-        boot_id: Identifies this run of the agent.
         shim_pids: Returns the root process of each allocation, for CPU time.
         progress_of: Returns the progress of an allocation; None if it reports none.
-        lock: Held while the driver is used.
         activity_of: Returns how busy an allocation keeps its devices, 0 to 1; None where that is not known.
-        boot: Identifies a boot of the simulated host.
         apart: Whether energy that no gang used is reported by device, so that others can attribute it.
     """
 
@@ -220,7 +217,6 @@ class Meter:
         """Start measuring, with the time since an earlier agent stopped as the first interval.
 
         Args:
-            owners: Who holds which device now.
             ended_at: Returns when an allocation ended, None if it has not: the energy of its devices in the gap is
                 split by time between it and idle, and marked as modelled.
             guests: Who shares which device with its owner.
@@ -251,11 +247,7 @@ class Meter:
             await self._close(owners, guests or {})
 
     async def recut(self, devices: Sequence[DeviceInfo]) -> None:
-        """End the interval because the GPUs' slices have changed.
-
-        Args:
-            devices: The node's devices now.
-        """
+        """End the interval because the GPUs' slices have changed."""
         async with self._lock:
             await self._sample()
             await self._close(self._owners, self._guests)

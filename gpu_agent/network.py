@@ -88,15 +88,7 @@ class Network:
         os.close(marks)  # the programs have it
 
     def attach(self, group: Path, own: int) -> None:
-        """Enforce the rules for a group.
-
-        Args:
-            group: The control group of a rank.
-            own: The port that was given to its gang.
-
-        Raises:
-            OSError: They cannot be enforced.
-        """
+        """Enforce the rules for a group."""
         for kind, program in self._programs:
             bpf.attach(group, kind, program)
         code = bpf.assembled(bind_program(self._rules.kept, own, self._rules.of_gangs))
@@ -109,11 +101,7 @@ class Network:
 
 
 def hierarchy(root: Path, mount: Path = MOUNT) -> Path:
-    """Return the version 2 hierarchy of control groups on a host with version 1, mounting it if need be.
-
-    Raises:
-        OSError: It cannot be mounted.
-    """
+    """Return the version 2 hierarchy of control groups on a host with version 1, mounting it if need be."""
     if os.access(root / "unified" / "cgroup.procs", os.W_OK):
         return root / "unified"
     mount.parent.mkdir(mode=0o700, exist_ok=True)

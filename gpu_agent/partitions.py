@@ -62,7 +62,6 @@ class Partitions:
     Args:
         driver: Used by only one thread at a time.
         state_file: The wanted cuts and their progress, for the next agent.
-        lock: Held while the driver is used.
         held_by: Returns the allocations that hold a GPU, or slices of it.
         on_cut: Called when a GPU may have other slices, before the cut is reported as done.
         retry_s: The pause before a driver that said busy, or that failed to restore a cut, is asked again.

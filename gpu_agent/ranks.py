@@ -39,8 +39,6 @@ class Process:
     """One of several processes of a rank.
 
     Attributes:
-        name: Its name in messages.
-        environment: Variables that only this process has.
         argv: Its command; empty for the command that all share.
     """
 

@@ -29,9 +29,6 @@ def clean(allocations: Path, generations: Path, limits: Limits, lacking_bytes: i
     """Remove folders of ended and settled ranks: the expired ones, then the oldest until the rest fits.
 
     Args:
-        allocations: Where the folders are.
-        generations: Where the newest generation of each job is.
-        limits: What is kept.
         lacking_bytes: What the disk lacks of its reserve: this much is removed in any case.
 
     Returns:

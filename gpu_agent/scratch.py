@@ -45,9 +45,7 @@ def to_end(
     """Return which jobs should end, and why: each that uses too much, and the largest of a tenant that does.
 
     Args:
-        holdings: The jobs, by allocation.
         taken_bytes: The disk use of folders; nothing is known of those that are missing.
-        job_bytes: What one job may use.
         tenant_bytes: What all jobs of one tenant, and its home folder, may use together.
     """
 
@@ -79,10 +77,7 @@ class Scratch:
     """Watches the disk of one node.
 
     Args:
-        gangs: The node's gangs.
         home_of: Returns the home folder that a job's tenant has here, if it has one.
-        job_bytes: What one job may use.
-        tenant_bytes: What the jobs of a tenant may use together.
     """
 
     def __init__(

@@ -93,8 +93,6 @@ def shim_entries(
     """Return what the shim reads from its pipe, as entries of ``shim.spec_bytes``.
 
     Args:
-        spec: The job's spec.
-        values: Values of secrets by their names.
         taken: Variables that describe the gang; a job cannot replace them.
         in_container: Whether the processes are clients of a container engine, which reads variables from a file.
 

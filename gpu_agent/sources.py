@@ -35,12 +35,7 @@ _DRAFT = ".source-"
 
 @dataclass(frozen=True)
 class SourceLimits:
-    """How much this node accepts.
-
-    Attributes:
-        unpacked_bytes: The unpacked size of one archive.
-        cache_bytes: The size of all kept archives.
-    """
+    """How much this node accepts."""
 
     unpacked_bytes: int
     cache_bytes: int
@@ -67,10 +62,6 @@ class Sources:
         """Return the folder with the files of a gang's job, or None if it names none.
 
         Args:
-            start: The gang.
-            rank: The folder of its rank.
-            read_chunk: Reads a part of the archive from the control plane.
-            credential: The credential for the repository.
             account: Who owns the files; None for this process's user.
             confinement: Returns what confines the gang's processes, and git.
 

@@ -12,11 +12,7 @@ from services.contracts.nodes import DeviceInfo
 
 
 class AbsentDriver:
-    """No devices.
-
-    Args:
-        why: What is wrong, as a sentence for operators.
-    """
+    """No devices."""
 
     name: Literal["nvml", "simulated"] = "nvml"
 

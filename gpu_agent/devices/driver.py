@@ -80,12 +80,10 @@ class Health:
     """What a GPU reports of its own state; None where it does not report it.
 
     Attributes:
-        temperature_c: The die's temperature.
         slowdown_c: The temperature from which the board slows itself down.
         too_hot: Whether it is slowing itself down now because of its temperature.
         uncorrected_errors: ECC errors that could not be corrected, since its driver was loaded.
         remapping_failed: Whether broken memory could not be replaced by spare memory.
-        pids: The processes that compute on it.
     """
 
     temperature_c: float | None = None

@@ -49,11 +49,7 @@ class CutFaults:
         self._path = path
 
     def check(self, step: Step) -> None:
-        """Raise the error that a step should end in, or wait while it is held.
-
-        Raises:
-            DeviceError: As the file says.
-        """
+        """Raise the error that a step should end in, or wait while it is held."""
         found = self._take(step)
         if found == "hold":
             while self._path.exists():
@@ -93,11 +89,7 @@ class Sickness:
         self._reported: set[DeviceEvent] = set()
 
     def health(self, index: int) -> Health:
-        """Return the state of a GPU.
-
-        Raises:
-            DeviceLostError: It is lost.
-        """
+        """Return the state of a GPU."""
         state = self._read().get(index, {})
         if state.get("lost"):
             raise DeviceLostError("GPU is lost")

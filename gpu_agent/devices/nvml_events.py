@@ -18,11 +18,7 @@ _MOST_AT_ONCE = 1_000
 
 
 class NvmlEvents:
-    """The events of all GPUs of a host; empty for a GPU or driver without events.
-
-    Args:
-        handles: The GPUs' handles, by index.
-    """
+    """The events of all GPUs of a host; empty for a GPU or driver without events."""
 
     def __init__(self, handles: Mapping[int, Any]) -> None:
         self._index_of: dict[int | None, int] = {}

@@ -57,12 +57,7 @@ class _Instance:
 
 
 class NvmlMig:
-    """One GPU that can be cut, or is cut.
-
-    Args:
-        handle: The GPU's handle.
-        gpu: Its description.
-    """
+    """One GPU that can be cut, or is cut."""
 
     def __init__(self, handle: Any, gpu: DeviceInfo) -> None:
         self._handle = handle

@@ -79,8 +79,6 @@ class SimulatedDriver:
         load_of: Returns the load (0..1) of a device, from what runs on it.
         state_file: Keeps counters and settings. While the agent is away the devices go on drawing what they drew last,
             as real ones would, and the counter shows it afterwards. A restart of the host stops the counter.
-        boot: Identifies a boot of the simulated host.
-        is_held: Returns whether something is running on a device, by its index.
 
     Raises:
         DomainError: No GPU model has that name.

@@ -54,9 +54,6 @@ class Zeusd:
         """Return the daemon's numbers of the GPUs it sets, by PCI address; by its numbers as text if it reports none.
 
         There are none if it was started without control of GPUs, or does not permit the agent to use it.
-
-        Raises:
-            DeviceError: It does not answer, or not as documented.
         """
         found = self._ask("GET", "/discover")
         try:
