@@ -296,10 +296,7 @@ def say_what_is_trusted(settings: SharedSettings, sockets: Sequence[socket.socke
     """Log where the network has to be trusted: this process, or a server that gets its password, is not verified.
 
     Args:
-        settings: The process's settings.
         sockets: Those on which it listens; if there are none, it listens at ``host`` and ``port``.
-        host: An address of this machine.
-        port: A port of it.
     """
     places = [each.getsockname()[:2] for each in sockets if each.family != socket.AF_UNIX]
     if not settings.tls.certificate and (places or not sockets):

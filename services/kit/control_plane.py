@@ -34,7 +34,10 @@ _UNAUTHENTICATED = 401
 
 
 class ControlPlane:
-    """Calls telemetry with the node's token; if that is refused, registers with its credential for a new one."""
+    """Calls telemetry with the node's token; if that is refused, registers with its credential for a new one.
+
+    Each call raises ``ProblemError`` if the control plane does not answer, or refuses.
+    """
 
     def __init__(self, client: ServiceClient, enrolment: Enrolment, registration: NodeRegistration) -> None:
         self._client = client
@@ -59,35 +62,19 @@ class ControlPlane:
         return self._credentials.heartbeat_interval_s if self._credentials else DEFAULT_HEARTBEAT_INTERVAL_S
 
     async def heartbeat(self, heartbeat: Heartbeat, timeout_s: float) -> HeartbeatReply:
-        """Report what runs; return what may run.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
-        """
+        """Report what runs; return what may run."""
         return await self.call("heartbeat", heartbeat, HeartbeatReply, timeout_s)
 
     async def report_energy(self, intervals: list[EnergyInterval]) -> EnergyReceipt:
-        """Deliver energy intervals; doing so twice is harmless.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
-        """
+        """Deliver energy intervals; doing so twice is harmless."""
         return await self.call("energy", EnergyReport(intervals=intervals), EnergyReceipt, 10.0)
 
     async def open_secrets(self, allocation_id: str) -> OpenedSecrets:
-        """Return the secrets of a gang that this node is to start.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
-        """
+        """Return the secrets of a gang that this node is to start."""
         return await self.call("secrets", SecretsWanted(allocation_id=allocation_id), OpenedSecrets, 10.0)
 
     async def read_chunk(self, allocation_id: str, number: int) -> OpenedChunk:
-        """Return a part of the archive of a gang that this node is to start.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
-        """
+        """Return a part of the archive of a gang that this node is to start."""
         wanted = ChunkWanted(allocation_id=allocation_id, number=number)
         return await self.call("upload", wanted, OpenedChunk, 30.0)
 
@@ -117,11 +104,7 @@ class ControlPlane:
             return self._credentials
 
     async def call(self, what: str, body: BaseModel, answer: type[M], timeout_s: float) -> M:
-        """Make a call for this node, with its token.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
-        """
+        """Make a call for this node, with its token."""
         credentials = self._credentials or await self._register()
         with suppress(ProblemError):  # the old secrets stay in force, and it is tried again with the next heartbeat
             await self._enrolment.renew()

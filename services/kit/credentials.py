@@ -60,7 +60,6 @@ class Credential:
     """The credential of one service.
 
     Attributes:
-        name: The service's name.
         secrets: Its own secrets, by which it knows its callers; more than one while they are being replaced.
         keys: By service that it may ask, the key with which it signs.
         nodes: Secrets from which those of nodes are derived; empty except for ``KEEPERS_OF_NODES``.

@@ -21,7 +21,6 @@ class DiskSpace:
 
     Attributes:
         free_bytes: How much this process may still write.
-        reserve_bytes: How much of that is kept free.
         free_files: How many files (inodes) this process may still create.
         reserve_files: How many of those are kept free; 0 if the file system does not count them.
     """
@@ -56,7 +55,6 @@ def disk_space(folder: Path, reserve_bytes: int) -> DiskSpace:
     """Return how full the file system of a folder is.
 
     Args:
-        folder: Any folder on it.
         reserve_bytes: What must stay free; on a small file system a tenth at most. 0 watches nothing.
 
     Raises:

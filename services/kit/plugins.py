@@ -31,13 +31,7 @@ class PluginError(WattshiftError):
 
 @dataclass(frozen=True)
 class Plugin(Generic[T]):
-    """One addition.
-
-    Attributes:
-        name: What operators call it.
-        value: What the entry point refers to.
-        origin: The entry point and its package, for messages.
-    """
+    """One addition."""
 
     name: str
     value: T

@@ -44,7 +44,6 @@ def connect(url: str, settings: SharedSettings | None = None, user: tuple[str, s
     Args:
         url: Of the server, or of Sentinels that know it (see ``sentinel``); ``rediss`` is over TLS, with the
             certificates in ``settings``.
-        settings: The process's settings.
         user: Name and password, in place of those in ``url``.
     """
     if user is not None:

@@ -29,7 +29,6 @@ def missing_references(
     """Return one error for each secret and upload that a job names but that does not exist.
 
     Args:
-        spec: The job.
         secrets: Those that it names and its tenant does not have.
         uploads: SHA-256 of those that its tenant does not have.
         prefix: The pointer to the job in its submission.

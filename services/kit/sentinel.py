@@ -22,8 +22,6 @@ class Watched:
     """A server that Sentinels watch.
 
     Attributes:
-        sentinels: Host and port of each.
-        master: The name by which they know it.
         over_tls: Whether all of them speak TLS.
         user: Client options for the server: its user and database.
         sentinel_user: Client options for the Sentinels.
@@ -43,11 +41,7 @@ class Watched:
         )
 
     def transport_options(self, tls: Mapping[str, str]) -> dict[str, Any]:
-        """Return the options of Celery's broker.
-
-        Args:
-            tls: The certificates.
-        """
+        """Return the options of Celery's broker."""
         options: dict[str, Any] = {"master_name": self.master, "sentinel_kwargs": self.sentinel_options(tls)}
         return options
 

@@ -240,7 +240,6 @@ def settings_or_exit(settings_type: type[Settings], *, database: bool = False) -
     """Return a process's settings; if any are wrong, print a line for each that is, and exit with status 2.
 
     Args:
-        settings_type: The settings of the process.
         database: Whether the process needs ``DATABASE_URL``.
     """
     try:

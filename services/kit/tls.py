@@ -16,7 +16,6 @@ class Tls:
 
     Attributes:
         certificate: What it presents, including any intermediate certificates; None: it speaks plain HTTP.
-        key: The certificate's key.
         authority: Certificates by which it verifies others; None: those of the system.
         asks_clients: Whether it admits only clients that present a certificate of the authority (mutual TLS).
         pin: SHA-256 of the one certificate that it accepts from the server it calls, in place of an authority.

@@ -187,9 +187,7 @@ def begin(name: str, parent: str | None = None, **attributes: Attribute) -> Span
     """Begin a span, which the caller ends.
 
     Args:
-        name: What is done.
         parent: The ``traceparent`` of what it is part of; by default the current span.
-        attributes: What else is known about it.
     """
     return _NoSpan(parent or current()) if _tracer is None else _tracer.begin(name, parent, attributes)
 

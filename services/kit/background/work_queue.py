@@ -56,8 +56,6 @@ class WorkQueue:
         The same idempotency key returns the same work, and so does the same problem unless it failed or was cancelled.
 
         Args:
-            caller: Who submits it.
-            key: The idempotency key, if there is one.
             body_sha256: Hash of the body; it must be the same whenever a key is used again.
             resolve: Makes the problem; called only if the key is new.
 

@@ -57,7 +57,6 @@ class Worker:
 
         Args:
             what: Name of one piece of work, for the log.
-            store: Its table.
             answer: Does the work: takes the claimed work and this worker, and returns the result as JSON. It raises
                 ``DomainError``, ``PolicyConfigError`` or ``ValidationError`` for an invalid problem.
             lease_s: How long the claim is valid without being renewed.

@@ -35,11 +35,7 @@ class ModelledEnergy:
     async def book(
         self, control_plane: ControlPlane, nodes: Sequence[EngineNode], live: Sequence[EngineJob], now_s: float
     ) -> None:
-        """Book the intervals that are over, including any not acknowledged yet.
-
-        Args:
-            live: The jobs that are running.
-        """
+        """Book the intervals that are over, including any not acknowledged yet."""
         end_s = now_s // self._length_s * self._length_s
         start_s, self._since_s = self._since_s, end_s
         if not start_s or end_s <= start_s:

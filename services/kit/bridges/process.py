@@ -94,12 +94,7 @@ class Decisions(CommandStream):
 
 
 async def run_bridge(settings: BridgeSettings, bridge_to: Callable[[ControlPlane], SomeBridge]) -> None:
-    """Run a bridge, and the reader of its decisions, until SIGTERM.
-
-    Args:
-        settings: The bridge's settings.
-        bridge_to: Makes the bridge to this control plane.
-    """
+    """Run a bridge, and the reader of its decisions, until SIGTERM."""
     stopped = asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(each, stopped.set)

@@ -37,16 +37,14 @@ _TOGETHER_S = 0.1
 
 
 class Talk:
-    """One bridge's side of the exchange.
+    """One bridge's side of the exchange; it raises ``ProblemError`` if the control plane does not answer, or refuses.
 
     Attributes:
         decisions: By job; of two about the same job, the newer one is in force.
-        sent: What was last reported about each job.
         is_known: Whether this process has reported everything about the engine and asked for decisions; if not, it
             still has to.
         woken: Set by decisions, and by whoever wants a look before the next is due.
         version: The engine's version; "" if it is not known.
-        queues: Those that are steered.
     """
 
     def __init__(
@@ -109,11 +107,7 @@ class Talk:
         """Report the jobs that have changed, in reports of limited size; what is not accepted is reported again.
 
         Args:
-            reports: By job.
             took: Called with each part that the control plane has accepted, and its answer.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
         """
         self._problem = None
         changed = [report for name, report in reports.items() if self.sent.get(name) != report]
@@ -137,9 +131,6 @@ class Talk:
         Returns:
             The answer; if the jobs were included, its ``unreported`` are jobs not among ``live`` whose end it does not
                 know.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
         """
         now_s = time.monotonic()
         asks = live is not None and now_s - self._present_at_s >= PRESENT_EVERY_S
@@ -163,11 +154,7 @@ class Talk:
         self._present_at_s = -1e9
 
     async def tell_ends(self, over: Sequence[EngineJob]) -> None:
-        """Report how jobs ended that the engine no longer shows; what does not fit into one report follows later.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
-        """
+        """Report how jobs ended that the engine no longer shows; what does not fit into one report follows later."""
         if over:
             log.warning(f"{self._kind}.jobs_gone", jobs=len(over))
             await self.say(jobs=over[:MAX_JOBS_OF_A_REPORT])
@@ -181,11 +168,7 @@ class Talk:
                     del known[name]
 
     async def complain(self, error: Exception) -> None:
-        """Report that the engine does not answer.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
-        """
+        """Report that the engine does not answer."""
         problem = str(error) or type(error).__name__
         if problem != self._problem:
             log.error(f"{self._kind}.silent", error=problem)
@@ -193,11 +176,7 @@ class Talk:
         await self._send({"problem": problem[:500]})
 
     async def say(self, **fields: Any) -> EngineReply:
-        """Send one report, and take the decisions in its answer.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
-        """
+        """Send one report, and take the decisions in its answer."""
         return await self._send(
             {"version": self.version, "queues": self.queues, "zone": self._settings.own_zone, **fields}
         )
