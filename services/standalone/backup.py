@@ -78,7 +78,6 @@ def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str], advanc
         folder: Its data folder; without one, only the database is backed up.
         to: A file that does not exist.
         environment: If it has DATABASE_URL, that is the database; otherwise the folder's own.
-        advance: Called with each step.
 
     Raises:
         BadInputError: there is no installation, or `to` exists.
@@ -137,11 +136,7 @@ def restore(folder: DataFolder, source: Path, environment: Mapping[str, str], ad
 
 
 def read_manifest(source: Path) -> Manifest:
-    """Return the manifest of a backup.
-
-    Raises:
-        BadInputError: the file is not a backup.
-    """
+    """Return the manifest of a backup."""
     try:
         with tarfile.open(source) as archive:
             member = archive.extractfile(MANIFEST)
@@ -296,11 +291,7 @@ def _unpacked(source: Path) -> Iterator[Path]:
 
 
 def _check_whole(source: Path, files: Path, manifest: Manifest) -> None:
-    """Compare what was unpacked with what was written: an archive that is cut off between two files still opens.
-
-    Raises:
-        BadInputError: a file is missing or differs.
-    """
+    """Compare what was unpacked with what was written: an archive that is cut off between two files still opens."""
     for name, sha256 in manifest.files.items():
         if not (files / name).is_file() or _sha256(files / name) != sha256:
             raise BadInputError(

@@ -105,11 +105,7 @@ class DataFolder:
         self._lock: int | None = None
 
     def make(self) -> None:
-        """Make the folder if it is missing.
-
-        Raises:
-            StackError: it cannot be written.
-        """
+        """Make the folder if it is missing."""
         try:
             # The database's own user has to pass through where root starts it; it can list nothing here.
             self.path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
@@ -173,7 +169,6 @@ class DataFolder:
         """Return the secret with that name, made at the first call; only the owner of the folder can read it.
 
         Args:
-            name: File in ``secrets``.
             made_with: A path that is useless without this very secret: while it exists, a lost secret is not replaced.
 
         Raises:

@@ -31,13 +31,7 @@ class Sleepers(Protocol):
 
 @dataclass
 class Dozing:
-    """Wakes workers, and puts them to sleep.
-
-    Attributes:
-        queues: The queues of each worker, by its name.
-        counts: Returns the lengths of Valkey's lists and hashes.
-        processes: Starts and ends the workers.
-    """
+    """Wakes workers, and puts them to sleep."""
 
     queues: Mapping[str, Sequence[str]]
     counts: Callable[[Sequence[tuple[str, str]]], Awaitable[Sequence[int]]]

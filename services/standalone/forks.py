@@ -103,7 +103,6 @@ class Forks:
 
         Args:
             environment: Its environment; each process gets its own, but their interpreter was started in this one.
-            preloaded: The modules to import.
         """
         self._preloaded = preloaded
         # A process that forks must have no thread, and OpenBLAS would start one for each core.
@@ -114,7 +113,6 @@ class Forks:
         """Run a module as a process of its own.
 
         Args:
-            command: Python, its options, `-m`, the module, its arguments.
             options: As `Process.popen_options` returns them; of the files, only `stdout` and `pass_fds` count.
 
         Raises:

@@ -20,11 +20,7 @@ class Identities:
     """The secrets of an installation, and which of them each process is given."""
 
     def __init__(self, folder: DataFolder, environment: Mapping[str, str]) -> None:
-        """Read the secrets, or make them; ``environment`` may have the operator's own WATTSHIFT_SECRETS_KEY.
-
-        Raises:
-            BadInputError: A secret cannot be read.
-        """
+        """Read the secrets, or make them; ``environment`` may have the operator's own WATTSHIFT_SECRETS_KEY."""
         self.roots = root_secret.read(folder)
         self._shared = folder.secret("service-token")  # webhooks' secrets follow from it; agents of old ask for it
         self._join = folder.secret("node-join-token")

@@ -17,11 +17,7 @@ _NOT_BESIDE = ("WATTSHIFT_TLS_CERT", "TELEMETRY_HOST", "TELEMETRY_PORT")
 
 
 def read_listen(text: str) -> tuple[str, int]:
-    """Return the host and port in `--listen`.
-
-    Raises:
-        BadInputError: it is not HOST:PORT.
-    """
+    """Return the host and port in `--listen`."""
     found = re.fullmatch(r"\[?([0-9A-Za-z.:-]+?)\]?:([0-9]{1,5})", text)
     if found is None or not 0 < int(found[2]) < 65_536:
         raise BadInputError(f"--listen {text}: give HOST:PORT, such as {DEFAULT}")
@@ -40,11 +36,7 @@ def check(listen: str, environment: Mapping[str, str]) -> None:
 
 
 def settings(folder: DataFolder, host: str, port: int) -> dict[str, str]:
-    """Return telemetry's settings for other hosts; its certificate is made at the first call, and kept.
-
-    Raises:
-        BadInputError: the certificate cannot be read or written.
-    """
+    """Return telemetry's settings for other hosts; its certificate is made at the first call, and kept."""
     path = folder.path / "secrets" / _FILE
     try:
         if not path.exists():

@@ -66,7 +66,6 @@ def prepare(folder: Path, *, password: str, sockets: Path) -> Process:
     places that this user can reach: `folder` becomes a link to /var/lib/wattshift if its parents are closed to others.
 
     Args:
-        folder: Where its data is.
         password: The password of its only user, from the first start on.
         sockets: A folder that only the server's account can write to.
 

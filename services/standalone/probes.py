@@ -33,11 +33,7 @@ class Probe(Protocol):
         ...
 
     async def lacks(self) -> str:
-        """Return what a process that answers is missing; empty if nothing is.
-
-        Raises:
-            OSError: as in `answer`.
-        """
+        """Return what a process that answers is missing; empty if nothing is."""
         ...
 
 

@@ -43,9 +43,6 @@ class Process:
 
     Attributes:
         name: Unique in the installation; names the log file.
-        command: Program by its full path, and its arguments.
-        environment: The whole environment of the process.
-        folder: Working folder.
         is_ready: Blocks for up to two seconds, never raises. Without it, a process counts as ready once it is started.
         address: Where it listens, for display.
         sockets: Handed over to it, and held here, so that nobody else can listen in between.

@@ -24,7 +24,6 @@ class Options:
 
     Attributes:
         nodes: Nodes in the form that `parse_nodes` reads.
-        port: The gateway's port.
         zone: Grid zone of nodes that name none, `WATTSHIFT_ZONE`.
         agents_zone: The same for agents only, `GPU_AGENT_ZONE`.
         listen: Where other hosts join, as HOST:PORT; empty: nowhere.
@@ -57,11 +56,7 @@ def asked(nodes: str | None, port: int | None, environment: Mapping[str, str], l
 
 
 def read(folder: DataFolder) -> Options:
-    """Return what the installation remembers; nothing on its first start.
-
-    Raises:
-        BadInputError: the file cannot be read.
-    """
+    """Return what the installation remembers; nothing on its first start."""
     path = folder.path / FILE
     try:
         written = json.loads(path.read_text())

