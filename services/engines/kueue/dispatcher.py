@@ -58,11 +58,7 @@ class Dispatcher:
             self._documents[_uid(found)] = found
 
     async def read(self, checks: Sequence[Json]) -> None:
-        """Read the existing clusters.
-
-        Raises:
-            ClusterSilentError: The API server does not answer.
-        """
+        """Read the existing clusters."""
         ours = [each for each in checks if as_dict(each.get("spec")).get("controllerName") == MULTIKUEUE]
         lists = [await self._cluster.listed(kind) for kind in ("multikueueconfigs", "multikueueclusters")]
         self._clusters = worker_clusters_of(ours, *lists)
@@ -79,11 +75,7 @@ class Dispatcher:
         self._asked_at_s = time.monotonic()
 
     async def look(self, *, heard: bool) -> int:
-        """Make the nominations that are due; return how many workloads were changed.
-
-        Raises:
-            ClusterSilentError: The API server does not answer.
-        """
+        """Make the nominations that are due; return how many workloads were changed."""
         if heard and self._outlooks is None and self.zones_to_ask():
             return 0  # they are asked for with this very look
         nominees = [each for each in map(self._read, self._documents.values()) if each is not None]

@@ -57,9 +57,6 @@ class Nominee:
 
     Attributes:
         waits: Whether it still needs a cluster: it has quota and has passed all other checks, but has no cluster.
-        nominated: The clusters that it is nominated for.
-        cluster: The cluster that it runs in.
-        pods: Its number of pods.
         length_s: How long it may run, according to its own spec.
     """
 
@@ -154,11 +151,8 @@ def nomination_of(
     The first is the greenest. One that did not take the workload in time stays nominated, and the next one is added.
 
     Args:
-        nominee: The workload.
-        clusters: The clusters of its check.
         outlooks: What zones will emit from now on; a cluster in a zone without one comes after all others.
         load: GPUs that workloads use or wait for, by cluster: among equals the least loaded is first.
-        settings: The bridge's settings.
         now_s: UTC seconds.
         steers: Whether the choice is ours; if not, it is nominated for all.
         waited: Whether the nominated clusters have had their time.

@@ -36,7 +36,6 @@ class Workload:
     """A workload that asks for GPUs.
 
     Attributes:
-        queue: The LocalQueue.
         checks: All states of admission checks, as Kueue has them.
         reserved: Whether its ClusterQueue has reserved quota for it.
         flavors: The number of GPUs that it was given, by flavor.

@@ -48,7 +48,6 @@ class Change:
 
     Attributes:
         checks: All states of its checks, with ours changed; None to leave them.
-        annotations: The annotations to set.
         deactivate: Whether it is taken out of its queue for good.
     """
 
@@ -83,9 +82,7 @@ def changes_of(
 
     Args:
         workloads: The workloads that are not over.
-        queues: The cluster's other objects.
         decisions: The decisions, by the workloads' uids.
-        settings: The bridge's settings.
         now: UTC.
         heard: Whether the control plane has answered recently; if not, all are admitted.
     """
@@ -173,7 +170,6 @@ def slots_of(
 
     Args:
         workloads: All that are running.
-        queues: The cluster's other objects.
         held: The previous result, by uid.
     """
     free = {

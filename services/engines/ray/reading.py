@@ -29,7 +29,7 @@ _MOST_NAME = 150
 
 
 class UnreadableError(Exception):
-    """An answer that does not have Ray's format."""
+    """An answer that does not have Ray's format, or is incomplete; everything that reads one raises this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,7 @@ def read_jobs(document: Any) -> list[RayJob]:
 
 
 def read_nodes(document: Any) -> list[RayNode]:
-    """Return the nodes of ``/api/v0/nodes`` that are alive and have GPUs; names that occur twice are made unique.
-
-    Raises:
-        UnreadableError: One of them cannot be read.
-    """
+    """Return the nodes of ``/api/v0/nodes`` that are alive and have GPUs; names that occur twice are made unique."""
     try:
         alive = [each for each in _listed(document) if each["state"] == "ALIVE"]
         names = Counter(_name(each["node_name"]) for each in alive)
@@ -111,11 +107,7 @@ def read_nodes(document: Any) -> list[RayNode]:
 
 
 def read_holdings(groups: Any, actors: Any) -> Holdings:
-    """Return what drivers hold through placement groups and through actors outside of any.
-
-    Raises:
-        UnreadableError: One of them cannot be read.
-    """
+    """Return what drivers hold through placement groups and through actors outside of any."""
     held: dict[str, Counter[str]] = {}
     try:
         for group in _listed(groups):
@@ -133,11 +125,7 @@ def read_holdings(groups: Any, actors: Any) -> Holdings:
 
 
 def _listed(document: Any) -> Iterable[Any]:
-    """Return the items of an answer of Ray's state API.
-
-    Raises:
-        UnreadableError: It is incomplete.
-    """
+    """Return the items of an answer of Ray's state API."""
     found = document["data"]["result"]
     if found["partial_failure_warning"] or found["total"] > found["num_after_truncation"]:
         raise UnreadableError("It answers half.")

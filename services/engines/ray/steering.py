@@ -40,7 +40,6 @@ class Seen:
 
     Attributes:
         entry: The last known state of its entry point; None for a job without one.
-        devices: The GPUs that it counts as holding, by our names of nodes.
     """
 
     job: RayJob
@@ -60,9 +59,6 @@ def told_of(
     """Return what an entry point should do.
 
     Args:
-        entry: Its state.
-        decision: The decision on its job.
-        settings: The bridge's settings.
         zones: The zones that Ray's nodes declare as a resource: a placement group can be bound only to these.
         entries: How many entry points ask.
         heard: Whether the control plane has answered recently; if not, all start.
@@ -174,7 +170,6 @@ def devices_of(
 
     Args:
         wanted: GPUs by job and Ray's ids of nodes; a fraction of a GPU counts as one.
-        nodes: The existing nodes.
         held: The previous result.
     """
     known = {node.id: node for node in nodes}

@@ -158,11 +158,7 @@ def read_jobs(document: Any) -> Rows[SlurmJob]:
 
 
 def read_nodes(document: Any) -> Rows[SlurmNode]:
-    """Return the nodes of an answer that have GPUs.
-
-    Raises:
-        UnreadableError: It is not such an answer, says that it is incomplete, or is entirely unreadable.
-    """
+    """Return the nodes of an answer that have GPUs."""
     nodes, unread = _read(document, "nodes", "name", _node)
     return Rows((node for node in nodes if node.gpus), unread)
 

@@ -68,11 +68,7 @@ class Rest:
         return await self._commands.jobs() if found is None else found
 
     async def nodes(self) -> Rows[SlurmNode]:
-        """Return the nodes with GPUs.
-
-        Raises:
-            SlurmSilentError: Neither slurmrestd nor Slurm's command answers.
-        """
+        """Return the nodes with GPUs."""
         found = await self._read("nodes", read_nodes)
         if found is None or not all(node.partitions for node in found):  # v0.0.36 does not name partitions
             return await self._commands.nodes()
@@ -157,11 +153,7 @@ class Rest:
         return document
 
     async def _newest(self) -> int:
-        """Return the newest version that both sides know.
-
-        Raises:
-            RestSilentError: There is none.
-        """
+        """Return the newest version that both sides know."""
         for path in ("/openapi/v3", "/openapi"):
             status, document = await self._call("GET", path, None)
             if status == 200 and isinstance(document, dict) and isinstance(document.get("paths"), dict):
