@@ -96,7 +96,6 @@ def set_commands(
     """Return one command per share of a gang, which says what to set its devices to.
 
     Args:
-        allocation_id: The gang.
         shares: The gang's shares, one per node.
         revision: Of two commands, the one with the higher revision is in force.
         values: By name of the control; None for the default.

@@ -136,11 +136,7 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
 
 
 async def _streams(redis: Redis, nodes: Iterable[str]) -> tuple[int, int]:
-    """Return the number of entries in the stream of hints, and in all nodes' streams together.
-
-    Raises:
-        RedisError: Redis does not answer.
-    """
+    """Return the number of entries in the stream of hints, and in all nodes' streams together."""
     async with redis.pipeline(transaction=False) as pipeline:
         pipeline.xlen(HINTS_STREAM)
         for node in nodes:

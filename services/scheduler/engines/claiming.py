@@ -13,10 +13,6 @@ def claims_of(holders: Sequence[HeldRow], devices: Mapping[str, Sequence[int]]) 
     If an engine gives the same device to two runs, the one that began last has it: the other one is over, and its end
     has not been reported yet. A planned run keeps its devices if they are free, or else gets others of the same node,
     or of any node, so that room is kept for it wherever the engine puts it.
-
-    Args:
-        holders: Live allocations.
-        devices: The devices of each node.
     """
     owner: dict[tuple[str, int], str] = {}
     known = {(node, device) for node, numbers in devices.items() for device in numbers}

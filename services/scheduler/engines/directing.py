@@ -40,8 +40,6 @@ class Theirs:
     """The live jobs of engines.
 
     Attributes:
-        snapshot: What the plan was made from.
-        live: Those jobs, by id.
         would: What would become of the jobs of dry runs, by job.
         would_start: Until when waiting jobs of dry runs would be held back; None: they may start.
     """

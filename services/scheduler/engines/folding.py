@@ -43,10 +43,7 @@ class Known:
     """What we know of a job; None where there is nothing to know.
 
     Attributes:
-        job: Its state.
-        gang: The state of its live allocation.
         planned: What that allocation holds, or is to hold.
-        stop_reason: Why it is being stopped.
         action, revision, gpus: What was last decided.
         cancel_requested, hold_requested: What its user has asked for here.
         controls: Whether decisions are carried out at all.
@@ -120,8 +117,6 @@ def fate_of(known: Known, report: EngineJob, devices: Devices) -> Fate | None:
     """Return what a report means for a job; None if nothing.
 
     Args:
-        known: What we know.
-        report: The engine's report.
         devices: What the job holds, by our node names.
     """
     if known.job is None:

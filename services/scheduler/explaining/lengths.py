@@ -25,9 +25,6 @@ def remaining(progress: float, attained_gpu_s: float, gpus: int, spec: JobSpec, 
 
     Args:
         progress: Share of it that is done; NaN if unknown.
-        attained_gpu_s: GPU seconds that it has used.
-        gpus: The size of the gang.
-        spec: Its spec.
         predicted: What the model in force predicts for this job.
     """
     found = _by_progress(progress, attained_gpu_s, gpus) or _by_prediction(progress, attained_gpu_s, gpus, predicted)

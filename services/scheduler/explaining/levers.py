@@ -53,11 +53,7 @@ class Ledger:
     """What is stored about a job that has ended.
 
     Attributes:
-        row: The job.
         sizes: What it did at each size.
-        gangs: The gangs that it had.
-        limits: The times at which they had power limits.
-        tables: What was measured of its kind.
         noise_scale: The gradient noise scale that it reported last, samples; None if it never did.
     """
 
@@ -78,8 +74,6 @@ def of_ended(ledger: Ledger, spec: JobSpec, unshifted_gco2: float | None) -> lis
     """Return the effects on a job that has ended.
 
     Args:
-        ledger: What is stored about it.
-        spec: Its spec.
         unshifted_gco2: What its energy would have emitted from submission on, without a pause; None: unknown.
     """
     row, gangs = ledger.row, ledger.gangs

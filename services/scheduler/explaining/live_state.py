@@ -59,7 +59,6 @@ class Profiles:
 
         Args:
             eligible: (n_gpu_models,) where it may run.
-            sevenths: The size of its slice.
             power_w: Its mean draw there, NaN if unknown; a whole GPU's is taken to be larger in proportion to its size.
         """
         return self._index(eligible, 1, 1, -1, power_w * WHOLE / sevenths)
@@ -100,8 +99,6 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
     """Return the state at one moment; this is slow with many jobs, so call it in a thread.
 
     Args:
-        view: Makes the snapshot.
-        live: The rows of the moment.
         time_limits_s: Of the jobs that have one.
         queued: How many jobs are queued, including those that are in no row because they must not start yet.
     """

@@ -27,12 +27,7 @@ def how_it_runs(
     """Return how a job runs, without its next step.
 
     Args:
-        gang: Its gang.
-        spec: Its spec.
-        events: Its events in order.
         left: What is left of it; None for a job that is no longer in the snapshot.
-        now_s: UTC seconds.
-        policy: The policy in force.
     """
     estimate = None if left is None else left.estimate
     seconds = None if estimate is None or estimate.source == "time_limit" else estimate.seconds
@@ -52,11 +47,7 @@ def next_step(dry: DryRound, job_id: JobId, due_s: float, ends_at: datetime | No
     """Return what an active round on the present state would do to a running job.
 
     Args:
-        dry: The round.
-        job_id: The job.
         due_s: When an active round is due, UTC seconds.
-        ends_at: When the job is expected to end.
-        preemptible: Whether it may be stopped.
     """
     at = datetime.fromtimestamp(max(due_s, dry.snapshot.now_s), UTC)
     stop = next((each for each in dry.plan.actions if isinstance(each, Preempt) and each.job_id == job_id), None)

@@ -35,7 +35,6 @@ class Place:
     """Where a job stands in the policy's order.
 
     Attributes:
-        waiting_jobs: How many jobs wait, including this one.
         ahead: How many come before it; None if it has no place in an order.
         ahead_gpus: How many GPUs their smallest gangs take together.
     """
@@ -84,12 +83,7 @@ def why_it_waits(
     """Return why a job in a round's snapshot waits.
 
     Args:
-        dry: The round.
         job_id: The job there: its own id, or that of a draft standing in for a job that policies do not see.
-        spec: Its spec.
-        predicted: What the model in force predicts for it.
-        since: Since when it has been waiting.
-        submitted_s: When it was submitted, UTC seconds.
         seen_by_policy: Whether it is in the queue, rather than on hold or waiting for something other than GPUs.
     """
     snapshot = dry.snapshot

@@ -88,8 +88,6 @@ class Gang:
     """A live allocation and everything that was reported about it.
 
     Attributes:
-        state: The allocation's state.
-        stop_reason: Why it is being stopped, if it is.
         shares: One report per node of the gang.
         is_late: It did not start running on all its nodes in time.
         work_done: The job has reported that all its work is done.

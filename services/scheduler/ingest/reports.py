@@ -391,9 +391,7 @@ async def stop_gang(
 
     Args:
         connection: In a transaction.
-        gang: The gang.
         reason: Why, as its end will say.
-        detail: For the user.
         code: The job's reason code in the meantime, if it is not ``reason``.
     """
     if not await mark_stopping(connection, gang, reason, detail=detail, code=code):

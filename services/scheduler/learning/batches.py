@@ -51,7 +51,6 @@ def with_permitted(
     """Return the snapshot with the batches that users permit, and what jobs are predicted to do with the best of them.
 
     Args:
-        snapshot: The cluster.
         jobs: The cluster's jobs, in the order of the snapshot's table.
         tables: What was learned about kinds of jobs, the latest fit last.
         noise_scales: By kind, for jobs that have reported none.

@@ -81,10 +81,7 @@ def known_of(
     which nothing is known has a row of its own, so that a policy sees which unknown jobs are of one kind.
 
     Args:
-        jobs: Jobs of these kinds.
-        gpu_models: The cluster's.
         operators: From the operator's file, by users' names of kinds, for all tenants.
-        learned: What was measured here.
         host_w: What hosts draw per GPU, by GPU model, watts: gangs draw that in addition to what their GPUs draw.
     """
     kinds = jobs.columns["kind"].tolist()

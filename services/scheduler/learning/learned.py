@@ -43,8 +43,6 @@ class Learned:
 
     Attributes:
         table: The predicted speed and power of its gangs.
-        measured_gpus: Sizes that were measured.
-        points: How many configurations were measured.
         time_mape, energy_mape: Mean absolute error of the model on them, as a share.
         by_batch: Step times by total batch, where policies may choose the batch.
     """
@@ -66,7 +64,6 @@ def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus
 
     Args:
         points: Newest first.
-        gpu_model: The boards' name.
         control: What their ``value`` sets.
         gpus_per_node: GPUs of the widest node, over which wider gangs are assumed to spread.
 

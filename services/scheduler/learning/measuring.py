@@ -51,9 +51,7 @@ class Point:
     Attributes:
         step_time_s: Seconds per unit of the job's own work.
         power_w: Mean draw of one of its GPUs.
-        elapsed_s: How long the measurement took.
         local_batch: Samples per GPU and step; 0 where the job does not say.
-        report_s: Mean time between two reports.
         over: Whether a report has ended its interval.
     """
 
@@ -171,12 +169,7 @@ def sweep_after(sweep: Sweep, default: Point) -> Sweep | None:
 
 
 def verdict_of(measurement: Measurement, reports: Mapping[str, ControlsStatus]) -> End | Next | None:
-    """Return what comes next for a measurement whose interval is under way; None to wait.
-
-    Args:
-        measurement: The measurement, with its gang.
-        reports: The nodes' reports on the gang's controls, by node.
-    """
+    """Return what comes next for a measurement whose interval is under way; None to wait."""
     if measurement.allocation_state in ("stopping", "ended"):
         return End("cut", "The gang has ended.")
     if measurement.control in measurement.settings_refused:

@@ -88,7 +88,6 @@ class Said:
         """Return the holds that differ from what is stored; of a hundred thousand nearly all are the same.
 
         Args:
-            holds: The holds of a plan.
             bound: The nodes of jobs that have to wait for them.
         """
         reasons, expected_s = self.reasons, self.expected_s
@@ -158,7 +157,6 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
     """Write a plan.
 
     Args:
-        database: The database.
         decided: The plan, and what it was made from.
         ports: First and last port for rank 0.
         measured_values: How many values of a control a gang is measured at.

@@ -21,7 +21,6 @@ def closed_to(rows: ClusterRows, job_ids: Iterable[str]) -> dict[str, str]:
     """Return, in words, which nodes would have to take work for jobs to run, except jobs that even these could not.
 
     Args:
-        rows: The cluster.
         job_ids: Jobs for which it has no node.
     """
     if not rows.away or not (wanted := {*job_ids}):

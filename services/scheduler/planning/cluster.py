@@ -49,11 +49,8 @@ class Cluster:
 
     Attributes:
         nodes: Each with at least one GPU, and without its slices; none that is off and cannot be woken.
-        claims: The devices that gangs hold.
         slices: The MIG slices of nodes with GPUs that are cut.
-        partitions: How GPUs are to be cut.
         unusable: GPUs that get no new work, by node and index.
-        hosts_w: What hosts draw, by node, watts.
         covers: Whether there is a hook that powers a node.
     """
 
@@ -187,7 +184,6 @@ def idle_w(cluster: Cluster, hidden: Mapping[str, set[int]]) -> Floats:
     """Return what a free device of each kind draws now, or else what its board is known to draw: (n_gpu_models,) watts.
 
     Args:
-        cluster: The nodes.
         hidden: GPUs that policies do not see, by node: their slices may be in use.
     """
     claimed = {*cluster.claims, *(ClaimRow(node, gpu) for node, gpus in hidden.items() for gpu in gpus)}

@@ -58,7 +58,6 @@ def job_table(
         jobs: In the order of the table.
         efficiencies: What each did per joule, by size of its gangs.
         eligible: (n_jobs, n_gpu_models) where each may run.
-        now_s: UTC seconds.
         control_curves: The row of each kind of job in ``Snapshot.control_curves``.
         speed_curves: For each of those, the row in ``Snapshot.speed_curves``, -1 for none.
         predicted_gpu_s: Lengths that were only just predicted, and are in no row yet.

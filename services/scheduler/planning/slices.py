@@ -106,7 +106,6 @@ def waiting_slice_jobs(
         nodes: In the order of ``table``.
         table: The nodes as policies see them, with all their GPUs.
         eligible: (n_jobs, n_gpu_models) where each job may run.
-        cut: The slices.
     """
     waiting = [at for at in np.flatnonzero(jobs.have("slice")).tolist() if jobs[at].state == "queued"]
     waiting.sort(key=lambda at: _turn(jobs[at]))

@@ -64,13 +64,7 @@ async def set_gangs(
 
 
 async def take_refusals(database: Database, gang: LiveGang, reports: Mapping[str, ControlsStatus]) -> bool:
-    """Reset refused controls to the default on all of a gang's nodes; return whether there was anything new.
-
-    Args:
-        database: The database.
-        gang: A live one.
-        reports: The nodes' reports on its controls, by node.
-    """
+    """Reset refused controls to the default on all of a gang's nodes; return whether there was anything new."""
     refusals = {
         kind: f"{node}: {why}"
         for node, status in sorted(reports.items())
@@ -122,7 +116,6 @@ async def write_controls(
         gang: What its devices are set to now.
         values: What changes, None for the default.
         refused: The controls that the devices refuse from now on, by kind.
-        event: Its type.
         why: What the event says besides the values.
         interval_s: If the nodes are to report what the gang does, the time after which a report ends its interval.
     """

@@ -69,11 +69,7 @@ class NoHook:
         return False
 
     async def set_power(self, target: Target, *, on: bool) -> None:
-        """Refuse.
-
-        Raises:
-            HookError: always.
-        """
+        """Refuse."""
         raise HookError("SCHEDULER_NODE_POWER is none: the node cannot be powered up or down")
 
 
@@ -96,11 +92,7 @@ class CommandHook:
         return True
 
     async def set_power(self, target: Target, *, on: bool) -> None:
-        """Run the command.
-
-        Raises:
-            HookError: it failed, or took too long.
-        """
+        """Run the command."""
         if target.address.startswith("-"):
             raise HookError(f"the node's address {target.address!r} would be read as an option")
         words = [word.format(node=target.node_id, address=target.address) for word in self._commands[on]]
@@ -139,11 +131,7 @@ class Controller(BaseModel):
         return self
 
     def password(self) -> str:
-        """Return the secret.
-
-        Raises:
-            DomainError: it is not where it is said to be.
-        """
+        """Return the secret."""
         if self.password_file is not None:
             try:
                 return self.password_file.read_text().strip()

@@ -66,12 +66,7 @@ class Patience:
 
 
 def next_step(node: ChangingNode, patience: Patience) -> PowerStep | None:
-    """Return the next action for a node, None while waiting; pure.
-
-    Args:
-        node: The node's present state.
-        patience: How long each step may take.
-    """
+    """Return the next action for a node, None while waiting; pure."""
     state, done_for_s = PowerState(node.state), node.done_for_s
     if state is PowerState.GOING_DOWN:
         if node.pinned and node.acted_at is None:

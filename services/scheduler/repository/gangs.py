@@ -251,7 +251,6 @@ class LiveGang(NamedTuple):
     Attributes:
         interval_s: If it is being measured, the time after which a report ends an interval.
         age_s: Seconds since it was started and all of its nodes were awake.
-        asleep: Whether it is starting on a node that is not awake yet.
         was_asleep: Whether one of its nodes has been asleep since it was started.
         packed: Whether it was put beside the holder of its device.
         stopping_s: Seconds since it was asked to stop; None if it was not.
@@ -472,8 +471,6 @@ async def insert(
 
     Args:
         connection: In the transaction of a plan.
-        gangs: The allocations.
-        hosts: Their nodes.
         packed: The allocations that are put beside the one holder of their device.
 
     Raises:
@@ -572,7 +569,6 @@ async def lose_nodes(connection: Connection, node_ids: Sequence[str], ended_by: 
 
     Args:
         connection: In a transaction.
-        node_ids: The nodes.
         ended_by: How: ``lost`` (or drained, if they were), ``not_woken``, or ``stopped`` with the installation.
     """
     names = list(node_ids)

@@ -119,7 +119,6 @@ class JobRows(Sequence[JobRow]):
         Args:
             come_from: (n_then,) the index here of each row of the result, anything for a new one; None: none has moved.
             at: (n_new,) the indices of the new ones.
-            new: The new ones.
         """
         if come_from is None and not new:
             return self

@@ -114,9 +114,7 @@ class Measurement(NamedTuple):
         values: The values to be tried, the default first.
         window_s: How long an interval at one of them may last.
         least_s: The time after which the next report ends an interval.
-        began_at: When the measurement began.
         position: Which of the values is in force.
-        elapsed_s: How long it has been in force; None before the first.
         allocation_state, shares, power_limit_w, clock_mhz, settings_revision, settings_refused: Of the allocation.
         spec_batch: Samples per GPU and step, as chosen for the gang or by the job's specification; None if neither
             says.

@@ -92,14 +92,10 @@ class ChangingNode(NamedTuple):
     """A node that is not simply on.
 
     Attributes:
-        node_id: The node.
-        state: The state of its power.
         pinned: Whether an operator keeps it awake.
         attempts, acted_at: How often its hook has been run for the present change, and when first.
         off_at: Since when it has drawn nothing but its standby power.
         heartbeat_at, registered_at: When it last sent a heartbeat, and when its agent last registered.
-        at: Now.
-        leased: Whether its lease holds.
         heard: Whether it has sent a heartbeat since its state last changed.
         done_for_s: Seconds since its hook succeeded; None if it has not.
     """

@@ -52,7 +52,6 @@ class Predictions(NamedTuple):
     """What is predicted for some jobs; every column is (n_jobs,).
 
     Attributes:
-        job_id: The jobs.
         group_id, user_id: Their groups, by ``core.profiles.job_group``.
         gpu_s: GPU seconds, 0 for a group that is new.
         spread_gpu_s: Standard deviation of the earlier runs.

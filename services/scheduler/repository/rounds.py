@@ -141,7 +141,6 @@ async def state(connection: Connection, known_version: int | None = None) -> Sta
     """Return the state that a round starts from; ``prepare`` has run before.
 
     Args:
-        connection: The connection.
         known_version: The version whose memory the caller already has.
     """
     found = await fetch_row(connection, State, STATE, known_version)

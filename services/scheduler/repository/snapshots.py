@@ -167,7 +167,6 @@ class JobRow(NamedTuple):
         asked_gpus: The size that its user would ask for if it could have only one.
         gpu_model, memory_gib, needs_container: What it asks of each node; None: nothing.
         slice: The name of the slice that it needs instead of GPUs; None for all others.
-        layout: Its parallel layout, as JSON text.
         service: The terms of a service instance; None for a training job.
         leaves: Whether its user wants it cancelled or on hold.
         work, done: How much there is to do, and how much is done, in the job's own unit; None where it does not say.
@@ -180,7 +179,6 @@ class JobRow(NamedTuple):
             user's.
         base_batch: The user's own batch; None where it is not known.
         noise_scale: The gradient noise scale that it has reported, samples.
-        family: The family of its model, if it says.
         engine, queue: What runs it, and the queue of that engine that it is in.
         reason, expected_start_s: Why it waits, and until when, UTC seconds, as stored.
     """
@@ -266,7 +264,6 @@ class NodeRow(NamedTuple):
     """A node that takes work, or will once it is powered up.
 
     Attributes:
-        zone: Its grid zone.
         draining: Whether it takes no new work, because an operator or the node itself wants that.
         power: On, off, or between the two.
         may_sleep: Whether a plan may power it down or up, provided that there is a hook for it.
@@ -346,7 +343,6 @@ class ClusterRows:
         unpredicted: The specs of jobs whose lengths are not predicted yet.
         hosts_w: What hosts draw, by node, watts.
         asleep_w: What is configured for nodes that are off or booting, watts.
-        measured: Jobs whose gangs are being measured.
         tables: What was learned about the kinds of these jobs.
         noise_scales: The geometric mean, by kind, of what jobs have reported, samples; for kinds of which a job here
             has reported none.
@@ -376,7 +372,6 @@ def query_of(query: str, of_gated: Sequence[str] | None) -> tuple[str, list[list
     """Return a query of live jobs, and its arguments.
 
     Args:
-        query: `JOBS` or `VERSIONS`.
         of_gated: Of the jobs that may have to wait for others, those that hold GPUs or may start; None: all jobs.
     """
     return (query, []) if of_gated is None else (query + _OF_GATED, [[*of_gated]])
@@ -405,7 +400,6 @@ async def cluster(
 
     Args:
         connection: In a transaction that sees one state of the database throughout.
-        jobs: The live jobs.
         min_profile_s: How long a gang of one size must have run before its efficiency counts.
         node_min_on_s: How long a node must have been on before plans may power it down.
         node_standby_w, node_boot_w: What nodes draw while they are off, and while they boot.
