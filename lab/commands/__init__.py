@@ -1,16 +1,23 @@
-"""``wattshift lab``: experiments of many simulations, and past requests in virtual time; added by an entry point."""
+"""``wattshift lab``: experiments of many simulations, past requests in virtual time, and models fitted to measurements.
+
+An entry point adds it to the command line.
+"""
 
 from __future__ import annotations
 
 import typer
 
 from lab.commands.experiment import experiment
+from lab.commands.fit import group as fit
 from lab.commands.inference import inference
+from lab.commands.profile_inference import group as profile
 from lab.commands.serving import serving
 
 app = typer.Typer(help="Remake what papers say, and compare with it.", no_args_is_help=True)
 for command in (experiment, inference, serving):
     app.command()(command)
+app.add_typer(fit, name="fit")
+app.add_typer(profile, name="profile")
 
 
 @app.callback()

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from services.cli import output
 from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.output import console
-from services.cli.plugins import add_commands
+from services.cli.plugins import add_commands, add_moved
 from services.kit.extras import missing_extra
 from services.kit.release import RELEASE
 
@@ -47,8 +47,6 @@ ROOMS = {
     "serving.endpoints": ("endpoints",),
     "planning.export": ("export",),
     "planning.simulate": ("simulate",),
-    "planning.fit": ("fit",),
-    "planning.profile_inference": ("profile",),
     "planning.plan": ("plan",),
     "site.demo": ("demo",),
 }
@@ -81,6 +79,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+add_moved(app, "", ("fit", "profile"))
 
 
 def _print_version(asked: bool) -> None:

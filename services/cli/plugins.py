@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import typer
 
@@ -25,6 +25,17 @@ def add_plugins() -> None:
         load_policies()
     except PluginError as error:
         raise CliError(str(error), EXIT_USAGE) from None
+
+
+def add_moved(group: typer.Typer, before: str, names: Iterable[str]) -> None:
+    """Have names of former releases, after ``before``, answer with those that the lab's commands have now."""
+
+    def moved(context: typer.Context) -> None:
+        raise CliError(f"`{before}{context.info_name}` is now `wattshift lab {context.info_name}`", EXIT_USAGE)
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    for name in names:
+        group.command(name, hidden=True, context_settings=anything, add_help_option=False)(moved)
 
 
 def add_commands(app: typer.Typer, arguments: Sequence[str], ours: Container[str]) -> None:

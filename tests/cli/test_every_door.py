@@ -41,8 +41,8 @@ COMMANDS = dict(walk(whole()))
 LOCAL = {
     *("up", "down", "demo", "backup", "restore", "rotate-secret", "admin-key", "ca init", "ca issue", "credential"),
     *("join", "leave"),
-    *("status", "clusters use", "logout", "engine slurm", "engine slurm-history", "fit energy", "fit throughput"),
-    *("plan allocation", "plan partition", "plan placement", "plan pools", "carbon forecast", "profile inference"),
+    *("status", "clusters use", "logout", "engine slurm", "engine slurm-history"),
+    *("plan allocation", "plan partition", "plan placement", "plan pools", "carbon forecast"),
     *("simulate experiment", "simulate inference", "simulate serving", "simulate training", "verify", "factors add"),
 }
 """They ask no gateway, or say only what they do here: files, programs and this machine's installation."""

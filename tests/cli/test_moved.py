@@ -31,6 +31,15 @@ def test_a_former_name_answers_with_the_new_one(name: str) -> None:
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "words", [["fit", "throughput", "points.csv"], ["profile", "inference", "x.json", "--node", "a"]]
+)
+def test_a_former_group_answers_with_the_new_one(words: list[str]) -> None:
+    with pytest.raises(CliError, match=f"^`{words[0]}` is now `wattshift lab {words[0]}`$") as caught:
+        app(words, standalone_mode=False)
+    assert caught.value.exit_code == 2
+
+
 def test_the_lab_adds_its_commands_where_it_is_installed() -> None:
     commands = typer.Typer()
 
@@ -40,6 +49,7 @@ def test_the_lab_adds_its_commands_where_it_is_installed() -> None:
     assert {each.callback.__name__ for each in group.typer_instance.registered_commands if each.callback} == {
         *("experiment", "inference", "serving")
     }
+    assert {each.name for each in group.typer_instance.registered_groups} == {"fit", "profile"}
 
 
 @pytest.mark.usefixtures("without_the_lab")

@@ -161,8 +161,6 @@ def test_every_door_is_known() -> None:
             doors.add(name)
     assert doors == set(DOORS)
     aside = {
-        ("closed_loop.py", "print"),  # a protocol, read by its parent
-        ("closed_loop.py", "sys.stderr"),  # where the server that it measures writes
         ("export.py", "sys.stdout"),  # write_row
         ("ledger_lines.py", "sys.stdout"),  # a file as the server wrote it, which `verify` reads
         ("report.py", "sys.stdout"),  # write_row

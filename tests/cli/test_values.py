@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from lab.commands.fit import read_points
 from services.cli.errors import CliError
-from services.cli.planning.fit import read_points
 from services.cli.serving.pools import LOG_COLUMNS, _read_log
 from services.cli.values import parameter_value
 

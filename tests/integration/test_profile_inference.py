@@ -1,4 +1,4 @@
-"""``wattshift profile inference``, live: a GPU is cut, measured by its agent, and whole again."""
+"""``wattshift lab profile inference``, live: a GPU is cut, measured by its agent, and whole again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cli.test_profile_inference import SERVER
 from tests.integration.conftest import Installation
+from tests.lab.commands.test_profile_inference import SERVER
 
 FAMILY = {
     "family": "images",
@@ -24,7 +24,8 @@ def profile(installation: Installation, folder: Path, *options: str) -> list[dic
     """Measure on GPU 3 of the first node; return the rows."""
     (folder / "family.json").write_text(json.dumps(FAMILY))
     command = [
-        *(str(Path(sys.executable).parent / "wattshift"), "profile", "inference", "family.json", "--out", "out.csv"),
+        *(str(Path(sys.executable).parent / "wattshift"), "lab", "profile", "inference"),
+        *("family.json", "--out", "out.csv"),
         *("--node", installation.nodes()[0]["id"], "--gpu", "3", "--seconds", "4", "--python", sys.executable),
         *options,
     ]

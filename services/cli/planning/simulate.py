@@ -15,7 +15,7 @@ from rich.markup import escape
 from services.cli.bars import bar
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, duration, print_json, rounded, table
-from services.cli.plugins import add_plugins
+from services.cli.plugins import add_moved, add_plugins
 from services.cli.site.cluster import parameters_of
 from services.contracts.invalid import explained
 from services.contracts.simulations import TrainingOptions
@@ -26,27 +26,18 @@ if TYPE_CHECKING:
     from services.simulator.engine import SimulationResult
     from services.simulator.workload import CarbonTrace, Workload
 
-MOVED = ("experiment", "inference", "serving")
-"""Commands of former releases that are the lab's now."""
-ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
-
 group = typer.Typer(help="Ask what policies would have done with past jobs.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for name in MOVED:
-        group.command(name, hidden=True, context_settings=ANYTHING, add_help_option=False)(_moved)
+    add_moved(group, "simulate ", ("experiment", "inference", "serving"))
     app.add_typer(group, name="simulate")
 
 
 @group.callback()
 def _simulate() -> None:
     """Ask what policies would have done with past jobs."""
-
-
-def _moved(context: typer.Context) -> None:
-    raise CliError(f"`simulate {context.info_name}` is now `wattshift lab {context.info_name}`", EXIT_USAGE)
 
 
 @group.command()

@@ -1,4 +1,4 @@
-"""``wattshift fit``: learn from measured points how fast a job runs and how much power it draws."""
+"""``wattshift lab fit``: learn from measured points how fast a job runs and how much power it draws."""
 
 from __future__ import annotations
 
@@ -53,11 +53,6 @@ ResidualsOption = Annotated[
     bool,
     typer.Option("--residuals", help="Also correct what the form leaves over (ours), where steps are stairs."),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.add_typer(group, name="fit")
 
 
 @group.callback()

@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import CliError
-from services.cli.planning import closed_loop, profile_inference
-from services.cli.planning.profile_inference import Bench, Settings
-from services.cli.planning.slice_profiles import (
+from lab.commands import closed_loop, profile_inference
+from lab.commands.profile_inference import Bench, Settings
+from lab.commands.slice_profiles import (
     COLUMNS,
     ProfileFile,
     Reading,
@@ -29,6 +28,7 @@ from services.cli.planning.slice_profiles import (
     row_of,
     slice_sizes,
 )
+from services.cli.errors import CliError
 from services.core.domain.mig import placed, slice_index
 from services.simulator.inference.profiles import bundled, read_application
 

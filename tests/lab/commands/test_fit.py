@@ -1,4 +1,4 @@
-"""``wattshift fit``: what it prints, and how it refuses."""
+"""``wattshift lab fit``: what it prints, and how it refuses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.commands import app
 from services.cli.errors import CliError
-from services.cli.main import app
 from tests.support.performance import CLOCKS_MHZ, SPEED, grid, measured
 from tests.unit.core.profiles.test_capped import points
 

@@ -1,4 +1,4 @@
-"""``wattshift profile inference``: measure how fast variants of a model are on slices of a GPU, and what they draw.
+"""``wattshift lab profile inference``: measure how fast variants of a model are on slices of a GPU, and what they draw.
 
 For each size, or each mix of sizes, the GPU is cut, and each variant runs there as jobs that send themselves one
 request after another (``closed_loop``); those of a mix do so at the same time. The energy
@@ -22,15 +22,8 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli import output
-from services.cli.bars import bar
-from services.cli.client import Gateway
-from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
-from services.cli.jobs.following import FINAL
-from services.cli.jobs.jobs import AsJson
-from services.cli.jobs.submit import submit_all
-from services.cli.planning import closed_loop
-from services.cli.planning.slice_profiles import (
+from lab.commands import closed_loop
+from lab.commands.slice_profiles import (
     PERCENT,
     Family,
     ProfileFile,
@@ -45,6 +38,13 @@ from services.cli.planning.slice_profiles import (
     row_of,
     slice_sizes,
 )
+from services.cli import output
+from services.cli.bars import bar
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.jobs.following import FINAL
+from services.cli.jobs.jobs import AsJson
+from services.cli.jobs.submit import submit_all
 from services.cli.values import filled
 from services.contracts.jobs import GpuRequest, JobSpec
 from services.core.domain.mig import parent_of, slice_name
@@ -55,14 +55,10 @@ _PORTS = (20_000, 30_000)
 """Where instances meet; below the ports that Linux gives to connections."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    group = typer.Typer(help="Measure profiles on GPUs of the cluster.", no_args_is_help=True)
-    group.callback()(_profile)
-    group.command()(inference)
-    app.add_typer(group, name="profile")
+group = typer.Typer(help="Measure profiles on GPUs of the cluster.", no_args_is_help=True)
 
 
+@group.callback()
 def _profile() -> None:
     """Measure profiles on GPUs of the cluster."""
 
@@ -78,6 +74,7 @@ class Settings:
     mps: bool
 
 
+@group.command()
 def inference(
     file: Annotated[Path, typer.Argument(help="The model's variants as JSON; docs/profiles.md describes it.")],
     node: Annotated[str, typer.Option(help="The GPU's node.")],
