@@ -50,6 +50,7 @@ from services.kit.routes import from_state
 from services.scheduler.learning.learned import curve_of, table_of
 from services.scheduler.planning.dry_run import DryRuns
 from services.scheduler.power.hooks import PowerHook
+from services.scheduler.repository import node_power, predictions, profiles, rounds
 from services.scheduler.repository.profiles import LearnedRow
 from services.scheduler.repository.rounds import ActivePolicyRow, PlanRow
 from services.scheduler.service import PowerRefusedError, SchedulerService
@@ -91,7 +92,7 @@ async def estimate_job(spec: JobSpec, caller: ProjectCaller, dry_runs: DryRunnin
 @router.get("/policies", tags=["policies"])
 async def list_policies(_: ProjectCaller, service: Service) -> PolicyList:
     """List policies."""
-    row = await service.active_policy()
+    row = await service.read(rounds.active_policy)
     active = row.policy if row else None
     entries = {entry.name: entry for entry in describe_policies()}
     if active is not None and (entry := describe_policy(active)) is not None:
@@ -102,7 +103,7 @@ async def list_policies(_: ProjectCaller, service: Service) -> PolicyList:
 @router.get("/policies/active", tags=["policies"])
 async def get_active_policy(_: ProjectCaller, service: Service, settings: Settings) -> ActivePolicy:
     """Get the active policy."""
-    return _active(await service.active_policy(), settings)
+    return _active(await service.read(rounds.active_policy), settings)
 
 
 @router.put(
@@ -136,7 +137,7 @@ async def get_shares(_: Operator, service: Service) -> TenantShares:
 @router.get("/policies/{name}", tags=["policies"])
 async def get_policy(name: str, _: ProjectCaller, service: Service) -> PolicyDescription:
     """Get a policy."""
-    row = await service.active_policy()
+    row = await service.read(rounds.active_policy)
     entry = describe_policy(name)
     if entry is not None:
         return _description(entry, row.policy if row else None)
@@ -146,7 +147,7 @@ async def get_policy(name: str, _: ProjectCaller, service: Service) -> PolicyDes
 @router.get("/plans", tags=["policies"])
 async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, Query()]) -> PlanList:
     """List scheduling rounds, newest first."""
-    rows = await service.plans(_before(query.cursor), query.limit + 1)
+    rows = await service.read(rounds.plans, _before(query.cursor), query.limit + 1)
     following = str(rows[query.limit - 1].round) if len(rows) > query.limit else None
     return PlanList(items=[_summary(row) for row in rows[: query.limit]], next_cursor=following)
 
@@ -154,7 +155,7 @@ async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, 
 @router.get("/plans/{round_number}", tags=["policies"])
 async def get_plan(round_number: Round, _: Operator, service: Service) -> PlanSummary:
     """Get a scheduling round."""
-    row = await service.plan(round_number)
+    row = await service.read(rounds.plan, round_number)
     if row is None:
         raise not_found("plan")
     return _summary(row)
@@ -203,7 +204,7 @@ async def unpin_node(node_id: Name, operator: Operator, service: Service, redis:
 
 
 async def _power(service: SchedulerService, node_id: str) -> NodePower:
-    row = await service.node_power(node_id)
+    row = await service.read(node_power.node_power, node_id)
     if row is None:
         raise not_found("node")
     values = row._asdict()
@@ -233,11 +234,12 @@ def _refusals() -> Generator[None]:
 @router.get("/jobs/{job_id}/profile", tags=["jobs"])
 async def get_job_profile(job_id: Name, caller: ProjectCaller, service: Service) -> JobProfile:
     """Get the measured effect of power limits and clocks on jobs of this kind."""
-    job = await service.job(job_id)
+    job = await service.read(profiles.job, job_id)
     if job is None or not caller.sees(job.tenant_id, job.project):
         raise not_found("job")
     # Curves are learned from all jobs of a kind, whatever their project, so that a key of one project gets none.
     curves, measurements = await service.profile(job.kind)
+    in_force = await service.read(profiles.in_force, job_id)
     return JobProfile(
         job_id=job_id,
         kind=job.name,
@@ -247,14 +249,15 @@ async def get_job_profile(job_id: Name, caller: ProjectCaller, service: Service)
             for row in measurements
             if caller.is_operator or row.job_id == job_id
         ],
-        in_force=[ControlInForce.model_validate(row._asdict()) for row in await service.in_force(job_id)],
+        in_force=[ControlInForce.model_validate(row._asdict()) for row in in_force],
     )
 
 
 @router.get("/predictions/models", tags=["policies"])
 async def list_length_models(_: Operator, service: Service) -> LengthModelList:
     """List the versions of the job length model, with their errors."""
-    return LengthModelList(items=[LengthModel.model_validate(row._asdict()) for row in await service.length_models()])
+    rows = await service.read(predictions.models)
+    return LengthModelList(items=[LengthModel.model_validate(row._asdict()) for row in rows])
 
 
 @router.get(
@@ -264,7 +267,7 @@ async def list_length_models(_: Operator, service: Service) -> LengthModelList:
 )
 async def get_job_prediction(job_id: Name, caller: ProjectCaller, service: Service) -> JobPrediction:
     """Get the predicted run time of a job, with its uncertainty."""
-    row = await service.prediction(job_id)
+    row = await service.read(predictions.prediction, job_id)
     if row is None or not caller.sees(row.tenant_id, row.project):
         raise not_found("job")
     if row.predicted_at is None or row.group_id is None or row.gpu_s is None:
@@ -305,19 +308,11 @@ def _before(cursor: str | None) -> int | None:
 
 
 def _description(entry: registry.PolicyDescription, active: str | None) -> PolicyDescription:
-    parameters = [
-        PolicyParameter(
-            name=parameter.name,
-            type=parameter.type,
-            default=parameter.default,
-            minimum=parameter.minimum,
-            maximum=parameter.maximum,
-            unit=parameter.unit or None,
-            meaning=parameter.meaning,
-            choices=list(parameter.choices) or None,
-        )
-        for parameter in entry.parameters
-    ]
+    parameters: list[PolicyParameter] = []
+    for each in entry.parameters:
+        values = {name: getattr(each, name) for name in PolicyParameter.model_fields}
+        values |= {"unit": each.unit or None, "choices": list(each.choices) or None}
+        parameters.append(PolicyParameter.model_validate(values))
     return PolicyDescription(
         name=entry.name,
         summary=entry.summary,

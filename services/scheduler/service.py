@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
 from services.contracts.identity import Identity
 from services.contracts.nodes import PowerState
 from services.db.database import Connection, Database
 from services.scheduler.power.nodes import BY_OPERATOR
-from services.scheduler.repository import audit, node_power, predictions, profiles, rounds, shares
+from services.scheduler.repository import audit, node_power, profiles, rounds, shares
 from services.scheduler.repository.documents import Json
-from services.scheduler.repository.node_power import NodePowerRow, PoweredNode
-from services.scheduler.repository.predictions import ModelRow, PredictionRow
-from services.scheduler.repository.profiles import InForceRow, LearnedRow, MeasurementRow, ProfiledJob
-from services.scheduler.repository.rounds import ActivePolicyRow, PlanRow, State
+from services.scheduler.repository.node_power import PoweredNode
+from services.scheduler.repository.profiles import LearnedRow, MeasurementRow
+from services.scheduler.repository.rounds import ActivePolicyRow, State
 from services.scheduler.repository.shares import ShareRow
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class PowerRefusedError(Exception):
@@ -25,10 +30,12 @@ class SchedulerService:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def active_policy(self) -> ActivePolicyRow | None:
-        """Return the policy in force, or None before the scheduler's first turn."""
+    async def read(
+        self, query: Callable[Concatenate[Connection, _P], Awaitable[_T]], *values: _P.args, **named: _P.kwargs
+    ) -> _T:
+        """Return what one query of the repository finds."""
         async with self._database.connection() as connection:
-            return await rounds.active_policy(connection)
+            return await query(connection, *values, **named)
 
     async def set_policy(self, name: str, parameters: Json, caller: Identity) -> ActivePolicyRow | None:
         """Put a policy in force from the next round on, and note who did; None before the scheduler's first turn.
@@ -47,21 +54,6 @@ class SchedulerService:
             if await rounds.active_policy(connection) is None:
                 return None
             return await rounds.state(connection), await shares.shares(connection)
-
-    async def plans(self, before: int | None, limit: int) -> list[PlanRow]:
-        """Return recorded rounds, newest first, below number ``before``."""
-        async with self._database.connection() as connection:
-            return await rounds.plans(connection, before, limit)
-
-    async def plan(self, number: int) -> PlanRow | None:
-        """Return one recorded round."""
-        async with self._database.connection() as connection:
-            return await rounds.plan(connection, number)
-
-    async def node_power(self, node_id: str) -> NodePowerRow | None:
-        """Return a node's power; None if there is no such node."""
-        async with self._database.connection() as connection:
-            return await node_power.node_power(connection, node_id)
 
     async def sleep(self, node_id: str, caller: Identity) -> None:
         """Have an idle node powered down, and note who did; one that is off or going down is left as it is.
@@ -122,27 +114,7 @@ class SchedulerService:
             raise PowerRefusedError("The node no longer exists.")
         return node
 
-    async def job(self, job_id: str) -> ProfiledJob | None:
-        """Return a job's owner, kind and size; None if there is no such job."""
-        async with self._database.connection() as connection:
-            return await profiles.job(connection, job_id)
-
-    async def in_force(self, job_id: str) -> list[InForceRow]:
-        """Return what a job's devices were set to."""
-        async with self._database.connection() as connection:
-            return await profiles.in_force(connection, job_id)
-
     async def profile(self, kind: str) -> tuple[list[LearnedRow], list[MeasurementRow]]:
         """Return what was learned about a kind of job, and its last measurements."""
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             return await profiles.learned(connection, kind), await profiles.measurements(connection, kind)
-
-    async def prediction(self, job_id: str) -> PredictionRow | None:
-        """Return a job with its predicted length, if any, and its actual length."""
-        async with self._database.connection() as connection:
-            return await predictions.prediction(connection, job_id)
-
-    async def length_models(self) -> list[ModelRow]:
-        """Return the versions of the job length model, newest first, without their contents."""
-        async with self._database.connection() as connection:
-            return await predictions.models(connection)
