@@ -86,6 +86,15 @@ class _Up(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+@contextmanager
+def stack_errors() -> Iterator[None]:
+    """Give a failure of the installation its exit code: 2 if an option, setting or file is wrong."""
+    try:
+        yield
+    except StackError as error:
+        raise CliError(str(error), EXIT_USAGE if isinstance(error, BadInputError) else EXIT_FAILED) from error
+
+
 def up(
     folder: DataDir = None,
     nodes: Nodes = None,
@@ -103,12 +112,10 @@ def up(
     timeout_s = None if wait is None else duration_s(wait, "--wait")
     folder = folder or data_dir()
     is_first_start = not (folder / "admin.key").exists()
-    try:
+    with stack_errors():
         changes = stack.changes_of(folder, nodes=nodes, port=port, listen=listen)
         with waiting_shown() as waiting:
             started = stack.up(folder, nodes=nodes, port=port, listen=listen, timeout_s=timeout_s, waiting=waiting)
-    except StackError as error:
-        raise _as_cli_error(error) from error
     if as_json:
         output.print_json(asdict(started))
         return
@@ -171,12 +178,10 @@ def down(
     where = folder or data_dir()
     if erase and not yes:
         typer.confirm(f"Remove {where} with all its jobs and its records of energy and carbon?", abort=True)
-    try:
+    with stack_errors():
         was_running = stack.down(where)
         if erase:
             stack.erase(where)
-    except StackError as error:
-        raise _as_cli_error(error) from error
     console.print("stopped" if was_running else "was not running")
     if erase:
         console.print(f"removed {where}", soft_wrap=True)
@@ -184,11 +189,9 @@ def down(
 
 def status(folder: DataDir = None, as_json: AsJson = False) -> None:
     """Show the processes of this machine's installation; exit 6 if some do not run, and 5 if it is not running."""
-    try:
+    with stack_errors():
         found = stack.read_status(folder or data_dir())
         options = stack.remembered_options(folder or data_dir())
-    except StackError as error:
-        raise _as_cli_error(error) from error
     marked = _marked_intervals(found, folder or data_dir())
     if as_json:
         output.print_json({**asdict(found), "options": asdict(options), "marked_intervals": marked})
@@ -220,10 +223,8 @@ def credential(
     """Print the credential of one of this installation's services, to run that service on another host."""
     if service not in SERVICES:
         raise CliError(f"there is no service {service}: it is one of {', '.join(SERVICES)}", EXIT_USAGE)
-    try:
+    with stack_errors():
         found = stack.credential_of(service, folder or data_dir())
-    except StackError as error:
-        raise _as_cli_error(error) from error
     console.print(f"WATTSHIFT_SERVICE_CREDENTIAL={found}", markup=False, soft_wrap=True, highlight=False)
 
 
@@ -243,11 +244,8 @@ def rotate_secret(
             "connections wait for some seconds, and requests that are under way to a service then are cut off",
             soft_wrap=True,
         )
-    try:
-        with console.status("starting the services again"):
-            (root_secret.finish if finish else root_secret.rotate)(of)
-    except StackError as error:
-        raise _as_cli_error(error) from error
+    with stack_errors(), console.status("starting the services again"):
+        (root_secret.finish if finish else root_secret.rotate)(of)
     after = "the secret before is accepted no more" if finish else "the secret before is accepted until --finish"
     console.print(f"a new secret signs; {after}")
 
@@ -259,11 +257,8 @@ def admin_key(
     """Show where this installation's admin key is, or replace it; works whether the installation is up or down."""
     key_file = (folder or data_dir()) / "admin.key"
     if new:
-        try:
-            with console.status("replacing the key"):
-                key_file = stack.new_admin_key(folder or data_dir())
-        except StackError as error:
-            raise _as_cli_error(error) from error
+        with stack_errors(), console.status("replacing the key"):
+            key_file = stack.new_admin_key(folder or data_dir())
     else:
         _own_key(key_file)
     print_admin_key(key_file, is_first_start=new)
@@ -278,11 +273,8 @@ def backup(
     Where DATABASE_URL names another database, that one is written. Outputs and checkpoints of jobs are not included.
     """
     backups = _backups()
-    try:
-        with bar("writing") as advance:
-            made = backups.back_up(DataFolder(folder or data_dir()), file, os.environ, advance)
-    except StackError as error:
-        raise _as_cli_error(error) from error
+    with stack_errors(), bar("writing") as advance:
+        made = backups.back_up(DataFolder(folder or data_dir()), file, os.environ, advance)
     console.print(f"{file}: release {made.release}, {made.made_at}; it contains secrets", soft_wrap=True)
 
 
@@ -292,11 +284,8 @@ def restore(
 ) -> None:
     """Make an installation from a backup, in an empty data folder and database; `wattshift up` then starts it."""
     where, backups = folder or data_dir(), _backups()
-    try:
-        with bar("restoring") as advance:
-            lost = backups.restore(DataFolder(where), file, os.environ, advance)
-    except StackError as error:
-        raise _as_cli_error(error) from error
+    with stack_errors(), bar("restoring") as advance:
+        lost = backups.restore(DataFolder(where), file, os.environ, advance)
     console.print(f"restored into {where}; `wattshift up` starts it", soft_wrap=True)
     if lost:
         console.print(f"{lost} gang{'s' if lost > 1 else ''} ran when the backup was made; the jobs are queued again")
@@ -397,9 +386,8 @@ def run_with_stack(
                 await running.stop()
 
     try:
-        return asyncio.run(run())
-    except StackError as error:
-        raise _as_cli_error(error) from error
+        with stack_errors():
+            return asyncio.run(run())
     except asyncio.CancelledError:
         return 130
 
@@ -411,11 +399,6 @@ def _own_key(key_file: Path) -> str:
         raise CliError(
             f"no admin key in {key_file}: put it back, or run `wattshift admin-key --new`", EXIT_USAGE
         ) from None
-
-
-def _as_cli_error(error: StackError) -> CliError:
-    """Return the error with its exit code: 2 if an option, setting or file is wrong."""
-    return CliError(str(error), EXIT_USAGE if isinstance(error, BadInputError) else EXIT_FAILED)
 
 
 def _interruptible(show: Callable[[Gateway, Stop], int], gateway: Gateway, stop: Stop) -> int:
