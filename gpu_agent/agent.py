@@ -42,10 +42,9 @@ from gpu_agent.scratch import Scratch
 from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import SourceLimits, Sources, remove_sources
 from services.contracts.commands import StartGang
-from services.contracts.nodes import DeviceReading, Heartbeat, Listener, NodeRegistration
+from services.contracts.nodes import DeviceReading, Heartbeat, Listener
 from services.contracts.routing import LatencyReport
 from services.core.domain.controls import ControlKind
-from services.kit.control_plane import ControlPlane
 from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
@@ -144,23 +143,12 @@ class Agent(ReportingAgent):
         )
         self._failed: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
-        self.plane = ControlPlane(
+        self.plane = self._plane_of(
             client,
-            enrolment,
-            NodeRegistration(
-                node_id=settings.node_id,
-                address=settings.address,
-                agent_url=settings.agent_url,
-                zone=settings.own_zone,
-                devices=self.devices,
-                driver=self.driver.name,
-                containers=engine is not None,
-                host_power=host.source,
-                most_host_w=host.most_w + settings.static_w,
-                labels=settings.labels,
-                protections=self.confinement.protections(),
-                checkpoints=settings.checkpoints,
-            ),
+            host,
+            containers=engine is not None,
+            protections=self.confinement.protections(),
+            checkpoints=settings.checkpoints,
         )
         limits = SourceLimits(settings.source_max_bytes, settings.source_cache_bytes)
         git = GitRules(settings.git_timeout_s, settings.git_local)
@@ -227,25 +215,15 @@ class Agent(ReportingAgent):
     def describe(self) -> dict[str, Any]:
         """Return the agent's state, for troubleshooting."""
         return {
-            "node_id": self.settings.node_id,
-            "boot_id": self.boot_id,
-            "driver": self.driver.name,
-            "registered": self.plane.is_registered,
+            **super().describe(),
             "lease_left_s": self.lease_left_s,
-            "problems": self._problems(),
-            "closed": self._closed(),
-            "energy_intervals_waiting": len(self.spool),
-            "meter_faults": self.meter.describe(),
             "controls_in_force": self.controls.in_force,
             "protections": [each.model_dump(mode="json") for each in self.confinement.protections()],
             "latency_clocks": self.clocks.describe(shim.clock()),
             "ranks": [gang.status().model_dump(mode="json") for gang in self.gangs],
-            "gpu_faults": [fault.model_dump(mode="json") for fault in self.health.faults()],
             "owners": self.gangs.owners(),
             "guests": self.gangs.guests(),
             "partitions": [status.model_dump(mode="json") for status in self.partitions.statuses() or ()],
-            "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
-            "readings": [reading.model_dump(mode="json") for reading in self._readings()],
         }
 
     def _closed(self) -> str | None:

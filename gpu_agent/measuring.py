@@ -19,8 +19,7 @@ from typing import Any
 from gpu_agent.meter import Meter
 from gpu_agent.reporting import ReportingAgent
 from gpu_agent.settings import AgentSettings
-from services.contracts.nodes import DeviceInfo, Heartbeat, NodeRegistration
-from services.kit.control_plane import ControlPlane
+from services.contracts.nodes import DeviceInfo, Heartbeat
 from services.kit.enrolment import Enrolment
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
@@ -52,23 +51,7 @@ class MeasuringAgent(ReportingAgent):
         )
         # Whatever computes here is somebody else's, and is neither foreign nor probed for.
         self.health = self._look_after_gpus(foreign=False, probe=[], shims=list[int], contained=list[int])
-        self.plane = ControlPlane(
-            client,
-            enrolment,
-            NodeRegistration(
-                node_id=settings.node_id,
-                address=settings.address,
-                agent_url=settings.agent_url,
-                zone=settings.own_zone,
-                devices=self.devices,
-                driver=self.driver.name,
-                host_power=host.source,
-                most_host_w=host.most_w + settings.static_w,
-                labels=settings.labels,
-                measures_only=True,
-                engine_node=settings.engine_node,
-            ),
-        )
+        self.plane = self._plane_of(client, host, measures_only=True, engine_node=settings.engine_node)
 
     async def start(self) -> None:
         """Continue where an earlier agent stopped measuring."""
@@ -92,21 +75,7 @@ class MeasuringAgent(ReportingAgent):
 
     def describe(self) -> dict[str, Any]:
         """Return the agent's state, for troubleshooting."""
-        return {
-            "node_id": self.settings.node_id,
-            "boot_id": self.boot_id,
-            "driver": self.driver.name,
-            "measures_only": True,
-            "engine_node": self.settings.engine_node,
-            "registered": self.plane.is_registered,
-            "problems": self._problems(),
-            "closed": self._closed(),
-            "energy_intervals_waiting": len(self.spool),
-            "meter_faults": self.meter.describe(),
-            "gpu_faults": [fault.model_dump(mode="json") for fault in self.health.faults()],
-            "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
-            "readings": [reading.model_dump(mode="json") for reading in self.meter.readings()],
-        }
+        return {**super().describe(), "measures_only": True, "engine_node": self.settings.engine_node}
 
     async def _send_heartbeat(self) -> None:
         heartbeat = Heartbeat(

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from gpu_agent import shim
 from gpu_agent.devices.absent import AbsentDriver
@@ -21,11 +22,12 @@ from gpu_agent.host_power import HostPower, host_power
 from gpu_agent.meter import Meter
 from gpu_agent.settings import AgentSettings
 from gpu_agent.spool import Spool
-from services.contracts.nodes import EnergyInterval
+from services.contracts.nodes import DeviceReading, EnergyInterval, NodeRegistration
 from services.core.accounting.host_power import CpuPowerModel
 from services.kit.control_plane import ControlPlane
 from services.kit.disk import DiskSpace, DiskWatch
 from services.kit.enrolment import Enrolment
+from services.kit.http import ServiceClient
 from services.kit.ids import utc_now
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
@@ -167,6 +169,42 @@ class ReportingAgent:
         model = CpuPowerModel(utilisation, power_w)
         is_stated = "cpu_power_curve" in settings.model_fields_set
         return host_power(settings.host_power, model, simulated=self.driver.name == "simulated", is_stated=is_stated)
+
+    def _plane_of(self, client: ServiceClient, host: HostPower, **more: Any) -> ControlPlane:
+        """Return the control plane, where the node registers with what every agent says of itself, and ``more``."""
+        settings = self.settings
+        registration = NodeRegistration(
+            node_id=settings.node_id,
+            address=settings.address,
+            agent_url=settings.agent_url,
+            zone=settings.own_zone,
+            devices=self.devices,
+            driver=self.driver.name,
+            host_power=host.source,
+            most_host_w=host.most_w + settings.static_w,
+            labels=settings.labels,
+            **more,
+        )
+        return ControlPlane(client, self._enrolment, registration)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the agent's state, for troubleshooting."""
+        return {
+            "node_id": self.settings.node_id,
+            "boot_id": self.boot_id,
+            "driver": self.driver.name,
+            "registered": self.plane.is_registered,
+            "problems": self._problems(),
+            "closed": self._closed(),
+            "energy_intervals_waiting": len(self.spool),
+            "meter_faults": self.meter.describe(),
+            "gpu_faults": [fault.model_dump(mode="json") for fault in self.health.faults()],
+            "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
+            "readings": [reading.model_dump(mode="json") for reading in self._readings()],
+        }
+
+    def _readings(self) -> list[DeviceReading]:
+        return self.meter.readings()
 
     def _look_after_gpus(
         self,
