@@ -79,9 +79,9 @@ def test_a_test_that_is_refused_is_an_exit_status(run: Run, receiver: str) -> No
     [
         (
             ("create", "http://x/", "--events", "job.began"),
-            "--events job.began: must be of job.ended, budget.exceeded,",
+            "--events job.began: must be of job.started, job.ended, budget.exceeded,",
         ),
-        (("create", "http://x/", "--events", ","), "--events: name at least one of job.ended,"),
+        (("create", "http://x/", "--events", ","), "--events: name at least one of job.started, job.ended,"),
         (("create", "x"), "url: must be an address such as https://example.org/hook"),
         (("create", "https://10.0.0.1/"), "url: must be a public address; the operator allows other networks by"),
         (("create", "http://127.0.0.1/", "--events", "node.lost", "--project", "p"), "project: must be left out"),
