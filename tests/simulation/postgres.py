@@ -330,10 +330,12 @@ class SimulatedPostgres:
         late: How often a statement, or its answer, takes a while.
         on_commit: Called after each transaction that may have changed something, with the tables that it wrote to.
         changes: How many there were.
+        most: How many connections of one name a process ever had at once.
     """
 
     def __init__(self, simulation: Simulation, server: Server) -> None:
         self._simulation, self._server = simulation, server
+        self.most = Counter[str]()
         self._name = server.copy()
         self._free: list[Session] = []
         self._links: list[_Link] = []
@@ -366,10 +368,6 @@ class SimulatedPostgres:
         """End every connection, as a server does that starts again."""
         for link in [*self._links]:
             link.lose()
-
-    def connections(self) -> Counter[tuple[Process | None, str]]:
-        """Return how many connections each process has, by the name that they say."""
-        return Counter((link.process, link.name) for link in self._links)
 
     def unused(self, since_s: float) -> list[str]:
         """Return the names of the connections that nobody has used for so long."""
@@ -597,6 +595,8 @@ class _Link(asyncio.Transport):
         settings = dict(zip(words[::2], words[1::2], strict=True))
         self.session = self._postgres.take()
         self.name = settings.get("application_name", "")
+        alike = [each for each in self._postgres._links if (each.process, each.name) == (self.process, self.name)]
+        self._postgres.most[self.name] = max(self._postgres.most[self.name], len(alike))
         self._lock_timeout_s = float(settings.get("lock_timeout", "0").rstrip("s"))
         chosen = {name: value for name, value in settings.items() if name not in _NOT_SET and name[:4] != "tcp_"}
         if chosen:

@@ -450,8 +450,7 @@ class World:
 
     def check_committed(self, changed: frozenset[str]) -> None:
         """Check what a transaction that wrote to some tables has to leave true."""
-        connections = self.database.connections()
-        if many := [f"{count} of {name}" for (_, name), count in connections.items() if name in ALONE and count > 1]:
+        if many := [name for name in ALONE if self.database.most[name] > 1]:
             self.fail("who needs one connection has no more", str(many))
         if changed & LEDGER:
             for name, detail in self.database.rows("EXECUTE of_the_ledger"):
