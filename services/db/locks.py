@@ -22,6 +22,9 @@ CARBON_LEARNING = 4_269_697_287
 LEDGER_UPKEEP = 4_269_697_288
 """Held while old lines of the ledger are combined, or given back to idle."""
 
+BATCHES = 4_269_697_289
+"""Held by the serving process that works on batches, for as long as it does."""
+
 SECRETS = 1
 """Held, together with a hash of the tenant's id, while one of the tenant's secrets is set."""
 

@@ -70,8 +70,12 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
             r"POST /internal/routing/held",
             r"POST /internal/apps/observations",
             r"POST /v1/pools/[^/]+/traffic",
-            roles=(USER,),
+            r"(GET|POST|DELETE) /internal/openai/v1/(files|batches)(/.*)?",
+            roles=(READ_ONLY, USER),
         ),
+    },
+    "router": {
+        "serving": _calls(r"POST /v1/(chat/completions|completions|embeddings)", roles=(USER,)),
     },
     "simulator": {
         "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),

@@ -73,6 +73,8 @@ class AnswerPasser:
             headers += _location(server)
         if connection.status == 200:
             headers += footprint.headers()
+            if turn.received.asked.is_flex and is_identity(connection.headers):
+                content = _of_flex(content)
         if turn.model != turn.received.asked.model:
             headers.append((b"x-wattshift-model", turn.model.encode()))
         self._outcomes.end(turn, server, status, share_s, tokens, footprint)
@@ -115,6 +117,8 @@ class AnswerPasser:
             events, event_s = 0, received.at_s
             while piece:
                 out = reader.feed(piece) if is_plain else piece
+                if received.asked.is_flex and is_plain:
+                    out = _events_of_flex(out)
                 if reader.events > events:
                     now_s = time.monotonic()
                     if events:
@@ -166,6 +170,24 @@ def is_identity(headers: list[Header]) -> bool:
 def wants_comment(exchange: Exchange, settings: RouterSettings) -> bool:
     """Whether a stream to this client ends with a comment line that states its footprint."""
     return settings.stream_comment and exchange.headers.get(b"x-wattshift-comment") != b"off"
+
+
+def _of_flex(content: bytes) -> bytes:
+    """Return an answer that names its service tier, as those of ``flex`` do."""
+    try:
+        found = orjson.loads(content)
+        return orjson.dumps({**found, "service_tier": "flex"})
+    except (orjson.JSONDecodeError, TypeError):
+        return content
+
+
+def _events_of_flex(piece: bytes) -> bytes:
+    """Return events that name their service tier; a line of a text of the answer cannot begin one, as it is escaped."""
+    lines = piece.split(b"\n")
+    for at, line in enumerate(lines):
+        if line.startswith(b"data:") and (body := line[5:].strip()).startswith(b"{"):
+            lines[at] = b"data: " + _of_flex(body)
+    return b"\n".join(lines)
 
 
 def _is_json(headers: list[Header]) -> bool:

@@ -38,12 +38,14 @@ from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
 from services.kit.sockets import handed_over
 from services.kit.tasks import end_tasks
+from services.kit.tokens import outgoing
 from services.router.answers import AnswerPasser
 from services.router.apps.asked import is_apps
 from services.router.apps.assignment import Assigner
 from services.router.apps.coordination import Coordinator
 from services.router.apps.door import AppDoor
 from services.router.apps.observations import ObservationReporter
+from services.router.batches import BatchDoor
 from services.router.dispatch import Dispatcher
 from services.router.door import Door, route_of
 from services.router.expectations import Expectations
@@ -145,7 +147,8 @@ class Router:
         self.overview = Overview(
             self.name, self.peers, self.fleet, self.lanes, self.assigner, self.coordinator, self.gate
         )
-        self.door = Door(self.fleet, self.gate, dispatcher)
+        batches = BatchDoor(session, settings.serving_url, outgoing(settings.credential, "serving"))
+        self.door = Door(self.fleet, self.gate, dispatcher, batches, settings.flex_wait_s)
         self.app_door = AppDoor(
             settings,
             self.gate,

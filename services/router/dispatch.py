@@ -13,7 +13,7 @@ from services.kit.logging import Log
 from services.router.answers import AnswerPasser, is_stream
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Pool, Server
-from services.router.lanes import Lanes, NoServerError, QueueFullError, Ticket
+from services.router.lanes import Lanes, NoServerError, NoSpareError, QueueFullError, Ticket
 from services.router.metrics import Metrics
 from services.router.openai import DoorError
 from services.router.outgoing import RequestWriter
@@ -78,11 +78,13 @@ class Dispatcher:
         window: list[int] | None = None
         is_final = False
         pools = [(asked.model, pool)]
-        pools += [(model, each) for model in pool.spec.fallback if (each := self._fleet.pool_of(model, identity))]
+        if received.spare is None:
+            pools += [(model, each) for model in pool.spec.fallback if (each := self._fleet.pool_of(model, identity))]
         for model, current in pools:
             expected = self._expectations.of(received.kind, asked, current, model, identity.key_id)
-            if window is None:
-                window = self._arrived(current, received.at_utc_s, expected.input_tokens, expected.output_tokens)
+            arrived = current, received.at_utc_s, expected.input_tokens, expected.output_tokens
+            if window is None:  # pools are planned for others than those that only get what they leave
+                window = self._arrived(*arrived) if received.spare is None else [0, 0]
             lane = self._lanes.of(current, expected.request_class)
             turn = Turn(received, model, current, lane, expected, window)
             try:
@@ -92,11 +94,16 @@ class Dispatcher:
                     self._metrics.requests.add((model, expected.request_class, "499"))
                 raise
             except NoServerError as error:
+                if received.spare is not None:
+                    self._arrived(*arrived)  # a pool without instances wants one
                 detail = f"No server of the model {model} is ready{_why(error.starting)}."
                 failure = DoorError(503, "no_server", detail, retry_after_s=5)
             except QueueFullError as full:
                 detail = f"Too many requests wait for the model {model}."
                 failure = DoorError(429, "queue_full", detail, retry_after_s=full.retry_after_s)
+            except NoSpareError:
+                detail = f"Others leave no room for the model {model} now."
+                failure = DoorError(429, "resource_unavailable", detail, retry_after_s=2)
             except UpstreamError as error:
                 if received.exchange.has_begun:
                     return  # the stream ended with an error
@@ -146,7 +153,16 @@ class Dispatcher:
         )
         timeout_s = self._settings.queue_timeout_s
         first_s = timeout_s if promised_s is None else promised_s
-        server = await lane.take(ticket, timeout_s, first_s if waits_for_first else 0.0)
+        until_s = received.at_s + received.spare.patience_s if received.spare is not None else 0.0
+
+        async def take(first_s: float = 0.0, *, again: bool = False) -> Server:
+            if received.spare is None:
+                return await (lane.take_again(ticket, timeout_s) if again else lane.take(ticket, timeout_s, first_s))
+            server = await lane.take_spare(ticket, until_s, received.spare.places)
+            received.at_s = time.monotonic()
+            return server
+
+        server = await take(first_s if waits_for_first else 0.0)
         failure: UpstreamError | None = None
         while True:
             turn.wait_s = time.monotonic() - received.at_s
@@ -157,15 +173,15 @@ class Dispatcher:
                     raise
                 failure = error
             if failure.reason == "preempted":
-                server = await lane.take_again(ticket, self._settings.queue_timeout_s)
+                server = await take(again=True)
                 continue
             request.excluded |= {server.id}
             may_repeat = failure.may_repeat or (received.asked.may_repeat and failure.reason in ("closed", "hung"))
             if not may_repeat or len(request.excluded) >= self._settings.attempts:
                 raise failure
             try:
-                server = await lane.take(ticket, self._settings.queue_timeout_s)
-            except NoServerError:
+                server = await take()
+            except (NoServerError, NoSpareError):
                 raise failure from None
 
     async def _ask(self, turn: Turn, ticket: Ticket, server: Server) -> None:

@@ -7,29 +7,39 @@ import time
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from services.contracts.batches import BATCH_HEADER
 from services.contracts.identity import Identity, ResolvedKey, Role
 from services.kit.edge.exchange import Exchange, check_json_type
 from services.kit.problems import ProblemError
 from services.router import openai
+from services.router.batches import BatchDoor, is_of_batches
 from services.router.dispatch import Dispatcher
 from services.router.fleet import Fleet
 from services.router.gate import Gate
 from services.router.openai import JSON, DoorError
-from services.router.turn import Received
+from services.router.turn import Received, Spare
 
 COMPLETIONS = {"/v1/chat/completions": "chat", "/v1/completions": "completion", "/v1/embeddings": "embedding"}
+BATCH = BATCH_HEADER.encode()
 
 
 def route_of(path: str) -> str:
     """Return what traces call a path: one of a few names, because anybody may send any path."""
-    return path if path in COMPLETIONS else "/v1/models" if path.startswith("/v1/models") else "/v1/{path}"
+    if path in COMPLETIONS:
+        return path
+    return next((name for name in ("/v1/models", "/v1/files", "/v1/batches") if path.startswith(name)), "/v1/{path}")
 
 
 class Door:
     """Lets requests in, and answers those that are refused."""
 
-    def __init__(self, fleet: Fleet, gate: Gate, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, fleet: Fleet, gate: Gate, dispatcher: Dispatcher, batches: BatchDoor, flex_wait_s: float
+    ) -> None:
+        """Take what answers requests, and how long one of the tier ``flex`` waits for what others leave free."""
         self._fleet = fleet
+        self._batches = batches
+        self._flex_wait_s = flex_wait_s
         self._gate = gate
         self._dispatcher = dispatcher
 
@@ -47,12 +57,18 @@ class Door:
     async def _handle(self, exchange: Exchange) -> None:
         path, method = exchange.scope["path"], exchange.scope["method"]
         kind = COMPLETIONS.get(path)
+        if kind is not None and BATCH in exchange.headers:
+            return await self._line(exchange, kind, path)
         key = await self._gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
         if kind is None:
             if path == "/v1/models" or path.startswith("/v1/models/"):
                 _check_method(method, "GET", "HEAD")
                 exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
                 return await self._models(exchange, key.identity, path.removeprefix("/v1/models").removeprefix("/"))
+            if is_of_batches(path):
+                exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
+                with self._gate.at_once.one_more(key.identity.tenant_id):
+                    return await self._batches.handle(exchange, key.identity)
             raise DoorError(404, "unknown_url", f"There is no {path}.")
         _check_method(method, "POST")
         exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
@@ -61,6 +77,15 @@ class Door:
         check_json_type(exchange.headers.get(b"content-type"))
         await self._gate.with_body(
             exchange, key.identity.tenant_id, lambda body: self._complete(exchange, kind, path, key, body)
+        )
+
+    async def _line(self, exchange: Exchange, kind: str, path: str) -> None:
+        """Answer a line of a batch, which serving sends on behalf of the batch's tenant."""
+        key = self._gate.of_serving(exchange)
+        places = exchange.headers[BATCH].decode("latin-1").split(",")
+        spare = Spare(0.0, frozenset(place for place in places if place))
+        await self._gate.with_body(
+            exchange, key.identity.tenant_id, lambda body: self._complete(exchange, kind, path, key, body, spare)
         )
 
     async def _models(self, exchange: Exchange, caller: Identity, name: str) -> None:
@@ -78,13 +103,17 @@ class Door:
                 return
         raise _no_model(name)
 
-    async def _complete(self, exchange: Exchange, kind: str, path: str, key: ResolvedKey, content: bytes) -> None:
+    async def _complete(
+        self, exchange: Exchange, kind: str, path: str, key: ResolvedKey, content: bytes, spare: Spare | None = None
+    ) -> None:
         at_s, at_utc_s = time.monotonic(), time.time()
         asked = openai.read(content)
         pool = self._fleet.pool_of(asked.model, key.identity)
         if pool is None:
             raise _no_model(asked.model)
-        await self._dispatcher.serve(Received(exchange, kind, path, key, asked, at_s, at_utc_s), pool)
+        if spare is None and asked.is_flex:
+            spare = Spare(self._flex_wait_s)
+        await self._dispatcher.serve(Received(exchange, kind, path, key, asked, at_s, at_utc_s, spare), pool)
 
 
 def _check_method(method: str, *allowed: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.contracts.identity import Identity
 from services.contracts.routing import EVERY_TENANT, RoutedApp, RoutedAppServer, RoutedPool, RoutedServer, RoutingTable
@@ -33,6 +34,7 @@ class Server(SharedTime):
         energy: What each request adds to its energy, by its profile; None if that does not say.
         gco2_per_kwh: Intensity of its grid now, PUE included; None if unknown.
         tells_load: Whether it reported its load when it was last asked.
+        spare: Tokens of each request that it holds because others left room; those yield to others (``lanes``).
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class Server(SharedTime):
         "limit",
         "location",
         "origin",
+        "spare",
         "spec",
         "tells_load",
         "was_key_asked_for",
@@ -63,6 +66,7 @@ class Server(SharedTime):
         self.costs = ServerCosts(ttft_s, tbt_s, (spec.max_qps or 0.0) * (spec.latency_s or 0.0))
         self._asks_usage_at_s = 0.0
         self.lanes: list[str] = []
+        self.spare: dict[Any, int] = {}
         self.limit = spec.capacity
         self.instance = instance
         self.tells_load = False

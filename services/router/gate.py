@@ -7,12 +7,16 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from services.contracts.codes import ProblemCode
+from services.contracts.identity import ResolvedKey, TenantLimits
+from services.kit import access
+from services.kit.crowd import show_known
 from services.kit.edge.bodies import BodyReader
 from services.kit.edge.exchange import ClientGoneError, Exchange, while_connected
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
+from services.kit.tokens import REFUSED, Incoming
 from services.router.settings import RouterSettings
 
 log = Log(__name__)
@@ -39,6 +43,7 @@ class Gate:
         self.at_once = ConcurrencyLimiter(settings.max_requests_per_tenant, "requests", retry_after_s=1)
         self.bodies = BodyReader(settings.max_buffered_bytes)
         self._most_bytes = settings.max_body_bytes
+        self._services = Incoming.of(settings.credential)
         self.in_flight = 0
         self.is_empty = asyncio.Event()
         self._is_closing = False
@@ -76,6 +81,21 @@ class Gate:
             self.in_flight -= 1
             if self._is_closing and not self.in_flight:
                 self.is_empty.set()
+
+    def of_serving(self, exchange: Exchange) -> ResolvedKey:
+        """Return the caller on whose behalf serving sends a line of a batch; its rate is not limited here.
+
+        Raises:
+            ProblemError: 401 or 403 unless serving sent it.
+        """
+        scope = exchange.scope
+        given = exchange.headers.get(b"authorization", b"").decode("latin-1")
+        caller = self._services.caller(given, scope["method"], scope["path"])
+        if caller.identity is None:
+            raise REFUSED
+        show_known(scope)
+        access.note_caller(caller.identity, caller.service)
+        return ResolvedKey(identity=caller.identity, limits=TenantLimits())
 
     async def with_body(self, exchange: Exchange, tenant: str, serve: Callable[[bytes], Awaitable[None]]) -> None:
         """Serve a request with its body, for as long as its client is connected.

@@ -7,6 +7,9 @@ servers' capacity equally (``peers``), and each orders the requests that came to
 Preemption is the dispatcher's: a waiting request takes the place of one that was sent to a server and has not been
 answered yet. That one's connection is closed, which makes a model server give it up, and it waits again. What a client
 has begun to receive is never taken back; inside a server, vLLM's own `priority` continues the order (``door``).
+
+Lines of batches and requests of the tier ``flex`` never queue. They are given a server only where nobody waits, some
+places stay free, and the others' tokens stay within their limit; and while somebody waits, they give up their places.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from services.core.domain.serving import SLO_LATENCIES
@@ -28,7 +31,7 @@ from services.core.policies.freesh.laxity import (
     preempted_by,
 )
 from services.core.policies.freesh.request_queue import RequestQueue, over_share
-from services.core.policies.freesh.server_choice import Given, Work, choose_server
+from services.core.policies.freesh.server_choice import SLOWDOWN_PER_TOKEN, Given, Work, choose_server
 from services.router.breaker import BreakerState
 from services.router.fleet import Fleet, Pool, Server
 from services.router.upstream import Connection, UpstreamError
@@ -37,6 +40,13 @@ WANTED_WITHIN_S = 45.0
 """A pool without instances wants one so soon after a request came (``serving``); else that waits for none."""
 RETIME_SHARE = 0.1
 """The queue is ordered anew when its servers' times have changed by so much."""
+SPARE_SHARE = 0.9
+"""Of a server's places, what requests that only get what others leave may take."""
+SPARE_OF_LIMIT = 0.8
+"""Of the time that a class allows between tokens, up to which they may slow others down."""
+SPARE_SLOWDOWN = 0.1
+"""By how much they may slow others down where the class has no such limit."""
+SPARE_LOOK_S = 0.25
 
 
 class QueueFullError(Exception):
@@ -63,6 +73,10 @@ class NoServerError(Exception):
         self.starting = starting
 
 
+class NoSpareError(Exception):
+    """Others leave no room that the request may have."""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A request on its way through its lane.
@@ -77,6 +91,7 @@ class Ticket:
         given: Resolved once it may be sent to a server.
         waits_since_s: When it began to wait for a pool's first server; None unless it does.
         place: Its entry in the server's costs.
+        is_spare: Whether it only gets what others leave free.
     """
 
     request: ServingRequest
@@ -92,6 +107,7 @@ class Ticket:
     place: Given | None = None
     connection: Connection | None = None
     is_preempted: bool = False
+    is_spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +139,7 @@ class Lane:
         self.servers: list[Server] = []
         self.others: list[Server] = []
         self.starting: int | None = None
+        self._max_tbt_s: float | None = None
         self._rules = rules
         self.queue = RequestQueue(rules.order, ServiceTimes(0.2, 0.03), rules.most_waiting)
         self._tickets: dict[str, Ticket] = {}
@@ -143,6 +160,8 @@ class Lane:
         own = {each.id for each in self.servers}
         self.others = [] if pool is None else [each for each in pool.servers if each.id not in own]
         self.starting = None if pool is None else pool.spec.starting
+        limits = [each.max_tbt_ms for each in (pool.spec.classes if pool else ()) if each.name == request_class]
+        self._max_tbt_s = limits[0] / 1e3 if limits and limits[0] is not None else None
         self.retime()
 
     def retime(self) -> None:
@@ -212,6 +231,48 @@ class Lane:
             raise QueueFullError(self.retry_after_s())
         return await self._wait(ticket, timeout_s)
 
+    async def take_spare(self, ticket: Ticket, until_s: float, places: Collection[str]) -> Server:
+        """Return a server with room that others leave, the cleanest of ``places``, after waiting for one if need be.
+
+        Raises:
+            NoServerError: None of the servers may be given requests.
+            NoSpareError: There was no room until ``until_s``, by the monotonic clock.
+        """
+        ticket.is_spare = True
+        while True:
+            now_s = time.monotonic()
+            passing = [each for each in self._passing(ticket, now_s) if each.breaker.opened_s is None]
+            here = [each for each in passing if not places or each.location in places]
+            free = [] if len(self.queue) else [each for each in here if self._leaves_room(each, ticket.work)]
+            server = choose_server(free, ticket.work, math.inf, now_s, {})
+            if server is not None:
+                self._begin(ticket, server)
+                return server
+            if now_s >= until_s:
+                raise NoSpareError if passing else NoServerError(self.starting)
+            await asyncio.sleep(min(SPARE_LOOK_S, until_s - now_s))
+
+    def _leaves_room(self, server: Server, work: Work) -> bool:
+        """Whether a server has room for a request that only gets what others leave."""
+        costs, spare_tokens = server.costs, sum(server.spare.values()) + work.tokens
+        if server.held >= max(1, math.floor(SPARE_SHARE * server.limit)) or costs.queued:
+            return False
+        if server.held == len(server.spare) and not server.held_elsewhere:
+            return True  # nobody else is there
+        alone_s = costs.token_s * (1.0 + SLOWDOWN_PER_TOKEN * max(costs.load_tokens + work.tokens - spare_tokens, 0.0))
+        beside_s = alone_s + costs.token_s * SLOWDOWN_PER_TOKEN * spare_tokens
+        if self._max_tbt_s is not None:
+            return beside_s <= SPARE_OF_LIMIT * self._max_tbt_s
+        return beside_s <= (1.0 + SPARE_SLOWDOWN) * alone_s
+
+    def _take_spare_back(self, ticket: Ticket) -> None:
+        """Have a request that only gets what others leave give up its place, because ``ticket`` waits for one."""
+        for server in self._passing(ticket, time.monotonic()):
+            for each in reversed(server.spare):
+                if not each.is_preempted:
+                    _end(each)
+                    return
+
     async def take_again(self, ticket: Ticket, timeout_s: float) -> Server:
         """Like ``take``, for a preempted request: it was accepted before, so the queue's bound does not apply."""
         server = self._take_at_once(ticket)
@@ -232,6 +293,7 @@ class Lane:
         self._tickets[ticket.request.id] = ticket
         ticket.given = asyncio.get_running_loop().create_future()
         try:
+            self._take_spare_back(ticket)
             self._preempt()
             async with asyncio.timeout(timeout_s):
                 return await ticket.given
@@ -261,6 +323,9 @@ class Lane:
         server.breaker.sent(ticket)
         ticket.share_began_s = server.begin()
         ticket.place = server.costs.begin(ticket.work, time.monotonic())
+        if ticket.is_spare:  # it is nobody's share of what is in service
+            server.spare[ticket] = ticket.work.tokens
+            return
         tenant = ticket.request.tenant
         self.in_service[tenant] = self.in_service.get(tenant, 0) + 1
         self.unanswered[ticket.request.id] = ticket
@@ -268,13 +333,18 @@ class Lane:
     def answered(self, ticket: Ticket) -> None:
         """Note the first byte of an answer: from here on the request keeps its place."""
         self.unanswered.pop(ticket.request.id, None)
+        if ticket.server is not None:
+            ticket.server.spare.pop(ticket, None)
 
     def leave(self, ticket: Ticket, server: Server) -> float:
         """Give back a server to others; return the request's share of its time, in seconds."""
         self.unanswered.pop(ticket.request.id, None)
+        server.spare.pop(ticket, None)
         tenant = ticket.request.tenant
         left = self.in_service.get(tenant, 0) - 1
-        if left > 0:
+        if ticket.is_spare:
+            pass
+        elif left > 0:
             self.in_service[tenant] = left
         else:
             self.in_service.pop(tenant, None)
@@ -420,8 +490,8 @@ def _urgency(lane: Lane) -> float:
 
 
 def _end(ticket: Ticket) -> None:
-    """Have a request leave its server and wait again."""
-    assert ticket.connection is not None
+    """Have a request leave its server and wait again; one that still connects leaves when it has (``dispatch``)."""
     ticket.is_preempted = True
     ticket.preemptions += 1
-    ticket.connection.abort(UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True))
+    if ticket.connection is not None:
+        ticket.connection.abort(UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True))

@@ -111,6 +111,11 @@ class Asked:
     may_repeat: bool
     session: str | None
 
+    @property
+    def is_flex(self) -> bool:
+        """Whether it may wait for what others leave free."""
+        return self.fields.get("service_tier") == "flex"
+
     def with_fields(self, **changes: Any) -> bytes:
         """Return the body with some fields changed or added."""
         return orjson.dumps(self.fields | changes)

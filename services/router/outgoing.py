@@ -17,6 +17,8 @@ UUID = re.compile(rb"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 TRACES = (b"traceparent", b"tracestate")
 """Headers of the client by which its traces and the model server's are one."""
 MOST_HEADS = 10_000
+AFTER_OTHERS_S = 86_400.0
+"""By how much requests that only get what others leave are less urgent inside a server than if they were others."""
 ASK_USAGE = b'"stream_options":{"include_usage":true},'
 
 
@@ -44,6 +46,8 @@ class RequestWriter:
             order_s = turn.lane.priority(ticket.request) - received.at_s
             if self._order is not Order.SRTF:
                 order_s += received.at_utc_s
+            if received.spare is not None:
+                order_s += AFTER_OTHERS_S
             changes["priority"] = round(order_s * 1e3)
         options = asked.fields.get("stream_options")
         turn.asks_usage = (

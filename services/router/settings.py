@@ -34,6 +34,11 @@ class RouterSettings(EdgeSettings):
     max_queue: int = Field(default=1_000, ge=0, description="Waiting requests of a class; beyond it requests get 429.")
     queue_timeout_s: float = Field(default=60, gt=0, description="How long a request waits for a server.")
     preemptions: int = Field(default=1, ge=0, description="How often a request may be preempted; 0 for never.")
+    flex_wait_s: float = Field(
+        default=540,
+        ge=0,
+        description="How long a request of the service tier flex waits for what others leave free; then it gets 429.",
+    )
     attempts: int = Field(default=3, ge=1, le=20, description="Servers that a request is sent to, one after another.")
     max_requests_per_tenant: int = Field(default=4_096, ge=1, description="Of a tenant at once, in all processes.")
 

@@ -33,14 +33,28 @@ class Expected:
     block_tokens: float
 
 
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A request that gets only what others leave free: a line of a batch, or one of the service tier ``flex``.
+
+    Attributes:
+        patience_s: How long it waits for that.
+        places: Those where it may be answered; empty for any.
+    """
+
+    patience_s: float
+    places: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True)
 class Received:
     """A request as it came.
 
     Attributes:
         kind: ``chat``, ``completion`` or ``embedding``.
-        at_s: When it came, by the monotonic clock.
+        at_s: When it came, by the monotonic clock; of one that waited for what others left free, when it got that.
         at_utc_s: When it came, UTC seconds.
+        spare: Set for one that gets only what others leave free.
     """
 
     exchange: Exchange
@@ -50,6 +64,7 @@ class Received:
     asked: Asked
     at_s: float
     at_utc_s: float
+    spare: Spare | None = None
 
 
 @dataclass(slots=True)

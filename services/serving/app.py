@@ -16,9 +16,15 @@ from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.sweeper import Sweeper
 from services.kit.carbon import Carbon
 from services.kit.http import client_of, new_session
+from services.kit.logging import Log
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
+from services.kit.tokens import outgoing
 from services.serving import app_endpoints, endpoints, routing_endpoints
+from services.serving.batches import endpoints as batch_endpoints
+from services.serving.batches.sending import Sender
+from services.serving.batches.service import Batches
+from services.serving.batches.worker import BatchWorker, Forecasts
 from services.serving.carbon import Baselines, CarbonZones, Intensities
 from services.serving.controller.controller import Controller
 from services.serving.controller.probes import Prober, new_probe_session
@@ -40,6 +46,10 @@ from services.serving.settings import ServingSettings
 from services.serving.solver import search_by
 from services.serving.traffic import TrafficReports
 
+log = Log(__name__)
+
+FORM_BYTES = 64 * 1024
+"""Of an upload, what is not the file."""
 WORKERS_LOOK_S = 0.5
 """Time between checks for plans that wait for a worker; short, because an operator may be waiting for one."""
 
@@ -54,7 +64,11 @@ def create_app(settings: ServingSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        async with new_session(tls=settings.tls) as session, new_probe_session() as probe_session:
+        async with (
+            new_session(tls=settings.tls) as session,
+            new_session(0, tls=settings.tls) as lines_session,
+            new_probe_session() as probe_session,
+        ):
             carbon = client_of(session, settings, "carbon", timeout_s=settings.carbon_timeout_s)
             admission = client_of(session, settings, "admission", timeout_s=5)
             optimizer = client_of(session, settings, "optimizer")
@@ -72,9 +86,18 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.endpoints = Endpoints(repository, settings, zones)
             intensities = Intensities(Carbon(carbon, attempts=1, timeout_s=2))
             app.state.routing = routing = Routing(repository, intensities, settings)
+            app.state.batches = Batches(repository, settings)
             show_figures(app.state.metrics, engine, plan_rows)
             there = repository.presence.wait
+            batches: list[BatchWorker] = []
+            if "router" in settings.credential.keys:
+                lines = Sender(lines_session, settings.router_url, outgoing(settings.credential, "router"))
+                forecasts = Forecasts(Carbon(carbon, attempts=1, timeout_s=2))
+                batches = [BatchWorker(repository, routing, forecasts, lines, settings)]
+            else:
+                log.error("batches.no_credential", why="WATTSHIFT_SERVICE_CREDENTIAL does not let serving ask routers")
             loops = (
+                *batches,
                 Sweeper("plan", plan_rows, None, settings),
                 traffic,
                 Rectifier(repository),
@@ -107,11 +130,12 @@ def create_app(settings: ServingSettings) -> FastAPI:
         settings,
         lifespan=lifespan,
         readiness=readiness,
-        max_body_bytes=settings.max_body_bytes,
+        max_body_bytes=max(settings.max_body_bytes, settings.batch_file_bytes + FORM_BYTES),
     )
     app.include_router(endpoints.router)
     app.include_router(routing_endpoints.router)
     app.include_router(app_endpoints.router)
+    app.include_router(batch_endpoints.router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
 

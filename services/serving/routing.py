@@ -52,7 +52,11 @@ HELD_AGE_S = 5.0
 
 
 class Routing:
-    """Makes the routers' table, and remembers how many requests they hold at draining servers."""
+    """Makes the routers' table, and remembers how many requests they hold at draining servers.
+
+    Attributes:
+        zones: Zone and signal of each model server of the last table, by its id; those without a zone are left out.
+    """
 
     def __init__(self, repository: ServingRepository, intensities: Intensities, settings: ServingSettings) -> None:
         self._repository = repository
@@ -60,6 +64,7 @@ class Routing:
         self._settings = settings
         self._made: tuple[float, RoutingTable] | None = None
         self._making = asyncio.Lock()
+        self.zones: dict[str, tuple[str, str | None]] = {}
         self._held: dict[tuple[str, str], tuple[int, float]] = {}
 
     async def table(self) -> RoutingTable:
@@ -107,6 +112,8 @@ class Routing:
         zones |= {(each.spec.zone, None) for each in endpoints if each.spec.zone}
         zones |= {_grid(fleet) for fleet in fleets.values()}
         known = await self._intensities.of(zones)
+        self.zones = {row.id: (row.zone, signals.get((row.pool, row.place))) for row in rows if row.zone}
+        self.zones |= {f"endpoint:{each.name}": (each.spec.zone, None) for each in endpoints if each.spec.zone}
         pue = self._settings.pue  # the ledger's, and what it has of an instance may be of before a change
 
         def intensity(zone: str | None, signal: str | None) -> CurrentIntensity | None:

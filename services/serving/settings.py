@@ -129,6 +129,18 @@ class ServingSettings(WorkSettings, SealingSettings):
         validation_alias=_renamed("INSTANCE_PROBES_AT_ONCE"),
     )
 
+    batch_keep_days: float = Field(
+        default=30,
+        gt=0,
+        le=3_650,
+        description="How long files of batches are kept, unless a request says otherwise, and batches after their end.",
+    )
+    batch_file_bytes: int = Field(default=200 * 1024 * 1024, ge=1_024, description="Size of a file of requests.")
+    batch_lines: int = Field(default=50_000, ge=1, description="Requests of a batch.")
+    batch_quota_bytes: int = Field(
+        default=20 * 1024**3, ge=1_024, description="Size of all files of a tenant, those that batches wrote included."
+    )
+
     routing_power_s: float = Field(
         default=120, gt=0, description="Over how long an instance's power is averaged for the router."
     )

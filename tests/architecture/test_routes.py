@@ -26,6 +26,7 @@ NOT_BEHIND_THE_GATEWAY = {
     "gpu_agent/endpoints.py": "an agent is asked by admission and telemetry only",
     "services/kit/metrics.py": "every process shows its figures, which the gateway gathers",
     "gpu_agent/exec_endpoints.py": "an agent is asked by admission and telemetry only",
+    "services/serving/batches/endpoints.py": "the router passes on what clients of OpenAI's API send",
 }
 
 NOT_PUBLIC = {

@@ -10,11 +10,15 @@ from services.kit.problems import ProblemError
 from services.router.gate import Gate
 from services.router.openai import DoorError
 from services.router.settings import RouterSettings
+from tests.support.tokens import TOKEN
 
 
 @pytest.fixture
 def gate() -> Gate:
-    return Gate(RouterSettings.model_construct(max_requests_per_tenant=1, max_buffered_bytes=1), keys=None)  # pyright: ignore
+    return Gate(
+        RouterSettings.model_construct(max_requests_per_tenant=1, max_buffered_bytes=1, service_token=TOKEN),
+        keys=None,  # pyright: ignore
+    )
 
 
 def an_exchange() -> Exchange:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import insert, text
+from sqlalchemy import TextClause, insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.contracts.identity import Identity
 from services.db.tables.admission import audit_log
 from services.serving.repository.apps import AppRows
+from services.serving.repository.batch_work import BatchWorkRows
+from services.serving.repository.batches import BatchRows
 from services.serving.repository.clocks import ClockRows
 from services.serving.repository.fleets import FleetRows
 from services.serving.repository.instances import InstanceRows
@@ -28,6 +30,7 @@ from services.serving.repository.traffic import TrafficRows
 
 _IS_ANY = text("SELECT EXISTS (SELECT FROM pools) OR EXISTS (SELECT FROM fleets) OR EXISTS (SELECT FROM apps)")
 """Those that are deleted and still kept count: something of them may run."""
+_IS_ANY_BATCH = text("SELECT EXISTS (SELECT FROM batches) OR EXISTS (SELECT FROM batch_files)")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Queries:
     endpoints: EndpointRows
     fleets: FleetRows
     apps: AppRows
+    batches: BatchRows
+    batch_work: BatchWorkRows
     connection: AsyncConnection
 
     async def now(self) -> datetime:
@@ -60,11 +65,13 @@ class ServingRepository:
 
     Attributes:
         presence: What loops wait on while there is nothing to manage.
+        batch_presence: The same for files and batches.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self.presence = Presence(self._is_any)
+        self.presence = Presence(lambda: self._is_any(_IS_ANY))
+        self.batch_presence = Presence(lambda: self._is_any(_IS_ANY_BATCH))
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[Queries]:
@@ -78,10 +85,11 @@ class ServingRepository:
         async with self._engine.begin() as connection:
             yield _queries(connection)
         self.presence.written.set()
+        self.batch_presence.written.set()
 
-    async def _is_any(self) -> bool:
+    async def _is_any(self, query: TextClause) -> bool:
         async with self._engine.connect() as connection:
-            return bool((await connection.execute(_IS_ANY)).scalar_one())
+            return bool((await connection.execute(query)).scalar_one())
 
 
 def _queries(connection: AsyncConnection) -> Queries:
@@ -95,5 +103,7 @@ def _queries(connection: AsyncConnection) -> Queries:
         EndpointRows(connection),
         FleetRows(connection),
         AppRows(connection),
+        BatchRows(connection),
+        BatchWorkRows(connection),
         connection,
     )

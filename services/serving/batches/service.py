@@ -1,0 +1,210 @@
+"""What callers do with files and batches, by OpenAI's contract."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from sqlalchemy.exc import DBAPIError
+
+from services.contracts.batches import (
+    LEAST_KEPT_S,
+    MOST_KEPT_S,
+    WINDOW_S,
+    Batch,
+    BatchFile,
+    BatchFileList,
+    BatchList,
+    BatchRequest,
+    DeletedFile,
+)
+from services.contracts.codes import ProblemCode
+from services.contracts.identity import Identity
+from services.kit.disk import DiskWatch
+from services.kit.ids import new_id
+from services.kit.problems import ProblemError
+from services.serving.batches.multipart import read_parts
+from services.serving.repository import ServingRepository
+from services.serving.settings import ServingSettings
+
+CHUNK_BYTES = 2**20
+PURPOSE = "batch"
+_TEXT_BYTES = 1_000
+_DISK_FULL = "53100"
+
+
+@dataclass
+class _Form:
+    """The fields of an upload beside its file."""
+
+    texts: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def take(self, name: str, piece: bytes) -> None:
+        self.texts[name] = self.texts.get(name, b"") + piece
+        if len(self.texts[name]) > _TEXT_BYTES or len(self.texts) > 10:
+            raise _refused(400, f"The field {name[:50]} is too long, or there are too many.")
+
+    def keep_s(self, usual_s: float) -> float:
+        seconds, anchor = self.texts.get("expires_after[seconds]"), self.texts.get("expires_after[anchor]")
+        if seconds is None and anchor is None:
+            return usual_s
+        if anchor != b"created_at" or seconds is None or not re.fullmatch(rb"[0-9]{1,9}", seconds):
+            raise _refused(400, "expires_after has the anchor created_at and a whole number of seconds.")
+        if not LEAST_KEPT_S <= int(seconds) <= MOST_KEPT_S:
+            raise _refused(400, f"A file is kept for {LEAST_KEPT_S} to {MOST_KEPT_S} seconds.")
+        return float(seconds)
+
+
+class Batches:
+    """Files and batches. A tenant sees only its own."""
+
+    def __init__(self, repository: ServingRepository, settings: ServingSettings) -> None:
+        self._repository = repository
+        self._settings = settings
+        self._disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
+
+    async def upload(self, caller: Identity, content_type: str, body: AsyncIterator[bytes]) -> BatchFile:
+        """Store a file as it arrives; nobody sees it before all of it is flushed to disk.
+
+        Raises:
+            ProblemError: 400 for a form that is no upload of a batch, 413 if the file is too large, 403 beyond the
+                tenant's quota, 503 while the database's disk is nearly full.
+        """
+        self._disk.check("The database's disk")
+        settings, tenant, form = self._settings, caller.tenant_id, _Form()
+        async with self._repository.reading() as queries:
+            room = settings.batch_quota_bytes - await queries.batches.stored_bytes(tenant)
+        file_id, size, number, held = "", 0, 0, bytearray()
+        async for name, filename, piece in read_parts(content_type, body):
+            if name != "file":
+                form.take(name, piece)
+                continue
+            if not file_id:
+                file_id = new_id("file")
+                keep_s = settings.batch_keep_days * 86_400
+                async with self._repository.writing() as queries:
+                    await queries.batches.add_file(file_id, tenant, (filename or "file")[:500], PURPOSE, keep_s)
+            size += len(piece)
+            if size > settings.batch_file_bytes:
+                raise _refused(
+                    413, f"A file has at most {settings.batch_file_bytes} bytes.", ProblemCode.BODY_TOO_LARGE
+                )
+            if size > room:
+                detail = f"The tenant's files may have {settings.batch_quota_bytes} bytes in all; delete some."
+                raise _refused(403, detail, ProblemCode.QUOTA_EXCEEDED)
+            held += piece
+            while len(held) >= CHUNK_BYTES:
+                await self._add_chunk(file_id, number, bytes(held[:CHUNK_BYTES]))
+                number += 1
+                del held[:CHUNK_BYTES]
+        if form.texts.get("purpose") != PURPOSE.encode():
+            raise _refused(400, "The only purpose of files here is batch.")
+        if not size:
+            raise _refused(400, "The form has no file, or an empty one.")
+        if held:
+            await self._add_chunk(file_id, number, bytes(held))
+        keep_s = form.keep_s(settings.batch_keep_days * 86_400)
+        async with self._repository.writing() as queries:
+            await queries.batches.complete_file(file_id, tenant, keep_s)
+            return await queries.batches.file(tenant, file_id)
+
+    async def _add_chunk(self, file_id: str, number: int, data: bytes) -> None:
+        self._disk.check("The database's disk")
+        try:
+            async with self._repository.writing() as queries:
+                await queries.batches.add_chunk(file_id, number, data)
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != _DISK_FULL:
+                raise
+            detail = "The database's disk is full. The file was not taken in."
+            raise ProblemError(503, ProblemCode.UNAVAILABLE, detail, headers={"Retry-After": "30"}) from error
+
+    async def files(
+        self, caller: Identity, limit: int, after: str | None, purpose: str | None, *, ascending: bool
+    ) -> BatchFileList:
+        """Return a page of files."""
+        async with self._repository.reading() as queries:
+            found = await queries.batches.files(
+                caller.tenant_id, limit + 1, purpose=purpose, after=after, ascending=ascending
+            )
+        page = found[:limit]
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        return BatchFileList(data=page, first_id=first, last_id=last, has_more=len(found) > limit)
+
+    async def file(self, caller: Identity, file_id: str) -> BatchFile:
+        """Return a file without its content, or raise ProblemError 404."""
+        async with self._repository.reading() as queries:
+            return await queries.batches.file(caller.tenant_id, file_id)
+
+    async def content(self, caller: Identity, file_id: str) -> AsyncIterator[bytes]:
+        """Yield a file's content."""
+        number = 0
+        while True:
+            async with self._repository.reading() as queries:
+                piece = await queries.batches.chunk(caller.tenant_id, file_id, number)
+            if piece is None:
+                return
+            yield piece
+            number += 1
+
+    async def remove_file(self, caller: Identity, file_id: str) -> DeletedFile:
+        """Delete a file, or raise ProblemError 404. Batches that have begun have their lines and go on."""
+        async with self._repository.writing() as queries:
+            await queries.batches.remove_file(caller.tenant_id, file_id)
+        return DeletedFile(id=file_id)
+
+    async def create(self, caller: Identity, request: BatchRequest) -> Batch:
+        """Take in a batch; it is flushed to disk on return, and checked afterwards.
+
+        Raises:
+            ProblemError: 400 if there is no such file, 503 while the database's disk is nearly full.
+        """
+        self._disk.check("The database's disk")
+        keep_s = self._settings.batch_keep_days * 86_400
+        if request.output_expires_after is not None:
+            keep_s = float(request.output_expires_after.seconds)
+        batch_id = new_id("batch")
+        async with self._repository.writing() as queries:
+            if not await queries.batches.files(caller.tenant_id, 1, file_id=request.input_file_id):
+                raise _refused(400, f"There is no file {request.input_file_id[:100]} with the purpose batch.")
+            await queries.batches.add(
+                batch_id,
+                caller,
+                request.endpoint,
+                request.input_file_id,
+                window_s=WINDOW_S,
+                keep_s=keep_s,
+                metadata=request.metadata,
+            )
+            return await queries.batches.find(caller.tenant_id, batch_id)
+
+    async def page(self, caller: Identity, limit: int, after: str | None) -> BatchList:
+        """Return a page of batches, newest first."""
+        async with self._repository.reading() as queries:
+            found = await queries.batches.page(caller.tenant_id, limit + 1, after=after)
+        page = found[:limit]
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        return BatchList(data=page, first_id=first, last_id=last, has_more=len(found) > limit)
+
+    async def find(self, caller: Identity, batch_id: str) -> Batch:
+        """Return a batch, or raise ProblemError 404."""
+        async with self._repository.reading() as queries:
+            return await queries.batches.find(caller.tenant_id, batch_id)
+
+    async def cancel(self, caller: Identity, batch_id: str) -> Batch:
+        """Have a batch end; what is answered already is in its files.
+
+        Raises:
+            ProblemError: 404, or 409 if it has ended or is ending.
+        """
+        async with self._repository.writing() as queries:
+            is_done = await queries.batches.cancel(caller.tenant_id, batch_id)
+            found = await queries.batches.find(caller.tenant_id, batch_id)
+        if not is_done and found.status != "cancelling":
+            raise ProblemError(409, ProblemCode.CONFLICT, f"The batch is {found.status} and cannot be cancelled.")
+        return found
+
+
+def _refused(status: int, detail: str, code: ProblemCode = ProblemCode.INVALID_REQUEST) -> ProblemError:
+    return ProblemError(status, code, detail)

@@ -1,0 +1,391 @@
+"""The worker: checks batches, has their lines answered where and when it is cleanest, and writes their files.
+
+One process works at a time, the holder of a session lock; another takes over when it dies. A line is ``sent`` in the
+database before it is, and what became of it is written once, under the number of that attempt. So after a crash, lines
+of unknown outcome are sent again, and counted; one that was answered twice keeps the result that was written first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from services.contracts.batches import WINDOW_S
+from services.contracts.routing import RoutedServer, RoutingTable
+from services.core.policies.cleanest_fill import Due, Slot, amounts_now
+from services.core.policies.freesh.server_choice import Work, energy_profile
+from services.db.database import Connection, connect, ping
+from services.db.locks import BATCHES, try_session_lock
+from services.kit.carbon import Carbon
+from services.kit.ids import new_id
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+from services.kit.repeating import repeat
+from services.kit.tasks import end_tasks
+from services.serving.batches.lines import LineReader
+from services.serving.batches.places import mean_intensity, serves
+from services.serving.batches.rooms import Room
+from services.serving.batches.sending import Sender
+from services.serving.batches.service import CHUNK_BYTES
+from services.serving.repository import Queries, ServingRepository
+from services.serving.repository.batch_work import ClaimedLine, Line, OpenBatch, Outcome
+from services.serving.routing import Routing
+from services.serving.settings import ServingSettings
+
+log = Log(__name__)
+
+LOOK_S = 0.5
+FORGET_S = 600.0
+MARGIN_S = 3_600.0
+"""Lines are planned to be answered so long before their batch expires."""
+FORECAST_AGE_S, HORIZON_S = 300.0, WINDOW_S + 3_600.0
+LINES_AT_ONCE = 500
+TYPICAL = Work(500, 200)
+"""The request for which servers' energies are compared."""
+
+Points = list[tuple[float, float, float]]
+"""Start and end, UTC seconds, and gCO2/kWh."""
+
+
+class Forecasts:
+    """The intensities ahead of zones, as the carbon service last stated them."""
+
+    def __init__(self, carbon: Carbon) -> None:
+        self._carbon = carbon
+        self._known: dict[tuple[str, str | None], tuple[float, Points]] = {}
+
+    async def of(self, zone: str, signal: str | None) -> Points:
+        """Return a zone's forecast for the longest window; the last one while there is no newer one."""
+        asked_s, known = self._known.get((zone, signal), (-math.inf, []))
+        if time.monotonic() >= asked_s + FORECAST_AGE_S:
+            try:
+                found = await self._carbon.forecast(zone, HORIZON_S, "real", signal)
+                known = [
+                    (each.start_at.timestamp(), each.end_at.timestamp(), each.gco2_per_kwh) for each in found.points
+                ]
+            except ProblemError as error:
+                log.warning("batches.no_forecast", zone=zone, error=error.detail)
+            self._known[zone, signal] = time.monotonic(), known
+        return known
+
+
+class Lead:
+    """The right to work on batches, which one process has at a time; it ends with its connection."""
+
+    def __init__(self, database_url: str) -> None:
+        self._database_url = database_url
+        self._connection: Connection | None = None
+
+    async def hold(self) -> bool:
+        """Return whether this process has it, after trying to gain or keep it."""
+        try:
+            if self._connection is not None:
+                await ping(self._connection)
+                return True
+            connection = await connect(self._database_url, application_name="serving-batches")
+            try:
+                if await try_session_lock(connection, BATCHES):
+                    self._connection, connection = connection, None
+            finally:
+                if connection is not None:
+                    connection.terminate()
+        except BaseException:
+            self.release()
+            raise
+        return self._connection is not None
+
+    def release(self) -> None:
+        """Let another process have it."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+
+class _NotBegunError(Exception):
+    """Rolls back what was read of a batch's file."""
+
+
+@dataclass
+class Demand:
+    """The lines of one model that the same servers can answer, the next to expire first."""
+
+    model: str
+    servers: list[RoutedServer]
+    batches: list[OpenBatch] = field(default_factory=list[OpenBatch])
+
+
+class BatchWorker:
+    """Works on all open batches while it has the lead."""
+
+    def __init__(
+        self,
+        repository: ServingRepository,
+        routing: Routing,
+        forecasts: Forecasts,
+        sender: Sender,
+        settings: ServingSettings,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._repository = repository
+        self._routing = routing
+        self._forecasts = forecasts
+        self._sender = sender
+        self._settings = settings
+        self._now_s = now_s
+        self._lead = Lead(settings.database_url)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._outcomes: list[Outcome] = []
+        self._rooms: dict[tuple[str, str], Room] = {}
+        self._is_sure = False
+        self._forget_at_s = 0.0
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        try:
+            await repeat(self.turn, LOOK_S, failed="batches.not_worked_on", when=self._repository.batch_presence.wait)
+        finally:
+            self._lead.release()
+            await end_tasks(list(self._tasks.values()))
+
+    async def turn(self) -> None:
+        """Do what can be done now."""
+        try:
+            if await self._lead.hold():
+                await self._work()
+            else:
+                await self._drop(self._tasks)
+                self._is_sure = False
+        except BaseException:
+            self._is_sure = False  # a transaction may have committed or not
+            raise
+
+    async def _work(self) -> None:
+        await self._record()
+        if not self._is_sure:
+            async with self._repository.writing() as queries:
+                await queries.batch_work.take_back([*self._tasks, *(each.line.id for each in self._outcomes)])
+            self._is_sure = True
+        async with self._repository.reading() as queries:
+            batches = await queries.batch_work.open()
+        table = await self._routing.table()
+        running: list[OpenBatch] = []
+        for batch in batches:
+            if batch.status == "validating":
+                await self._check(batch, table)
+            elif batch.status == "cancelling":
+                await self._end(batch, "cancelled", "batch_cancelled", "The batch was cancelled.")
+            elif batch.left_s <= 0:
+                detail = "This request could not be executed before the completion window expired."
+                await self._end(batch, "expired", "batch_expired", detail)
+            elif not batch.waiting and not batch.sent:
+                await self._end(batch, "completed", "", "")
+            else:
+                running.append(batch)
+        await self._send(running, table)
+        if time.monotonic() >= self._forget_at_s:
+            async with self._repository.writing() as queries:
+                await queries.batch_work.forget(self._settings.batch_keep_days * 86_400)
+            self._forget_at_s = time.monotonic() + FORGET_S
+
+    async def _record(self) -> None:
+        """Write what has become of lines; what fails to be written is written next time."""
+        outcomes = list(self._outcomes)
+        if outcomes:
+            async with self._repository.writing() as queries:
+                await queries.batch_work.record(outcomes)
+            del self._outcomes[: len(outcomes)]
+
+    async def _drop(self, lines: Iterable[str]) -> None:
+        """Stop awaiting the answers of lines."""
+        await end_tasks([task for name in list(lines) if (task := self._tasks.pop(name, None)) is not None])
+
+    async def _check(self, batch: OpenBatch, table: RoutingTable) -> None:
+        """Read a batch's file and begin, or say what is wrong with it; either happens as a whole."""
+        models = serves(table, batch.caller)
+        reader = LineReader(batch.endpoint, models.__contains__, self._settings.batch_lines)
+        named: set[str] = set()
+        try:
+            async with self._repository.writing() as queries:
+                lines: list[Line] = []
+                async for number, content in _lines(queries, batch):
+                    line = reader.read(number, content)
+                    if line is not None and not reader.errors:
+                        lines.append(line)
+                        named.add(line.model)
+                    if len(lines) >= LINES_AT_ONCE:
+                        await queries.batch_work.add_lines(batch.id, lines)
+                        lines = []
+                reader.check_whole()
+                if reader.errors:
+                    raise _NotBegunError
+                await queries.batch_work.add_lines(batch.id, lines)
+                arrival = mean_intensity(server for model in named for server in models[model])
+                if not await queries.batch_work.begin(batch.id, reader.total, arrival):
+                    raise _NotBegunError
+        except _NotBegunError:
+            async with self._repository.writing() as queries:
+                await queries.batch_work.fail(batch.id, reader.errors)  # unless it was cancelled
+
+    async def _end(self, batch: OpenBatch, status: str, code: str, message: str) -> None:
+        """Write a batch's files and end it, in one transaction."""
+        await self._drop([name for name in self._tasks if name.startswith(f"{batch.id} ")])
+        await self._record()  # what was answered until now counts
+        async with self._repository.writing() as queries:
+            locked = await queries.batch_work.lock(batch.id)
+            if locked is None:
+                return
+            unanswered = await queries.batch_work.end_lines(batch.id, code, message)
+            output = await _write(queries, batch.id, "succeeded", *locked)
+            errors = await _write(queries, batch.id, "failed", *locked)
+            await queries.batch_work.end(batch.id, status, output, errors, unanswered)
+        log.info("batch.ended", batch=batch.id, status=status, unanswered=unanswered)
+
+    async def _send(self, batches: Sequence[OpenBatch], table: RoutingTable) -> None:
+        demands: dict[tuple[str, ...], Demand] = {}
+        for batch in batches:
+            known = serves(table, batch.caller)
+            for model in {*batch.waiting, *batch.sent}:
+                servers = known.get(model, [])
+                key = (model, *sorted(each.id for each in servers))
+                demands.setdefault(key, Demand(model, servers)).batches.append(batch)
+        for demand in demands.values():
+            await self._send_some(demand)
+
+    async def _send_some(self, demand: Demand) -> None:
+        """Send as many lines as the plan has for now, where it has them, and as there is room for."""
+        now_s, model = self._now_s(), demand.model
+        rooms = self._rooms_of(demand)
+        slots = await self._slots(demand, rooms, now_s)
+        work = [
+            Due(now_s + each.left_s, float(each.waiting.get(model, 0) + each.sent.get(model, 0)))
+            for each in demand.batches
+        ]
+        now = amounts_now(slots, work, now_s, MARGIN_S)
+        waiting = {each.id: each.waiting.get(model, 0) for each in demand.batches}
+        for place, amount in now.items():
+            room = rooms[place]
+            count = min(room.free(time.monotonic()), math.ceil(amount) - room.in_flight)
+            for batch in demand.batches:
+                if count > 0 and waiting[batch.id]:
+                    sent = await self._begin(batch, model, place, room, min(count, waiting[batch.id]))
+                    waiting[batch.id] -= sent
+                    count -= sent
+
+    async def _begin(self, batch: OpenBatch, model: str, place: str, room: Room, count: int) -> int:
+        async with self._repository.writing() as queries:
+            lines = await queries.batch_work.claim(batch.id, model, count)
+        for line in lines:
+            self._tasks[line.id] = asyncio.create_task(self._send_line(batch, line, place, room))
+        return len(lines)
+
+    async def _send_line(self, batch: OpenBatch, line: ClaimedLine, place: str, room: Room) -> None:
+        began_s = time.monotonic()
+        room.in_flight += 1
+        try:
+            sent = await self._sender.send(line, batch.endpoint, batch.caller, place)
+        finally:
+            room.in_flight -= 1
+        now_s = time.monotonic()
+        if sent.retry_after_s is not None:
+            room.refused(now_s, sent.retry_after_s)
+        elif sent.outcome.state == "succeeded":
+            room.answered(now_s - began_s)
+        self._outcomes.append(sent.outcome)
+        self._tasks.pop(line.id, None)
+
+    def _rooms_of(self, demand: Demand) -> dict[str, Room]:
+        by_place: dict[str, list[RoutedServer]] = {}
+        for server in demand.servers:
+            by_place.setdefault(server.location, []).append(server)
+        found: dict[str, Room] = {}
+        for place, servers in by_place.items():
+            capacity = sum(each.capacity for each in servers)
+            room = self._rooms.get((demand.model, place))
+            if room is None:
+                room = self._rooms[demand.model, place] = Room(capacity, servers[0].latency_s)
+            room.capacity = capacity
+            found[place] = room
+        if not found:  # a pool that has no instance wants one once it is asked
+            found[""] = self._rooms.setdefault((demand.model, ""), Room(1))
+        return found
+
+    async def _slots(self, demand: Demand, rooms: Mapping[str, Room], now_s: float) -> list[Slot]:
+        """Return what places are expected to have free until the last of the batches expires, with its carbon."""
+        end_s = now_s + max(each.left_s for each in demand.batches)
+        energy = _energy_j(demand.servers)
+        found: list[Slot] = []
+        for place, room in rooms.items():
+            server = next((each for each in demand.servers if each.location == place), None)
+            zone = self._routing.zones.get(server.id) if server else None
+            points = await self._forecasts.of(*zone) if zone is not None else []
+            usual = (server and server.gco2_per_kwh) or 0.0
+            line_kwh = energy.get(place, 1.0) * (server.pue if server else 1.0)
+            for start_s, until_s, gco2 in curve_within(points, now_s, end_s, usual):
+                lines = room.lines_per_s * (until_s - start_s)
+                found.append(Slot(place, start_s, until_s, gco2 * line_kwh, lines))
+        return found
+
+
+def curve_within(points: Points, now_s: float, end_s: float, usual: float) -> Points:
+    """Return the steps of a forecast from now to the end; what it leaves out has the ``usual`` intensity."""
+    found: Points = []
+    at_s = now_s
+    for start_s, until_s, gco2 in [*points, (end_s, end_s, usual)]:
+        if (start_s := min(start_s, end_s)) > at_s:
+            found.append((at_s, start_s, usual))
+            at_s = start_s
+        if (until_s := min(until_s, end_s)) > at_s:
+            found.append((at_s, until_s, gco2))
+            at_s = until_s
+    return found
+
+
+def _energy_j(servers: Sequence[RoutedServer]) -> dict[str, float]:
+    """Return what a line adds to the energy of each place, joules; 1 everywhere unless all profiles say."""
+    found: dict[str, float] = {}
+    for each in servers:
+        ttft_s, tbt_s = each.ttft_ms and each.ttft_ms / 1e3, each.tbt_ms and each.tbt_ms / 1e3
+        profile = energy_profile(each.full_power_w, each.idle_w, each.max_qps, each.latency_s, ttft_s, tbt_s)
+        if profile is None:
+            return {server.location: 1.0 for server in servers}
+        found[each.location] = min(profile.added_j(TYPICAL), found.get(each.location, math.inf))
+    return found
+
+
+async def _lines(queries: Queries, batch: OpenBatch) -> AsyncIterator[tuple[int, bytes]]:
+    """Yield the lines of a batch's file with their numbers, from 1; nothing if the file is gone."""
+    held, number, chunk = b"", 0, 0
+    while (piece := await queries.batches.chunk(batch.caller.tenant_id, batch.input_file_id, chunk)) is not None:
+        *whole, held = (held + piece).split(b"\n")
+        for content in whole:
+            number += 1
+            yield number, content
+        chunk += 1
+    if held:
+        yield number + 1, held
+
+
+async def _write(queries: Queries, batch_id: str, state: str, tenant_id: str, keep_s: float) -> str | None:
+    """Write the results of a batch's lines in a state into a new file; return its id, None if there are none."""
+    file_id = new_id("file")
+    after, number, held = 0, 0, bytearray()
+    while results := await queries.batch_work.results(batch_id, state, after, LINES_AT_ONCE):
+        if not after:
+            name = f"{batch_id}_{'output' if state == 'succeeded' else 'error'}.jsonl"
+            await queries.batches.add_file(file_id, tenant_id, name, "batch_output", keep_s)
+        after = results[-1][0]
+        for _, result in results:
+            held += result.encode() + b"\n"
+        while len(held) >= CHUNK_BYTES:
+            await queries.batches.add_chunk(file_id, number, bytes(held[:CHUNK_BYTES]))
+            number += 1
+            del held[:CHUNK_BYTES]
+    if not after:
+        return None
+    if held:
+        await queries.batches.add_chunk(file_id, number, bytes(held))
+    await queries.batches.complete_file(file_id, tenant_id, keep_s)
+    return file_id

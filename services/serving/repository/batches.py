@@ -1,0 +1,192 @@
+"""Queries on the batches of one tenant, and on their files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.contracts.batches import Batch, BatchCarbon, BatchErrors, BatchFile, RequestCounts
+from services.contracts.identity import Identity
+from services.core.domain.units import J_PER_KWH
+from services.kit.problems import not_found
+
+_ADD_FILE = text("""
+INSERT INTO batch_files (id, tenant_id, filename, purpose, expires_at)
+VALUES (:id, :tenant, :filename, :purpose, now() + make_interval(secs => CAST(:keep_s AS float8)))
+""")
+_ADD_CHUNK = text("INSERT INTO batch_file_chunks (file_id, number, data) VALUES (:file, :number, :data)")
+_COMPLETE_FILE = text("""
+UPDATE batch_files SET is_complete = true, expires_at = created_at + make_interval(secs => CAST(:keep_s AS float8)),
+       size_bytes = (SELECT coalesce(sum(length(data)), 0) FROM batch_file_chunks WHERE file_id = :id)
+ WHERE id = :id AND tenant_id = :tenant
+""")
+_FILES = text("""
+SELECT * FROM batch_files
+ WHERE tenant_id = :tenant AND is_complete AND expires_at > now()
+   AND (CAST(:id AS text) IS NULL OR id = :id) AND (CAST(:purpose AS text) IS NULL OR purpose = :purpose)
+   AND (CAST(:after AS text) IS NULL OR CASE WHEN :ascending THEN id > :after ELSE id < :after END)
+ ORDER BY CASE WHEN :ascending THEN id END, id DESC LIMIT :limit
+""")
+_CHUNK = text("""
+SELECT c.data FROM batch_file_chunks c JOIN batch_files f ON f.id = c.file_id
+ WHERE f.tenant_id = :tenant AND c.file_id = :id AND c.number = :number
+""")
+_REMOVE_FILE = text("DELETE FROM batch_files WHERE tenant_id = :tenant AND id = :id")
+_STORED = text("SELECT coalesce(sum(size_bytes), 0) FROM batch_files WHERE tenant_id = :tenant")
+_ADD_BATCH = text("""
+INSERT INTO batches (id, tenant_id, caller, endpoint, input_file_id, output_keep_s, metadata, expires_at)
+VALUES (:id, :tenant, CAST(:caller AS jsonb), :endpoint, :file, :keep_s, CAST(:metadata AS jsonb),
+        now() + make_interval(secs => CAST(:window_s AS float8)))
+""")
+_BATCHES = text("""
+SELECT * FROM batches
+ WHERE tenant_id = :tenant AND (CAST(:id AS text) IS NULL OR id = :id)
+   AND (CAST(:after AS text) IS NULL OR id < :after)
+ ORDER BY id DESC LIMIT :limit
+""")
+_CANCEL = text("""
+UPDATE batches SET status = 'cancelling',
+       moments = moments || jsonb_build_object('cancelling_at', floor(extract(epoch FROM now())))
+ WHERE tenant_id = :tenant AND id = :id AND status IN ('validating', 'in_progress')
+""")
+
+
+class BatchRows:
+    """Queries on batches and files; all but ``add_chunk`` compare the tenant."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def add_file(self, file_id: str, tenant_id: str, filename: str, purpose: str, keep_s: float) -> None:
+        """Store that a file is being written."""
+        values = {"id": file_id, "tenant": tenant_id, "filename": filename, "purpose": purpose, "keep_s": keep_s}
+        await self._connection.execute(_ADD_FILE, values)
+
+    async def add_chunk(self, file_id: str, number: int, data: bytes) -> None:
+        """Store the next part of a file that is being written."""
+        await self._connection.execute(_ADD_CHUNK, {"file": file_id, "number": number, "data": data})
+
+    async def complete_file(self, file_id: str, tenant_id: str, keep_s: float) -> None:
+        """Let a file be seen for ``keep_s`` from when it was begun: all of it is there."""
+        await self._connection.execute(_COMPLETE_FILE, {"id": file_id, "tenant": tenant_id, "keep_s": keep_s})
+
+    async def stored_bytes(self, tenant_id: str) -> int:
+        """Return the size of all files of a tenant."""
+        return int((await self._connection.execute(_STORED, {"tenant": tenant_id})).scalar_one())
+
+    async def files(
+        self,
+        tenant_id: str,
+        limit: int,
+        *,
+        file_id: str | None = None,
+        purpose: str | None = None,
+        after: str | None = None,
+        ascending: bool = False,
+    ) -> list[BatchFile]:
+        """Return complete files, newest first unless ``ascending``."""
+        values = {"tenant": tenant_id, "id": file_id, "purpose": purpose, "after": after}
+        values |= {"ascending": ascending, "limit": limit}
+        return [_file(row) for row in await self._connection.execute(_FILES, values)]
+
+    async def file(self, tenant_id: str, file_id: str) -> BatchFile:
+        """Return a complete file.
+
+        Raises:
+            ProblemError: 404.
+        """
+        for found in await self.files(tenant_id, 1, file_id=file_id):
+            return found
+        raise not_found("file")
+
+    async def chunk(self, tenant_id: str, file_id: str, number: int) -> bytes | None:
+        """Return a part of a file; None after the last one."""
+        values = {"tenant": tenant_id, "id": file_id, "number": number}
+        return (await self._connection.execute(_CHUNK, values)).scalar_one_or_none()
+
+    async def remove_file(self, tenant_id: str, file_id: str) -> None:
+        """Delete a file.
+
+        Raises:
+            ProblemError: 404.
+        """
+        if not (await self._connection.execute(_REMOVE_FILE, {"tenant": tenant_id, "id": file_id})).rowcount:
+            raise not_found("file")
+
+    async def add(
+        self,
+        batch_id: str,
+        caller: Identity,
+        endpoint: str,
+        file_id: str,
+        *,
+        window_s: float,
+        keep_s: float,
+        metadata: Mapping[str, str] | None,
+    ) -> None:
+        """Store a batch, whose file is to be checked."""
+        values: dict[str, Any] = {"id": batch_id, "tenant": caller.tenant_id, "caller": caller.model_dump_json()}
+        values |= {"endpoint": endpoint, "file": file_id, "window_s": window_s, "keep_s": keep_s}
+        written = None if metadata is None else json.dumps(dict(metadata))
+        await self._connection.execute(_ADD_BATCH, {**values, "metadata": written})
+
+    async def page(
+        self, tenant_id: str, limit: int, *, batch_id: str | None = None, after: str | None = None
+    ) -> list[Batch]:
+        """Return batches, newest first."""
+        values = {"tenant": tenant_id, "id": batch_id, "after": after, "limit": limit}
+        return [batch_of(row) for row in await self._connection.execute(_BATCHES, values)]
+
+    async def find(self, tenant_id: str, batch_id: str) -> Batch:
+        """Return a batch.
+
+        Raises:
+            ProblemError: 404.
+        """
+        for found in await self.page(tenant_id, 1, batch_id=batch_id):
+            return found
+        raise not_found("batch")
+
+    async def cancel(self, tenant_id: str, batch_id: str) -> bool:
+        """Have a batch end as soon as may be; return whether it had not begun to end."""
+        return bool((await self._connection.execute(_CANCEL, {"tenant": tenant_id, "id": batch_id})).rowcount)
+
+
+def _file(row: Row[Any]) -> BatchFile:
+    return BatchFile(
+        id=row.id,
+        bytes=row.size_bytes,
+        created_at=int(row.created_at.timestamp()),
+        expires_at=int(row.expires_at.timestamp()),
+        filename=row.filename,
+        purpose=row.purpose,
+    )
+
+
+def batch_of(row: Row[Any]) -> Batch:
+    """Return a row of ``batches`` as callers see it."""
+    saved = None
+    if row.arrival_gco2_per_kwh is not None:
+        saved = row.energy_j / J_PER_KWH * row.arrival_gco2_per_kwh - row.carbon_gco2
+    moments: dict[str, Any] = {name: int(at) for name, at in row.moments.items()}
+    return Batch(
+        id=row.id,
+        endpoint=row.endpoint,
+        errors=None if row.errors is None else BatchErrors(data=row.errors),
+        input_file_id=row.input_file_id,
+        status=row.status,
+        output_file_id=row.output_file_id,
+        error_file_id=row.error_file_id,
+        created_at=int(row.created_at.timestamp()),
+        expires_at=int(row.expires_at.timestamp()),
+        request_counts=RequestCounts(total=row.total, completed=row.completed, failed=row.failed),
+        metadata=row.metadata,
+        wattshift=BatchCarbon(
+            wh=row.energy_j / 3_600.0, gco2=row.carbon_gco2, saved_gco2=saved, repeated_lines=row.repeated
+        ),
+        **moments,
+    )

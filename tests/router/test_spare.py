@@ -1,0 +1,109 @@
+"""Requests that only get what others leave: of the tier ``flex``, and lines of batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from services.contracts.batches import BATCH_HEADER
+from services.contracts.identity import Identity, Role
+from services.core.policies.freesh.laxity import ServingRequest
+from services.core.policies.freesh.server_choice import Work
+from services.router.fleet import Pool, Server
+from services.router.lanes import LaneRules, Lanes, NoServerError, NoSpareError, Ticket
+from tests.router.conftest import Stage, error_of
+from tests.support.routers import MODEL, a_key, a_routed_pool, a_routed_server, chat
+from tests.support.tokens import headers_for
+
+HELLO = [{"role": "user", "content": "data: {Hello}"}]
+CALLER = Identity(tenant_id="acme", role=Role.USER, key_id="key_acme")
+
+
+async def test_flex_is_named_in_answers_and_streams_and_refused_while_others_leave_nothing(stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, capacity=1)]
+    async with stage.router(flex_wait_s=0.1) as router:
+        await router.adopted()
+        async with AsyncOpenAI(base_url=f"{router.url}/v1", api_key=a_key(), max_retries=0) as client:
+            create = client.chat.completions.create
+            answer = await create(model=MODEL, messages=HELLO, service_tier="flex")
+            stream = await create(model=MODEL, messages=HELLO, service_tier="flex", stream=True)
+            chunks = [chunk async for chunk in stream]
+            assert answer.service_tier == "flex"
+            assert {chunk.service_tier for chunk in chunks} == {"flex"}
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one0 one1 one2 one3 one4 "
+            assert (await create(model=MODEL, messages=HELLO)).service_tier is None
+
+            stage.one.gate = asyncio.Event()
+            others = asyncio.create_task(router.ask())
+            await stage.one.until(lambda: stage.one.held == 1)
+            with pytest.raises(openai.RateLimitError) as refused:
+                await create(model=MODEL, messages=HELLO, service_tier="flex")
+            assert refused.value.code == "resource_unavailable"
+            assert refused.value.response.headers["retry-after"] == "2"
+            stage.one.gate.set()
+            assert (await others).status_code == 200
+
+
+async def test_a_flex_request_waits_until_there_is_room(stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, capacity=1)]
+    stage.one.gate = asyncio.Event()
+    async with stage.router() as router:
+        await router.adopted()
+        others = asyncio.create_task(router.ask())
+        await stage.one.until(lambda: stage.one.held == 1)
+        flex = asyncio.create_task(router.ask(json=chat(service_tier="flex")))
+        await asyncio.sleep(0)
+        stage.one.gate.set()
+
+        assert (await others).status_code == (await flex).status_code == 200
+
+
+async def test_lines_are_sent_by_serving_alone_and_go_to_the_places_they_name(stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, "one"), a_routed_server(stage.two, "two", location="there")]
+    async with stage.router() as router:
+        await router.adopted()
+        forged = await router.ask(headers={BATCH_HEADER: "here"})
+        assert forged.status_code == 401
+        serving = headers_for("router", CALLER, issuer="serving")
+        for place, server in (("there", stage.two), ("here", stage.one)):
+            seen = len(server.seen)
+            answer = await router.ask(headers={BATCH_HEADER: place, **serving})
+            assert answer.headers["x-wattshift-location"] == place
+            assert len(server.seen) == seen + 1
+        assert error_of(await router.ask(headers={BATCH_HEADER: "elsewhere", **serving}))[0] == 429
+
+
+def a_ticket(name: str, tokens: int = 200) -> Ticket:
+    return Ticket(ServingRequest(name, 0.0, tokens, 100), 1e6, {}, Work(100, tokens))
+
+
+async def test_some_places_stay_free_and_others_tokens_stay_within_their_limit(stage: Stage) -> None:
+    classes = [{"name": "SS", "max_tbt_ms": 100.0}]
+    made = Server(a_routed_server(stage.one, capacity=10, ttft_ms=100.0, tbt_ms=50.0), ())
+    lane = Lanes(LaneRules()).of(Pool(a_routed_pool(classes=classes), servers=[made]), "SS")
+
+    for name in range(9):
+        await lane.take_spare(a_ticket(f"spare {name}"), 0.0, ())
+    with pytest.raises(NoSpareError):
+        await lane.take_spare(a_ticket("one too many"), 0.0, ())
+    assert lane.in_service == {}
+
+    for ticket in list(made.spare):
+        lane.leave(ticket, made)
+    assert made.held == 0
+    await lane.take(a_ticket("interactive"), 1.0)
+    for number in range(8):
+        with contextlib.suppress(NoSpareError):
+            await lane.take_spare(a_ticket(f"beside {number}", 10_000), 0.0, ())
+    assert 0 < len(made.spare) < 8
+    assert made.costs.tbt_s <= 0.1 * 0.8
+
+
+async def test_a_lane_without_servers_says_so(stage: Stage) -> None:
+    lane = Lanes(LaneRules()).of(Pool(a_routed_pool(), servers=[]), "")
+    with pytest.raises(NoServerError):
+        await lane.take_spare(a_ticket("a"), 0.0, ())
