@@ -122,7 +122,7 @@ def offset_since(folder: Path, stream: str, since_s: float) -> int | None:
         return None
     # Not by bisection: while the shim thins them out, newer ones may come before older ones.
     before = max((record for record in records if record[0] <= since_s), default=(0.0, 0, 0, 0))
-    return before[1 + ("stdout", "stderr", "both").index(stream)]
+    return before[1:][("stdout", "stderr", "both").index(stream)]
 
 
 class _Order:
