@@ -80,13 +80,13 @@ def test_files_of_an_ended_job_come_to_whoever_asks(installation: Installation, 
     job = client.wait(client.submit(["sh", "-c", script], name="left", gpus=1), timeout_s=60)
     assert job.state == "succeeded"
 
-    copying = _command_line(installation, "cp", f"{job.id}:results", str(tmp_path))
-    assert copying.wait(60) == 0, copying.stderr and copying.stderr.read()
+    with _command_line(installation, "cp", f"{job.id}:results", str(tmp_path)) as copying:
+        assert copying.wait(60) == 0, copying.stderr and copying.stderr.read()
     assert (tmp_path / "results" / "loss").read_text() == "0.25\n"
-    copying = _command_line(installation, "cp", f"{job.id}:nothing", str(tmp_path))
-    assert copying.wait(60)
-    assert copying.stderr
-    assert b"nothing: Cannot stat: No such file or directory" in copying.stderr.read()
+    with _command_line(installation, "cp", f"{job.id}:nothing", str(tmp_path)) as copying:
+        said = copying.communicate(timeout=60)[1]
+        assert copying.returncode
+    assert b"nothing: Cannot stat: No such file or directory" in said
     audited = _audited(installation, "job.exec", job.id)
     assert [entry["data"]["command"] for entry in audited] == ["read nothing", "read results"]
 

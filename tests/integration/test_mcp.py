@@ -32,7 +32,7 @@ async def test_each_answer_of_a_tool_equals_that_of_the_api(installation: Instal
         made = await called("submit", job=spec, idempotency_key="once")
         assert (await called("submit", job=spec, idempotency_key="once"))["id"] == made["id"]
         (listed,) = get("/v1/jobs", project="assistants")["items"]
-        fixed = ("id", "number", "name", "project", "spec", "submitted_at")
+        fixed = ("id", "number", "name", "spec", "submitted_at")
         assert {name: made[name] for name in fixed} == {name: listed[name] for name in fixed}
         (ended,) = installation.wait_for_ends([made["id"]], 60)
         assert ended["state"] == "succeeded"
