@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import REQUEST_ID_HEADER
-from services.kit import access, traces
+from services.kit import access, traces, tracing
 from services.kit.crowd import show_known
 from services.kit.heads import Server, ServerConfig
 from services.kit.identity import CALLER
@@ -265,7 +265,7 @@ def serve(
         held = {each.getsockname()[1] for each in sockets}
         sockets += [listening("127.0.0.1", other) for other in beside if other not in held]
     say_what_is_trusted(settings, sockets, host, port)
-    traces.start(process, settings)
+    tracing.start(process, settings)
     config = ServerConfig(
         traces.traced(access.AccessLog(app)),
         host=host,

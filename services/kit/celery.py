@@ -27,7 +27,7 @@ from celery import Celery
 from celery.exceptions import SecurityWarning
 from celery.signals import setup_logging, worker_init, worker_process_init, worker_process_shutdown
 
-from services.kit import sentinel, traces
+from services.kit import sentinel, traces, tracing
 from services.kit.logging import configure_logging
 from services.kit.queue_keys import KEY_PREFIX
 from services.kit.settings import SharedSettings
@@ -136,7 +136,7 @@ def prepare_worker(process: str, settings: SharedSettings, app: Celery) -> None:
 
     @worker_process_init.connect(weak=False)
     def note_spans(**_: Any) -> None:
-        traces.start(process, settings)  # in the process that runs tasks: a thread of its parent's is not there
+        tracing.start(process, settings)  # in the process that runs tasks: a thread of its parent's is not there
 
     @worker_process_shutdown.connect(weak=False)
     def send_spans(**_: Any) -> None:

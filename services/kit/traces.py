@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from services.kit.settings import SharedSettings
-
 Attribute = str | int | float
 
 
@@ -90,15 +88,10 @@ _trace: ContextVar[str | None] = ContextVar("trace", default=None)
 """The ``traceparent`` that a client sent; only while spans are off."""
 
 
-def start(process: str, settings: SharedSettings) -> None:
-    """Switch traces on in this process, if ``settings`` say so; ``process`` is the name that its spans carry."""
+def record_with(tracer: Tracer) -> None:
+    """Switch traces on in this process."""
     global _tracer
-    if settings.traces == "otlp" and _tracer is None:
-        from services.kit.otel import OpenTelemetry  # not before: it takes time and memory
-
-        tracer = OpenTelemetry(process)
-        tracer.instrument()
-        _tracer = tracer
+    _tracer = tracer
 
 
 def stop() -> None:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from services.contracts.identity import Role
 from services.contracts.routing import RoutingTable
 from services.contracts.streams import ROUTER_LIMITS_HASH
-from services.kit import access, heads, traces
+from services.kit import access, heads, traces, tracing
 from services.kit.app import end_with_parent, say_what_is_trusted
 from services.kit.edge.exchange import Exchange
 from services.kit.edge.keys import KeyCache, resolve_at
@@ -373,7 +373,7 @@ def run_worker(
     """
     configure_logging("router", log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
-    traces.start("router", settings)
+    tracing.start("router", settings)
     listening = sockets or [listen(settings.host, settings.port, shared=settings.workers > 1)]
     say_what_is_trusted(settings, listening, settings.host, settings.port)
     router = Router(settings, name, None if metrics is None else MetricsFolder(metrics))

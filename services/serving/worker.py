@@ -35,7 +35,7 @@ from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEP_S
 from services.core.domain.solving import SolveStatus
 from services.db.engine import create_engine, is_connection_error
-from services.kit import traces
+from services.kit import traces, tracing
 from services.kit.background.worker import Worker
 from services.kit.http import client_of, new_session
 from services.kit.logging import Log, configure_logging
@@ -279,7 +279,7 @@ def main() -> None:
     settings = settings_or_exit(ServingSettings, database=True)
     configure_logging("serving-planner", log_format=settings.log_format, level=settings.log_level)
     end_with_serving()
-    traces.start("serving-planner", settings)
+    tracing.start("serving-planner", settings)
     engine = create_engine(settings.database_url, pool_size=1, application_name="serving-planner")
     store, worker = plan_repository(engine), plan_worker(engine, settings)
     limit_s = settings.plan_lead_s + settings.plan_late_s + 30

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import graphlib
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,42 @@ def test_the_house_keeps_the_rule(rule: Callable[..., list[str]]) -> None:
     ]
 
     assert faults == []
+
+
+def circle_in(sources: Mapping[str, str], packages: Collection[str] = ()) -> list[str]:
+    """Return modules each of which imports the one before it, wherever the import stands; empty if there are none."""
+    arrows: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        found = imports_of(source, module, is_package=module in packages)
+        named = {name if name in sources else name.rpartition(".")[0] for name in (each.module for each in found)}
+        arrows[module] = named & sources.keys() - {module}
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """An import inside a function may put off what is heavy; it may not hide that two modules need each other."""
+    client = ROOT / "clients/python/src"
+    files = [
+        *modules(),
+        *(
+            (".".join(path.relative_to(client).with_suffix("").parts).removesuffix(".__init__"), path)
+            for path in client.rglob("*.py")
+        ),
+    ]
+    packages = {module for module, path in files if path.name == "__init__.py"}
+
+    assert circle_in({module: path.read_text(encoding="utf-8") for module, path in files}, packages) == []
+
+
+def test_a_circle_through_a_function_is_seen() -> None:
+    sources = {"a.b": "from a import c", "a.c": "def f():\n    from a.d import g", "a.d": "import a.b", "a": ""}
+
+    assert {*circle_in(sources)} == {"a.b", "a.c", "a.d"}
+    assert circle_in({**sources, "a.d": "import a"}) == []
 
 
 def test_every_module_has_a_room() -> None:

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from services.cli.errors import CliError
 from services.cli.main import app
 from services.cli.reports import report as module
+from services.cli.reports.figures import amounts, change
 from services.cli.reports.ledger_lines import save_lines
-from services.cli.reports.report import amounts, change, fetch, notes, period_of
+from services.cli.reports.report import fetch, notes, period_of
 from services.cli.reports.report_page import render
 from services.cli.reports.savings import sentences, stored
 from services.contracts.jobs import JobFootprint

@@ -111,12 +111,12 @@ def test_a_process_whose_traces_are_off_loads_nothing_of_the_extra() -> None:
     """FastAPI and redis-py load the interfaces of OpenTelemetry, and its metrics, by themselves."""
     script = f"""
 import importlib, sys
-from services.kit import traces
+from services.kit import traces, tracing
 from services.kit.settings import SharedSettings
 for name in {PROCESSES}:
     importlib.import_module(name)
 settings = SharedSettings(WATTSHIFT_SERVICE_TOKEN="a-token-of-sixteen-and-more")
-traces.start("oven", settings)
+tracing.start("oven", settings)
 with traces.span("bake", {GIVEN!r}) as span:
     assert (span.traceparent, traces.current(), traces.trace_id()) == ({GIVEN!r}, {GIVEN!r}, {TRACE!r})
 print(sorted(name for name in sys.modules if name.startswith({BROUGHT})))

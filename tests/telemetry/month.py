@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from services.cli.reports.report import Report
+from services.cli.reports.figures import Report
 from services.cli.reports.report_page import OTHERS
 from tests.support.control_plane import OPERATOR, accept_job, allocate, end_allocation, service_headers, usage
 from tests.telemetry.conftest import Plane

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Annotated, Any, get_args
@@ -19,13 +19,12 @@ from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.cli.reports import savings
+from services.cli.reports.figures import Report, amounts, share, title
 from services.cli.reports.forms import FORMS
 from services.contracts.queries import GroupBy, RequestGroup
-from services.core.accounting.carbon import percent_change
 from services.kit.files import whole
 from services.kit.text import write_row
 
-Report = dict[str, Any]
 PAGE_LINES = 10_000
 LATE_S = 60.0
 """How long lines of the ledger come late, usually."""
@@ -240,16 +239,6 @@ def _instant(text: str | None, option: str) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def share(part: float, whole: float) -> str:
-    """Return a share in per cent; ``-`` if the whole is not positive."""
-    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
-
-
-def change(actual: float, baseline: float | None) -> str:
-    """Return how much more or less was emitted than in the baseline, with its sign."""
-    return output.UNKNOWN if baseline is None else percent_change(actual, baseline)
-
-
 def _print(by: str, found: Report) -> None:
     figures = ("jobs", "GPU time", "energy", "CO2", "market-based", "embodied", "baseline", "to baseline")
     shown = output.table(by, *figures, right=figures)
@@ -289,36 +278,6 @@ def _print_requests(by: str, found: Report) -> None:
     console.print("[dim]A part of the energy of the servers' jobs, by the requests' shares of their time.[/]")
     if estimated := sum(line.get("estimated_requests", 0) for line in found["lines"]):
         console.print(f"[dim]Tokens of {estimated} requests are estimates: their servers did not state them.[/]")
-
-
-def title(line: Report) -> str:
-    """Return the title of a line: a job's name and id, or both groups if there are two dimensions."""
-    name = f"{line['name']} ({line['group']})" if line.get("name") else line["group"]
-    return f"{name}, {line['then_group']}" if line.get("then_group") else name
-
-
-def amounts(lines: Sequence[Report]) -> list[list[str]]:
-    """Return each line's energy, emissions by each account, baseline, and change against it, for a table."""
-    used, accounts = [line["footprint"] for line in lines], [line["accounts"] for line in lines]
-    columns = [
-        _within(used, accounts, "energy_j", output.energies),
-        _within(used, accounts, "carbon_gco2", output.emissions),
-        *(output.emissions(each[f"{name}_gco2"] for each in accounts) for name in ("market", "embodied", "baseline")),
-        [change(own["carbon_gco2"], each["baseline_gco2"]) for own, each in zip(used, accounts, strict=True)],
-    ]
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _within(
-    used: Sequence[Report], accounts: Sequence[Report], name: str, shown: Callable[[Iterable[float]], list[str]]
-) -> list[str]:
-    """Return figures, each with the percentage by which it may be off."""
-    figures = [each[name] for each in used]
-    widths = [(each.get("half_width") or {}).get(name) for each in accounts]
-    return [
-        text if not width or not figure else f"{text} ±{100 * width / abs(figure):.1f} %"
-        for text, figure, width in zip(shown(figures), figures, widths, strict=True)
-    ]
 
 
 def notes(found: Report) -> list[str]:

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from services.cli import output
-from services.cli.reports.report import Report, amounts, change, share, title
+from services.cli.reports.figures import Report, amounts, change, share, title
 from services.core.domain.units import J_PER_KWH
 from services.kit.release import RELEASE
 from services.simulator.report.charts import bars

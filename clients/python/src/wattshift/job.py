@@ -249,10 +249,10 @@ def log_footprint() -> bool:
     if not is_inside() or _world().rank != 0 or not {"mlflow", "wandb"} & sys.modules.keys():
         return False
     try:
-        from wattshift.integrations import tracking
+        from wattshift.integrations.active import log_to_active_runs
     except ModuleNotFoundError:  # httpx is not installed
         return False
-    return tracking.log_to_active_runs()
+    return log_to_active_runs()
 
 
 def should_checkpoint(save_s: float | None = None) -> bool:
