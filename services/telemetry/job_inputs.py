@@ -5,9 +5,10 @@ from __future__ import annotations
 from services.contracts.secrets import OpenedSecret, OpenedSecrets
 from services.db.database import Database
 from services.db.instance_keys import open_instance_key
+from services.db.job_inputs import sealed_secrets
 from services.db.sealing import Sealer, SealError
 from services.kit.logging import Log
-from services.telemetry.repository.job_inputs import StartingJob, sealed_secrets
+from services.telemetry.repository.job_inputs import StartingJob
 
 log = Log(__name__)
 
@@ -16,7 +17,8 @@ async def open_secrets(database: Database, sealer: Sealer, job: StartingJob) -> 
     """Return the secrets that a job names with their values, an instance's key too, and why others cannot be had."""
     uses = [str(use["name"]) for use in job.secrets]
     names = list(dict.fromkeys([*uses, job.git_secret] if job.git_secret else uses))
-    found = {row.name: row for row in await sealed_secrets(database, job.tenant_id, job.project, names)}
+    async with database.connection() as connection:
+        found = {row.name: row for row in await sealed_secrets(connection, job.tenant_id, job.project, names)}
     opened: list[OpenedSecret] = []
     missing: list[str] = []
     for name in names:

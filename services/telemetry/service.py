@@ -40,6 +40,7 @@ from services.contracts.streams import NodeStream, StreamEntries, StreamEntry, S
 from services.core.accounting.meters import LIMIT_MARGIN, UNKNOWN_HOST_W
 from services.core.domain.mig import is_gpu, slice_name
 from services.db.database import Database
+from services.db.job_inputs import upload_chunk
 from services.db.sealing import Sealer
 from services.kit.command_stream import BATCH, BLOCK_MS
 from services.kit.cursors import read_cursor, write_cursor
@@ -54,7 +55,7 @@ from services.telemetry.ledger import Ledger, Reporter
 from services.telemetry.line_export import LineExports
 from services.telemetry.measured import by_holder
 from services.telemetry.repository import engines, gpu_health, heartbeats, nodes, temperatures
-from services.telemetry.repository.job_inputs import StartingJob, starting_job, upload_chunk
+from services.telemetry.repository.job_inputs import StartingJob, starting_job
 from services.telemetry.seals import Signer
 from services.telemetry.settings import TelemetrySettings
 
@@ -252,7 +253,8 @@ class Telemetry:
             ProblemError: 401 if the token is not this node's; 404 if there is no such gang or part.
         """
         job = await self._starting_job(node_id, token, wanted.allocation_id)
-        found = await upload_chunk(self.database, job.tenant_id, job.upload or "", wanted.number)
+        async with self.database.connection() as connection:
+            found = await upload_chunk(connection, job.tenant_id, job.upload or "", wanted.number)
         if found is None:
             raise not_found("part of the job's upload")
         return OpenedChunk(chunks=found.chunks, data=base64.b64encode(found.data).decode())

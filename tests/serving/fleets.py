@@ -326,6 +326,11 @@ class FleetWorld:
                 continue
             allocation = new_id("allocation")
             await self.database.execute(
+                "INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state) "
+                "VALUES ($1, 'acme', 'job', 'default', '{}', $2, 'running') ON CONFLICT DO NOTHING",
+                *(job, {"service": {"fleet": "edge"}}),
+            )
+            await self.database.execute(
                 "INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port) "
                 "VALUES ($1, $2, 1, 'running', 1, $3, 1)",
                 *(allocation, job, [{"node_id": node, "devices": [device]}]),

@@ -35,8 +35,8 @@ CROSS JOIN LATERAL (
            coalesce(sum(l.gpus), 0) AS gpus, coalesce(sum(f.energy_j), 0) AS energy_j,
            coalesce(sum(f.gpu_energy_j), 0) AS gpu_energy_j, coalesce(sum(f.carbon_gco2), 0) AS carbon_gco2,
            coalesce(sum(f.gpu_s), 0) AS gpu_s, coalesce(sum(f.estimated_energy_j), 0) AS estimated_energy_j
-    FROM jobs j LEFT JOIN allocations l ON l.job_id = j.id AND l.state <> 'ended'
-    LEFT JOIN job_footprints f ON f.job_id = j.id WHERE j.array_id = a.id
+    FROM jobs j LEFT JOIN live_gangs l ON l.job_id = j.id
+    LEFT JOIN footprints f ON f.job_id = j.id WHERE j.array_id = a.id
 ) t
 CROSS JOIN LATERAL (
     SELECT jsonb_object_agg(reason, tasks) AS waiting FROM (

@@ -18,16 +18,9 @@ REASON = "budget_exceeded"
 
 # A line belongs to the month in which it begins, as in reports.
 _SPENT = text("""
-WITH lines AS (
-    SELECT job_id, gpu_energy_j + cpu_energy_j + static_energy_j AS energy_j, carbon_gco2,
-        gpus * greatest(0, extract(epoch FROM end_at - start_at)::float8) AS gpu_s
-    FROM energy_usages WHERE start_at >= :start_at AND job_id IS NOT NULL
-    UNION ALL
-    SELECT job_id, energy_j, carbon_gco2, gpu_s FROM energy_days WHERE start_at >= :start_at AND job_id IS NOT NULL
-)
 SELECT j.tenant_id, j.project, sum(l.gpu_s) / 3600 AS gpu_h, sum(l.energy_j) / 3.6e6 AS kwh, sum(l.carbon_gco2) AS gco2
-FROM lines l JOIN jobs j ON j.id = l.job_id
-WHERE j.tenant_id IN (SELECT tenant_id FROM budgets) GROUP BY 1, 2
+FROM booked_energy l JOIN jobs j ON j.id = l.job_id
+WHERE l.start_at >= :start_at AND j.tenant_id IN (SELECT tenant_id FROM budgets) GROUP BY 1, 2
 """)
 
 _OF_JOB = "b.tenant_id = j.tenant_id AND b.project IN ('', j.project) AND b.exceeded"

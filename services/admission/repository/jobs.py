@@ -20,11 +20,10 @@ from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobCounts, JobFootprint, JobProgress, JobSpec, Share
 from services.core.domain.jobs import JobState
 from services.db.tables.admission import budgets, job_events, jobs, users
-from services.db.tables.scheduler import allocations
-from services.db.tables.telemetry import job_footprints, job_progress, node_credentials, nodes
+from services.db.tables.views import footprints, gangs, live_gangs, node_agents, reported_work
 
 _FINAL = [state.value for state in JobState if state.is_final]
-_live = and_(allocations.c.job_id == jobs.c.id, allocations.c.state != "ended")
+_with_gangs = jobs.outerjoin(live_gangs, live_gangs.c.job_id == jobs.c.id)
 
 _warnings = (
     select(func.array_agg(budgets.c.detail))
@@ -39,33 +38,28 @@ _warnings = (
     .label("warnings")
 )
 
-_AGENTS = select(
-    nodes.c.id, nodes.c.agent_url, node_credentials.c.enrolment, node_credentials.c.certificate_sha256
-).outerjoin_from(nodes, node_credentials, node_credentials.c.node_id == nodes.c.id)
-
 _WITH_ALL: Select[Any] = select(
     jobs,
-    allocations.c.gpus,
-    allocations.c.shares,
-    allocations.c.power_limit_w,
-    allocations.c.clock_mhz,
-    allocations.c.batch_size,
-    allocations.c.running_at,
-    allocations.c.stop_requested_at,
-    job_progress.c.done,
-    job_progress.c.total,
-    job_progress.c.updated_at.label("progress_at"),
-    job_footprints.c.energy_j,
-    job_footprints.c.gpu_energy_j,
-    job_footprints.c.estimated_energy_j,
-    job_footprints.c.carbon_gco2,
-    job_footprints.c.gpu_s,
+    live_gangs.c.gpus,
+    live_gangs.c.shares,
+    live_gangs.c.power_limit_w,
+    live_gangs.c.clock_mhz,
+    live_gangs.c.batch_size,
+    live_gangs.c.running_at,
+    live_gangs.c.stop_requested_at,
+    reported_work.c.done,
+    reported_work.c.total,
+    reported_work.c.updated_at.label("progress_at"),
+    footprints.c.energy_j,
+    footprints.c.gpu_energy_j,
+    footprints.c.estimated_energy_j,
+    footprints.c.carbon_gco2,
+    footprints.c.gpu_s,
     users.c.name.label("user_name"),
     _warnings,
 ).select_from(
-    jobs.outerjoin(allocations, _live)
-    .outerjoin(job_progress, job_progress.c.job_id == jobs.c.id)
-    .outerjoin(job_footprints, job_footprints.c.job_id == jobs.c.id)
+    _with_gangs.outerjoin(reported_work, reported_work.c.job_id == jobs.c.id)
+    .outerjoin(footprints, footprints.c.job_id == jobs.c.id)
     .outerjoin(users, users.c.id == jobs.c.user_id)
 )
 
@@ -73,7 +67,7 @@ _CAPACITY = text("""
     SELECT device->>'model' AS model, (device->>'memory_gib')::float AS memory_gib, count(*) AS count,
         coalesce((device->>'sevenths')::int, 7) AS sevenths, device->>'parent' IS NOT NULL AS is_slice,
         coalesce((device->>'can_partition')::bool OR (device->>'mig_enabled')::bool, false) AS can_cut
-    FROM nodes, jsonb_array_elements(devices) AS device WHERE NOT measures_only GROUP BY 1, 2, 4, 5, 6
+    FROM known_nodes, jsonb_array_elements(devices) AS device WHERE NOT measures_only GROUP BY 1, 2, 4, 5, 6
 """)
 
 
@@ -174,8 +168,8 @@ class JobRepository:
     async def counts(self, caller: Identity) -> JobCounts:
         """Count the jobs that have not ended and that the caller may see."""
         query = (
-            select(jobs.c.state, jobs.c.reason, func.count().label("jobs"), func.sum(allocations.c.gpus).label("gpus"))
-            .select_from(jobs.outerjoin(allocations, _live))
+            select(jobs.c.state, jobs.c.reason, func.count().label("jobs"), func.sum(live_gangs.c.gpus).label("gpus"))
+            .select_from(_with_gangs)
             .where(jobs.c.state.not_in(_FINAL), *_visible(caller))
             .group_by(jobs.c.state, jobs.c.reason)
         )
@@ -224,28 +218,28 @@ class JobRepository:
 
     async def allocation(self, job_id: str, generation: int | None) -> Allocated | None:
         """Return a job's gang of that generation, or its newest."""
-        query = select(allocations.c.id, allocations.c.generation, allocations.c.shares)
-        query = query.where(allocations.c.job_id == job_id)
+        query = select(gangs.c.id, gangs.c.generation, gangs.c.shares).where(gangs.c.job_id == job_id)
         if generation is not None:
-            query = query.where(allocations.c.generation == generation)
-        row = (await self._connection.execute(query.order_by(allocations.c.generation.desc()).limit(1))).one_or_none()
+            query = query.where(gangs.c.generation == generation)
+        row = (await self._connection.execute(query.order_by(gangs.c.generation.desc()).limit(1))).one_or_none()
         if row is None:
             return None
         node_ids = tuple(share["node_id"] for share in row.shares)
-        known = await self._connection.execute(_AGENTS.where(nodes.c.id.in_(node_ids)))
+        known = await self._connection.execute(select(node_agents).where(node_agents.c.id.in_(node_ids)))
         gpus = tuple(len(share["devices"]) for share in row.shares)
         agents = {node.id: _agent(node) for node in known}
         return Allocated(row.id, row.generation, node_ids, gpus, agents)
 
     async def allocation_ended(self, allocation_id: str) -> bool:
         """Return whether the gang has ended."""
-        query = select(func.count()).where(allocations.c.id == allocation_id, allocations.c.state != "ended")
+        query = select(func.count()).where(live_gangs.c.id == allocation_id)
         return not (await self._connection.execute(query)).scalar_one()
 
     async def agents_up(self) -> dict[str, Agent]:
         """Return the agents of the nodes that are up, by node."""
-        reached = _AGENTS.where(nodes.c.state == "up", nodes.c.agent_url != "")  # a bridge to another engine has none
-        known = await self._connection.execute(reached.order_by(nodes.c.id))
+        node = node_agents.c
+        reached = select(node_agents).where(node.state == "up", node.agent_url != "")  # a bridge to an engine has none
+        known = await self._connection.execute(reached.order_by(node.id))
         return {node.id: _agent(node) for node in known}
 
     async def capacity(self) -> list[DeviceKind]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.db.past_jobs import FORGET_RUNS
+
 BATCH = 1_000
 
 # Tasks of an array go together, and nothing goes on which a job that has not ended depends.
@@ -21,8 +23,8 @@ SELECT j.id FROM jobs j
    AND NOT EXISTS (
        SELECT FROM job_dependencies d JOIN jobs o ON o.id = d.dependent_id OR o.array_id = d.dependent_id
         WHERE d.needs_id IN (j.id, j.array_id) AND o.ended_at IS NULL)
-   AND NOT EXISTS (SELECT FROM allocations a WHERE a.job_id = j.id AND a.state <> 'ended')
- ORDER BY j.ended_at, j.id LIMIT :batch FOR UPDATE SKIP LOCKED
+   AND NOT EXISTS (SELECT FROM live_gangs a WHERE a.job_id = j.id)
+ ORDER BY j.ended_at, j.id LIMIT :batch FOR UPDATE OF j SKIP LOCKED
 """)
 
 _KEEP = text("""
@@ -30,22 +32,13 @@ INSERT INTO past_jobs (id, tenant_id, project, name, state, user_id, user_label,
                        work_done)
 SELECT j.id, j.tenant_id, j.project, j.name, j.state, j.user_id, j.labels ->> 'user', j.array_id, a.name,
        j.spec -> 'work' ->> 'unit', p.done
-  FROM jobs j LEFT JOIN job_arrays a ON a.id = j.array_id LEFT JOIN job_progress p ON p.job_id = j.id
+  FROM jobs j LEFT JOIN job_arrays a ON a.id = j.array_id LEFT JOIN reported_work p ON p.job_id = j.id
  WHERE j.id = ANY(CAST(:ids AS text[])) ON CONFLICT DO NOTHING
 """)
 
-_OF_ALLOCATIONS = ("rank_ends", "rank_statuses", "settings_in_force", "setting_measurements", "device_claims")
-_OF_JOBS = ("allocations", "job_events", "job_predictions", "job_profiles", "job_progress")
-
 _FORGET = [
-    *(
-        text(
-            f"DELETE FROM {table} t USING allocations a "
-            "WHERE a.id = t.allocation_id AND a.job_id = ANY(CAST(:ids AS text[]))"
-        )
-        for table in _OF_ALLOCATIONS
-    ),
-    *(text(f"DELETE FROM {table} WHERE job_id = ANY(CAST(:ids AS text[]))") for table in _OF_JOBS),
+    *map(text, FORGET_RUNS),
+    text("DELETE FROM job_events WHERE job_id = ANY(CAST(:ids AS text[]))"),
     text("DELETE FROM job_dependencies WHERE dependent_id = ANY(CAST(:ids AS text[]))"),
     text("DELETE FROM jobs WHERE id = ANY(CAST(:ids AS text[]))"),
 ]

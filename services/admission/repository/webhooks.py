@@ -30,7 +30,7 @@ SELECT e.transaction_id, e.sequence, e.at,
     j.started_at, coalesce(j.ended_at, e.at) AS ended_at,
     e.type = 'job.running' AS is_start, j.spec->'notify' AS notify,
     f.energy_j, f.gpu_energy_j, f.carbon_gco2, f.gpu_s, f.estimated_energy_j
-FROM horizon, job_events e JOIN jobs j ON j.id = e.job_id LEFT JOIN job_footprints f ON f.job_id = e.job_id
+FROM horizon, job_events e JOIN jobs j ON j.id = e.job_id LEFT JOIN footprints f ON f.job_id = e.job_id
 WHERE (e.transaction_id, e.sequence) > (:xid, :sequence) AND e.transaction_id < horizon.xid
     AND e.type IN ('job.running', 'job.succeeded', 'job.failed', 'job.cancelled')
     AND e.tenant_id IN (SELECT tenant_id FROM webhooks WHERE disabled_at IS NULL AND events && :events)

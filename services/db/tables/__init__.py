@@ -3,6 +3,6 @@
 Those that only plain SQL names are described in ``described.sql``.
 """
 
-from services.db.tables import admission, apps, carbon, optimizer, pools, predictions, scheduler, simulator, telemetry
+from services.db.tables import admission, apps, carbon, optimizer, pools, predictions, simulator, telemetry
 
-__all__ = ["admission", "apps", "carbon", "optimizer", "pools", "predictions", "scheduler", "simulator", "telemetry"]
+__all__ = ["admission", "apps", "carbon", "optimizer", "pools", "predictions", "simulator", "telemetry"]

@@ -173,6 +173,36 @@ CREATE TABLE job_predictions (
 
 
 -- scheduler: Tables of the scheduler: allocations, device claims, plans, its memory, and the outbox of commands.
+-- A gang's devices, `shares` = `[{"node_id", "devices"}]`; their controls, null at the default, and the reasons for
+-- refusals, by kind of control; its total batch, samples, where the job's user lets policies choose that. The
+-- partial unique index enforces that a gang runs at most once.
+CREATE TABLE allocations (
+    id TEXT NOT NULL,
+    job_id TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    gpus INTEGER NOT NULL,
+    shares JSONB NOT NULL,
+    master_port INTEGER NOT NULL,
+    batch_size INTEGER,
+    started_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    running_at TIMESTAMP WITH TIME ZONE,
+    stop_requested_at TIMESTAMP WITH TIME ZONE,
+    stop_reason TEXT,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    end_reason TEXT,
+    power_limit_w FLOAT,
+    clock_mhz INTEGER,
+    settings_revision INTEGER DEFAULT 0 NOT NULL,
+    settings_refused JSONB DEFAULT '{}' NOT NULL,
+    PRIMARY KEY (id),
+    CONSTRAINT allocations_state CHECK (state IN ('starting', 'running', 'stopping', 'ended')),
+    FOREIGN KEY(job_id) REFERENCES jobs (id)
+);
+CREATE UNIQUE INDEX allocations_by_job ON allocations (job_id, generation);
+CREATE INDEX allocations_ended ON allocations (ended_at) WHERE ended_at IS NOT NULL;
+CREATE UNIQUE INDEX allocations_one_live_per_job ON allocations (job_id) WHERE state <> 'ended';
+
 -- The present holder of a device, or both where two jobs share a GPU.
 -- The primary key enforces that no device has more than two holders (`slot` 0 and 1), and a trigger that none has a
 -- second one but a claim that is `packed`, which needs a first one.
@@ -355,6 +385,89 @@ CREATE TABLE schema_compatibility (
 
 
 -- telemetry: Tables of telemetry: nodes, what their ranks report, and the energy and carbon ledger.
+-- A node of another `engine` has no agent: a bridge reports it, with the engine's `queues` that use it. One that
+-- `measures_only` has an agent that runs nothing: nothing is placed there, and what it measures is of `engine_node`.
+--
+-- `checkpoints` says where its agent keeps those of jobs: `shared`, `store` or `local`; NULL: it did not say.
+-- `lease_until` is written before the agent learns of its lease, so the agent's own deadline is never later. The
+-- scheduler sets `state` to lost under the same row lock once the lease has certainly expired. `silent_at` is when a
+-- lease last ran out before it was renewed. `most_gpu_w` and `most_host_w` are what its GPUs, and all else of it,
+-- can draw; NULL: not known. `marked_intervals` counts those of which a line of the ledger has a `basis`.
+CREATE TABLE nodes (
+    id TEXT NOT NULL,
+    token_sha256 BYTEA NOT NULL,
+    address TEXT NOT NULL,
+    agent_url TEXT NOT NULL,
+    zone TEXT NOT NULL,
+    driver TEXT NOT NULL,
+    containers BOOLEAN NOT NULL,
+    host_power TEXT NOT NULL,
+    labels JSONB DEFAULT '{}' NOT NULL,
+    devices JSONB NOT NULL,
+    protections JSONB DEFAULT '[]' NOT NULL,
+    readings JSONB DEFAULT '[]' NOT NULL,
+    state TEXT DEFAULT 'up' NOT NULL,
+    draining BOOLEAN DEFAULT false NOT NULL,
+    closed TEXT,
+    boot_id TEXT,
+    registered_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    heartbeat_at TIMESTAMP WITH TIME ZONE,
+    lease_until TIMESTAMP WITH TIME ZONE,
+    engine TEXT DEFAULT 'wattshift' NOT NULL,
+    queues TEXT[] DEFAULT '{}' NOT NULL,
+    checkpoints TEXT,
+    measures_only BOOLEAN DEFAULT false NOT NULL,
+    engine_node TEXT,
+    silent_at TIMESTAMP WITH TIME ZONE,
+    most_gpu_w FLOAT,
+    most_host_w FLOAT,
+    marked_intervals BIGINT DEFAULT 0 NOT NULL,
+    PRIMARY KEY (id)
+);
+CREATE INDEX nodes_by_engine_node ON nodes (engine_node) WHERE engine_node IS NOT NULL;
+
+-- What each node proves itself with; the node made it, and only hashes are here. `enrolment` is what the key follows
+-- from with which admission asks the node. `next_...` are accepted too, and take the place of the others when the
+-- node first uses them. `role` is what it may register as; NULL: as either, of the release before. By
+-- `certificate_sha256` admission knows the agent of a node that has joined; NULL: by an authority.
+CREATE TABLE node_credentials (
+    node_id TEXT NOT NULL,
+    credential_sha256 BYTEA NOT NULL,
+    redis_sha256 TEXT NOT NULL,
+    enrolment BYTEA NOT NULL,
+    next_credential_sha256 BYTEA,
+    next_redis_sha256 TEXT,
+    next_enrolment BYTEA,
+    enrolled_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    rotated_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    revoked_at TIMESTAMP WITH TIME ZONE,
+    role TEXT,
+    certificate_sha256 BYTEA,
+    PRIMARY KEY (node_id)
+);
+
+-- What jobs report of themselves; `noise_scale` is their gradient noise scale, samples.
+CREATE TABLE job_progress (
+    job_id TEXT NOT NULL,
+    done FLOAT NOT NULL,
+    total FLOAT,
+    updated_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    noise_scale FLOAT,
+    PRIMARY KEY (job_id)
+);
+CREATE INDEX job_progress_with_noise ON job_progress (job_id) WHERE noise_scale IS NOT NULL;
+
+-- Running sums of the ledger per job, kept in the transaction that writes the lines.
+CREATE TABLE job_footprints (
+    job_id TEXT NOT NULL,
+    energy_j FLOAT NOT NULL,
+    gpu_energy_j FLOAT NOT NULL,
+    estimated_energy_j FLOAT NOT NULL,
+    carbon_gco2 FLOAT NOT NULL,
+    gpu_s FLOAT NOT NULL,
+    PRIMARY KEY (job_id)
+);
+
 -- One-time tokens by which nodes enrol; `used_as` is the credential that one was given for, so that a node whose
 -- answer was lost can ask again. `role` is as in `node_credentials`.
 CREATE TABLE node_enrolments (

@@ -71,7 +71,7 @@ SELECT a.id, a.job_id, j.tenant_id, j.project, a.generation, a.state, a.gpus, a.
 -- scheduler: gangs that start, run or stop.
 CREATE VIEW live_gangs AS
 SELECT id, job_id, generation, state, gpus, shares, shares -> 0 ->> 'node_id' AS leader, master_port, batch_size,
-       running_at, power_limit_w, clock_mhz
+       running_at, power_limit_w, clock_mhz, stop_requested_at
   FROM allocations WHERE state <> 'ended';
 
 -- scheduler: devices that gangs hold, the `gpu` that each is or is part of, and for which job.

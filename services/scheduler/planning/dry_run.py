@@ -29,11 +29,11 @@ from services.core.domain.units import J_PER_KWH
 from services.core.profiles.boards import board_of
 from services.core.profiles.priors import ANY_FAMILY, family_of
 from services.db.database import Database
+from services.db.job_inputs import has_upload, sealed_secrets
 from services.kit.problems import ProblemError
 from services.kit.references import missing_references, named_upload, secret_places
 from services.scheduler.planning.live_view import Live, LiveView
 from services.scheduler.reasons import SENTENCES
-from services.scheduler.repository import references
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import JobRow, SpecRow
 
@@ -85,8 +85,9 @@ class DryRuns:
         if not names and upload is None:
             return
         async with self._database.connection() as connection:
-            missing = await references.missing_secrets(connection, tenant_id, spec.project, names)
-            lacks = upload is not None and not await references.has_upload(connection, tenant_id, upload)
+            found = {row.name for row in await sealed_secrets(connection, tenant_id, spec.project, names)}
+            missing = [name for name in names if name not in found]
+            lacks = upload is not None and not await has_upload(connection, tenant_id, upload)
         if errors := missing_references(spec, missing, (upload,) if lacks else ()):
             raise ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors)
 

@@ -20,10 +20,8 @@ from services.serving.repository.specs import SpecRows, record_of
 
 INSTANCES = text("""
 SELECT DISTINCT ON (i.id) i.id, i.mode, i.state, i.url, i.job_id, i.reason, i.detail, i.created_at, i.ready_at,
-       i.draining_at, i.ended_at, c.node_id, coalesce(c.parent, c.device) AS gpu
-  FROM pool_instances i
-  LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state <> 'ended'
-  LEFT JOIN device_claims c ON c.allocation_id = a.id
+       i.draining_at, i.ended_at, c.node_id, c.gpu
+  FROM pool_instances i LEFT JOIN held_devices c ON c.job_id = i.job_id
  WHERE i.pool = :key AND i.created_at >= :since AND i.state = ANY(CAST(:states AS text[]))
    AND (CAST(:before AS text) IS NULL OR i.id < :before)
  ORDER BY i.id DESC LIMIT :limit
@@ -53,7 +51,7 @@ SELECT i.pool, i.job_id, max(l.end_at) AS end_at,
        coalesce(sum(l.gpu_energy_j * extract(epoch FROM least(l.end_at, :until) - greatest(l.start_at, :since))
                     / nullif(extract(epoch FROM l.end_at - l.start_at), 0)), 0) AS energy_j
   FROM pool_instances i
-  LEFT JOIN energy_usages l ON l.job_id = i.job_id AND l.end_at > :since AND l.start_at < :until
+  LEFT JOIN energy_lines l ON l.job_id = i.job_id AND l.end_at > :since AND l.start_at < :until
        AND l.start_at > :since - interval '1 hour'
  WHERE i.pool = ANY(CAST(:keys AS text[])) AND i.state = 'ready' GROUP BY 1, 2
 """)
@@ -78,14 +76,13 @@ SELECT {_STEP.format(at="start_at")} AS step, variant, sum(count::int) AS count
 """)
 STEPS_ENERGY = text(f"""
 SELECT {_STEP.format(at="l.start_at")} AS step,
-       sum(l.gpu_energy_j + l.cpu_energy_j + l.static_energy_j) AS energy_j, sum(l.carbon_gco2) AS carbon_gco2,
-       sum(l.cpu_energy_j + l.static_energy_j) AS host_j,
+       sum(l.energy_j) AS energy_j, sum(l.carbon_gco2) AS carbon_gco2, sum(l.host_energy_j) AS host_j,
        sum(greatest(0, date_part('epoch', l.end_at - l.start_at)) * substring(i.mode FROM '([0-9]+)g$')::int / 7)
          AS gpu_s,
        sum(l.intensity_gco2_per_kwh * extract(epoch FROM l.end_at - l.start_at))
          / nullif(sum(extract(epoch FROM l.end_at - l.start_at)), 0) AS gco2_per_kwh,
        max(l.pue) AS pue
-  FROM energy_usages l JOIN pool_instances i ON i.job_id = l.job_id
+  FROM energy_lines l JOIN pool_instances i ON i.job_id = l.job_id
  WHERE i.pool = :key AND i.created_at >= :since
    AND l.start_at >= :start_at AND l.start_at < :end_at
  GROUP BY 1

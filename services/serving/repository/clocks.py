@@ -17,8 +17,8 @@ NOW = text("""
 SELECT a.job_id, a.shares -> 0 -> 'devices' AS devices, n.readings,
        m.policy, m.dry_run, m.exceeded::float8 / m.decisions AS exceeded_share,
        m.unobserved::float8 / m.decisions AS unobserved_share, m.model_error, m.unused
-  FROM allocations a
-  JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id' AND n.state = 'up'
+  FROM live_gangs a
+  JOIN known_nodes n ON n.id = a.leader AND n.state = 'up'
   LEFT JOIN LATERAL (
        SELECT * FROM server_clocks c WHERE c.job_id = a.job_id ORDER BY c.start_at DESC LIMIT 1) m ON true
  WHERE a.job_id = ANY(CAST(:jobs AS text[])) AND a.state = 'running'

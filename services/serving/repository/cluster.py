@@ -14,7 +14,6 @@ from services.contracts.pools import PoolsResult
 from services.contracts.serving import PoolPartition, PoolSpec
 from services.core.domain.serving import WINDOW_S
 from services.db.database import connect
-from services.db.gpu_health import UNUSABLE
 from services.db.job_specs import PREEMPTIBLE
 from services.serving.instances import APP_PREFIX, InstanceTerms
 from services.serving.planning.cluster import Cluster, ClusterNode, Need, PoolNeeds
@@ -36,21 +35,16 @@ SELECT
   (SELECT jsonb_agg(jsonb_build_array(n.id, n.zone, n.labels, (
             SELECT coalesce(jsonb_agg(d), '[]') FROM jsonb_array_elements(n.devices) d
              WHERE d ->> 'parent' IS NULL AND NOT coalesce((d ->> 'mig_enabled')::bool, false)
-               AND NOT EXISTS (SELECT FROM gpu_health h
-                                WHERE h.node_id = n.id AND h.gpu = (d ->> 'index')::int AND {UNUSABLE})
+               AND NOT EXISTS (SELECT FROM unusable_gpus h WHERE h.node_id = n.id AND h.gpu = (d ->> 'index')::int)
                AND NOT EXISTS (SELECT FROM gpu_partitions g
                                 WHERE g.node_id = n.id AND g.gpu = (d ->> 'index')::int
                                   AND (g.owner IS NOT NULL OR g.state IN ('pending', 'busy'))))) ORDER BY n.id)
-     FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
-    WHERE n.state = 'up' AND NOT n.draining AND n.closed IS NULL AND coalesce(p.state, 'on') <> 'failed'
-      AND n.engine = 'wattshift' AND NOT n.measures_only
-      AND (n.lease_until > now() OR p.state IN ('off', 'waking'))) AS nodes,
-  (SELECT jsonb_agg(jsonb_build_array(c.node_id, c.device,
-          (SELECT min(i.pool) FROM pool_instances i WHERE i.job_id = j.id AND i.state <> 'ended')))
-     FROM device_claims c JOIN allocations a ON a.id = c.allocation_id JOIN jobs j ON j.id = a.job_id
-    WHERE NOT {PREEMPTIBLE}) AS held,
+     FROM usable_nodes n WHERE n.engine = 'wattshift' AND NOT n.draining) AS nodes,
+  (SELECT jsonb_agg(jsonb_build_array(j.node_id, j.device,
+          (SELECT min(i.pool) FROM pool_instances i WHERE i.job_id = j.job_id AND i.state <> 'ended')))
+     FROM held_devices j WHERE NOT {PREEMPTIBLE}) AS held,
   (SELECT jsonb_agg(jsonb_build_array(i.pool, i.terms) ORDER BY i.id)
-     FROM pool_instances i LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state <> 'ended'
+     FROM pool_instances i LEFT JOIN live_gangs a ON a.job_id = i.job_id
     WHERE i.state IN ('wanted', 'starting') AND a.id IS NULL AND NOT starts_with(i.pool, '{APP_PREFIX}')) AS awaited,
   (SELECT jsonb_agg(jsonb_build_array(q.name, q.spec, p.instances, f.instances))
      FROM pools q

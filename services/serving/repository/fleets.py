@@ -14,7 +14,6 @@ from sqlalchemy import RowMapping, delete, func, insert, select, text, update
 from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetPlanTrigger, FleetSearch, FleetSpec
 from services.contracts.serving import InstanceState
 from services.core.domain.mig import placed
-from services.db.gpu_health import UNUSABLE
 from services.db.gpu_partitions import RELEASE, WANT
 from services.db.tables.apps import apps, fleet_plans, fleets
 from services.db.tables.telemetry import gpu_partitions
@@ -35,31 +34,26 @@ from services.serving.instances import APP_PREFIX
 from services.serving.repository.specs import SpecRows, record_of
 
 ACTIVE = (FleetPlanState.SOLVING, FleetPlanState.MEASURING, FleetPlanState.CARRYING_OUT)
-_IS_UP = """(n.state = 'up' AND n.engine = 'wattshift' AND NOT n.draining AND n.closed IS NULL AND NOT n.measures_only
-             AND coalesce(w.state, 'on') <> 'failed'
-             AND (n.lease_until > now() OR w.state IN ('off', 'waking')))"""
 
-GPUS = text(f"""
+GPUS = text("""
 SELECT p.owner, p.node_id, p.gpu, p.sizes, p.state, p.detail, n.devices,
-       coalesce({_IS_UP} AND NOT EXISTS (
-           SELECT FROM gpu_health h WHERE h.node_id = p.node_id AND h.gpu = p.gpu AND {UNUSABLE}), false) AS is_up,
-       (SELECT min(j.id)
-          FROM device_claims c JOIN allocations a ON a.id = c.allocation_id JOIN jobs j ON j.id = a.job_id
-         WHERE c.node_id = p.node_id AND coalesce(c.parent, c.device) = p.gpu
-           AND j.spec #>> '{{service,fleet}}' IS DISTINCT FROM p.owner) AS used_by
-  FROM gpu_partitions p LEFT JOIN nodes n ON n.id = p.node_id LEFT JOIN node_power w ON w.node_id = p.node_id
+       u.id IS NOT NULL AND NOT EXISTS (
+           SELECT FROM unusable_gpus h WHERE h.node_id = p.node_id AND h.gpu = p.gpu) AS is_up,
+       (SELECT min(c.job_id) FROM held_devices c
+         WHERE c.node_id = p.node_id AND c.gpu = p.gpu
+           AND c.spec #>> '{service,fleet}' IS DISTINCT FROM p.owner) AS used_by
+  FROM gpu_partitions p LEFT JOIN known_nodes n ON n.id = p.node_id
+  LEFT JOIN usable_nodes u ON u.id = p.node_id AND u.engine = 'wattshift' AND NOT u.draining
  WHERE p.owner = ANY(CAST(:fleets AS text[])) ORDER BY p.node_id, p.gpu
 """)
 
-CANDIDATES = text(f"""
+CANDIDATES = text("""
 SELECT n.id AS node_id, (d ->> 'index')::int AS gpu, n.devices,
-       EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id
-                AND coalesce(c.parent, c.device) = (d ->> 'index')::int) AS is_held
-  FROM nodes n LEFT JOIN node_power w ON w.node_id = n.id, jsonb_array_elements(n.devices) d
- WHERE {_IS_UP} AND n.zone = :zone AND n.labels @> CAST(:labels AS jsonb)
+       EXISTS (SELECT FROM held_devices c WHERE c.node_id = n.id AND c.gpu = (d ->> 'index')::int) AS is_held
+  FROM usable_nodes n, jsonb_array_elements(n.devices) d
+ WHERE n.engine = 'wattshift' AND NOT n.draining AND n.zone = :zone AND n.labels @> CAST(:labels AS jsonb)
    AND d ->> 'model' = :model AND d ->> 'parent' IS NULL
-   AND NOT EXISTS (SELECT FROM gpu_health h
-                    WHERE h.node_id = n.id AND h.gpu = (d ->> 'index')::int AND {UNUSABLE})
+   AND NOT EXISTS (SELECT FROM unusable_gpus h WHERE h.node_id = n.id AND h.gpu = (d ->> 'index')::int)
    AND NOT EXISTS (SELECT FROM gpu_partitions q WHERE q.node_id = n.id AND q.gpu = (d ->> 'index')::int
                     AND (q.owner IS NOT NULL OR q.sizes <> '[]'))
  ORDER BY is_held, n.id, gpu
@@ -67,10 +61,8 @@ SELECT n.id AS node_id, (d ->> 'index')::int AS gpu, n.devices,
 """GPUs that a fleet may take: nobody's, and cut by no operator; those that nothing runs on first."""
 
 PLACED = text("""
-SELECT DISTINCT ON (i.id) i.id, i.pool, i.mode, i.state, c.node_id, coalesce(c.parent, c.device) AS gpu
-  FROM pool_instances i
-  LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state <> 'ended'
-  LEFT JOIN device_claims c ON c.allocation_id = a.id
+SELECT DISTINCT ON (i.id) i.id, i.pool, i.mode, i.state, c.node_id, c.gpu
+  FROM pool_instances i LEFT JOIN held_devices c ON c.job_id = i.job_id
  WHERE i.state <> 'ended' AND i.pool = ANY(CAST(:keys AS text[])) ORDER BY i.id
 """)
 

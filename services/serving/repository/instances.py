@@ -57,9 +57,9 @@ SELECT i.id, i.pool, i.tenant_id, i.place, i.mode, i.partition, i.request_class,
   FROM pool_instances i
   LEFT JOIN submissions s ON i.job_id IS NULL AND s.tenant_id = i.tenant_id AND s.idempotency_key = i.id
   LEFT JOIN jobs j ON j.id = coalesce(i.job_id, s.job_ids[1])
-  LEFT JOIN allocations a ON a.job_id = j.id AND a.state = 'running' AND j.state = 'running'
-  LEFT JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
-  LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = n.id
+  LEFT JOIN live_gangs a ON a.job_id = j.id AND a.state = 'running' AND j.state = 'running'
+  LEFT JOIN known_nodes n ON n.id = a.leader
+  LEFT JOIN rank_reports r ON r.allocation_id = a.id AND r.node_id = n.id
  WHERE i.state <> 'ended' AND (CAST(:pool AS text) IS NULL OR i.pool = :pool)
  ORDER BY i.id
 """)

@@ -25,18 +25,17 @@ SELECT q.name, q.tenant_id, q.spec::text AS spec, p.result #>> '{plan,partition}
 SERVERS = text("""
 SELECT i.id, i.pool, i.tenant_id, i.place, i.mode, i.partition, i.request_class, i.state, i.url, i.job_id,
        i.terms::text AS terms, CASE WHEN i.sealed_key IS NOT NULL THEN i.created_at END AS key_set_at,
-       a.shares -> 0 ->> 'node_id' AS node_id, n.zone,
+       a.leader AS node_id, n.zone,
        u.power_w, u.pue, u.intensity_gco2_per_kwh, u.intensity_estimated
   FROM pool_instances i
-  LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state = 'running'
-  LEFT JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
+  LEFT JOIN live_gangs a ON a.job_id = i.job_id AND a.state = 'running'
+  LEFT JOIN known_nodes n ON n.id = a.leader
   LEFT JOIN LATERAL (
-       SELECT sum(l.gpu_energy_j + l.cpu_energy_j + l.static_energy_j)
-                / nullif(sum(extract(epoch FROM l.end_at - l.start_at)), 0)::float8 AS power_w,
+       SELECT sum(l.energy_j) / nullif(sum(extract(epoch FROM l.end_at - l.start_at)), 0)::float8 AS power_w,
               (array_agg(l.pue ORDER BY l.start_at DESC))[1] AS pue,
               (array_agg(l.intensity_gco2_per_kwh ORDER BY l.start_at DESC))[1] AS intensity_gco2_per_kwh,
               (array_agg(l.intensity_estimated ORDER BY l.start_at DESC))[1] AS intensity_estimated
-         FROM energy_usages l
+         FROM energy_lines l
         WHERE l.job_id = i.job_id AND l.start_at > now() - make_interval(secs => :recent_s)) u ON true
  WHERE i.state IN ('ready', 'draining') AND i.url IS NOT NULL
  ORDER BY i.id

@@ -8,7 +8,6 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from services.db.database import Connection
-from services.db.past_jobs import REPORTED_JOBS
 from services.db.rows import fetch_rows
 from services.telemetry.repository.lines import PART_HOURS, RETURNED, SUMS, WHOLE_HOURS
 from services.telemetry.repository.reports import BOARDS, OWNED, PERIOD, Dimensions, Subject
@@ -20,7 +19,7 @@ SELECT {group} AS name, {then} AS then_name, l.job_id IS NULL AS idle, l.zone, b
     sum(l.estimated_gco2) AS estimated_gco2, l.signal, l.node_id, sum(l.energy_j) AS energy_j,
     sum(l.estimated_energy_j) AS estimated_energy_j, sum(l.carbon_gco2) AS carbon_gco2,
     sum(l.guessed_gco2) AS guessed_gco2
-FROM sums l LEFT JOIN {jobs} j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
+FROM sums l LEFT JOIN reported_jobs j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
 WHERE {period} AND {owned}
 GROUP BY 1, 2, 3, 4, 5, l.signal, l.node_id ORDER BY 1, 2, 3, 4, 5, l.signal, l.node_id
 """
@@ -47,21 +46,21 @@ spent AS (
     SELECT l.job_id, b.model, sum(l.energy_j) AS energy_j, sum(l.carbon_gco2) AS carbon_gco2, sum(l.gpu_s) AS gpu_s
     FROM sums l LEFT JOIN boards b USING (node_id) WHERE l.job_id IS NOT NULL AND {period} GROUP BY 1, 2
 ), whole AS (
-    SELECT s.job_id FROM spent s JOIN {jobs} j ON j.id = s.job_id JOIN job_footprints f ON f.job_id = s.job_id
+    SELECT s.job_id FROM spent s JOIN reported_jobs j ON j.id = s.job_id JOIN job_footprints f ON f.job_id = s.job_id
     WHERE j.state = 'succeeded' AND {owned}
     GROUP BY s.job_id, f.energy_j HAVING abs(sum(s.energy_j)::float8 - f.energy_j) <= 1e-3 * f.energy_j
 )
 """
 """Jobs that succeeded and whose energy lies wholly in the period: only their work is known to belong to it."""
 
-_LINES = {"period": PERIOD, "owned": OWNED, "jobs": REPORTED_JOBS}
+_LINES = {"period": PERIOD, "owned": OWNED}
 _TEXTS = {"sums": SUMS, "boards": BOARDS, "whole": _WHOLE.format(**_LINES), **_LINES}
 
 SPENT_BY_UNIT = """
 WITH {sums}, {boards}, {whole}
 SELECT CASE WHEN j.work_done > 0 THEN j.work_unit END AS unit, s.model, sum(s.carbon_gco2)::float8 AS carbon_gco2,
     sum(s.gpu_s)::float8 AS gpu_s
-FROM whole w JOIN spent s USING (job_id) JOIN {jobs} j ON j.id = w.job_id
+FROM whole w JOIN spent s USING (job_id) JOIN reported_jobs j ON j.id = w.job_id
 GROUP BY 1, 2 ORDER BY 1, 2
 """
 
@@ -69,7 +68,7 @@ DONE_BY_UNIT = """
 WITH {sums}, {boards}, {whole}
 SELECT CASE WHEN j.work_done > 0 THEN j.work_unit END AS unit, count(*) AS jobs,
     coalesce(sum(j.work_done), 0) AS done
-FROM whole w JOIN {jobs} j ON j.id = w.job_id
+FROM whole w JOIN reported_jobs j ON j.id = w.job_id
 GROUP BY 1 ORDER BY 1
 """
 

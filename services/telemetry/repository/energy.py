@@ -22,9 +22,9 @@ ON CONFLICT DO NOTHING RETURNING node_id, boot_id, sequence
 """
 
 GANGS = f"""
-SELECT w.node_id, a.id, a.job_id, a.generation, a.gpus, a.shares -> 0 ->> 'node_id' AS leader, j.tenant_id, j.project,
-    {GANG_BEGIN} AS began_at, {GANG_END} AS ended_at
-FROM unnest($1::text[], $2::text[]) AS w (node_id, id) JOIN allocations a USING (id) JOIN jobs j ON j.id = a.job_id
+SELECT w.node_id, a.id, a.job_id, a.generation, a.gpus, a.leader, a.tenant_id, a.project, {GANG_BEGIN} AS began_at,
+    {GANG_END} AS ended_at
+FROM unnest($1::text[], $2::text[]) AS w (node_id, id) JOIN gangs a USING (id)
 LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = w.node_id
 WHERE a.shares @> jsonb_build_array(jsonb_build_object('node_id', w.node_id))
 """

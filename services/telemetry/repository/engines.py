@@ -92,7 +92,7 @@ SELECT decision FROM engine_jobs WHERE engine = $1 AND NOT over AND decision IS 
 
 _HOLDERS = """
 SELECT e.external_id, a.id AS allocation_id, a.started_at
-  FROM engine_jobs e JOIN allocations a ON a.job_id = e.job_id
+  FROM engine_jobs e JOIN gangs a ON a.job_id = e.job_id
  WHERE e.engine = $1 AND e.external_id = ANY($2::text[]) ORDER BY a.started_at
 """
 
@@ -112,8 +112,8 @@ SELECT EXISTS (
 # A run began and ended when its engine says so, where that is within what we know of it, and not when we heard of it.
 _HOLDS = """
 WITH near AS (
-    SELECT a.* FROM allocations a WHERE a.state <> 'ended' AND a.started_at < $3
-    UNION ALL SELECT a.* FROM allocations a WHERE a.state = 'ended' AND a.ended_at > $2 AND a.started_at < $3
+    SELECT a.* FROM gangs a WHERE a.state <> 'ended' AND a.started_at < $3
+    UNION ALL SELECT a.* FROM gangs a WHERE a.state = 'ended' AND a.ended_at > $2 AND a.started_at < $3
 ), runs AS (
     SELECT a.id, a.shares, coalesce(a.ended_at, 'infinity') AS ended_at,
            CASE WHEN (r.report ->> 'started_at')::timestamptz BETWEEN a.started_at AND coalesce(a.ended_at, 'infinity')

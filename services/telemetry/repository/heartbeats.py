@@ -69,7 +69,7 @@ SELECT a.id, r.node_id, r.state, r.exit_code, r.ended_by, r.detail, r.started_at
 FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[], $6::text[], $7::timestamptz[], $8::timestamptz[],
         $10::bool[])
     AS r (node_id, allocation_id, state, exit_code, ended_by, detail, started_at, ended_at, holds_checkpoint)
-JOIN allocations a ON a.id = r.allocation_id
+JOIN gangs a ON a.id = r.allocation_id
     AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', r.node_id))
 ORDER BY a.id, r.node_id
 ON CONFLICT (allocation_id, node_id) DO UPDATE SET
@@ -117,7 +117,7 @@ SELECT DISTINCT ON (a.job_id, r.start_at) a.job_id, $1, r.start_at, r.policy, r.
 FROM jsonb_to_recordset($2) AS r (allocation_id text, start_at timestamptz, policy text, dry_run boolean,
     decisions int, exceeded int, unobserved int, mean_mhz float8, lowest_mhz float8, highest_mhz float8,
     last_mhz float8, model_error float8, unused text)
-JOIN allocations a ON a.id = r.allocation_id
+JOIN gangs a ON a.id = r.allocation_id
     AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
 ORDER BY a.job_id, r.start_at, r.decisions DESC
 ON CONFLICT (job_id, start_at, node_id) DO UPDATE SET
@@ -133,7 +133,7 @@ INSERT INTO job_progress AS known (job_id, done, total, noise_scale)
 SELECT a.job_id, max(r.done), max(r.total), max(r.noise_scale)
 FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::float8[])
     AS r (node_id, allocation_id, done, total, noise_scale)
-JOIN allocations a ON a.id = r.allocation_id
+JOIN gangs a ON a.id = r.allocation_id
     AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', r.node_id))
 GROUP BY a.job_id ORDER BY a.job_id
 ON CONFLICT (job_id) DO UPDATE SET
@@ -144,10 +144,7 @@ WHERE excluded.done > known.done OR (excluded.total IS NOT NULL AND excluded.tot
 """
 
 _LIVE_HERE = """
-SELECT DISTINCT c.node_id, c.allocation_id FROM device_claims c JOIN allocations a ON a.id = c.allocation_id
-WHERE c.node_id = ANY($1::text[]) AND a.state <> 'ended'
-  AND NOT EXISTS (SELECT FROM rank_ends e WHERE e.allocation_id = a.id AND e.node_id = c.node_id)
-ORDER BY 1, 2
+SELECT node_id, allocation_id FROM node_gangs WHERE node_id = ANY($1::text[]) ORDER BY 1, 2
 """
 
 # An agent reports every share it has until it is asked to forget it. One that it had and no longer reports, though it
@@ -179,7 +176,7 @@ WITH found AS (
     ) AS is_so
     FROM gpu_partitions p JOIN nodes n ON n.id = p.node_id
     WHERE p.node_id = ANY($1::text[]) AND p.state IN ('pending', 'busy') AND NOT EXISTS (
-        SELECT FROM device_claims c WHERE c.node_id = p.node_id AND coalesce(c.parent, c.device) = p.gpu)
+        SELECT FROM held_devices c WHERE c.node_id = p.node_id AND c.gpu = p.gpu)
 )
 UPDATE gpu_partitions p SET
     state = CASE WHEN found.is_so THEN 'applied' ELSE 'failed' END,

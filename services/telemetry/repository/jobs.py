@@ -22,7 +22,7 @@ LEFT JOIN LATERAL (
     SELECT (array_agg(gpus ORDER BY generation DESC))[1] AS gpus,
         sum(extract(epoch FROM ended_at - started_at))::float8 AS run_s,
         sum(gpus * extract(epoch FROM ended_at - started_at))::float8 AS gpu_s
-    FROM allocations WHERE job_id = j.id
+    FROM gangs WHERE job_id = j.id
 ) a ON true
 LEFT JOIN job_footprints f ON f.job_id = j.id
 WHERE ($1::timestamptz IS NULL OR j.submitted_at >= $1) AND ($2::timestamptz IS NULL OR j.submitted_at < $2)
@@ -32,10 +32,7 @@ WHERE ($1::timestamptz IS NULL OR j.submitted_at >= $1) AND ($2::timestamptz IS 
 ORDER BY j.id LIMIT $6
 """
 
-OWNER = """
-SELECT tenant_id, project FROM jobs WHERE id = $1
-UNION ALL SELECT tenant_id, project FROM past_jobs WHERE id = $1
-"""
+OWNER = "SELECT tenant_id, project FROM reported_jobs WHERE id = $1"
 
 
 class PastJobRow(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from services.db.database import Database
-from services.db.past_jobs import REPORTED_JOBS
 from services.telemetry.repository.lines import FIGURES_OF_DAYS, FIGURES_OF_LINES
 from services.telemetry.repository.reports import OWNED, PERIOD, Subject
 from services.telemetry.repository.seal_export import Output, Written, write_seals
@@ -23,11 +22,8 @@ _TIME = "to_json({at}) #>> ARRAY[]::text[]"
 
 OWNER = f"""
     LEFT JOIN LATERAL (
-        SELECT i.tenant_id, i.project,
-            {_VISIBLE.format(text="name.name")} AS user_name
-        FROM {REPORTED_JOBS} i CROSS JOIN LATERAL (
-            SELECT coalesce((SELECT u.name FROM users u WHERE u.id = i.user_id), i.user_label) AS name
-        ) AS name WHERE i.id = l.job_id OFFSET 0
+        SELECT i.tenant_id, i.project, {_VISIBLE.format(text="i.user_name")} AS user_name
+        FROM reported_jobs i WHERE i.id = l.job_id OFFSET 0
     ) j ON true
     LEFT JOIN LATERAL (
         SELECT {_VISIBLE.format(text="min(d ->> 'model')")} AS name

@@ -63,7 +63,7 @@ _STANDING = f"""NOT starts_with(u.boot_id, '{RETURNED}') AND NOT EXISTS (
 
 LATE_LINES = f"""
     SELECT u.*, a.id AS allocation, {GANG_END} AS gang_end, u.start_at AS out_from, 1.0::float8 AS out_share
-    FROM allocations a
+    FROM gangs a
     CROSS JOIN LATERAL (SELECT min(ended_at) AS first_at FROM rank_statuses r WHERE r.allocation_id = a.id) AS ends
     JOIN energy_usages u ON u.owner = a.id AND u.job_id = a.job_id AND u.start_at >= least(ends.first_at, a.ended_at)
     LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = u.node_id
@@ -75,7 +75,7 @@ LATE_LINES = f"""
     SELECT u.*, a.id, {GANG_END}, {GANG_END},
         CASE WHEN u.source = 'modelled' OR EXISTS (SELECT FROM nodes m WHERE m.id = u.node_id AND m.measures_only)
             THEN 0.0 ELSE extract(epoch FROM u.end_at - {GANG_END}) / extract(epoch FROM u.end_at - u.start_at) END
-    FROM allocations a CROSS JOIN jsonb_to_recordset(a.shares) AS s (node_id text)
+    FROM gangs a CROSS JOIN jsonb_to_recordset(a.shares) AS s (node_id text)
     LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = s.node_id
     CROSS JOIN LATERAL (
         SELECT * FROM energy_usages l WHERE l.job_id = a.job_id AND l.owner = a.id AND l.node_id = s.node_id
@@ -92,7 +92,7 @@ follow begin before the end."""
 
 EARLY_LINES = f"""
     SELECT u.*, a.id AS allocation, {GANG_BEGIN} AS gang_begin, u.start_at AS out_from, 1.0::float8 AS out_share
-    FROM allocations a JOIN rank_statuses r ON r.allocation_id = a.id AND r.started_at IS NOT NULL
+    FROM gangs a JOIN rank_statuses r ON r.allocation_id = a.id AND r.started_at IS NOT NULL
     JOIN energy_usages u ON u.owner = a.id AND u.job_id = a.job_id AND u.node_id = r.node_id
         AND u.start_at < {GANG_BEGIN} - {_KNOWN_LATE}
     WHERE u.end_at < {GANG_BEGIN} - {_KNOWN_LATE} AND {_STANDING}
@@ -107,7 +107,7 @@ LATE_DAYS = f"""
             sum(carbon_gco2) AS carbon_gco2, sum(gpu_s) AS gpu_s, bool_or(estimated) AS estimated
         FROM energy_days GROUP BY day, node_id, owner, zone, signal, pue, job_id
         HAVING abs(sum(energy_j)) > 1e-9 * sum(abs(energy_j)) OR abs(sum(gpu_s)) > 1e-9 * sum(abs(gpu_s))
-    ) d JOIN allocations a ON a.id = d.owner AND a.job_id = d.job_id
+    ) d JOIN gangs a ON a.id = d.owner AND a.job_id = d.job_id
     LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = d.node_id
     WHERE d.start_at >= {GANG_END}
 """

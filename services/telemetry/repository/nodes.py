@@ -12,7 +12,6 @@ from services.contracts.nodes import NodeRegistration
 from services.core.accounting.meters import board_most_w
 from services.db import gpu_partitions
 from services.db.database import Connection, Database
-from services.db.gpu_health import UNUSABLE
 from services.db.node_power import NODE_POWER
 from services.db.rows import fetch_rows
 from services.telemetry.repository import gpu_health
@@ -34,7 +33,7 @@ ON CONFLICT (id) DO UPDATE SET
     most_host_w = greatest(known.most_host_w, excluded.most_host_w)
 """
 
-_NODES = f"""
+_NODES = """
 SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.driver, n.measures_only, n.engine_node,
     n.containers, n.checkpoints, n.protections,
     CASE WHEN $4 THEN n.devices ELSE (
@@ -43,9 +42,9 @@ SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.dr
     n.readings,
     (SELECT coalesce(jsonb_agg(to_jsonb(p) - 'node_id' ORDER BY p.gpu), '[]') FROM gpu_partitions p
      WHERE p.node_id = n.id) AS partitions,
-    (SELECT coalesce(jsonb_agg(to_jsonb(h) - 'node_id' - 'fault_id' - 'returned_fault_id' ORDER BY h.gpu), '[]')
-     FROM gpu_health h WHERE h.node_id = n.id AND {UNUSABLE}) AS gpu_health,
-    (SELECT count(DISTINCT coalesce(c.parent, c.device)) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use,
+    (SELECT coalesce(jsonb_agg(to_jsonb(h) - 'node_id' ORDER BY h.gpu), '[]') FROM unusable_gpus h
+     WHERE h.node_id = n.id) AS gpu_health,
+    (SELECT count(DISTINCT c.gpu) FROM held_devices c WHERE c.node_id = n.id) AS gpus_in_use,
     n.marked_intervals, n.heartbeat_at, n.lease_until, coalesce(n.lease_until > now(), false) AS leased,
     CASE WHEN k.node_id IS NULL THEN 'shared' WHEN k.revoked_at IS NULL THEN 'own' ELSE 'revoked' END AS credential,
     coalesce(k.revoked_at, k.enrolled_at) AS credential_since

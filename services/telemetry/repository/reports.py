@@ -9,7 +9,6 @@ from typing import NamedTuple
 from services.contracts.queries import GroupBy
 from services.core.accounting.uncertainty import Cell
 from services.db.database import Connection, Database
-from services.db.past_jobs import REPORTED_JOBS
 from services.db.rows import fetch_row, fetch_rows
 from services.telemetry.repository.lines import LEDGER, METERED, SUMS
 
@@ -33,7 +32,7 @@ _DAY = "date_trunc('day', l.start_at, 'UTC') AT TIME ZONE 'UTC'"
 
 GROUPS: dict[GroupBy, str] = {
     "job": "coalesce(j.array_id, l.job_id)",
-    "user": "coalesce((SELECT u.name FROM users u WHERE u.id = j.user_id), j.user_label, '(unknown)')",
+    "user": "coalesce(j.user_name, '(unknown)')",
     "project": "j.project",
     "tenant": "j.tenant_id",
     "model": "coalesce(b.models, '(unknown)')",
@@ -52,7 +51,7 @@ WITH hours AS (SELECT hour AS start_at, node_id, nullif(job_id, '') AS job_id, e
 SELECT l.start_at, c.covered_s, sum(l.energy_j)::float8 AS energy_j, sum(l.carbon_gco2)::float8 AS carbon_gco2,
     coalesce(sum(l.energy_j) FILTER (WHERE l.job_id IS NULL), 0)::float8 AS idle_energy_j,
     coalesce(sum(l.carbon_gco2) FILTER (WHERE l.job_id IS NULL), 0)::float8 AS idle_carbon_gco2
-FROM hours l LEFT JOIN {REPORTED_JOBS} j ON j.id = l.job_id
+FROM hours l LEFT JOIN reported_jobs j ON j.id = l.job_id
 JOIN (
     SELECT start_at, max(length_s)::float8 AS covered_s
     FROM (SELECT start_at, sum(length_s) AS length_s FROM hours GROUP BY start_at, node_id) n GROUP BY 1
@@ -64,10 +63,9 @@ LINES = """
 WITH {sums}, {boards}
 SELECT {group} AS name, {then} AS then_name,
     CASE WHEN count(DISTINCT coalesce(j.array_id, l.job_id)) = 1
-        THEN coalesce((SELECT a.name FROM job_arrays a WHERE a.id = min(j.array_id)), min(j.array_name), min(j.name))
-    END AS label,
+        THEN coalesce(min(j.array_name), min(j.name)) END AS label,
     count(DISTINCT l.job_id) AS jobs, {amounts}
-FROM sums l JOIN {jobs} j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
+FROM sums l JOIN reported_jobs j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
 WHERE {period} AND {owned} AND ($5::text IS NULL OR ({group}, {then}) > ($5, $6))
 GROUP BY 1, 2 ORDER BY 1, 2 LIMIT $7
 """
@@ -76,7 +74,8 @@ GROUP BY 1, 2 ORDER BY 1, 2 LIMIT $7
 TOTALS = """
 WITH {sums}
 SELECT idle, {amounts} FROM (
-    SELECT l.*, l.job_id IS NULL AS idle FROM sums l LEFT JOIN {jobs} j ON j.id = l.job_id WHERE {period} AND {owned}
+    SELECT l.*, l.job_id IS NULL AS idle FROM sums l LEFT JOIN reported_jobs j ON j.id = l.job_id
+    WHERE {period} AND {owned}
 ) AS l
 GROUP BY GROUPING SETS ((idle), ())
 """
@@ -89,7 +88,6 @@ SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM metered l WHERE {period}
 PARTS = {
     "sums": SUMS,
     "boards": BOARDS,
-    "jobs": REPORTED_JOBS,
     "amounts": AMOUNTS,
     "period": PERIOD,
     "owned": OWNED,

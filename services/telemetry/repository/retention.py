@@ -64,7 +64,7 @@ _NEXT_DAY = "SELECT least(date_trunc('day', $2::timestamptz, 'UTC') + interval '
 
 
 _FORGET_SETTINGS = """
-DELETE FROM settings_in_force s USING allocations a
+DELETE FROM settings_in_force s USING gangs a
  WHERE a.id = s.allocation_id AND a.ended_at < now() - make_interval(secs => $1)
 """
 
