@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lab.inference.hours import HOUR_S, read_hours
-from lab.inference.schemes import co2opt, random_search, uniform_graphs
+from lab.inference.schemes import best_measured, co2opt, random_search, uniform_graphs
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.units import J_PER_KWH
@@ -242,7 +242,7 @@ class _Service:
             if found is None:
                 return
             interval.bound = found.bound if interval.bound is None else interval.bound
-            best = found.best_measured(self.evaluator.measure, self.goal, at)
+            best = best_measured(found, self.evaluator.measure, self.goal, at)
             if best is not None:
                 interval.optimum = self.goal.objective(best.accuracy, best.energy_j * at)
                 return

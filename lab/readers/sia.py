@@ -25,7 +25,7 @@ class Sia:
 
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
         """Read every job, its duration left open."""
-        jobs.allow_no_duration()
+        jobs.needs_duration = False
         for line, row in table(lines, COLUMNS, jobs.report, named=True):
             try:
                 gpus = whole(row["num_replicas"], "num_replicas")

@@ -7,6 +7,7 @@ from lab.readers.openb import Openb
 from lab.readers.pai import Pai
 from lab.readers.philly import Philly
 from lab.readers.sia import Sia
+from lab.readers.swf import Swf
 from lab.readers.tiresias import Tiresias
 from lab.recipes.green import green_assuming, green_users
 from lab.recipes.powerflow import powerflow, powerflow_fitted, powerflow_strong, powerflow_strong_fitted
@@ -24,7 +25,7 @@ ADDED = Catalogue(
         "a-srpt": Bundle("a_srpt_day.csv.gz", 12, "a-srpt", "lab.bundles"),
         "powerflow-day": Bundle("powerflow_day.csv", 1, "powerflow", "lab.bundles"),
     },
-    formats=(Philly(), Openb(), *PAI, Sia(), Tiresias()),
+    formats=(Swf(), Philly(), Openb(), *PAI, Sia(), Tiresias()),
     recipes=(
         Recipe("green-users", "`green`, with gangs as users of Philly asked for", green_users),
         green_assuming("green-fast-links", Assumed(fast_links=True)),
@@ -44,6 +45,6 @@ ADDED = Catalogue(
     recipe_of={
         **{reader.name: "green" for reader in (Philly(), Openb(), *PAI)},
         "sia": "sia",
-        "tiresias": "plain",
+        **dict.fromkeys(("swf", "tiresias"), "plain"),
     },
 )

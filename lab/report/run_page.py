@@ -12,11 +12,12 @@ from html import escape
 import numpy as np
 
 from lab.report.charts import Dot, Line, dots, lines
+from lab.report.html import table_html
 from services.core.accounting.carbon import percent_change
 from services.core.domain.arrays import Floats
 from services.core.domain.units import S_PER_HOUR
 from services.simulator.engine.result import SimulationResult
-from services.simulator.report.look import STYLE, table_html
+from services.simulator.report.look import STYLE
 
 LOOK = """
 :root{color-scheme:light dark}

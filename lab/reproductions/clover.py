@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from lab.inference.run import InferenceRun, Scheme
+from lab.inference.schemes import best_measured
 from lab.reproductions.marked import fill
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
@@ -219,7 +220,7 @@ def exhaustive() -> str:
             if goal.allows(each.accuracy, each.p95_s)
         )
         found = optimum(application, 1, rate_per_s, goal, at)
-        proposed = None if found is None else found.best_measured(evaluator.measure, goal, at)
+        proposed = None if found is None else best_measured(found, evaluator.measure, goal, at)
         programme = "-" if proposed is None else f"{goal.objective(proposed.accuracy, proposed.energy_j * at):.2f}"
         figures: list[str] = []
         for screened in (False, True):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lab.reproductions.traffic_lstm import Lstm
 from services.core.profiles.traffic import Forecaster, LastPeak, SeasonalNaive
 from services.learning.traffic_boosting import Boosting
-from services.learning.traffic_lstm import Lstm
 
 
 def forecasters() -> list[Forecaster]:
@@ -12,7 +12,8 @@ def forecasters() -> list[Forecaster]:
 
     Without torch the LSTMs are left out, and the choice says so.
 
-    >>> from services.core.profiles.traffic import choose, observe
+    >>> from lab.serving.logs import observe
+    >>> from services.core.profiles.traffic import choose
     >>> log = observe(range(6000), [0] * 6000, n_classes=1, start_s=0.0, end_s=6000.0)  # a request every second
     >>> outlook = choose(log, forecasters(), least_origins=6).forecast(log)
     >>> outlook.peaks_qps.round(2).T.tolist()

@@ -25,6 +25,8 @@ import numpy as np
 
 from lab.reproductions.forecasters import forecasters
 from lab.reproductions.marked import fill
+from lab.reproductions.traffic_lstm import Lstm
+from lab.serving.logs import observe, spare_share
 from services.core.domain.arrays import Floats
 from services.core.domain.serving import CLASSES, STEP_S, STEPS_AHEAD
 from services.core.policies.freesh.classes import PARTITIONS
@@ -37,11 +39,9 @@ from services.core.profiles.traffic import (
     Traffic,
     backtest,
     choose,
-    observe,
 )
 from services.learning.demand import forecast_demand
 from services.learning.traffic_boosting import Boosting
-from services.learning.traffic_lstm import Lstm
 
 TRACES = {"conv": "conversations", "code": "code"}
 HIGH = Boosting(quantile=0.9)
@@ -94,7 +94,7 @@ def table(scores: Sequence[Backtest]) -> list[str]:
         mae, under = score.mae_qps, score.under_share()
         cells = [f"{error:.2f}, {100 * share:.0f} %" for error, share in zip(mae, under, strict=True)]
         total = f"**{mae.sum():.2f}**" if mae.sum() == best else f"{mae.sum():.2f}"
-        spare = np.nansum(score.spare_share() * peaks) / peaks.sum()
+        spare = np.nansum(spare_share(score) * peaks) / peaks.sum()
         rows.append(f"| {score.name} | {' | '.join(cells)} | {total} | {100 * spare:.0f} % |")
     return rows
 
@@ -196,7 +196,7 @@ def _planned(what: str, rows: dict[str, Backtest]) -> list[str]:
     for name, score in rows.items():
         peaks = np.nanmean(score.actual_qps, axis=(0, 1))
         short = " | ".join(f"{100 * share:.0f} %" for share in score.under_share())
-        spare = np.nansum(score.spare_share() * peaks) / peaks.sum()
+        spare = np.nansum(spare_share(score) * peaks) / peaks.sum()
         lines.append(f"| {name} | {short} | {peaks.sum():.2f} | {100 * spare:.0f} % |")
     return lines
 

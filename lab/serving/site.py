@@ -21,7 +21,7 @@ from services.core.domain.gpus import gpu_model
 from services.core.domain.serving import CLASSES, LatencyLimits
 from services.core.policies.freesh.classes import Thresholds
 from services.core.policies.freesh.laxity import ServiceTimes
-from services.core.policies.freesh.miad import Clocks, clocks_between
+from services.core.policies.freesh.miad import Clocks
 from services.core.policies.freesh.server_choice import EnergyProfile, energy_profile
 from services.core.profiles.model_server import LOWEST_CLOCK_MHZ, ModelServer
 from services.simulator.raw import TraceFormatError
@@ -144,3 +144,11 @@ class Site:
     def _profiles(self, mode: str) -> list[ModeProfile]:
         classes = (each for part in self.spec.partitions for each in part.classes)
         return [profile for each in classes for profile in each.profiles if profile.mode == mode]
+
+
+def clocks_between(lowest_mhz: float, highest_mhz: float, step_mhz: float = 15.0) -> Clocks:
+    """Return clocks in even steps down from the highest, as on NVIDIA's devices (15 MHz)."""
+    if not 0 < lowest_mhz <= highest_mhz or not step_mhz > 0:
+        raise DomainError("clocks go in steps above 0 MHz from above 0 MHz to no less")
+    steps = int((highest_mhz - lowest_mhz) / step_mhz + 1e-9)
+    return Clocks(tuple(highest_mhz - step_mhz * at for at in range(steps, -1, -1)))

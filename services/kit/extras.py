@@ -32,7 +32,6 @@ EXTRA_OF = {
     "pyarrow": "parquet",
     "pyghmi": "ipmi",
     "tokenizers": "tokenizers",
-    "torch": "lstm",
 }
 """Top-level package to extra, as in ``pyproject.toml``; the base dependencies are not in it."""
 

@@ -25,7 +25,6 @@ from services.core.profiles.traffic import (
 )
 from services.core.profiles.traffic_service import ServiceLevel
 from services.learning.traffic_boosting import Boosting
-from services.learning.traffic_lstm import Lstm
 
 JUDGED_STEPS, MOMENTS = 2 * DAY_STEPS, 192
 """The backtest's span, which has each hour of the day twice, and its moments: with both, a moment each quarter of an
@@ -56,11 +55,11 @@ class Demand:
     assumed: bool
 
 
-def candidates(service: float = SERVICE, *, lstm: bool = False) -> list[Forecaster]:
-    """Return the forecasters to compare, the simpler first; the LSTMs take minutes and need torch."""
+def candidates(service: float = SERVICE) -> list[Forecaster]:
+    """Return the forecasters to compare, the simpler first."""
     plain: list[Forecaster] = [LastPeak(), SeasonalNaive(), Boosting()]
     high: list[Forecaster] = [Boosting(quantile=service)] if service != Boosting().quantile else []
-    return [*plain, *high, *([Lstm("windows"), Lstm("peaks")] if lstm else [])]
+    return [*plain, *high]
 
 
 def forecast_demand(
@@ -69,7 +68,6 @@ def forecast_demand(
     *,
     head_room: float = HEAD_ROOM,
     service: float = SERVICE,
-    lstm: bool = False,
 ) -> Demand:
     """Return the peaks to plan pools for, from the traffic so far.
 
@@ -84,7 +82,6 @@ def forecast_demand(
         assumed_qps: (n_classes,) peaks that the operator expects; None if there is no such estimate.
         head_room: The factor by which the plan's capacity exceeds the peaks.
         service: Share of the steps in which that should suffice.
-        lstm: Whether the LSTMs are compared too.
 
     Raises:
         DomainError: There is neither history nor assumption, the assumption is impossible, or head-room or service
@@ -95,7 +92,7 @@ def forecast_demand(
         assumed_qps.shape != (history.n_classes,) or not np.all(np.isfinite(assumed_qps) & (assumed_qps >= 0))
     ):
         raise DomainError(f"assumed peaks are {history.n_classes} finite numbers >= 0")
-    compared = candidates(service, lstm=lstm)
+    compared = candidates(service)
     least = LastPeak().steps_needed(history) + criterion.moments_needed + LEAST_ORIGINS
     if len(history) < least:
         why = f"needs {least} steps of history, which has {len(history)}"

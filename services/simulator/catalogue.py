@@ -19,7 +19,7 @@ IN_LAB = frozenset(
         *("a-srpt", "a-srpt-0", "a-srpt-20", "a-srpt-40", "a-srpt-60", "a-srpt-80", "powerflow-day", "powerflow"),
         *("powerflow-fitted", "powerflow-strong", "powerflow-strong-fitted", "green-users", "green-fast-links"),
         *("green-waiting-5", "green-waiting-30", "sia", "openb", "pai", "pai-hours", "pai-seconds", "philly"),
-        "tiresias",
+        *("swf", "tiresias"),
     }
 )
 """Names that the package wattshift-lab adds: they only serve the message where it is missing."""
@@ -53,7 +53,7 @@ def catalogue() -> Catalogue:
         jobs={"green-year": Bundle("green_year.csv", YEAR_DAYS), "green-day": Bundle("green_day.csv", 1)},
         formats=formats.OURS,
         recipes=recipes.OURS,
-        recipe_of={"swf": "plain", "sacct": "plain", "wattshift": "measured"},
+        recipe_of={"sacct": "plain", "wattshift": "measured"},
     )
     for plugin in load_plugins(GROUP, Catalogue):
         found = Catalogue(

@@ -164,7 +164,10 @@ class RawJob:
 
 
 class Collector:
-    """Collects rows one by one, drops those that cannot be jobs, and returns the rest as columns."""
+    """Collects rows one by one, drops those that cannot be jobs, and returns the rest as columns.
+
+    ``needs_duration`` is False for a format that does not state durations, because a recipe supplies them.
+    """
 
     def __init__(self, report: ReadReport) -> None:
         self.report = report
@@ -172,11 +175,7 @@ class Collector:
         self._jobs: list[RawJob] = []
         self._ids: dict[str, int] = {}
         self._runs: set[tuple[str, ...]] = set()
-        self._needs_duration = True
-
-    def allow_no_duration(self) -> None:
-        """Accept jobs whose duration the format does not state, because a recipe supplies it."""
-        self._needs_duration = False
+        self.needs_duration = True
 
     def drop(self, line: int, reason: str) -> None:
         """Leave the row out."""
@@ -194,7 +193,7 @@ class Collector:
         """Keep the row, or drop it if it cannot be a job."""
         if not math.isfinite(job.submitted_s):
             return self.drop(line, "no time of submission")
-        unknown = math.isnan(job.duration_s) and not self._needs_duration
+        unknown = math.isnan(job.duration_s) and not self.needs_duration
         if not unknown and not (math.isfinite(job.duration_s) and job.duration_s > 0):
             return self.drop(line, "no duration above 0 s")
         if max(job.gpus, job.batch_size) >= TOO_LARGE:

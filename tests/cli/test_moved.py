@@ -103,7 +103,7 @@ def test_a_file_that_only_the_lab_reads_is_not_known_without_it(tmp_path: Path) 
     file = tmp_path / "jobs.csv"
     file.write_text("timestamp,duration,num_gpus,gpu_time,cluster\n")
 
-    with pytest.raises(CliError, match=r"not a known job trace .* known: swf, sacct, wattshift; .* wattshift-lab"):
+    with pytest.raises(CliError, match=r"not a known job trace .* known: sacct, wattshift; .* wattshift-lab"):
         app(["simulate", "training", "--policy", "las", "--carbon", "GB", "--jobs", str(file)], standalone_mode=False)
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from lab.reproductions import traffic_lstm
 from lab.reproductions.forecasters import forecasters
+from lab.reproductions.traffic_lstm import Lstm
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEPS_AHEAD
 from services.core.profiles.traffic import Forecaster, LastPeak, Traffic, backtest, choose
-from services.learning import traffic_lstm
 from services.learning.traffic_boosting import Boosting
-from services.learning.traffic_lstm import Lstm
 
 LSTMS = (Lstm("windows", epochs=1), Lstm("peaks"))
 
@@ -27,7 +27,7 @@ def waves(steps: int = 120, *, noise: bool = True, seed: int = 5) -> Traffic:
 def learners(*, lstm: bool) -> list[Forecaster]:
     """Return those with an LSTM, which need torch, or those without."""
     if lstm:
-        pytest.importorskip("torch", reason="torch is not installed: pip install 'wattshift-control-plane[lstm]'")
+        pytest.importorskip("torch", reason="torch is not installed: pip install './lab[lstm]'")
         return list(LSTMS)
     return [Boosting(), Boosting(quantile=0.9)]
 
@@ -74,7 +74,7 @@ def test_equal_histories_give_equal_forecasts() -> None:
 
 
 def test_equal_histories_train_equal_networks_and_leave_the_global_seed_alone() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'wattshift-control-plane[lstm]'")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install './lab[lstm]'")
     traffic = waves(40)
     before = torch.random.get_rng_state()
     assert_array_equal(*(Lstm("peaks", epochs=2).fit(traffic).forecast(traffic) for _ in range(2)))
@@ -88,7 +88,7 @@ def test_without_torch_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(traffic_lstm, "find_spec", lambda name: None)
     monkeypatch.setattr(traffic_lstm.importlib, "import_module", missing)
     choice = choose(waves(60), forecasters())
-    line = "needs torch: pip install 'wattshift-control-plane[lstm]'"
+    line = "needs torch: pip install './lab[lstm]'"
     assert choice.left_out == {"LSTM on windows": line, "LSTM on peaks": line}
     assert choice.method == "gradient boosting"
     with pytest.raises(DomainError, match="the LSTM needs torch"):

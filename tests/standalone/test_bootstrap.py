@@ -21,8 +21,6 @@ from tests.support.servers import ROOT, scratch_folder
 ALL = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
 LOCK = (ROOT / "requirements.lock").read_text()
 LOCKS = ("requirements.lock", "deploy/standalone.lock", "deploy/installer.lock")
-BESIDE = ("lstm",)
-"""Extras that are not in the lock: large, and needed by one optional part."""
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -43,8 +41,8 @@ def test_the_lock_satisfies_the_project(python: str) -> None:
     lines = [Requirement(line.rstrip(" \\")) for line in LOCK.splitlines() if not line.startswith(" ")]
     pinned = [pin for pin in lines if pin.marker is None or pin.marker.evaluate({"python_full_version": python})]
     project = PYPROJECT["project"]
-    installed = {name: wanted for name, wanted in project["optional-dependencies"].items() if name not in BESIDE}
-    for wanted in sum(installed.values(), project["dependencies"] + PYPROJECT["dependency-groups"]["dev"]):
+    installed = project["optional-dependencies"].values()
+    for wanted in sum(installed, project["dependencies"] + PYPROJECT["dependency-groups"]["dev"]):
         requirement = Requirement(wanted)
         if requirement.name == PYPROJECT["project"]["name"]:
             continue

@@ -79,7 +79,7 @@ def test_every_extra_is_named_for_its_packages() -> None:
         assert extra in PROJECT["optional-dependencies"]
         names = {name.lower().replace("_", "-") for name in distributions.get(package, [])}
         assert not names & base, f"{package} is installed without any extra"
-        if names and extra not in ("lstm",):
+        if names:
             assert names & needs(extra), f"{package} does not come with {extra}"
 
 

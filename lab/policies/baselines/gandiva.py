@@ -25,7 +25,7 @@ from services.core.cycle.plan import Hold, Plan, Preempt, Start
 from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, contenders, with_holds, without_indices
-from services.core.cycle.sharing import guests_of, less_quota
+from services.core.cycle.sharing import less_quota
 from services.core.cycle.snapshot import QUEUED, Phase, Snapshot, Trigger
 from services.core.cycle.sorting import order_by, wishes_first
 from services.core.domain.arrays import Floats, Ints
@@ -228,3 +228,14 @@ def _moves(snapshot: Snapshot, plan: Plan) -> Iterator[Preempt]:
         if fits.size:
             free[fits[0]] -= jobs.gpus[job]
             yield Preempt(jobs.ids[job], Reason.DEFRAGMENTATION, int(jobs.gpus[job]))
+
+
+def guests_of(snapshot: Snapshot) -> dict[int, int]:
+    """Return the rows of the hosts in the table that a policy sees, and of their guests in ``Snapshot.guests``."""
+    jobs, guests = snapshot.jobs, snapshot.guests
+    if guests is None:
+        return {}
+    sides = (side for one, other in snapshot.shared for side in ((one, other), (other, one)))
+    return {
+        jobs.index[host]: guests.index[guest] for host, guest in sides if host in jobs.index and guest in guests.index
+    }

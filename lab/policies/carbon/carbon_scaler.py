@@ -34,6 +34,7 @@ from typing import Annotated
 
 import numpy as np
 
+from lab.policies.carbon.left import left_and_due_s
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.grids import eligible_curves
 from services.core.cycle.plan import Plan
@@ -48,7 +49,6 @@ from services.core.domain.carbon import CarbonCurve
 from services.core.domain.reasons import Reason
 from services.core.policies.batches import with_batches
 from services.core.policies.goodput_by_size import goodput_of
-from services.core.policies.greener_hours import left_and_due_s
 from services.core.policies.parameters import Parameter, check_parameters
 
 LEAST_INTENSITY = 0.1

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import numpy as np
 
+from lab.policies.carbon.left import left_and_due_s
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StatelessPolicy
 from services.core.cycle.ranking import rank
@@ -23,7 +24,7 @@ from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.greener_hours import expected_start_s, left_and_due_s, should_run
+from services.core.policies.greener_hours import expected_start_s, should_run
 from services.core.policies.parameters import Parameter, check_parameters
 
 

@@ -50,17 +50,6 @@ def without_guests(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def guests_of(snapshot: Snapshot) -> dict[int, int]:
-    """Return the rows of the hosts in the table that a policy sees, and of their guests in ``Snapshot.guests``."""
-    jobs, guests = snapshot.jobs, snapshot.guests
-    if guests is None:
-        return {}
-    sides = (side for one, other in snapshot.shared for side in ((one, other), (other, one)))
-    return {
-        jobs.index[host]: guests.index[guest] for host, guest in sides if host in jobs.index and guest in guests.index
-    }
-
-
 def less_quota(quota: dict[str, int], jobs: JobTable) -> dict[str, int]:
     """Return what tenants may hold besides these jobs, which have one GPU each."""
     held = Counter(jobs.tenants)

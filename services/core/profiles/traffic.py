@@ -6,9 +6,7 @@ past, each time with only what was known then, and ``choose`` takes the forecast
 error or, for pools, by the cost of shortage and spare capacity (``services.core.profiles.traffic_service``).
 Forecasters that need scikit-learn or torch are in ``services.learning``; the two here need neither.
 
->>> log = observe(times_s=[1.0, 2.0, 301.0], class_of=[0, 0, 1], n_classes=2, start_s=0.0, end_s=600.0)
->>> log.peaks_qps.tolist()
-[[0.4, 0.0], [0.0, 0.2]]
+>>> log = Traffic(np.array([[0.4, 0.0], [0.0, 0.2]]))
 >>> LastPeak().fit(log).forecast(log)[0].tolist()
 [0.0, 0.2]
 
@@ -22,11 +20,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.domain.serving import STEP_S, STEPS_AHEAD, WINDOW_S
+from services.core.domain.serving import STEPS_AHEAD, WINDOW_S
 
 WINDOWS = 60
 """Windows in a step."""
@@ -90,36 +87,6 @@ class Traffic:
     def since(self, step: int) -> Traffic:
         """Return the traffic from the given step on."""
         return Traffic(self.peaks_qps[step:], None if self.counts is None else self.counts[step:])
-
-
-def observe(times_s: ArrayLike, class_of: ArrayLike, *, n_classes: int, start_s: float, end_s: float) -> Traffic:
-    """Return the traffic of a request log, in whole steps from ``start_s``; a remainder before ``end_s`` is ignored.
-
-    Args:
-        times_s: (n_requests,) arrivals, UTC seconds, in any order.
-        class_of: (n_requests,) their classes, 0 .. ``n_classes`` - 1.
-        n_classes: How many classes there are.
-        start_s, end_s: The period for which the log is complete.
-
-    Raises:
-        DomainError: a log that ends before it starts, an arrival outside it, a class that does not exist, or arrays
-            that do not match.
-    """
-    if not -np.inf < start_s <= end_s < np.inf:
-        raise DomainError(f"a log goes from a moment to a later one, not from {start_s:g} to {end_s:g} s")
-    times, classes = np.asarray(times_s, dtype=np.float64), np.asarray(class_of, dtype=np.int64)
-    if times.ndim != 1 or times.shape != classes.shape:
-        raise DomainError(f"{times.shape} arrivals, but {classes.shape} classes")
-    if not np.all((times >= start_s) & (times <= end_s)):
-        raise DomainError(f"an arrival outside the log, which goes from {start_s:g} to {end_s:g} s")
-    if not np.all((classes >= 0) & (classes < n_classes)):
-        raise DomainError(f"a class that is not among the {n_classes}")
-    windows = int((end_s - start_s) // STEP_S) * WINDOWS
-    at = np.floor((times - start_s) / WINDOW_S).astype(np.int64)
-    inside = at < windows
-    flat = np.bincount(at[inside] * n_classes + classes[inside], minlength=windows * n_classes)
-    counts = flat.astype(np.int64).reshape(-1, WINDOWS, n_classes)
-    return Traffic(counts.max(axis=1) / WINDOW_S, counts)
 
 
 class Model(Protocol):
@@ -215,12 +182,6 @@ class Backtest:
         """Return the share of steps whose peak exceeds ``head_room`` times the forecast; (n_classes,)."""
         known = ~np.isnan(self.actual_qps)
         return (self.actual_qps > head_room * self.forecast_qps).sum(axis=(0, 1)) / known.sum(axis=(0, 1))
-
-    def spare_share(self, head_room: float = HEAD_ROOM) -> Floats:
-        """Return the capacity that is ready but unused, relative to the mean peak; (n_classes,), NaN without demand."""
-        spare = np.nanmean(np.maximum(head_room * self.forecast_qps - self.actual_qps, 0.0), axis=(0, 1))
-        peak = np.nanmean(self.actual_qps, axis=(0, 1))
-        return spare / np.where(peak > 0, peak, np.nan)
 
     def newsvendor_qps(self, service: float, head_room: float = HEAD_ROOM) -> Floats:
         """Return the mean of ``service`` x the shortage + (1 - ``service``) x the spare capacity; (n_classes,).

@@ -1,9 +1,6 @@
-"""The look and the tables of report pages: one HTML file each, without scripts or anything to fetch."""
+"""The look of report pages: one HTML file each, without scripts or anything to fetch."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from html import escape
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:980px;margin:2rem auto;padding:0 1rem}
@@ -17,15 +14,3 @@ svg{width:100%;height:auto;display:block}.legend{font-size:12px;display:flex;fle
 .unit{font-size:12px;color:#666;margin:.4rem 0 0}.note{font-size:13px;color:#555}
 nav{font-size:13px}nav a{margin-right:1rem}details{margin:.6rem 0}summary{cursor:pointer}
 """
-
-
-def table_html(head: Sequence[str], rows: Sequence[Sequence[str]], marked: str = "") -> str:
-    """Return a table of text; rows whose first cell is in ``marked`` stand out."""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(
-        ('<tr class="base">' if marked and row[0] == marked else "<tr>")
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
-        + "</tr>"
-        for row in rows
-    )
-    return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lab.reproductions import traffic as report
+from lab.reproductions.traffic_lstm import Lstm
 from services.core.profiles.traffic import LastPeak, backtest
 from services.learning.traffic_boosting import Boosting
-from services.learning.traffic_lstm import Lstm
 
 SHORT, LONG = 10, 1_000
 

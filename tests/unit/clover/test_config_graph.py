@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.inference.schemes import random_graph
 from services.core.domain.errors import DomainError
-from services.core.policies.clover.config_graph import GED_THRESHOLD, ConfigGraph, random_graph, random_neighbour
+from services.core.policies.clover.config_graph import GED_THRESHOLD, ConfigGraph, random_neighbour
 from services.core.policies.clover.layouts import can_be_cut
 from tests.support.clover import a_graph, an_application
 

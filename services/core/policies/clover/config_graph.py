@@ -11,7 +11,7 @@ import numpy as np
 
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.errors import DomainError
-from services.core.policies.clover.layouts import LAYOUTS, SLICES, SliceCounts, can_be_cut
+from services.core.policies.clover.layouts import SLICES, SliceCounts, can_be_cut
 
 GED_THRESHOLD = 4
 """Graphs within this distance are neighbours (§4.2)."""
@@ -108,27 +108,3 @@ def random_neighbour(graph: ConfigGraph, fits: Bools, gpus: int, rng: np.random.
         if found.instances and found != graph and can_be_cut(found.slices, gpus):
             return found
     raise DomainError("no neighbouring configuration was found")
-
-
-def random_graph(fits: Bools, gpus: int, rng: np.random.Generator) -> ConfigGraph:
-    """Return a configuration drawn from the space of layouts and variants: a layout per GPU, a variant per slice.
-
-    Args:
-        fits: (variants, 5) where an instance may run; slices that no variant fits stay empty.
-        gpus: How many GPUs there are.
-        rng: The source of randomness.
-
-    Raises:
-        DomainError: none was found in which anything runs.
-    """
-    for _ in range(_TRIES):
-        weights = np.zeros(fits.shape, dtype=np.int64)
-        for layout in rng.integers(0, len(LAYOUTS), gpus):
-            for size in LAYOUTS[int(layout)]:
-                column = SLICES.index(size)
-                variants = np.flatnonzero(fits[:, column])
-                if variants.size:
-                    weights[rng.choice(variants), column] += 1
-        if weights.any():
-            return ConfigGraph(weights)
-    raise DomainError("no variant fits any slice")

@@ -16,10 +16,8 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.progress import Progress, Report, unreported
-from services.core.policies.clover.anneal import Measure
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
-from services.core.policies.clover.evaluation import Outcome
 from services.core.policies.clover.layouts import LAYOUT_COUNTS, SLICES
 from services.core.policies.clover.objective import Goal
 from services.core.solvers.model import LinearModel, ModelBuilder
@@ -39,15 +37,6 @@ class Optimum:
 
     bound: float
     proposals: tuple[ConfigGraph, ...]
-
-    def best_measured(self, measure: Measure, goal: Goal, intensity_gco2_per_j: float) -> Outcome | None:
-        """Return the best of the proposals that keeps the limits when measured; None if none does."""
-        kept = [outcome for outcome in map(measure, self.proposals) if goal.allows(outcome.accuracy, outcome.p95_s)]
-        return max(
-            kept,
-            key=lambda each: (goal.objective(each.accuracy, each.energy_j * intensity_gco2_per_j), each.graph.key),
-            default=None,
-        )
 
 
 def optimum(

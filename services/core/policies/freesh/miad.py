@@ -90,14 +90,6 @@ class Clocks:
         return self.mhz[max(bisect_right(self.mhz, mhz) - 1, 0)]
 
 
-def clocks_between(lowest_mhz: float, highest_mhz: float, step_mhz: float = 15.0) -> Clocks:
-    """Return clocks in even steps down from the highest, as on NVIDIA's devices (15 MHz)."""
-    if not 0 < lowest_mhz <= highest_mhz or not step_mhz > 0:
-        raise DomainError("clocks go in steps above 0 MHz from above 0 MHz to no less")
-    steps = int((highest_mhz - lowest_mhz) / step_mhz + 1e-9)
-    return Clocks(tuple(highest_mhz - step_mhz * at for at in range(steps, -1, -1)))
-
-
 def common_clocks(devices: Sequence[Clocks]) -> Clocks:
     """Return the clocks that all devices of a tensor-parallel instance support.
 

@@ -12,7 +12,6 @@ from typing import Protocol
 from services.simulator.raw import Collector
 from services.simulator.readers.formats.history import History
 from services.simulator.readers.formats.sacct import Sacct
-from services.simulator.readers.formats.swf import Swf
 
 
 class JobFormat(Protocol):
@@ -33,4 +32,4 @@ class JobFormat(Protocol):
         ...
 
 
-OURS: tuple[JobFormat, ...] = (Swf(), Sacct(), History())
+OURS: tuple[JobFormat, ...] = (Sacct(), History())

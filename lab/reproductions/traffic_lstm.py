@@ -1,4 +1,4 @@
-"""An LSTM of peak rates, for ``services.core.profiles.traffic``; needs the extra ``lstm``.
+"""An LSTM of peak rates, for ``services.core.profiles.traffic``; needs torch.
 
 The paper's network takes counts per 5-second window and gives the counts of the next 360 windows; the greatest of each
 step is the peak. The paper states neither sizes nor loss: one layer, squared error, sizes as below. A network trained
@@ -27,7 +27,7 @@ LATEST_SAMPLES = 2_000
 LEAST_SCALE_QPS = 1 / WINDOW_S
 
 
-WITHOUT_TORCH = "needs torch: pip install 'wattshift-control-plane[lstm]'"
+WITHOUT_TORCH = "needs torch: pip install './lab[lstm]'"
 
 
 def _torch() -> Any:
