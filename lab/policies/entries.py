@@ -87,7 +87,6 @@ SJF = PolicyEntry(
     config=ShortestConfig,
     build=Sjf,
     preempts=False,
-    waits_by=("remaining_s", "submitted_s"),
 )
 
 SPJF = PolicyEntry(
@@ -96,7 +95,6 @@ SPJF = PolicyEntry(
     config=PredictedOrderConfig,
     build=in_order("spjf", "duration", backfill=False),
     preempts=False,
-    waits_by=("remaining_s", "submitted_s"),
 )
 
 SPWF = PolicyEntry(
@@ -105,7 +103,6 @@ SPWF = PolicyEntry(
     config=PredictedOrderConfig,
     build=in_order("spwf", "workload", backfill=False),
     preempts=False,
-    waits_by=("remaining_s", "submitted_s"),
 )
 
 SRTF = PolicyEntry(
@@ -129,7 +126,6 @@ WCS_DURATION = PolicyEntry(
     config=PredictedOrderConfig,
     build=in_order("wcs-duration", "duration", backfill=True),
     preempts=False,
-    waits_by=("remaining_s", "submitted_s"),
 )
 
 WCS_SUBTIME = PolicyEntry(
@@ -138,7 +134,6 @@ WCS_SUBTIME = PolicyEntry(
     config=PredictedOrderConfig,
     build=in_order("wcs-subtime", "submission", backfill=True),
     preempts=False,
-    waits_by=("submitted_s",),
 )
 
 WCS_WORKLOAD = PolicyEntry(
@@ -147,7 +142,6 @@ WCS_WORKLOAD = PolicyEntry(
     config=PredictedOrderConfig,
     build=in_order("wcs-workload", "workload", backfill=True),
     preempts=False,
-    waits_by=("remaining_s", "submitted_s"),
 )
 
 ZEUS_LAS = PolicyEntry(

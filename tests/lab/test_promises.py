@@ -53,12 +53,9 @@ test_tenants_that_always_wait_get_gpu_time_by_their_weights = again(
     test_tenants.test_tenants_that_always_wait_get_gpu_time_by_their_weights, ["pollux", "afs", "srtf", "zeus+las"]
 )
 test_with_one_tenant_it_is_the_policy_itself = again(test_tenants.test_with_one_tenant_it_is_the_policy_itself, ENTRIES)
-test_a_round_of_contenders_is_a_round_of_all = again(
-    test_waiting.test_a_round_of_contenders_is_a_round_of_all,
+test_a_round_without_reasons_decides_the_same = again(
+    test_waiting.test_a_round_without_reasons_decides_the_same,
     [*PLAIN, ("sjf", {"backfill": False})],
-)
-test_a_long_queue_is_not_ranked = again(
-    test_waiting.test_a_long_queue_is_not_ranked, [name for name, entry in ENTRIES.items() if entry.waits_by]
 )
 
 test_a_policy_that_tunes_chooses_for_those_who_permit_it = again(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, SetClock, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sharing import hosts_and_guests
-from services.core.cycle.snapshot import RUNNING, STARTING, JobTable, Phase, RoundHints, Snapshot, Trigger
+from services.core.cycle.snapshot import RUNNING, STARTING, JobTable, Phase, Snapshot, Trigger
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.reasons import Reason
@@ -170,8 +170,7 @@ def memory_goes_through_json_and_decides_the_same(rounds: Rounds, data: st.DataO
 
 
 def a_plan_without_reasons_has_the_same_starts_and_stops(rounds: Rounds, data: st.DataObject) -> None:
-    hints = RoundHints(reasons=False)
-    first, second = (replace(each, hints=hints) for each in rounds.snapshots)
+    first, second = (replace(each, reasons=False) for each in rounds.snapshots)
 
     for plan, without in zip(rounds.plans, rounds.again(first, second), strict=True):
         assert without.actions == tuple(action for action in plan.actions if not isinstance(action, Hold))
@@ -179,10 +178,9 @@ def a_plan_without_reasons_has_the_same_starts_and_stops(rounds: Rounds, data: s
 
 def bound_jobs_start_where_they_are_bound_to_or_wait(rounds: Rounds, data: st.DataObject) -> None:
     first, second = (with_bound(each, data) for each in rounds.snapshots)
-    silent = RoundHints(reasons=False)
 
     plans = rounds.again(first, second)
-    without_reasons = rounds.again(replace(first, hints=silent), replace(second, hints=silent))
+    without_reasons = rounds.again(replace(first, reasons=False), replace(second, reasons=False))
 
     bound = Rounds(rounds.name, rounds.parameters, (first, second), plans)
     devices_are_given_once_and_gangs_are_whole(bound, data)

@@ -18,7 +18,7 @@ from services.core.cycle.plan import Plan
 from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, contenders
-from services.core.cycle.snapshot import Phase, RoundHints, Snapshot
+from services.core.cycle.snapshot import Phase, Snapshot
 from tests.support.builders import a_job, a_node, a_snapshot
 
 ROUNDS = 60
@@ -75,7 +75,7 @@ def test_rounds_decide_the_same_without_sifting(seed: int, few: int, monkeypatch
     monkeypatch.setattr(sifting, "MANY", 0)  # what is for thousands of jobs happens to the few of an example
     monkeypatch.setattr(sifting, "FEW", few)
     for _ in range(ROUNDS):
-        snapshot = replace(a_round(draw), hints=RoundHints(reasons=draw.random() < 0.2))
+        snapshot = replace(a_round(draw), reasons=draw.random() < 0.2)
         preemption, backfill = draw.choice(list(Preemption)), draw.random() < 0.6
         most = draw.choice((2, 30))
         jobs, which = snapshot.jobs, contenders(snapshot, preemption)

@@ -24,7 +24,7 @@ from lab.policies.baselines.packing import Packed, PackingMemory, look, pack, st
 from services.core.cycle.plan import Hold, Plan, Preempt, Start
 from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
-from services.core.cycle.rounds import Preemption, contenders, with_holds, without_indices
+from services.core.cycle.rounds import Preemption, contenders, with_holds
 from services.core.cycle.sharing import less_quota
 from services.core.cycle.snapshot import QUEUED, Phase, Snapshot, Trigger
 from services.core.cycle.sorting import order_by, wishes_first
@@ -142,7 +142,6 @@ class Gandiva:
             snapshot,
             jobs=jobs.rows(others),
             tenant_gpu_quota=less_quota(snapshot.tenant_gpu_quota, jobs.rows(~others)),
-            hints=without_indices(snapshot),
         )
         plan, turns = self._take_turns(rest, memory, since_s[others])
         stopped = {action.job_id for action in plan.actions if isinstance(action, Preempt)}

@@ -5,17 +5,10 @@ Besides ``Policy``, a class may implement any of the optional protocols here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
-
-import numpy as np
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.snapshot import Snapshot
-from services.core.cycle.sorting import among_first, order_by
-from services.core.domain.arrays import Bools, Floats, Ints
-from services.core.domain.ids import JobId
 
 Memory = TypeVar("Memory")
 
@@ -92,48 +85,4 @@ class PacksJobs(Protocol):
     @property
     def packs(self) -> bool:
         """Whether it puts two jobs on one GPU."""
-        ...
-
-
-@dataclass(frozen=True)
-class StandingOrder:
-    """The order in which, and the sizes at which, jobs fill free devices in the rounds until the next active one.
-
-    Jobs are ordered by their queue, then their key, their time of submission and their id. Columns are (n_jobs + 1,),
-    as in the last active round's table; the last entry, at -1, is for jobs that arrived later.
-
-    Attributes:
-        jobs: The jobs of that table.
-        queue, key: See above.
-        submitted_s: (n_jobs,) UTC seconds.
-        gangs: The size each of them waits for, brought to its grid by ``sizes.possible_sizes``.
-        left_out: Which of them get nothing until then.
-    """
-
-    jobs: Sequence[JobId]
-    queue: Ints
-    key: Floats
-    submitted_s: Floats
-    gangs: Ints
-    left_out: Bools
-
-    def walk(self, few: int) -> Iterator[int]:
-        """Yield the index of each job in ``jobs``, in that order; those after the first few are sorted on demand."""
-        keys = self.queue[:-1], self.key[:-1], self.submitted_s
-        first = among_first(few, *keys)
-        yield from self._sorted(first, keys)
-        others = np.ones(len(self.jobs), dtype=np.bool_)
-        others[first] = False
-        yield from self._sorted(np.flatnonzero(others), keys)
-
-    def _sorted(self, which: Ints, keys: tuple[Ints, Floats, Floats]) -> list[int]:
-        return which[order_by(self.jobs, *(key[which] for key in keys), which=which)].tolist()
-
-
-@runtime_checkable
-class RanksAhead(Protocol):
-    """A policy whose passive rounds only follow the last active ranking, so that a caller can tell whom they affect."""
-
-    def standing(self, memory: Any) -> StandingOrder:
-        """Return the order that a memory stands for; users' priorities come before it."""
         ...

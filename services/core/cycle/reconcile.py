@@ -27,7 +27,7 @@ from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Start
 from services.core.cycle.ranking import Ranking
-from services.core.cycle.rounds import Preemption, gives_reasons
+from services.core.cycle.rounds import Preemption
 from services.core.cycle.shares import share_out
 from services.core.cycle.sifting import has_nothing_to_do, sifted, starts_of_few
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
@@ -61,7 +61,6 @@ def reconcile(
             devices and keeps its claim.
         backfill: Whether jobs may start below a waiting job that does not fit, on a model both could use.
     """
-    explained = gives_reasons(snapshot)
     if has_nothing_to_do(snapshot, ranking.order, ranking.gpus):
         return Plan(snapshot.version, ())
     behind = frozenset[int]()
@@ -87,7 +86,7 @@ def reconcile(
     preempts: list[Preempt] = []
     if preemption is Preemption.NOW:
         preempts = _preempts(snapshot, ranked, filler.verdicts(), behind, ranking.unranked)
-    if not explained:
+    if not snapshot.reasons:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
     reasons = _reasons(snapshot, ranked, filler.verdicts(), ranking.unranked)
     for job in declined:

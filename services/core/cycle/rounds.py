@@ -1,20 +1,18 @@
 """What kind of round it is: whether it may stop jobs, and which jobs it has to look at.
 
-A caller may let a round leave out what it would not use (``RoundHints``). Only the functions here read the hints, so
-that policies have the same code, and decide the same, with and without them.
+A round that gives no reasons leaves out jobs that certainly stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import repeat
 
 import numpy as np
 
 from services.core.cycle.plan import Action, Hold
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, RoundHints, Snapshot, Trigger
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot, Trigger
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.domain.plain_members import plain_members
@@ -36,40 +34,22 @@ class Preemption(Enum):
         return cls.NOW if trigger is Trigger.ACTIVE else cls.LATER
 
 
-def gives_reasons(snapshot: Snapshot) -> bool:
-    """Whether the round has to say why each job waits."""
-    return snapshot.hints.reasons
-
-
 def with_holds(snapshot: Snapshot, actions: Iterable[Action]) -> tuple[Action, ...]:
     """Return a plan's actions, dropping the holds if the round gives no reasons."""
-    if snapshot.hints.reasons:
+    if snapshot.reasons:
         return tuple(actions)
     return tuple(action for action in actions if not isinstance(action, Hold))
 
 
-def without_indices(snapshot: Snapshot) -> RoundHints:
-    """Return the round's hints without indices, for a snapshot with a different job table."""
-    return replace(snapshot.hints, contenders=None, newly_waiting=None, before=None)
-
-
 def waiting(snapshot: Snapshot) -> Ints:
-    """Return the indices of the jobs ranked by a round that stops none: those that wait, and those that are stopping.
-
-    If the round gives no reasons, queued jobs that certainly get nothing may be left out.
-    """
-    if snapshot.hints.contenders is not None:
-        return snapshot.hints.contenders
+    """Return the indices of the jobs ranked by a round that stops none: those that wait, and those that stop."""
     phase = snapshot.jobs.phase
     return np.flatnonzero((phase == QUEUED) | (phase == PREEMPTING))
 
 
 def stopping(snapshot: Snapshot) -> Ints:
     """Return the indices of the jobs that are stopping."""
-    phase, sorted_out = snapshot.jobs.phase, snapshot.hints.contenders
-    if sorted_out is None:
-        return np.flatnonzero(phase == PREEMPTING)
-    return sorted_out[phase[sorted_out] == PREEMPTING]
+    return np.flatnonzero(snapshot.jobs.phase == PREEMPTING)
 
 
 def every_job(snapshot: Snapshot) -> Ints:
@@ -83,44 +63,34 @@ def contenders(snapshot: Snapshot, preemption: Preemption) -> Ints:
     These are all jobs if running ones may be stopped, and otherwise those of ``waiting``. A round that gives reasons
     also ranks all if the next one may stop jobs: it then says who will displace others.
     """
-    if preemption is Preemption.NOW or (preemption is Preemption.LATER and snapshot.hints.reasons):
+    if preemption is Preemption.NOW or (preemption is Preemption.LATER and snapshot.reasons):
         return every_job(snapshot)
     return waiting(snapshot)
 
 
-def last_index(snapshot: Snapshot, index: Callable[[], Mapping[JobId, int]], which: Ints | None = None) -> Ints:
+def last_index(snapshot: Snapshot, index: Mapping[JobId, int], which: Ints | None = None) -> Ints:
     """Return where each of these jobs stood in the table of the last active round, -1 if it was not there: (n_which,).
 
     A policy uses this to find what it remembers of jobs in columns, although their indices change from round to round.
 
     Args:
         snapshot: The cluster.
-        index: Returns the indices by id, as the policy remembers them; called only if the round does not give them.
+        index: The indices by id, as the policy remembers them.
         which: (n_which,) indices of the jobs meant; None for all.
     """
-    before = snapshot.hints.before
-    if before is not None:
-        return before if which is None else before[which]
     ids = snapshot.jobs.ids
     named = ids if which is None else map(ids.__getitem__, which.tolist())
-    return np.fromiter(map(index().get, named, repeat(-1)), np.int64, len(ids) if which is None else which.size)
+    return np.fromiter(map(index.get, named, repeat(-1)), np.int64, len(ids) if which is None else which.size)
 
 
-def queue_changes(snapshot: Snapshot, known: Callable[[], set[JobId]]) -> tuple[list[int], set[JobId]]:
+def queue_changes(snapshot: Snapshot, in_queue: set[JobId]) -> tuple[list[int], set[JobId]]:
     """Return the changes to a queue that a policy keeps itself.
-
-    Args:
-        snapshot: The cluster.
-        known: Returns the jobs of the policy's queue; called only if they have to be compared with the snapshot.
 
     Returns:
         The indices of waiting jobs that are not in the queue, and the jobs in the queue that no longer wait.
     """
-    if snapshot.hints.newly_waiting is not None:
-        return snapshot.hints.newly_waiting.tolist(), set()
     ids = snapshot.jobs.ids
     queued: list[int] = np.flatnonzero(snapshot.jobs.phase == QUEUED).tolist()
-    in_queue = known()
     new = [job for job in queued if ids[job] not in in_queue]
     return new, in_queue.difference(ids[job] for job in queued)
 
@@ -132,7 +102,7 @@ def ranks_whole_queue(snapshot: Snapshot) -> bool:
     blocks only some of those behind it; where GPUs are divided between tenants, which changes the order; and where jobs
     are bound to nodes, because such a job blocks none.
     """
-    return snapshot.hints.reasons or len(snapshot.gpu_models) > 1 or has_tenants(snapshot) or bool(snapshot.bound)
+    return snapshot.reasons or len(snapshot.gpu_models) > 1 or has_tenants(snapshot) or bool(snapshot.bound)
 
 
 def is_uniform(snapshot: Snapshot) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 
 from services.core.cycle.placing import FreeDevices, block_among
 from services.core.cycle.plan import Action, Hold, Preempt, Start
-from services.core.cycle.rounds import with_holds, without_indices
+from services.core.cycle.rounds import with_holds
 from services.core.cycle.snapshot import PREEMPTING, JobTable, NodeTable, ServiceInstance, Snapshot
 from services.core.domain.ids import JobId
 from services.core.domain.packing import pack
@@ -129,7 +129,6 @@ class _Placing:
             services=(),
             services_gpus=snapshot.services_gpus + taken,
             services_w=snapshot.services_w + taken * self._expected_w(),
-            hints=without_indices(snapshot),
         )
 
     def _is_within_quota(self, service: ServiceInstance) -> bool:

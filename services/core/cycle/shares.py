@@ -33,7 +33,7 @@ import numpy as np
 
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.ranking import Ranking
-from services.core.cycle.rounds import Preemption, gives_reasons
+from services.core.cycle.rounds import Preemption
 from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot, TenantShares
 from services.core.domain.arrays import Bools, Ints
 
@@ -130,7 +130,7 @@ class _Table:
         heads = [self._key(line[0], gpus[line[0]], given, nominal) for line in lines.values()]
         heapq.heapify(heads)
         while heads:
-            if not room.left and not to_stop and not gives_reasons(self.snapshot):
+            if not room.left and not to_stop and not self.snapshot.reasons:
                 placed += sorted(at for line in lines.values() for at in line)
                 break
             at = heapq.heappop(heads)[-1]

@@ -16,7 +16,6 @@ import numpy as np
 from services.core.cycle.bound import is_bound_elsewhere
 from services.core.cycle.plan import Plan, Preempt, Start
 from services.core.cycle.policy import PacksJobs
-from services.core.cycle.rounds import without_indices
 from services.core.cycle.snapshot import PREEMPTING, RUNNING, STARTING, JobTable, Snapshot, Trigger
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId
@@ -46,7 +45,6 @@ def without_guests(snapshot: Snapshot) -> Snapshot:
         jobs=jobs.rows(~is_guest),
         guests=jobs.rows(is_guest),
         tenant_gpu_quota=quota,
-        hints=without_indices(snapshot),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.core.cycle.capacity import Capacity
-from services.core.cycle.rounds import Preemption, gives_reasons, has_tenants, is_uniform, stopping
+from services.core.cycle.rounds import Preemption, has_tenants, is_uniform, stopping
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
 from services.core.cycle.sorting import MANY, among_first
 from services.core.domain.arrays import Bools, Floats, Ints
@@ -45,7 +45,7 @@ def within_reach(
         backfill: Whether jobs below one that does not fit may start.
     """
     jobs = snapshot.jobs
-    if gives_reasons(snapshot) or has_tenants(snapshot) or not is_uniform(snapshot) or jobs.priority[which].any():
+    if snapshot.reasons or has_tenants(snapshot) or not is_uniform(snapshot) or jobs.priority[which].any():
         return None
     if preemption is Preemption.NOW:
         return _within_reach_of_stops(snapshot, which, sizes, keys) if backfill else None
@@ -101,7 +101,7 @@ def sifted(
     snapshot: Snapshot, order: Ints, gpus: Ints, capacity: Capacity, preemption: Preemption, *, backfill: bool
 ) -> tuple[Ints, Ints]:
     """Return a ranking, (n_ranked,) indices and sizes, without jobs that a round without reasons leaves unchanged."""
-    if gives_reasons(snapshot):
+    if snapshot.reasons:
         return order, gpus
     if preemption is Preemption.NOW:
         if not backfill or has_tenants(snapshot) or not is_uniform(snapshot):
@@ -130,7 +130,7 @@ def starts_of_few(
     That is what ``Filler`` decides for one GPU model and no quota, in a round without preemption or reasons. Most of a
     simulation's rounds are like that, with one job to start.
     """
-    if gives_reasons(snapshot) or preemption is Preemption.NOW or order.size >= FEW:
+    if snapshot.reasons or preemption is Preemption.NOW or order.size >= FEW:
         return None
     if order.size and (snapshot.tenant_gpu_quota or not is_uniform(snapshot)):
         return None

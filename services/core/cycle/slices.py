@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.core.cycle.plan import Action, Hold, Start
-from services.core.cycle.rounds import with_holds, without_indices
+from services.core.cycle.rounds import with_holds
 from services.core.cycle.snapshot import SliceJob, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.placement import NodeShare, Placement
@@ -98,5 +98,4 @@ def _without(snapshot: Snapshot, quota: dict[str, int]) -> Snapshot:
         jobs=jobs.rows(stays),
         tenant_gpu_quota={tenant: max(gpus, 0) for tenant, gpus in quota.items()},
         slice_jobs=(),
-        hints=without_indices(snapshot),
     )

@@ -329,34 +329,6 @@ class TenantShares:
     turn_s: float
 
 
-@dataclass(frozen=True)
-class RoundHints:
-    """What a round may leave out if its caller does not need it: a simulation runs millions of rounds.
-
-    A plan's starts and stops are the same with and without hints (``tests/simulator/test_waiting.py``). Only
-    ``services.core.cycle.rounds`` reads them; live rounds have none.
-
-    Attributes:
-        reasons: Whether anyone reads the reasons why jobs wait. If not, a plan holds only starts and stops.
-        contenders: (n,) indices of the jobs to rank in a round that stops no job and gives no reasons: every job that
-            is stopping, and the queued ones that may start in it. Queued jobs are left out only where the policy
-            declares a standing order (``PolicyEntry.waits_by``) that leaves nothing for them, or keeps its own queue
-            (``PolicyEntry.keeps_queue``). None: not determined.
-        newly_waiting: (n,) indices of the jobs that began to wait since the previous round, for a policy that keeps its
-            own queue; given only if jobs stop waiting only by starting. None: not determined.
-        before: (n_jobs,) where each job stood in the table of the last active round, -1 if it was not there. None:
-            not kept.
-    """
-
-    reasons: bool = True
-    contenders: Ints | None = None
-    newly_waiting: Ints | None = None
-    before: Ints | None = None
-
-
-NO_HINTS = RoundHints()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """Everything a policy may know.
@@ -411,7 +383,8 @@ class Snapshot:
         bound: The nodes on which a job has to start, all of them and in this order, because nothing else has its
             checkpoint; jobs that may start anywhere are left out. See ``services.core.cycle.bound``.
         shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.shares``).
-        hints: What the round may leave out.
+        reasons: Whether anyone reads why jobs wait. If not, as in the millions of rounds of a simulation, a plan has
+            the same starts and stops, and no holds.
     """
 
     version: int
@@ -450,7 +423,7 @@ class Snapshot:
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     shares: TenantShares | None = None
     bound: Mapping[JobId, tuple[NodeId, ...]] = field(default_factory=dict[JobId, tuple[NodeId, ...]])
-    hints: RoundHints = NO_HINTS
+    reasons: bool = True
 
     def again(self, **changed: Any) -> Snapshot:
         """Return the snapshot with these fields changed, unchecked; for a caller that makes one every round."""

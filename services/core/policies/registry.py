@@ -40,10 +40,7 @@ class PolicyEntry:
         preempts: Whether it may stop running jobs.
         replans: Whether it is asked at every change, even if no job waits, because it has controls to set or nodes to
             power down.
-        waits_by: Columns of the job table in whose order jobs wait in every round, smallest first, after users'
-            priorities and before ids; empty if the order is different or depends on anything else.
-        keeps_queue: Whether it keeps its own queue of waiting jobs: a simulation then tells it which jobs are new to
-            the queue, rather than which may start.
+        keeps_queue: Whether it keeps its own queue of waiting jobs.
         tunes_batch: Whether it assumes that jobs tune their batch size to the gang they get.
         sets_controls: Whether it may set power limits or clocks; if not, bounds rely on that.
         powers_nodes: Whether it may power nodes down; if not, bounds rely on that.
@@ -58,7 +55,6 @@ class PolicyEntry:
     elastic: bool = False
     preempts: bool = True
     replans: bool = False
-    waits_by: tuple[str, ...] = ()
     keeps_queue: bool = False
     tunes_batch: bool = False
     sets_controls: bool = False
@@ -93,7 +89,6 @@ POLICIES: dict[str, PolicyEntry] = {
         config=FifoConfig,
         build=Fifo,
         preempts=False,
-        waits_by=("submitted_s",),
     ),
     "green": PolicyEntry(
         summary="Jobs grow as long as they stay energy efficient, on a share of the cluster; of all others those that "
@@ -216,7 +211,7 @@ def _fair_entry(name: str, wrapped: PolicyEntry) -> PolicyEntry:
     """Return the entry of a policy whose GPUs are shared between tenants.
 
     The policy is asked at every change, so that usage is counted exactly, unless the policy keeps its own queue and its
-    own rounds; and it declares no order of waiting, since that depends on tenants.
+    own rounds.
     """
     own = name.removeprefix(FAIR)
     bases = (wrapped.config, FairConfig)
@@ -233,7 +228,6 @@ def _fair_entry(name: str, wrapped: PolicyEntry) -> PolicyEntry:
         config=config,
         build=build,
         replans=wrapped.replans or not wrapped.keeps_queue,
-        waits_by=(),
     )
 
 

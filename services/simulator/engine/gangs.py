@@ -24,7 +24,6 @@ from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
-from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import Workload
 
 SETTING_ROWS = {ControlKind.POWER_LIMIT: FloatRow.POWER_LIMIT, ControlKind.CLOCK: FloatRow.CLOCK}
@@ -47,7 +46,6 @@ class Gangs:
         workload: Workload,
         nodes: Nodes,
         live: LiveJobs,
-        waiting: Waiting,
         behaviours: Behaviours,
         measurements: Measurements,
         recorder: Recorder,
@@ -70,7 +68,6 @@ class Gangs:
         self._workload = workload
         self._nodes = nodes
         self._live = live
-        self._waiting = waiting
         self._behaviours = behaviours
         self._measurements = measurements
         self._recorder = recorder
@@ -86,7 +83,7 @@ class Gangs:
         placement = start.placement
         gpus = placement.gpus
         if since_s is None:
-            self._waiting.remove(slot)
+            live.waits(slot, -1)
         if start.shares:
             model, awake_at_s = self._nodes.share(placement), now_s
             self._meet(start.job_id, live.ids[live.placements.index(placement)], placement)
@@ -165,7 +162,6 @@ class Gangs:
             if kept < live.floats.item(FloatRow.SET_DONE, slot):
                 live.floats[FloatRow.SET_DONE, slot] = kept
         live.floats[FloatRow.SPEED, slot] = 0.0
-        self._waiting.stops(slot)
         live.ints[IntRow.PHASE, slot] = PREEMPTING
         live.ints[IntRow.GENERATION, slot] += 1
         row, generation = live.ints.item(IntRow.ROW, slot), live.ints.item(IntRow.GENERATION, slot)
@@ -181,7 +177,7 @@ class Gangs:
         live.ints[IntRow.PHASE : IntRow.MEASURED + 1, slot] = QUEUED, 0, 0
         live.ints[IntRow.STALE, slot] = 1
         live.placements[slot] = None
-        self._waiting.comes_back(slot)
+        live.waits(slot)
         return idle
 
     def complete(self, slot: int) -> Sequence[int]:

@@ -6,6 +6,7 @@ holds GPUs are closed forms in the time since it got them: ``attained = settled 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,13 +71,12 @@ class IntRow:
     GOODPUT = 7
     BATCH_MIN = 8
     BATCH_MAX = 9
-    BEFORE = 10
-    PHASE = 11
-    GPUS = 12
-    MEASURED = 13
-    GENERATION = 14
-    STALE = 15
-    COUNT = 16
+    PHASE = 10
+    GPUS = 11
+    MEASURED = 12
+    GENERATION = 13
+    STALE = 14
+    COUNT = 15
 
 
 SHOWN_FLOATS = {
@@ -110,7 +110,7 @@ SHOWN_INTS = {
 }
 """The rows of the tables that a snapshot shows, by column name."""
 KEPT_VIEWS = 128
-GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.BEFORE + 1)
+GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.BATCH_MAX + 1)
 """The initial values of a job, by workload row; the rest is the same for all."""
 SETTLED = slice(FloatRow.SINCE, FloatRow.SET_DONE + 1)
 LONG = 4
@@ -148,7 +148,7 @@ class LiveJobs:
             GPUs or its controls changed; the rows a snapshot shows are brought up to date by ``refresh``. Work has run
             at ``SPEED`` since ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is the work in the last checkpoint before
             ``RUN_FROM``.
-        ints: (IntRow.COUNT, capacity). ``BEFORE`` is as ``RoundHints.before``. ``STALE`` marks jobs without GPUs whose
+        ints: (IntRow.COUNT, capacity). ``STALE`` marks jobs without GPUs whose
             shown rows still have to be brought up to date.
         placements: Where each job runs.
         slot: Slot of each job, by id.
@@ -180,6 +180,7 @@ class LiveJobs:
         self.placements: list[Placement | None] = []
         self.slot: dict[JobId, int] = {}
         self.profiled: dict[int, dict[int, float]] = {}
+        self._waiting: Counter[int] = Counter()
         self._whole = self._all_rows()
         self._tables: dict[int, JobTable] = {}
         self._all_eligible = bool(eligible.all())
@@ -192,7 +193,6 @@ class LiveJobs:
         columns = [workload.min_gpus, workload.max_gpus, workload.step_gpus, workload.requested_gpus, priority]
         columns += [workload.profile, np.arange(n)]
         columns += [zeros - 1] * 3 if tuning is None else tuning.given(workload.profile)
-        columns.append(zeros - 1)
         self._given_ints = np.stack(columns, axis=1)
 
     def arrive(self, row: int) -> int:
@@ -219,6 +219,14 @@ class LiveJobs:
         self.slot[job_id] = slot
         self.count += 1
         return slot
+
+    def waits(self, slot: int, more: int = 1) -> None:
+        """Count a job that waits for GPUs from now on; with ``more`` -1, one that does no longer."""
+        self._waiting[self.ints.item(IntRow.MIN, slot)] += more
+
+    def may_start(self, free_gpus: int) -> bool:
+        """Return whether the smallest gang of any waiting job fits this many devices."""
+        return any(count and size <= free_gpus for size, count in self._waiting.items())
 
     def resume(self, slot: int, row: int, beginning: Beginning) -> None:
         """Restore what a job that has just arrived had used and done before the run began."""
@@ -332,14 +340,6 @@ class LiveJobs:
         self.profiled.setdefault(row, {})[gpus] = efficiency
         if gpus == self.ints[IntRow.MIN, slot]:
             self.floats[FloatRow.BASE, slot] = efficiency
-
-    def before(self) -> Ints:
-        """Return a view of each job's position when ``number`` was last called; -1 for one not in the table then."""
-        return self.ints[IntRow.BEFORE, : self.count]
-
-    def number(self) -> None:
-        """Record each job's current position in the table."""
-        self.before()[:] = np.arange(self.count)
 
     def table(self) -> JobTable:
         """Return the live jobs as a snapshot shows them: views, valid until the next event."""

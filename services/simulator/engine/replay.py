@@ -9,7 +9,6 @@ from typing import Any
 from services.core.cycle.plan import Plan
 from services.core.cycle.recording import snapshot_from_json
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import RoundHints
 from services.core.policies.registry import build_policy
 
 
@@ -22,5 +21,5 @@ def replay(record: Mapping[str, Any], *, reasons: bool = True) -> Plan:
     """
     policy = build_policy(record["policy"], record["parameters"])
     memory = policy.load(record["memory"]) if record["memory"] else policy.initial()
-    snapshot = replace(snapshot_from_json(record["snapshot"]), hints=RoundHints(reasons=reasons))
+    snapshot = replace(snapshot_from_json(record["snapshot"]), reasons=reasons)
     return run_cycle(policy, snapshot, memory).plan

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.plan import Control, Plan, Preempt, Start
-from services.core.cycle.policy import PacksJobs, PlacesGangs, Policy, PowerLimited, RanksAhead
+from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import RoundHints, Snapshot, Trigger
+from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
@@ -51,9 +51,7 @@ from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
 from services.simulator.engine.slices import Slices
-from services.simulator.engine.standing import Standing
 from services.simulator.engine.tenants import TenantTime
-from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 STALLED_S = 60 * 86_400.0
@@ -108,7 +106,6 @@ class Simulation:
         entry = entry_of(policy.name)
         self._preempts = entry is None or entry.preempts
         self._replans = entry is not None and entry.replans
-        waits_by = () if entry is None else entry.waits_by
         self._tunes = who_tunes(len(workload), options) if entry is not None and entry.tunes_batch else None
         self._limited = policy if isinstance(policy, PowerLimited) else None
         self._above = AboveLimit()
@@ -157,21 +154,13 @@ class Simulation:
             network=self.network,
             length_spreads={} if self._foresight is None else self._foresight.spreads,
             measures=True,
+            reasons=False,
             **shown_curves,
-        )
-        self._shows_all = not (isinstance(policy, PacksJobs) and policy.packs)
-        self._ahead = policy if isinstance(policy, RanksAhead) and self._alike(cluster, eligible) else None
-        self._waiting = Waiting(
-            self.live,
-            waits_by,
-            policy_keeps=entry is not None and entry.keeps_queue,
-            standing=self._ahead and Standing(self.live, cluster.gpus, self._ahead.standing(self.memory)),
         )
         self.gangs = Gangs(
             self.workload,
             self.nodes,
             self.live,
-            self._waiting,
             Behaviours(self.workload, models, options, self.network, placement),
             self._measurements,
             self.recorder,
@@ -197,7 +186,6 @@ class Simulation:
         wide_enough = np.array(largest)[None, :] >= self.workload.min_gpus[:, None]
         fits: Bools = np.any(eligible & wide_enough, axis=1)
         self._slices = self._slices_of(cluster, eligible)
-        self._shows_all &= self._slices is None
         if self._slices is not None:
             for row in filter(self._slices.asks, range(len(workload))):
                 fits[row] = self._slices.exists_for(row)
@@ -206,14 +194,6 @@ class Simulation:
         several = len(set(workload.tenants)) > 1
         self._tenants = TenantTime(workload, options.tenant_weights or {}, cluster.gpus) if several else None
         self._turns = None if workload.gates is None else Turns(self.workload, self._arrivals)
-
-    def _alike(self, cluster: ClusterSpec, eligible: Bools) -> bool:
-        """Return whether all jobs may always use all GPUs and none has priority, as ``standing`` requires."""
-        if len(self.nodes.models) > 1 or self.options.node_mtbf_s is not None or not eligible.all():
-            return False
-        wishes, asked = self.workload.priority, self.workload.slice_sevenths
-        whole = all(group.schedulable and not group.slices for group in cluster.groups)
-        return whole and (wishes is None or not wishes.any()) and (asked is None or not asked.any())
 
     def _slices_of(self, cluster: ClusterSpec, eligible: Bools) -> Slices | None:
         """Return the slices of a cluster; None if there are none and no job asks for one."""
@@ -298,7 +278,7 @@ class Simulation:
             if self._slices is not None and self._slices.asks(row):
                 self._slices.arrives(row, self._done_before(row))
             else:
-                self._waiting.add(self._arrive(row))
+                self.live.waits(self._arrive(row))
 
     def _done_before(self, row: int) -> float:
         """Return how much of a job's work was done before the run began."""
@@ -331,7 +311,6 @@ class Simulation:
     def snapshot(self, trigger: Trigger) -> Snapshot:
         """Return what the policy sees now; its columns are views that the next event changes."""
         self._version += 1
-        stops_nobody = trigger is Trigger.PASSIVE or not self._preempts
         now_s = self.gangs.now_s
         return self._shown.again(
             version=self._version,
@@ -347,12 +326,6 @@ class Simulation:
             **self._of_slices(),
             shared=tuple(pair for pair in self.gangs.beside.items() if pair[0] < pair[1]) if self.gangs.beside else (),
             measuring=self._measuring(),
-            hints=RoundHints(
-                False,
-                self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
-                self._waiting.newly(),
-                self.live.before() if self._shows_all else None,
-            ),
         )
 
     def _measuring(self) -> frozenset[JobId]:
@@ -374,7 +347,6 @@ class Simulation:
     def _active(self) -> None:
         live = self.live
         live.refresh(self.gangs.now_s, self.gangs.integral, self.options.min_profile_s)
-        self._waiting.refreshed()
         slices = self._slices
         on_slices, queued = ((), 0) if slices is None else (slices.holding(), slices.queued)
         self.recorder.sample(
@@ -393,7 +365,7 @@ class Simulation:
     def _may_start(self) -> bool:
         if self._slices is not None and self._slices.may_start():
             return True
-        return self._waiting.may_start(self.nodes.free_total)
+        return self.live.may_start(self.nodes.free_total)
 
     def _passive(self) -> None:
         due_s = self._last_passive_s + self.options.passive_interval_s
@@ -410,10 +382,6 @@ class Simulation:
         if self._slices is not None:
             self._slices.show()
         result = run_cycle(self.policy, self.snapshot(trigger), self.memory)
-        if trigger is Trigger.ACTIVE:
-            self.live.number()
-        if self._ahead is not None and result.memory is not self.memory:
-            self._waiting.follow(self._ahead.standing(result.memory))
         self.memory = result.memory
         self._look_again_s = math.inf if result.plan.look_again_s is None else result.plan.look_again_s
         self._carry_out(result.plan)

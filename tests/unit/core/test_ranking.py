@@ -9,11 +9,10 @@ import pytest
 
 from services.core.cycle import sorting
 from services.core.cycle.plan import Start
-from services.core.cycle.policy import StandingOrder
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sizes import model_gpus, possible_sizes
-from services.core.cycle.snapshot import RoundHints, Trigger
+from services.core.cycle.snapshot import Trigger
 from services.core.cycle.sorting import among_first, order_by, wishes_first
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
@@ -59,22 +58,6 @@ def test_queues_are_sorted_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch
     assert order_by(names, queue > 0, key).tolist() == sorted(
         range(90), key=lambda at: (queue[at] > 0, key[at], names[at])
     )
-
-
-@pytest.mark.parametrize("few", [1, 7, 39, 40, 100])
-def test_a_standing_order_is_walked_from_its_first_job_to_its_last(few: int) -> None:
-    rng = np.random.default_rng(few)
-    names = ids(*(f"j{at}" for at in rng.permutation(40)))
-    queue, key, submitted_s = (
-        rng.integers(0, 3, 41),
-        rng.integers(0, 3, 41).astype(float),
-        rng.integers(0, 3, 40) * 60.0,
-    )
-    gangs, left_out = np.ones(41, dtype=np.int64), np.zeros(41, dtype=np.bool_)
-
-    walked = StandingOrder(names, queue, key, submitted_s, gangs, left_out).walk(few)
-
-    assert list(walked) == sorted(range(40), key=lambda at: (queue[at], key[at], submitted_s[at], names[at]))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -152,6 +135,6 @@ def test_sifting_before_sorting_changes_no_start(name: str, parameters: dict[str
     policy = build_policy(name, parameters)
 
     whole = run_cycle(policy, snapshot, policy.initial()).plan.actions
-    sifted = run_cycle(policy, replace(snapshot, hints=RoundHints(reasons=False)), policy.initial()).plan.actions
+    sifted = run_cycle(policy, replace(snapshot, reasons=False), policy.initial()).plan.actions
 
     assert sifted == tuple(action for action in whole if isinstance(action, Start))

@@ -13,7 +13,7 @@ from services.core.cycle.plan import Hold, Plan
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption
-from services.core.cycle.snapshot import Phase, RoundHints, Snapshot, Trigger
+from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.cycle.validate import check_plan
 from tests.support.builders import a_job, a_node, a_snapshot, story
 
@@ -296,6 +296,6 @@ def test_an_active_round_over_a_long_queue_decides_as_one_that_looks_at_all(
     ranking = Ranking(order, snapshot.jobs.min_gpus[order])
 
     whole = reconcile(snapshot, ranking, preemption=NOW).actions
-    sifted = reconcile(replace(snapshot, hints=RoundHints(reasons=False)), ranking, preemption=NOW).actions
+    sifted = reconcile(replace(snapshot, reasons=False), ranking, preemption=NOW).actions
 
     assert sifted == tuple(action for action in whole if not isinstance(action, Hold))

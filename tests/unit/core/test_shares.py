@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,7 +171,7 @@ def test_whether_a_round_gives_reasons_does_not_change_the_order_of_its_stops(re
         for at in range(jobs)
     ]
     snapshot = a_snapshot([*there, *queue("c", 8)], [a_node(gpus=8)])
-    told = snapshot.again(hints=replace(snapshot.hints, reasons=reasons))
+    told = snapshot.again(reasons=reasons)
 
     plan = decided("fair+las", told, weights={"c": 20.0})
 

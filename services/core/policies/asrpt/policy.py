@@ -201,7 +201,7 @@ class Asrpt:
     def _moved(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[VirtualMachine, Heap[EndedJob]]:
         """Return the machine and queue as of now: with the jobs that began to wait, without those that no longer do."""
         queue = memory.queue
-        new, gone = queue_changes(snapshot, lambda: memory.machine.job_ids().union(job.job_id for job in queue))
+        new, gone = queue_changes(snapshot, memory.machine.job_ids().union(job.job_id for job in queue))
         machine = memory.machine
         if self._stands_still(memory):
             machine = machine.stood_still(snapshot.now_s)

@@ -108,7 +108,7 @@ class Las:
         preemption = Preemption.at(snapshot.trigger)
         which = contenders(snapshot, preemption)
         sizes = fixed_sizes(snapshot, self.config.gang, which)
-        started = memory.started_s[last_index(snapshot, lambda: memory.index, which)]
+        started = memory.started_s[last_index(snapshot, memory.index, which)]
         if snapshot.trigger is Trigger.ACTIVE:
             new = np.isinf(started) & ((jobs.phase == STARTING) | (jobs.phase == RUNNING))
             started[new] = jobs.waiting_since_s[new]

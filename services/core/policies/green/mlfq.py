@@ -23,7 +23,6 @@ import numpy as np
 
 from services.core.cycle.grids import present_curves
 from services.core.cycle.plan import Plan
-from services.core.cycle.policy import StandingOrder
 from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, contenders, every_job, last_index
@@ -80,13 +79,6 @@ class Green:
         if held is not None:
             ranking = ranking.expecting(lambda: _released_s(snapshot, memory, self.config))
         return reconcile(snapshot, ranking, preemption=preemption), memory
-
-    def standing(self, memory: GreenMemory) -> StandingOrder:
-        """Return the order that passive rounds follow."""
-        columns = memory.by_job
-        gangs = columns.gangs.copy()
-        gangs[-1] = self.config.fixed_gpus or 0
-        return StandingOrder(memory.jobs, columns.queue, columns.key, memory.submitted_s, gangs, columns.held)
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
@@ -165,7 +157,7 @@ def passive_ranking(
     only. Shown by
     ``tests/unit/core/test_green_queues.py::test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue``.
     """
-    before = last_index(snapshot, lambda: memory.index, which)
+    before = last_index(snapshot, memory.index, which)
     columns = memory.by_job
     gangs = _present_gangs(snapshot, which, _remembered_gangs(memory, config, before))
     held = None if memory.held is None else columns.held[before]
@@ -184,7 +176,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
     """
     jobs = snapshot.jobs
-    before = last_index(snapshot, lambda: memory.index)
+    before = last_index(snapshot, memory.index)
     present = _present_gangs(snapshot, every_job(snapshot), _remembered_gangs(memory, config, before))
     known_lower = memory.by_job.lower[before]
     degraded = degradation(jobs.efficiency_base, jobs.efficiency_now)
