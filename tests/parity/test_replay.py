@@ -7,8 +7,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from lab.replay import replay
 from services.core.cycle.recording import plan_to_json
-from services.simulator.engine.replay import replay
 from tests.scheduler.world import a_world
 from tests.support.servers import fresh_database
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import orjson
 import pytest
 
+from lab.replay import replay
 from services.core.cycle import run_cycle as rounds
 from services.core.cycle.plan import Start
 from services.core.cycle.recording import plan_to_json
@@ -17,7 +18,6 @@ from services.kit.http import ServiceClient, new_session
 from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.planning.live_view import LiveView
 from services.scheduler.power.hooks import NoHook
-from services.simulator.engine.replay import replay
 from services.simulator.live import live_document, parameters_of, read_live
 from tests.scheduler.test_slices import a_node, on_slice, register, where
 from tests.scheduler.world import World, a_world

@@ -1,4 +1,4 @@
-"""A snapshot as JSON values and back, so that a live round can be recorded and replayed to the same plan."""
+"""A snapshot and a plan as JSON values, so that a live round can be recorded; ``lab.replay`` reads it again."""
 
 from __future__ import annotations
 
@@ -14,22 +14,11 @@ from services.core.cycle.snapshot import (
     Gangs,
     JobTable,
     NodeTable,
-    ServiceInstance,
-    SliceJob,
-    SliceUnit,
     Snapshot,
-    Trigger,
 )
-from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
-from services.core.domain.control_curves import ControlCurve
-from services.core.domain.controls import ControlKind
+from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.gangs import GangTable
-from services.core.domain.ids import JobId, NodeId
-from services.core.domain.placement import NodeShare, Placement
-from services.core.parallel.graph import AllReduce, JobGraph, Stage
-from services.core.parallel.iteration import Network
-
-_DTYPES = {"Floats": np.float64, "Ints": np.int64, "Bools": np.bool_}
+from services.core.domain.placement import Placement
 
 
 def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -72,53 +61,6 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
-    """Return the snapshot that ``snapshot_to_json`` wrote, equal in every value."""
-    outlooks = stored.get("outlooks") or [stored["carbon"]]  # recorded when a cluster had one zone
-    return Snapshot(
-        version=stored["version"],
-        now_s=stored["now_s"],
-        trigger=Trigger(stored["trigger"]),
-        gpu_models=tuple(stored["gpu_models"]),
-        jobs=JobTable(**_columns(JobTable, stored["jobs"], len(stored["gpu_models"]))),
-        nodes=NodeTable(**_columns(NodeTable, stored["nodes"], len(stored["gpu_models"]))),
-        outlooks=tuple(map(_outlook_from_json, outlooks)),
-        tenant_gpu_quota=stored["tenant_gpu_quota"],
-        tenant_weights=stored.get("tenant_weights", {}),
-        speed_curves=np.array(stored.get("speed_curves", []), dtype=np.float64).reshape(_shape(stored)),
-        goodput_curves=np.array(stored.get("goodput_curves") or np.empty((0, 2, 0)), dtype=np.float64),
-        goodput_gains=np.array(stored.get("goodput_gains") or np.empty((0, 2, 0)), dtype=np.float64),
-        goodput_batches=np.array(stored.get("goodput_batches") or np.empty((0, 2, 0)), dtype=np.int64),
-        control_curves=tuple(_curves_from_json(curves) for curves in stored.get("setting_curves", [])),
-        settable=tuple(frozenset(map(ControlKind, kinds)) for kinds in stored.get("settable", [])),
-        gangs=tuple(_gangs_from_json(gangs) for gangs in stored.get("gangs", [])),
-        idle_w=np.array(stored.get("idle_w", []), dtype=np.float64),
-        host_w=np.array(stored.get("host_w", []), dtype=np.float64),
-        next_active_s=float(stored.get("next_active_s", "nan")),
-        placement=stored.get("placement", "consolidated"),
-        graphs={JobId(job_id): _graph_from_json(graph) for job_id, graph in stored.get("graphs", {}).items()},
-        network=Network(**stored.get("network", {})),
-        length_spreads={JobId(job_id): spread for job_id, spread in stored.get("length_spreads", {}).items()},
-        measured_w=float(stored.get("measured_w", "nan")),
-        measures=stored.get("measures", False),
-        measuring=None if stored.get("measuring") is None else frozenset(map(JobId, stored["measuring"])),
-        services=tuple(
-            ServiceInstance(JobId(job_id), gpus, np.array(nodes, dtype=np.bool_))
-            for job_id, gpus, nodes in stored.get("services", [])
-        ),
-        services_gpus=stored.get("services_gpus", 0),
-        services_w=stored.get("services_w", 0.0),
-        slice_units=tuple(SliceUnit(**unit) for unit in stored.get("slice_units", [])),
-        slice_jobs=tuple(
-            SliceJob(JobId(job_id), sevenths, np.array(units, dtype=np.bool_))
-            for job_id, sevenths, units in stored.get("slice_jobs", [])
-        ),
-        shared=tuple((JobId(one), JobId(other)) for one, other in stored.get("shared", [])),
-        gpu_memory_gib=np.array(stored.get("gpu_memory_gib", []), dtype=np.float64),
-        bound={JobId(job_id): tuple(map(NodeId, on)) for job_id, on in stored.get("bound", {}).items()},
-    )
-
-
 def _outlook_to_json(outlook: CarbonOutlook) -> dict[str, Any]:
     curve = outlook.curve
     return {
@@ -132,29 +74,6 @@ def _outlook_to_json(outlook: CarbonOutlook) -> dict[str, Any]:
         "low": None if outlook.low is None else outlook.low.tolist(),
         "high": None if outlook.high is None else outlook.high.tolist(),
     }
-
-
-def _outlook_from_json(stored: dict[str, Any]) -> CarbonOutlook:
-    times_s = np.array(stored["times_s"], dtype=np.float64)
-    curve = CarbonCurve(
-        times_s,
-        np.array(stored["intensity_gco2_per_kwh"], dtype=np.float64),
-        stored["end_s"],
-        np.array(stored.get("estimated", [False] * times_s.size), dtype=np.bool_),
-    )
-    low, high = (
-        None if (values := stored.get(name)) is None else np.array(values, dtype=np.float64) for name in ("low", "high")
-    )
-    return CarbonOutlook(stored["zone"], Signal(stored["signal"]), curve, stored["stale"], low, high)
-
-
-def _shape(stored: dict[str, Any]) -> tuple[int, int]:
-    curves = stored.get("speed_curves", [])
-    return len(curves), len(curves[0]) if curves else 0
-
-
-def _graph_from_json(stored: dict[str, Any]) -> JobGraph:
-    return JobGraph(tuple(Stage(**stage) for stage in stored["stages"]), AllReduce(stored["all_reduce"]))
 
 
 def plan_to_json(plan: Plan) -> list[dict[str, Any]]:
@@ -193,13 +112,6 @@ def _curves_to_json(curves: Curves) -> list[list[Any]]:
     ]
 
 
-def _curves_from_json(stored: list[list[Any]]) -> Curves:
-    return {
-        (model, ControlKind(kind)): ControlCurve(*(np.array(column, dtype=np.float64) for column in columns))
-        for model, kind, *columns in stored
-    }
-
-
 def _gangs_to_json(gangs: Gangs) -> list[list[Any]]:
     return [
         [model, table.kind and table.kind.value, *(each.tolist() for each in _columns_of(table)), table.power_error]
@@ -209,15 +121,6 @@ def _gangs_to_json(gangs: Gangs) -> list[list[Any]]:
 
 def _columns_of(table: GangTable) -> tuple[NDArray[Any], ...]:
     return table.values, table.gpus, table.speed, table.power_w
-
-
-def _gangs_from_json(stored: list[list[Any]]) -> Gangs:
-    return {
-        model: GangTable(
-            np.array(gpus), np.array(speed), np.array(power_w), kind and ControlKind(kind), np.array(values), *error
-        )
-        for model, kind, values, gpus, speed, power_w, *error in stored
-    }
 
 
 def _table_to_json(table: JobTable | NodeTable) -> dict[str, Any]:
@@ -237,28 +140,5 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _columns(table: type[JobTable] | type[NodeTable], stored: dict[str, list[Any]], n_models: int) -> dict[str, Any]:
-    columns: dict[str, Any] = {}
-    for field in fields(table):
-        if field.name not in stored:
-            continue  # recorded before the column was there; it has a default
-        values = stored[field.name]
-        dtype = _DTYPES.get(str(field.type))
-        if dtype is not None:
-            column = np.array(values, dtype=dtype)
-            columns[field.name] = column.reshape(len(values), n_models) if field.name == "eligible" else column
-        elif field.name == "placements":
-            columns[field.name] = tuple(_placement_from_json(placement) for placement in values)
-        else:
-            columns[field.name] = tuple(tuple(row) if isinstance(row, list) else row for row in values)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    return columns
-
-
 def _placement_to_json(placement: Placement | None) -> list[list[Any]] | None:
     return placement and [[share.node_id, list(share.devices)] for share in placement.shares]
-
-
-def _placement_from_json(stored: list[list[Any]] | None) -> Placement | None:
-    if stored is None:
-        return None
-    return Placement(tuple(NodeShare(NodeId(node), tuple(devices)) for node, devices in stored))
