@@ -75,31 +75,19 @@ NO_CONTENT: dict[int | str, dict[str, Any]] = {204: {"description": "Nothing was
 NO_FORECAST: dict[int | str, dict[str, Any]] = {501: {"description": "There is no forecast: `no_forecast`."}}
 
 
-@router.get(
-    "/emissions/bylocation",
-    response_model=list[EmissionsData],
-    responses=NO_CONTENT,
-)
+@router.get("/emissions/bylocation", response_model=list[EmissionsData], responses=NO_CONTENT)
 async def list_emissions_by_location(query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases) -> Any:
     """List what was measured at a location."""
     return await _emissions(service, aliases, [query.location], query) or Response(status_code=204)
 
 
-@router.get(
-    "/emissions/bylocations",
-    response_model=list[EmissionsData],
-    responses=NO_CONTENT,
-)
+@router.get("/emissions/bylocations", response_model=list[EmissionsData], responses=NO_CONTENT)
 async def list_emissions_by_locations(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
     """List what was measured at several locations."""
     return await _emissions(service, aliases, _named(query), query) or Response(status_code=204)
 
 
-@router.get(
-    "/emissions/bylocations/best",
-    response_model=list[EmissionsData],
-    responses=NO_CONTENT,
-)
+@router.get("/emissions/bylocations/best", response_model=list[EmissionsData], responses=NO_CONTENT)
 async def list_best_emissions(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
     """List the intervals with the lowest carbon intensity."""
     found = await _emissions(service, aliases, _named(query), query)
@@ -138,11 +126,7 @@ async def get_earlier_emissions_forecasts(
     return [await _forecast(service, aliases, one, f"/{index}/dataStartAt") for index, one in enumerate(requests.root)]
 
 
-@router.get(
-    "/emissions/average-carbon-intensity",
-    response_model=CarbonIntensity,
-    responses=NO_CONTENT,
-)
+@router.get("/emissions/average-carbon-intensity", response_model=CarbonIntensity, responses=NO_CONTENT)
 async def get_average_carbon_intensity(
     query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases
 ) -> Any:

@@ -184,10 +184,7 @@ class Repository:
             rows = list((await connection.execute(query)).all())
         if newest:
             rows.reverse()
-        return StoredPoints(
-            tuple(map(_as_point, rows)),
-            rows[-1].fetched_at.timestamp() if rows else None,
-        )
+        return StoredPoints(tuple(map(_as_point, rows)), rows[-1].fetched_at.timestamp() if rows else None)
 
     async def save_forecast(self, key: SourceKey, issue: ForecastIssue, fetched_s: float) -> None:
         """Store a forecast as issued; storing one again replaces it."""

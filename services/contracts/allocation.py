@@ -125,10 +125,7 @@ class AllocationRequest(Message):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for what, names in (
-            ("node", [node.name for node in self.nodes]),
-            ("job", [job.name for job in self.jobs]),
-        ):
+        for what, names in (("node", [node.name for node in self.nodes]), ("job", [job.name for job in self.jobs])):
             if len(set(names)) < len(names):
                 raise ValueError(f"{what} {next(name for name in names if names.count(name) > 1)} is there twice")
         if sum(len(size.controls) for job in self.jobs for size in job.sizes) > MAX_CELLS:

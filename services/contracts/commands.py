@@ -52,8 +52,7 @@ class StartGang(Message):
     )
     base_batch: int | None = Field(default=None, description="Total batch that the job's learning rate is for.")
     account: Account | None = Field(
-        default=None,
-        description="Account of the operating system to run as; null: the agent's choice.",
+        default=None, description="Account of the operating system to run as; null: the agent's choice."
     )
 
 

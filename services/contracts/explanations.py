@@ -184,8 +184,7 @@ class LeverEffect(Message):
 
     lever: Literal["width", "batch", "power_limit", "hours", "order", "sleep"]
     carbon_saved_gco2: float | None = Field(
-        default=None,
-        description="Less emitted than without it, without PUE (of an ended job with it); null: unknown.",
+        default=None, description="Less emitted than without it, without PUE (of an ended job with it); null: unknown."
     )
     minutes_added: float | None = Field(
         default=None, description="By how much later the job ends; negative: earlier; null: unknown."

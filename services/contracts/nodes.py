@@ -500,10 +500,7 @@ class RankStatus(NodeMessage):
     allocation_id: Text = Field(max_length=200)
     state: RankState
     exit_code: int | None = Field(
-        default=None,
-        ge=-(2**31),
-        lt=2**31,
-        description="Largest exit status of the node's ranks; -N for signal N.",
+        default=None, ge=-(2**31), lt=2**31, description="Largest exit status of the node's ranks; -N for signal N."
     )
     detail: Text | None = Field(default=None, max_length=2_000)
     ended_by: EndedBy | None = Field(default=None, description="Who ended the rank, once it has exited.")

@@ -222,8 +222,7 @@ class RequestQuery(Message):
     group_by: RequestGroup = "model"
     start: Instant | None = Field(default=None, description="Only requests that ended at or after this time.")
     end: Instant | None = Field(
-        default=None,
-        description="Only requests that ended before this time; a period that has not ended yet ends now.",
+        default=None, description="Only requests that ended before this time; a period that has not ended yet ends now."
     )
 
 

@@ -124,8 +124,7 @@ class FootprintQuery(LedgerQuery):
     )
     start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
     end: Instant | None = Field(
-        default=None,
-        description="Only lines that begin before this time; a period that has not ended yet ends now.",
+        default=None, description="Only lines that begin before this time; a period that has not ended yet ends now."
     )
     fields: Annotated[list[str], FieldsOf(FootprintLine)] = Field(
         default_factory=list[str], description=ALL_FIELDS.format(rows="lines")

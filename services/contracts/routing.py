@@ -142,8 +142,7 @@ class RoutedServer(Routed):
     upstream_key: str | None = None
     upstream_secret: str | None = None
     upstream_secret_set_at: Instant | None = Field(
-        default=None,
-        description="When its secret was last set, or the key of an instance made; null if there is none.",
+        default=None, description="When its secret was last set, or the key of an instance made; null if there is none."
     )
     gpus: int = 0
     latency_s: float | None = None

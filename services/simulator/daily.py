@@ -40,11 +40,7 @@ Z_90 = 1.645
 UNANSWERED = ("width", "batch", "power_limit")
 """Levers to which jobs of a history answer not at all: it has each at the one width and power that it ran at."""
 ZONE = "zone"
-WORDS = {
-    Signal.AVERAGE_DIRECT: "direct",
-    Signal.AVERAGE_LIFECYCLE: "lifecycle",
-    Signal.MARGINAL: "marginal",
-}
+WORDS = {Signal.AVERAGE_DIRECT: "direct", Signal.AVERAGE_LIFECYCLE: "lifecycle", Signal.MARGINAL: "marginal"}
 
 
 class DailySavings:

@@ -29,12 +29,7 @@ from services.core.domain.placement import Placement
 from services.core.domain.reasons import Reason
 
 _SHORT = frozenset(
-    {
-        Reason.NOT_ENOUGH_FREE_GPUS,
-        Reason.NO_ELIGIBLE_NODE,
-        Reason.NOT_ENOUGH_FREE_SLICES,
-        Reason.NO_SUCH_SLICE,
-    }
+    {Reason.NOT_ENOUGH_FREE_GPUS, Reason.NO_ELIGIBLE_NODE, Reason.NOT_ENOUGH_FREE_SLICES, Reason.NO_SUCH_SLICE}
 )
 """Reasons that are said of all nodes."""
 

@@ -9,13 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileControls, SetClock, SetPowerLimit, Start
-from services.core.cycle.snapshot import (
-    Curves,
-    Gangs,
-    JobTable,
-    NodeTable,
-    Snapshot,
-)
+from services.core.cycle.snapshot import Curves, Gangs, JobTable, NodeTable, Snapshot
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.gangs import GangTable
 from services.core.domain.placement import Placement

@@ -40,12 +40,7 @@ def without_guests(snapshot: Snapshot) -> Snapshot:
     is_guest = np.zeros(len(jobs), dtype=np.bool_)
     is_guest[[jobs.index[guest] for _, guest in hosts_and_guests(snapshot)]] = True
     quota = less_quota(snapshot.tenant_gpu_quota, jobs.rows(is_guest))
-    return replace(
-        snapshot,
-        jobs=jobs.rows(~is_guest),
-        guests=jobs.rows(is_guest),
-        tenant_gpu_quota=quota,
-    )
+    return replace(snapshot, jobs=jobs.rows(~is_guest), guests=jobs.rows(is_guest), tenant_gpu_quota=quota)
 
 
 def less_quota(quota: dict[str, int], jobs: JobTable) -> dict[str, int]:

@@ -13,16 +13,7 @@ from services.core.domain.carbon import Signal
 from services.core.domain.signal import impossible
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
 from services.simulator.raw import RawSeries, ReadReport, TraceFormatError
-from services.simulator.readers.text import (
-    NO_ZONE,
-    date_s,
-    first_lines,
-    has_zone,
-    header_of,
-    number,
-    open_text,
-    table,
-)
+from services.simulator.readers.text import NO_ZONE, date_s, first_lines, has_zone, header_of, number, open_text, table
 from services.simulator.readers.units import scale_of
 
 SIGNALS = {

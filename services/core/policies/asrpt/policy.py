@@ -31,15 +31,7 @@ import numpy as np
 
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.filling import Quota
-from services.core.cycle.graph_placing import (
-    COMM_HEAVY,
-    Seats,
-    Servers,
-    extremes_s,
-    mapper_of,
-    place_by_graph,
-    seats,
-)
+from services.core.cycle.graph_placing import COMM_HEAVY, Seats, Servers, extremes_s, mapper_of, place_by_graph, seats
 from services.core.cycle.placing import FreeDevices
 from services.core.cycle.plan import Action, Hold, Plan, Start
 from services.core.cycle.ranking import Ranking

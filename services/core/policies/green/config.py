@@ -107,8 +107,7 @@ class GreenConfig:
         Parameter("A second limit on that delay, as a share of the time the job itself needs.", minimum=0.0),
     ] = None
     slack_of: Annotated[
-        WaitsFor,
-        Parameter("Which jobs of the lower queue slack_s may hold: those of high power, or all."),
+        WaitsFor, Parameter("Which jobs of the lower queue slack_s may hold: those of high power, or all.")
     ] = "all"
     carbon_factor: Annotated[
         CarbonFactor,

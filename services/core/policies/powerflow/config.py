@@ -134,12 +134,10 @@ class PowerflowConfig:
     power_down: Annotated[bool, Parameter("Whether unused nodes that may be powered down are (section 5.3).")] = True
     spare_nodes: Annotated[int, Parameter("How many unused nodes stay on for new jobs. Default: ours.", minimum=0)] = 1
     default_gpu_w: Annotated[
-        float,
-        Parameter("Assumed draw of a GPU of an unknown job. Default: ours.", unit="W", minimum=1.0),
+        float, Parameter("Assumed draw of a GPU of an unknown job. Default: ours.", unit="W", minimum=1.0)
     ] = 300.0
     default_scaling: Annotated[
-        float,
-        Parameter("Assumed exponent of an unknown job's speed over GPUs. Default: ours.", minimum=0.0),
+        float, Parameter("Assumed exponent of an unknown job's speed over GPUs. Default: ours.", minimum=0.0)
     ] = 0.9
 
     def __post_init__(self) -> None:
