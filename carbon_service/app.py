@@ -41,7 +41,6 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
     """Return the app; it polls its providers while it runs.
 
     Args:
-        settings: The operator's settings.
         now_s: The real clock, UTC seconds.
 
     Raises:

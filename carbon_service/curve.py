@@ -67,8 +67,6 @@ def filled(points: Sequence[Point], start_s: float, end_s: float, feed: Feed) ->
 
     Args:
         points: Measured points in chronological order; those before ``start_s`` serve to fill gaps.
-        start_s: Where the curve should begin.
-        end_s: Where the curve ends.
         feed: How long a step and a day of this grid last.
     """
     steps: list[Step] = []

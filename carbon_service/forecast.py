@@ -19,7 +19,6 @@ def persistence(points: Sequence[Point], start_s: float, end_s: float, feed: Fee
     Args:
         points: Measured points in chronological order; with two days of them, gaps in the last day can be filled.
         start_s: Where the forecast begins, not before the last measured interval ends.
-        end_s: Where it ends.
         feed: How long a step and a day of this grid last.
     """
     if not points:

@@ -129,7 +129,6 @@ class CarbonService:
         """Return a page of measured intervals that overlap ``[start_s, end_s)`` and where the next page begins.
 
         Args:
-            zone: The zone.
             signal: The signal; the default one if ``None``.
             start_s: Default: a day of the grid before the end.
             end_s: Default: now.
@@ -161,7 +160,6 @@ class CarbonService:
         it reaches, the learned one, and persistence.
 
         Args:
-            zone: The zone.
             signal: The signal; the default one if ``None``.
             horizon_s: How far ahead, in seconds of ``clock``; a day of the grid if ``None``.
             clock: The clock for ``horizon_s``.
@@ -239,7 +237,6 @@ class CarbonService:
         """Return history, present and forecast as one curve.
 
         Args:
-            zone: The zone.
             signal: The signal; the default one if ``None``.
             past_s: How far back, in seconds of ``clock``; a day of the grid if ``None``.
             ahead_s: How far ahead, likewise.

@@ -78,8 +78,6 @@ def build_zones(
     """Return the sources of every zone.
 
     Args:
-        providers: The providers, by name.
-        mapping: Zone to the names of its providers.
         default_signal: The signal of requests that name none; every zone must have it, so that zones are comparable.
 
     Raises:

@@ -49,7 +49,6 @@ def read_settings(sources: Mapping[str, Iterable[str]], entries: Entries) -> dic
 
     Args:
         sources: The names of the providers of every zone.
-        entries: The known providers.
 
     Raises:
         ZoneConfigError: A zone names an unknown provider, or one whose settings are missing or invalid.

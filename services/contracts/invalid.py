@@ -86,7 +86,6 @@ def first_error(error: ValidationError, *, without: Sequence[int | str] = (), wh
     """Return the first error as ``field: what is wrong, and what would be right``, on one line.
 
     Args:
-        error: What Pydantic raised.
         without: The beginning of the field's place, which the reader already knows.
         whole: What to call the document itself, for an error of no single field.
     """

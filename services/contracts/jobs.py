@@ -263,7 +263,6 @@ class JobSpec(Message):
         """Return when a gang of the job will be killed, as its nodes compute it for ``WATTSHIFT_STOP_AT``.
 
         Args:
-            running_at: When its processes started.
             asked_at: When it was asked to stop; None if it was not.
 
         Returns: The end of the grace period after its time limit or after it was asked to stop, whichever is earlier;

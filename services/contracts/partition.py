@@ -39,8 +39,6 @@ def check_floor(max_accuracy_loss_pct: float | None, best: str, accuracy_pct: fl
 
     Args:
         max_accuracy_loss_pct: The limit that implies the floor.
-        best: The most accurate variant.
-        accuracy_pct: Its accuracy.
 
     Raises:
         ValueError: The floor is above the accuracy of the best variant.

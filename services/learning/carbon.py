@@ -97,9 +97,7 @@ def persistence(history: History, origins: Ints, horizon_h: int) -> Floats:
     """Return the 24 hours before each origin, repeated: (origins, hours); with less than a day known, the last value.
 
     Args:
-        history: What is known.
-        origins: Hours since its beginning.
-        horizon_h: How far ahead.
+        origins: Hours since the beginning of the history.
     """
     back = origins[:, None] - DAY_H + np.arange(horizon_h) % DAY_H
     return history.values[np.where(back >= 0, back, origins[:, None] - 1)]

@@ -63,8 +63,6 @@ class Comparisons:
         """Take the stored runs, and a service whose queue takes one run of a tenant at a time.
 
         Args:
-            repository: The stored runs.
-            service: Submits runs.
             max_age_s: A comparison older than this is renewed when somebody asks.
             min_age_s: A comparison younger than this is not renewed, even if it lacks the job or failed.
         """

@@ -145,7 +145,6 @@ def day_of(
     """Return the figures of a day from its replays and the ledger.
 
     Args:
-        day, simulation_id: As in the result.
         document: From ``services.simulator.savings``; None: nothing was replayed.
         ledger: The day's footprint, by zone.
         gpus: GPUs of all nodes, by zone.

@@ -124,9 +124,7 @@ def advance(counter: Counter, bound: Bound, reading_j: float, at_s: float, model
     """Return a counter after its next reading, and the energy since the previous one.
 
     Args:
-        counter: Its state before the reading.
-        bound: What its hardware can draw.
-        reading_j: What it shows.
+        reading_j: What the counter shows.
         at_s: When it was read; a time before the last reading counts as the time of that reading.
         modelled_w: Mean power since the previous reading by other means; anything beyond the bound is not counted.
     """

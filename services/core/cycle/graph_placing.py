@@ -81,10 +81,7 @@ def seats(
 
     Args:
         node_model: (n_nodes,) the GPU model of each node.
-        mapper: The mapper of the job at its size.
-        gpu_model: The GPU model it gets.
         count: (n_nodes,) free devices.
-        method: How replicas are mapped.
         servers: Which servers it is offered first. On the fullest it gets the fewest nodes, or just one if that
             suffices.
     """
@@ -125,7 +122,6 @@ def place_by_graph(
 
     Args:
         snapshot, job, gpus, gpu_model, free: As for a ``Placer``.
-        method: How replicas are mapped.
         comm_heavy: As for ``servers_for``.
         accepts: Whether a communication-heavy gang takes the seats it is offered; None if it always does.
     """
@@ -167,9 +163,7 @@ def _found(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int) 
     """Return how many GPUs each server gives; None if the gang waits.
 
     Args:
-        mapper: The job's mapper.
         counts: Free GPUs, in the order in which servers are used.
-        method: How replicas are mapped.
         spare: How many servers beyond the necessary ones may be used if that is faster.
     """
     width = mapper.narrowest

@@ -153,7 +153,6 @@ def fewest_nodes(count: Ints, gpus: int) -> list[tuple[int, int]] | None:
 
     Args:
         count: (n_nodes,) free devices.
-        gpus: Size of the gang.
     """
     if count.size <= FEW_NODES and gpus in (free := count.tolist()):
         return [(free.index(gpus), gpus)]

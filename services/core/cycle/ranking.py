@@ -67,7 +67,6 @@ def rank(
     (``sifting.within_reach``).
 
     Args:
-        snapshot: The cluster.
         which: (n_which,) indices of the wanted jobs, some or all of ``contenders``.
         sizes: (n_which,) the sizes they are ranked at.
         keys: As for ``order_by``; each (n_which,).

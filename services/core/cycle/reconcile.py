@@ -54,7 +54,6 @@ def reconcile(
     free devices are filled in rank order. Every queued job gets one start or one hold.
 
     Args:
-        snapshot: The cluster.
         ranking: The wanted jobs with their sizes, best first.
         preemption: Whether running jobs may be stopped now, at the next active round, or never.
         place: Chooses devices for each start, by default the snapshot's placer; a gang it declines waits for better
@@ -133,7 +132,6 @@ def _starts(
     """Return (job, start) for every gang that is placed, and the jobs whose gangs the placer declined.
 
     Args:
-        snapshot: The cluster.
         found: Job, size and GPU model of each gang, best rank first.
         place: As in ``reconcile``; not used for jobs that are bound to nodes, which are placed first.
         bound: What bound jobs get, and what is kept back for those that wait.

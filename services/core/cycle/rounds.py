@@ -74,7 +74,6 @@ def last_index(snapshot: Snapshot, index: Mapping[JobId, int], which: Ints | Non
     A policy uses this to find what it remembers of jobs in columns, although their indices change from round to round.
 
     Args:
-        snapshot: The cluster.
         index: The indices by id, as the policy remembers them.
         which: (n_which,) indices of the jobs meant; None for all.
     """

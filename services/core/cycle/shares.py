@@ -48,9 +48,6 @@ def share_out(
     Also return the indices of the jobs that find no room because of other tenants but would in the policy's own order.
 
     Args:
-        snapshot: The cluster.
-        shares: What tenants have used.
-        ranking: The policy's.
         preemption: As used for the plan; running jobs compete only if it is ``NOW``.
     """
     table = _Table(snapshot, shares, ranking, preemption)

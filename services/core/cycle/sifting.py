@@ -37,7 +37,6 @@ def within_reach(
     """Return which jobs may get something, before they are sorted; None: all, or nearly all.
 
     Args:
-        snapshot: The cluster.
         which: (n_which,) indices of the wanted jobs.
         sizes: (n_which,) the sizes they are ranked at.
         keys: What they will be sorted by; each (n_which,).

@@ -29,7 +29,6 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = N
     and a round says so.
 
     Args:
-        snapshot: The cluster.
         wanted_gpus: (n_jobs,) any integers; (n_which,) where ``which`` is given.
         which: (n_which,) indices of the jobs meant; None for all.
 

@@ -50,10 +50,8 @@ def exact(
     """Return the best placement found, which is ``start`` if the solver found none that is faster.
 
     Args:
-        model: The job's iteration model.
         servers: (n_servers,) free GPUs.
         start: (n_classes, n_servers) a placement that fits; its time bounds the search.
-        backend: The solver to use.
         time_limit_s: As for ``solve``.
     """
     known_s = float(model.time_s(start))

@@ -25,8 +25,6 @@ def heavy_edge(graph: JobGraph, edges: Edges, servers: Ints) -> Ints | None:
     """Return the server of each replica: (n_vertices,), or None if tensor groups do not fit.
 
     Args:
-        graph: The job.
-        edges: Its edges.
         servers: (n_servers,) free GPUs; together at least the job's.
     """
     greedy = _Greedy(graph, edges)

@@ -60,8 +60,6 @@ def transformer(
     Args:
         name: The source's name for it.
         parameters: The layer's; all but a few are weights that each token meets once.
-        width: Width of the hidden state.
-        tokens: Tokens in a sample.
         inner: Total width of the attention heads; that of the hidden state unless given.
         attentions: Attention blocks; a tensor group sums once after each and after the feed-forward block.
         sent: Hidden states sent on: two where a decoder passes the encoder's on.

@@ -69,9 +69,7 @@ class Mapper:
 
         Args:
             servers: (n_servers,) free GPUs of each, at least 0.
-            method: How to find it.
-            backend: Solver for ``Method.ILP``.
-            time_limit_s: For that solver; None for no limit.
+            time_limit_s: For the solver of ``Method.ILP``; None for no limit.
 
         Raises:
             DomainError: an unknown method, too few GPUs, or a tensor group that fits on no server.

@@ -193,11 +193,8 @@ def allocate(
     """Return GPUs, control values and places for the jobs.
 
     Args:
-        jobs: The jobs.
         nodes: The nodes, and the power limit to keep.
-        greedy: Departures from the paper.
         method: How replicas are placed; not ``Method.ILP``.
-        report: Called for each gang that is placed.
 
     Raises:
         DomainError: running jobs hold GPUs that do not exist, or of the wrong model.

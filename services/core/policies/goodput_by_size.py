@@ -15,8 +15,7 @@ def goodput_of(snapshot: Snapshot, jobs: Ints, sizes: int, node_gpus: int) -> tu
     speed curve, or, without one, perfectly, which is what Pollux assumes until it has seen more.
 
     Args:
-        snapshot: The cluster.
-        jobs: (n,) indices into its job table.
+        jobs: (n,) indices into the job table.
         sizes: How many sizes to return.
         node_gpus: Devices of the largest node.
     """

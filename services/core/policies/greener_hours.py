@@ -29,7 +29,6 @@ def should_run(snapshot: Snapshot, which: Ints, left_s: Floats, deadline_s: Floa
     nodes, because placers do not look at zones.
 
     Args:
-        snapshot: The cluster.
         which: (n,) indices into the job table.
         left_s: (n,) what each still needs.
         deadline_s: (n,) when each must be done, UTC seconds; finite.
@@ -56,8 +55,6 @@ def hour_has_come(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: 
     """Return which jobs run now: those with less greener time ahead than they need: (n_jobs,).
 
     Args:
-        curve: What is known of the grid.
-        now_s: UTC seconds.
         left_s: (n_jobs,) what each still needs.
         deadline_s: (n_jobs,) when each must be done, UTC seconds; finite.
     """
@@ -77,8 +74,6 @@ def hour_comes_s(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: F
     depends on what follows the curve, i.e. if the hour would not come if all of that were greener.
 
     Args:
-        curve: What is known of the grid.
-        now_s: UTC seconds.
         left_s: (n_jobs,) what each still needs.
         deadline_s: (n_jobs,) when each must be done, UTC seconds; finite.
     """

@@ -145,7 +145,6 @@ class ExplainsLevers(Protocol):
         """Return what each lever does for a waiting or running job.
 
         Args:
-            snapshot: The cluster.
             memory: The policy's memory, after the round that decided on this cluster.
             job_id: The job; it must be in the snapshot.
         """

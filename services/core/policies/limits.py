@@ -60,8 +60,6 @@ def with_limits(
     """Return a plan with power limits for all gangs that run by it, and the gangs for which measurement was requested.
 
     Args:
-        snapshot: The cluster.
-        plan: What starts and stops.
         asked: The gangs whose measurement was already requested.
         window_s: How long a gang is measured at each limit.
         choose: Chooses the limits of gangs whose kind is known.

@@ -35,7 +35,6 @@ def job_group(tenant_id: str, spec: Mapping[str, Any]) -> tuple[int, int]:
     """Return a job's group and, as the forest's second feature, its project; each 0 .. 2^63 - 1.
 
     Args:
-        tenant_id: The job's owner.
         spec: The job's spec as JSON values; missing parts count as empty.
     """
     labels: Mapping[str, Any] = spec.get("labels") or {}

@@ -315,7 +315,6 @@ def choose(
     the history on. A forecaster that leaves fewer than ``least_origins`` moments for comparison is left out.
 
     Args:
-        history: What is known.
         forecasters: The simpler ones first.
         criterion: By default the least mean absolute error, which does not distinguish shortage from spare capacity.
         least_origins: Two hours by default: with too few moments the choice is left to chance.

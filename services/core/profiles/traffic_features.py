@@ -26,7 +26,6 @@ def features(history: Traffic, origins: Ints) -> Floats:
     or after an origin are never read.
 
     Args:
-        history: The past.
         origins: (n_origins,) first steps that are not known, 1 .. ``len(history)``.
     """
     peaks, level = history.peaks_qps, levels_qps(history, origins)

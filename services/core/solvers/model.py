@@ -136,7 +136,6 @@ class ModelBuilder:
         """Add ``count`` constraints and return their rows.
 
         Args:
-            count: How many constraints.
             rows: (entries,) the rows, 0 being the first of the new ones.
             columns: (entries,) the variables.
             coefficients: One value or (entries,); those of one row and variable are summed.

@@ -26,7 +26,6 @@ def solve(
     """Solve ``model`` on one thread, reproducibly unless a time limit stops it.
 
     Args:
-        model: What to minimise.
         backend: The solver to use. CBC and Gurobi are replaced by HiGHS if they are missing or if Gurobi's licence is
             too small; ``Solution.solver`` and ``Solution.note`` then say so.
         time_limit_s: Seconds the solver may take, > 0, by the solver's own clock; None for no limit. The exhaustive

@@ -264,7 +264,6 @@ class LiveJobs:
 
         Args:
             slot: A job that holds GPUs.
-            now_s: UTC seconds.
             integral: ``Grid.integral(now_s)``.
         """
         column = self.floats[:, slot].tolist()

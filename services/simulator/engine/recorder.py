@@ -63,12 +63,8 @@ class Recorder:
         """Record the state of the cluster.
 
         Args:
-            now_s: UTC seconds.
-            intensity: The intensity in force.
             sums: Energy (J), carbon (g), idle energy (J), idle carbon (g) so far.
-            live: The live jobs.
             on_slices: The jobs that hold slices, in addition to ``live``.
-            queued_for_slices: How many jobs wait for slices.
             shared_gpus: How many devices are held by two gangs; each counts once.
         """
         n = live.count
@@ -83,11 +79,7 @@ class Recorder:
         self._samples.append((now_s, *sums[:3], intensity, held, float(queued), float(high), float(holding - high)))
 
     def columns(self, predicted_work_s: Floats) -> JobColumns:
-        """Return every job's row.
-
-        Args:
-            predicted_work_s: What was predicted for each job.
-        """
+        """Return every job's row."""
         floats = (self._workload.submitted_s, *map(np.array, (self._started, self._ended)))
         amounts = map(np.array, (self._gpu_s, self._energy_j, self._carbon))
         counts = [self.preemptions, self.failures, self._first, self._last, self._most]

@@ -132,7 +132,6 @@ def counted(lines: Iterable[tuple[int, str]], report: ReadReport, *, named: bool
 
     Args:
         lines: Numbers and texts, as from ``numbered``, without a header.
-        report: Counts them.
         named: Whether rows have ids, so that two equal rows are the same: the second is merged into the first.
     """
     seen: set[str] = set()
@@ -161,7 +160,6 @@ def table(
     Args:
         lines: The whole file.
         columns: Those that the header must have.
-        report: Counts the rows.
         named: As for ``counted``.
 
     Raises:
@@ -307,7 +305,6 @@ def in_unit(row: Row, name: str, units: Mapping[str, float]) -> float:
     """Return a quantity whose column name ends with its unit; NaN if no such column has a value.
 
     Args:
-        row: A row.
         name: The column's name without its unit.
         units: By suffix, the size of each unit in that of the result.
 

@@ -67,7 +67,6 @@ class VirtualMachine:
         Args:
             arrivals: When each new job arrives, UTC seconds, ascending. One from before this machine's instant, which
                 earlier rounds did not show, arrives at that instant.
-            now_s: UTC seconds.
         """
         running, ends_s, waiting = self.running, self.ends_s, self.waiting
         ended: list[EndedJob] = []

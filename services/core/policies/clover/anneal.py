@@ -121,8 +121,6 @@ def anneal(
     Args:
         search: Where it begins, and what is known so far.
         application, gpus: What limits the neighbours.
-        rng: The source of randomness.
-        config: Schedule and stopping rules.
         first: Measured before any neighbour, and accepted or rejected like them.
         may_run: Whether a neighbour may be measured; the search ends when hardly any may. By default all may.
     """

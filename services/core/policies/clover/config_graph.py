@@ -83,10 +83,7 @@ def random_neighbour(graph: ConfigGraph, fits: Bools, gpus: int, rng: np.random.
     One to four unit edits: some instances are removed at random, and some are added where they fit.
 
     Args:
-        graph: The centre.
         fits: (variants, 5) where an edge may be.
-        gpus: How many GPUs there are.
-        rng: The source of randomness.
 
     Raises:
         DomainError: none was found, because nothing fits.

@@ -47,8 +47,7 @@ class MeasuredSearch:
         """Return what to measure next, or None once the stopping rules end the search, and the best so far.
 
         Args:
-            start: The incumbent.
-            measured: What has been measured since, in order.
+            measured: What has been measured since ``start``, in order.
 
         Raises:
             DomainError: the outcomes are not from this search.

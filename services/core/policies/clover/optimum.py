@@ -59,7 +59,6 @@ def optimum(
         intervals: Number of intervals of rests; more make the bound tighter.
         latency_margin: Share of the SLA that service alone may take. Below 1 it leaves room for waiting, and the bound
             holds only for configurations that leave that room.
-        report: Called for each interval.
     """
     found: list[tuple[float, ConfigGraph]] = []
     bound = -np.inf

@@ -104,9 +104,6 @@ def partition(
     """Return a configuration for each application, and layouts of the GPUs that hold them all.
 
     Args:
-        demands, fleet: What is asked for, and the GPUs to serve it.
-        seed: Seed for requests and searches.
-        config: Parameters of the searches.
         screen: Whether configurations are predicted before they are measured.
         report: Called as GPUs are shared out, configurations are evaluated and programmes are solved.
 

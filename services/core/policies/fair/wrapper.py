@@ -94,13 +94,7 @@ class LimitedPlacingFair(LimitedFair[Memory], PlacingFair[Memory]):
 
 
 def fair(name: str, inner: Policy[Any], config: FairConfig) -> Fair[Any]:
-    """Return a policy with its GPUs shared between tenants.
-
-    Args:
-        name: The name of the new policy.
-        inner: The policy that it wraps.
-        config: The parameters of both policies.
-    """
+    """Return a policy with its GPUs shared between tenants."""
     kinds: dict[tuple[bool, bool], type[Fair[Any]]] = {
         (False, False): Fair,
         (True, False): PlacingFair,

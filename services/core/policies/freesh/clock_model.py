@@ -220,7 +220,6 @@ def best_clock(
     Args:
         fitted: The models of this kind of instance.
         sample: What the instance did last.
-        limits: Latency limits of its class.
         clocks: Those that its devices support.
         capacity: The most requests that it decodes together.
         idle_w: Its power without requests at the lowest clock.

@@ -38,8 +38,6 @@ def coverages(problem: PoolProblem, partition: int, wanted_qps: Floats) -> list[
     """Return what the instances of a partition must serve together; for each class, all of its demand comes first.
 
     Args:
-        problem: The problem.
-        partition: Index of the partition.
         wanted_qps: (n_classes,) demand of all regions, with head-room.
     """
     part = problem.partitions[partition]

@@ -150,10 +150,8 @@ def preempted_by(
     waiting request's remaining time contains its TTFT, the running one's does not.
 
     Args:
-        waiting: The head of the queue.
         running: Requests in service, with their present ``tokens_done``.
         order: Any order; ``times`` must be the same as the queue's.
-        times: Service times of the class.
         margin_s: By how much the running one must be later; the paper has none. A margin keeps two requests of nearly
             equal laxity from displacing each other in turn.
 

@@ -110,8 +110,6 @@ def miad_clock(
     it must be faster, and the next one below otherwise, so that it never stays put for want of a fine step.
 
     Args:
-        clock_mhz: The present clock.
-        report: Report of the last interval.
         limits: Latency limits of the class that the instance serves.
         clocks: Those that its devices support.
         config: M and delta.

@@ -158,7 +158,6 @@ def _add_loads(
     """Divide each class's mean load among its instances whose power follows it; the others take their load at no cost.
 
     Args:
-        builder: The model's builder.
         load_qps: (n_classes,) mean load.
         x, request_class, qps, upper: (n_columns,) the variables, their class, throughput and bound.
         cost: (n_columns,) cost of a full load; 0 where power does not follow it.
@@ -276,7 +275,6 @@ def _add_totals(
     """Add ``sign * instances >= lower`` for places (location and mode), with slack at a cost where one is given.
 
     Args:
-        builder: The model's builder.
         which: (n_places,) those that get a row.
         place, columns: (n_columns,) the place of each variable that counts instances.
         lower: (n_places,) the lower bounds.
@@ -302,7 +300,6 @@ def _add_frugality(
     """Keep each class's throughput below its demand plus that of any instance for which drawing is a gain.
 
     Args:
-        builder: The model's builder.
         wanted_qps: (n_classes,) demand with head-room.
         x, pool, mode, qps, upper: (n_columns,) the variables, their class, mode, throughput and bound.
         gains: (n_columns,) which of them draw at a negative rate.

@@ -138,7 +138,6 @@ def plan_pools(
     """Return the plan with the least objective; if the demand cannot be served, the one with the least shortfall.
 
     Args:
-        problem: The problem to plan.
         backend: The solver to use; relaxations are always solved by HiGHS.
         time_limit_s: Limit for all solving together, by the solvers' own clocks; > 0.
         relative_gap: Stop at a plan proven to be this close to the bound. None: the optimum if
@@ -223,8 +222,6 @@ def _near(model: PoolModel, relaxation: Solution, share: float, below: int) -> L
     """Return the model restricted to the instances that its relaxation uses or nearly uses.
 
     Args:
-        model: The model of a partition.
-        relaxation: Its fractional solution.
         share: A variable whose use would lose no more than this share of an instance's mean cost counts as nearly used.
         below: How many instances fewer than in the relaxation are allowed.
     """

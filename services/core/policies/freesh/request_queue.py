@@ -235,7 +235,6 @@ def over_share(
 
     Args:
         in_service: What each tenant holds: requests, tokens, or any measure of them, >= 0.
-        waiting: Tenants with waiting requests.
         weights: Their weights, > 0; 1 where none is given.
 
     Raises:

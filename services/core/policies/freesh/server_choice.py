@@ -216,7 +216,6 @@ class ServerCosts:
         on as many at a time as it does now.
 
         Args:
-            work: The request.
             now_s: The present time, by the clock of ``begin``.
             cached_tokens: The result of ``cached_tokens``.
             read_s, token_s: Times to use in place of its own.
@@ -270,7 +269,6 @@ class ServerCosts:
         """Take in the server's report of itself, and how many of its requests were given here.
 
         Args:
-            held: Requests given here.
             running, queued: Requests that it works on, and that wait inside it.
             kv_use: Share of its KV cache in use, 0 .. 1.
         """
@@ -366,7 +364,6 @@ def choose_server(
 
     Args:
         servers: Those that may be given the request now.
-        work: The request.
         limit_s: How long its answer may still take.
         now_s: The present moment, by the clock of ``ServerCosts.begin``.
         network_s: Round-trip time to each place, seconds; 0 where none is given.

@@ -99,7 +99,6 @@ def last_step(snapshot: Snapshot, present: Ints, grown: Mapping[JobId, BeforeGro
     A step that added no watts counts as one that lost nothing.
 
     Args:
-        snapshot: The cluster.
         present: (n_jobs,) the size each job has.
         grown: The jobs that have grown, with their state before.
         marginal: See above.

@@ -18,7 +18,6 @@ def can_wait(snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack
     """Return which of these jobs have more greener time ahead than they need: (n,).
 
     Args:
-        snapshot: The cluster.
         which: (n,) indices into the job table.
         gangs: (n,) the sizes they would run at.
         slack_s: The most a job may be delayed, >= 0.

@@ -35,8 +35,6 @@ def runs_now(
     """Return which jobs run now: (n_jobs,). Those that cannot keep their deadlines, or outlast the horizon, do.
 
     Args:
-        curve: What is known of the grid.
-        now_s: UTC seconds.
         left_s: (n_jobs,) what each still needs.
         deadline_s: (n_jobs,) when each must be done, UTC seconds.
         watts: (n_jobs,) draw while it runs.

@@ -35,7 +35,6 @@ def left_of(jobs: JobTable, pace: Floats, factors: Floats | None = None) -> Left
     """Return what all jobs still need.
 
     Args:
-        jobs: The job table.
         pace: (n_jobs,) work of each job per GPU second held so far, in units of a smallest gang's at the default.
         factors: (n_jobs,) by which predicted whole lengths are multiplied (``quantiles.length_factors``); None: 1.
     """

@@ -71,10 +71,8 @@ def modes_of(snapshot: Snapshot, which: Ints, hour_w: float | Floats, config: Jo
     """Return the modes of these jobs.
 
     Args:
-        snapshot: The cluster.
-        which: (n_jobs,) indices into its job table, at least one.
+        which: (n_jobs,) indices into the job table, at least one.
         hour_w: ``Worth.hour_w`` for them: (n_jobs,) watts, or one number for all.
-        config: The policy's parameters.
     """
     jobs = snapshot.jobs
     low = jobs.min_gpus[which]

@@ -30,7 +30,6 @@ def length_factors(snapshot: Snapshot, quantile: float | None) -> Floats:
     """Return the ratio of this quantile of each job's predicted length to the prediction: (n_jobs,).
 
     Args:
-        snapshot: The cluster.
         quantile: Which quantile; None: the prediction itself.
     """
     factors = np.ones(len(snapshot.jobs))

@@ -18,8 +18,6 @@ def sleeping(
     """Return which nodes to power down, and since when the other unused ones have been empty.
 
     Args:
-        snapshot: The cluster.
-        plan: What starts now.
         empty_since_s: What this function last returned, UTC seconds.
         after_s: How long a node stays empty before it is powered down.
     """

@@ -48,7 +48,6 @@ class Worth:
         """Return the same for a gang whose power limit is being chosen, watts.
 
         Args:
-            job: Index into the job table.
             full_w: What the gang draws with its hosts at the default limit.
         """
         wh = self._config.hour_share * full_w if self._config.hour_wh is None else self._config.hour_wh

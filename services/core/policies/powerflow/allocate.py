@@ -108,13 +108,11 @@ def allocate_gpus(
     """Return the size each job should have: (n_jobs,) index into its row of ``choices.gpus``, -1 for none.
 
     Args:
-        choices: What each job could have.
         room: Devices and power, including those of ``keeps``.
         gpu_model: (n_jobs,) index of the GPU model the job would run on.
         keeps: (n_jobs,) which jobs have their first size whatever happens to the others; counted before all steps, even
             where that exceeds the room.
         work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown; the greedy as printed does not use it.
-        greedy: Departures from the paper.
     """
     greedy = greedy or Greedy()
     kind, order = _steps(choices, work_s, greedy)

@@ -25,8 +25,6 @@ def correction(snapshot: Snapshot, tables: Tables, known: float, *, measuring: b
 
     Args:
         snapshot: The cluster with its measured power; if that is NaN, the known ratio is kept.
-        tables: The models.
-        known: The ratio of the last round.
         measuring: Whether gangs are being measured at control values other than those counted for them.
     """
     modelled_w = present_draw_w(snapshot, tables) if math.isfinite(snapshot.measured_w) else 0.0

@@ -154,8 +154,6 @@ def view_of(snapshot: Snapshot, config: PowerflowConfig, model: Ints, fixed_gpus
     """Return the jobs that could run, on the GPU models they have or are assigned.
 
     Args:
-        snapshot: The cluster.
-        config: The policy's parameters.
         model: (n_jobs,) GPU model of the devices a job holds, -1 for none.
         fixed_gpus: (n_jobs,) the one size a job may have, 0 where it may have any of its own.
     """
