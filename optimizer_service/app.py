@@ -25,7 +25,7 @@ from optimizer_service.repository.lengths import training_repository
 from optimizer_service.repository.solves import solve_repository
 from optimizer_service.service import OptimizerService
 from optimizer_service.settings import OptimizerSettings
-from optimizer_service.sources import ServiceSources
+from optimizer_service.sources import Sources
 from services.db.engine import create_engine, is_connection_error
 from services.db.figures import pool_of, work_of
 from services.kit.app import answer_unavailable, create_service, serve
@@ -61,7 +61,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
             carbon = Carbon(client_of(session, settings, "carbon", timeout_s=settings.carbon_timeout_s))
             work_queue = WorkQueue("solve", repository, queue, settings.max_pending_per_tenant)
             plan_work_queue = WorkQueue("solve", of_plans, plan_queue, MOST_PLAN_SOLVES)
-            app.state.optimizer = OptimizerService(work_queue, plan_work_queue, ServiceSources(carbon))
+            app.state.optimizer = OptimizerService(work_queue, plan_work_queue, Sources(carbon))
             metrics: Metrics = app.state.metrics
             metrics.add("work", work_of({"solve": repository, "plan_solve": of_plans, "training": trainings}))
             metrics.add("database", pool_of(engine))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from services.contracts.carbon import Clock, IntensityForecast
 from services.contracts.codes import ProblemCode
 from services.contracts.problems import FieldError
@@ -12,8 +10,11 @@ from services.kit.carbon import Carbon
 from services.kit.problems import ProblemError
 
 
-class Sources(Protocol):
-    """What ``SolveKind.resolve`` may read."""
+class Sources:
+    """What ``SolveKind.resolve`` may read from the other services."""
+
+    def __init__(self, carbon: Carbon) -> None:
+        self._carbon = carbon
 
     async def forecast(self, zone: str, signal: Signal | None, horizon_s: float, clock: Clock) -> IntensityForecast:
         """Return intensities from now on, ``horizon_s`` seconds of ``clock`` ahead.
@@ -21,17 +22,6 @@ class Sources(Protocol):
         Raises:
             ProblemError: 422 for an unknown zone or signal; 503 while the carbon service does not answer.
         """
-        ...
-
-
-class ServiceSources:
-    """Reads from the other services."""
-
-    def __init__(self, carbon: Carbon) -> None:
-        self._carbon = carbon
-
-    async def forecast(self, zone: str, signal: Signal | None, horizon_s: float, clock: Clock) -> IntensityForecast:
-        """Return the carbon service's forecast."""
         try:
             return await self._carbon.forecast(zone, horizon_s, clock, signal)
         except ProblemError as error:

@@ -33,7 +33,7 @@ from services.simulator.queue import QUEUE, TASK, simulator_celery
 from services.simulator.repository import SimulationRepository
 from services.simulator.service import SimulatorService
 from services.simulator.settings import SimulatorSettings
-from services.simulator.sources import ServiceSources
+from services.simulator.sources import Sources
 
 
 def create_app(settings: SimulatorSettings) -> FastAPI:
@@ -56,7 +56,7 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
                 client_of(session, settings, service, timeout_s=settings.source_timeout_s)
                 for service in ("telemetry", "carbon", "scheduler")
             )
-            sources = ServiceSources(telemetry, Carbon(carbon), scheduler)
+            sources = Sources(telemetry, Carbon(carbon), scheduler)
             app.state.simulator = SimulatorService(work_queue, repository, sources, settings)
             one_at_a_time = SimulatorService(
                 WorkQueue("simulation", repository, queue, max_pending_per_tenant=1), repository, sources, settings

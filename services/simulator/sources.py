@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Protocol
 
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError
@@ -19,38 +18,8 @@ from services.simulator.training import OptionError
 PAGE_JOBS = 1_000
 
 
-class Sources(Protocol):
+class Sources:
     """Reads from other services."""
-
-    async def past_jobs(self, caller: Identity, start_s: float, end_s: float, most: int) -> Content:
-        """Return the jobs submitted in ``[start_s, end_s)``, UTC seconds, that the caller may see.
-
-        Raises:
-            OptionError: There are more than ``most``.
-            ProblemError: 503 while telemetry does not answer.
-        """
-        ...
-
-    async def intensities(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Content:
-        """Return the measured intensities of a zone in ``[start_s, end_s)``, UTC seconds.
-
-        Raises:
-            OptionError: There are more values than a run may have.
-            ProblemError: 422 for an unknown zone or signal; 503 while the carbon service does not answer.
-        """
-        ...
-
-    async def live(self, caller: Identity) -> Content:
-        """Return the live queue and cluster.
-
-        Raises:
-            ProblemError: 503 while the scheduler does not answer.
-        """
-        ...
-
-
-class ServiceSources:
-    """Reads over HTTP."""
 
     def __init__(self, telemetry: ServiceClient, carbon: Carbon, scheduler: ServiceClient) -> None:
         self._telemetry = telemetry
@@ -58,7 +27,12 @@ class ServiceSources:
         self._scheduler = scheduler
 
     async def past_jobs(self, caller: Identity, start_s: float, end_s: float, most: int) -> Content:
-        """Return the jobs in the format `wattshift`, as JSON lines."""
+        """Return the jobs submitted in ``[start_s, end_s)``, UTC seconds, that the caller may see, as JSON lines.
+
+        Raises:
+            OptionError: There are more than ``most``.
+            ProblemError: 503 while telemetry does not answer.
+        """
         params: dict[str, str | int | float] = {**_period(start_s, end_s), "limit": PAGE_JOBS}
         lines: list[str] = []
         while True:
@@ -71,7 +45,12 @@ class ServiceSources:
             params["cursor"] = page.next_cursor
 
     async def intensities(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Content:
-        """Return the zone's history as two columns, time and gCO2/kWh."""
+        """Return a zone's measured intensities in ``[start_s, end_s)``, UTC seconds: two columns, time and gCO2/kWh.
+
+        Raises:
+            OptionError: There are more values than a run may have.
+            ProblemError: 422 for an unknown zone or signal; 503 while the carbon service does not answer.
+        """
         try:
             history = await self._carbon.history(zone, start_s, end_s, signal)
         except TooManyPointsError as error:
@@ -85,7 +64,11 @@ class ServiceSources:
         return Content(zone, "\n".join(["time,gco2_per_kwh", *lines]).encode())
 
     async def live(self, caller: Identity) -> Content:
-        """Return the scheduler's ``LiveState``, as JSON."""
+        """Return the live queue and cluster: the scheduler's ``LiveState``, as JSON.
+
+        Raises:
+            ProblemError: 503 while the scheduler does not answer.
+        """
         return Content(LIVE, await self._scheduler.request("GET", "/internal/live", identity=caller))
 
 
