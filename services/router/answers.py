@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import orjson
@@ -13,6 +13,7 @@ from services.kit.edge.exchange import Exchange, Header
 from services.kit.logging import Log
 from services.router import openai
 from services.router.fleet import Server
+from services.router.kinds import Kind, Renamed, tokens_of
 from services.router.lanes import Ticket
 from services.router.openai import JSON
 from services.router.outcomes import Outcomes
@@ -23,7 +24,7 @@ from services.router.upstream import Connection, UpstreamError
 
 log = Log(__name__)
 
-PASSED_OUT = (b"content-type", b"content-encoding", b"retry-after", b"x-ratelimit-", b"openai-")
+PASSED_OUT = (b"content-type", b"content-encoding", b"retry-after", b"x-ratelimit-", b"openai-", b"anthropic-")
 """Beginnings of the names of headers that pass to the client."""
 UNBUFFERED: Header = (b"x-accel-buffering", b"no")
 """Has nginx pass a stream on as it comes."""
@@ -54,18 +55,21 @@ class AnswerPasser:
         now_s, share_s = time.monotonic(), give_back()
         footprint = server.footprint(share_s)
         status = connection.status
-        if status == 200 and is_identity(connection.headers) and not _may_be_json(content):
+        if status == 200 and is_identity(connection.headers) and not _may_be_json(content, turn.received.kind):
             status = 502  # it passes as it is, and is no answer
-        usage = _usage(content) if status == 200 else None
-        tokens = _tokens(usage, turn.expected) if status == 200 else NO_TOKENS
+        kind = turn.received.kind
+        prompt, output = _usage(content) if status == 200 else (None, None)
+        tokens = _tokens(prompt, output, turn.expected) if status == 200 else NO_TOKENS
         if status == 200:
             self._outcomes.learn(turn, server, now_s, tokens)
-            stated = 0 if turn.received.kind == "embedding" else _stated(usage, "completion_tokens")
+            if is_identity(connection.headers):
+                content = Renamed(_name(turn)).of(content)
+            stated = output if kind.is_answer else 0
             if stated is not None:
                 self._outcomes.came_at_once(turn, server, now_s, stated)
         if connection.status >= 400 and not _is_json(connection.headers):
             detail = content[:500].decode(errors="replace").strip() or "The model server refused the request."
-            content = openai.error_body(connection.status, "upstream_error", detail)
+            content = openai.error_body(connection.status, "upstream_error", detail, None, kind.errors)
             passed = [each for each in connection.headers if each[0].startswith(PASSED_OUT)]
             headers = [JSON, *(each for each in passed if not each[0].startswith(b"content-")), *_location(server)]
         else:
@@ -87,8 +91,11 @@ class AnswerPasser:
 
     async def stream(
         self, turn: Turn, ticket: Ticket, server: Server, connection: Connection, give_back: Callable[[], float]
-    ) -> None:
-        """Pass on a stream of events as they arrive, and state its emissions at the end.
+    ) -> int:
+        """Pass on an answer as it arrives, and state the emissions of a stream of events at its end.
+
+        Returns:
+            The status that it counts as: 502 if its server reported a failure in it.
 
         Raises:
             UpstreamError: It broke off. If the answer had begun, the client was told so by its last event.
@@ -102,12 +109,15 @@ class AnswerPasser:
         def so_far() -> Footprint:
             return server.footprint(server.so_far(ticket.share_began_s))
 
-        is_plain = is_identity(connection.headers)
+        is_events = is_stream(connection.headers)
+        is_plain = is_events and is_identity(connection.headers)
         reader = StreamReader(
             so_far,
             wants_usage=received.asked.wants_usage,
             hides_usage=turn.asks_usage,
             has_comment=wants_comment(exchange, self._settings),
+            token_mark=received.kind.token_mark,
+            renamed=Renamed(_name(turn)),
         )
         status = connection.status
         piece = await connection.piece()  # what fails until here was no answer: another server may be asked
@@ -136,9 +146,9 @@ class AnswerPasser:
             log.warning("server.broke_off", server=server.id, reason=error.reason)
             status = 502
             message = f"The model server's answer broke off: {error}"
-            failed = openai.error_body(502, "upstream_broke_off", message)
-            end = b"data: " + failed + b"\n\n"
-            await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
+            if is_events:  # else the connection is closed before the answer's end
+                end = openai.broken_off(received.kind, message, reader.events)
+                await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
             raise
         except asyncio.CancelledError:
             status = 499  # its client left
@@ -155,6 +165,19 @@ class AnswerPasser:
             if status == 200 and reader.is_complete:
                 self._outcomes.learn(turn, server, now_s, tokens)
             self._outcomes.end(turn, server, status, share_s, tokens, server.footprint(share_s))
+        return status
+
+
+def passes_as_it_comes(turn: Turn, connection: Connection) -> bool:
+    """Whether an answer is passed on in pieces: events, and what is no JSON where that need not be."""
+    if is_stream(connection.headers):
+        return True
+    return connection.status == 200 and not turn.received.kind.is_json and not _is_json(connection.headers)
+
+
+def _name(turn: Turn) -> bytes:
+    """Return the name, as JSON, that an answer's model has: the one asked for, or that of the fallback."""
+    return orjson.dumps(turn.model)
 
 
 def is_stream(headers: list[Header]) -> bool:
@@ -198,27 +221,26 @@ def _location(server: Server) -> list[Header]:
     return [(b"x-wattshift-location", server.location.encode())]
 
 
-def _may_be_json(content: bytes) -> bool:
-    """Whether a body begins and ends like a JSON object; it may be larger or deeper than what is parsed here."""
-    return content[:64].lstrip()[:1] == b"{" and content[-64:].rstrip()[-1:] == b"}"
+def _may_be_json(content: bytes, kind: Kind) -> bool:
+    """Whether a body begins and ends like JSON; it may be larger or deeper than what is parsed here."""
+    return content[:64].lstrip()[:1] + content[-64:].rstrip()[-1:] in ((b"{}",) if kind.is_answer else (b"{}", b"[]"))
 
 
-def _usage(content: bytes) -> Mapping[str, Any] | None:
-    """Return the token usage that an answer states; None if it states none."""
+def _usage(content: bytes) -> tuple[int | None, int | None]:
+    """Return the tokens of prompt and answer that an answer states; None where it does not."""
     try:
         if len(content) <= LARGEST_USAGE_BYTES:
-            found = orjson.loads(content)["usage"]
+            found = orjson.loads(content)
         else:
             at = content.rfind(b'"usage"', len(content) - 4_096)
-            found = orjson.loads(b"{" + content[at:].rstrip())["usage"] if at >= 0 else None
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+            found = orjson.loads(b"{" + content[at:].rstrip()) if at >= 0 else None
+    except orjson.JSONDecodeError:
+        return None, None
+    return tokens_of(cast("dict[str, Any]", found)) if isinstance(found, dict) else (None, None)
 
 
-def _tokens(usage: Mapping[str, Any] | None, expected: Expected) -> Tokens:
-    """Return tokens of prompt and answer as the server stated them; values that are not numbers are ignored."""
-    prompt, output = _stated(usage, "prompt_tokens"), _stated(usage, "completion_tokens")
+def _tokens(prompt: int | None, output: int | None, expected: Expected) -> Tokens:
+    """Return tokens of prompt and answer: as the server stated them, or else as expected."""
     if output is None and not expected.contexts:
         output = 0  # vectors are no tokens
     return _or_expected(prompt, output, expected)
@@ -236,9 +258,3 @@ def _or_expected(prompt: int | None, output: int | None, expected: Expected) -> 
         round(expected.output_tokens) if output is None else output,
         are_stated=prompt is not None and output is not None,
     )
-
-
-def _stated(usage: Mapping[str, Any] | None, name: str) -> int | None:
-    value = usage.get(name) if usage else None
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**8
-    return value if is_count else None

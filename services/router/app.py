@@ -51,6 +51,7 @@ from services.router.door import Door, route_of
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet
 from services.router.gate import Gate
+from services.router.kinds import KINDS
 from services.router.lanes import LaneRules, Lanes
 from services.router.latency import LatencyReporter
 from services.router.metrics import Metrics
@@ -113,7 +114,7 @@ class Router:
         )
         self.traffic = TrafficReporter(serving, self.fleet, self.name)
         self.usage = UsageReporter(telemetry, self.name)
-        self.latency = LatencyReporter(redis, self.fleet, self.lanes, self.name)
+        self.latency = LatencyReporter(redis, self.fleet, self.lanes, self.name, self.metrics)
         self.observations = ObservationReporter(serving, self.name, self.assigner.waiting)
         self.peers = Peers(redis, self.fleet, self.coordinator, self.name, settings.workers)
         self.limits = Limits(
@@ -255,7 +256,7 @@ class Router:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            if path.startswith("/v1/"):
+            if path.startswith("/v1/") or path in KINDS:
                 traces.name_request(scope["method"], route := route_of(path))
                 access.note_route(route)
                 await self.door.handle(scope, receive, send)

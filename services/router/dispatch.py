@@ -10,7 +10,7 @@ from collections.abc import Callable
 from services.core.policies.freesh.laxity import Order, ServingRequest
 from services.core.policies.freesh.server_choice import Work
 from services.kit.logging import Log
-from services.router.answers import AnswerPasser, is_stream
+from services.router.answers import AnswerPasser, passes_as_it_comes
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Pool, Server
 from services.router.lanes import Lanes, NoServerError, NoSpareError, QueueFullError, Ticket
@@ -238,8 +238,8 @@ class Dispatcher:
                 raise UpstreamError("key_refused", "The server refused the key that it is sent.", may_repeat=True)
             lane.answered(ticket)
             status = connection.status
-            if is_stream(connection.headers):
-                await self._answers.stream(turn, ticket, server, connection, give_back)
+            if passes_as_it_comes(turn, connection):
+                status = await self._answers.stream(turn, ticket, server, connection, give_back)
             else:
                 status = await self._answers.whole(turn, server, connection, give_back)
             if status >= 500:

@@ -15,19 +15,20 @@ from services.router import openai
 from services.router.batches import BatchDoor, is_of_batches
 from services.router.dispatch import Dispatcher
 from services.router.fleet import Fleet
+from services.router.forms import boundary_of
 from services.router.gate import Gate
+from services.router.kinds import KINDS, OTHER, Kind, kind_of
 from services.router.openai import JSON, DoorError
 from services.router.turn import Received, Spare
 
-COMPLETIONS = {"/v1/chat/completions": "chat", "/v1/completions": "completion", "/v1/embeddings": "embedding"}
 BATCH = BATCH_HEADER.encode()
 
 
 def route_of(path: str) -> str:
     """Return what traces call a path: one of a few names, because anybody may send any path."""
-    if path in COMPLETIONS:
+    if path in KINDS:
         return path
-    return next((name for name in ("/v1/models", "/v1/files", "/v1/batches") if path.startswith(name)), "/v1/{path}")
+    return next((name for name in ("/v1/models", "/v1/files", "/v1/batches") if path.startswith(name)), OTHER.route)
 
 
 class Door:
@@ -44,7 +45,7 @@ class Door:
         self._dispatcher = dispatcher
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request to one of ``COMPLETIONS`` or to ``/v1/models``; errors have OpenAI's format."""
+        """Answer a request to a model server or to ``/v1/models``; errors have the form of the API that is asked."""
         await self._gate.pass_in(Exchange.open(scope, receive, send), self._handle, DoorError, self._refuse)
 
     async def _refuse(self, exchange: Exchange, refusal: DoorError | ProblemError) -> None:
@@ -52,14 +53,20 @@ class Door:
         headers = error.headers
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        await exchange.answer(error.status, headers, error.body)
+        kind = KINDS.get(exchange.scope["path"], OTHER)
+        await exchange.answer(error.status, headers, error.body(kind.errors))
 
     async def _handle(self, exchange: Exchange) -> None:
         path, method = exchange.scope["path"], exchange.scope["method"]
-        kind = COMPLETIONS.get(path)
+        kind = kind_of(path)
+        if kind is OTHER and method != "POST":
+            kind = None
         if kind is not None and BATCH in exchange.headers:
             return await self._line(exchange, kind, path)
-        key = await self._gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
+        authorization = exchange.headers.get(b"authorization")
+        if authorization is None and (given := exchange.headers.get(b"x-api-key")) is not None:
+            authorization = b"Bearer " + given
+        key = await self._gate.keys.caller(authorization, exchange.scope)
         if kind is None:
             if path == "/v1/models" or path.startswith("/v1/models/"):
                 _check_method(method, "GET", "HEAD")
@@ -74,18 +81,21 @@ class Door:
         exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
         if not key.identity.role.may(method, Role.USER):
             raise DoorError(403, "forbidden", f"A key with the role {key.identity.role} may not ask for completions.")
-        check_json_type(exchange.headers.get(b"content-type"))
+        if (boundary := boundary_of(exchange.headers.get(b"content-type"))) is None:
+            check_json_type(exchange.headers.get(b"content-type"))
+        query = exchange.scope["query_string"].decode("latin-1")
+        target = f"{path}?{query}" if query else path
         await self._gate.with_body(
-            exchange, key.identity.tenant_id, lambda body: self._complete(exchange, kind, path, key, body)
+            exchange, key.identity.tenant_id, lambda body: self._complete(exchange, kind, target, key, body, boundary)
         )
 
-    async def _line(self, exchange: Exchange, kind: str, path: str) -> None:
+    async def _line(self, exchange: Exchange, kind: Kind, path: str) -> None:
         """Answer a line of a batch, which serving sends on behalf of the batch's tenant."""
         key = self._gate.of_serving(exchange)
         places = exchange.headers[BATCH].decode("latin-1").split(",")
         spare = Spare(0.0, frozenset(place for place in places if place))
         await self._gate.with_body(
-            exchange, key.identity.tenant_id, lambda body: self._complete(exchange, kind, path, key, body, spare)
+            exchange, key.identity.tenant_id, lambda body: self._complete(exchange, kind, path, key, body, spare=spare)
         )
 
     async def _models(self, exchange: Exchange, caller: Identity, name: str) -> None:
@@ -104,10 +114,22 @@ class Door:
         raise _no_model(name)
 
     async def _complete(
-        self, exchange: Exchange, kind: str, path: str, key: ResolvedKey, content: bytes, spare: Spare | None = None
+        self,
+        exchange: Exchange,
+        kind: Kind,
+        path: str,
+        key: ResolvedKey,
+        content: bytes,
+        boundary: bytes | None = None,
+        spare: Spare | None = None,
     ) -> None:
         at_s, at_utc_s = time.monotonic(), time.time()
-        asked = openai.read(content)
+        try:
+            asked = openai.read(content, boundary, may_repeat=kind.may_repeat)
+        except DoorError:
+            if kind is OTHER:
+                raise DoorError(404, "unknown_url", f"There is no {exchange.scope['path']}.") from None
+            raise
         pool = self._fleet.pool_of(asked.model, key.identity)
         if pool is None:
             raise _no_model(asked.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.core.policies.freesh.server_choice import BLOCK_TOKENS
 from services.core.profiles.answer_lengths import AnswerLengths, input_bucket
 from services.router.fleet import Pool
+from services.router.kinds import Kind
 from services.router.openai import Asked
 from services.router.tokens import USUAL_BYTES_PER_TOKEN, TokenCounter
 from services.router.turn import Expected
@@ -25,7 +26,7 @@ class Expectations:
         self.lengths = AnswerLengths()
         self._counters: dict[str, TokenCounter] = {}
 
-    def of(self, kind: str, asked: Asked, pool: Pool, model: str, key_id: str) -> Expected:
+    def of(self, kind: Kind, asked: Asked, pool: Pool, model: str, key_id: str) -> Expected:
         """Return what is expected of a request: its length, its answer's length, and its class."""
         counter = self._counters.get(pool.spec.name)
         if counter is None or counter.path != pool.spec.tokenizer:
@@ -35,7 +36,7 @@ class Expectations:
         blocks = _beginnings(model, texts)
         block_tokens = tokens * BLOCK_CHARACTERS / max(sum(map(len, texts)), 1)
         contexts = (model, (model, input_bucket(tokens)), (key_id, hash(first[:64]), input_bucket(tokens)))
-        if kind == "embedding":
+        if not kind.is_answer:
             return Expected(tokens, 0.0, pool.class_of(tokens, False), (), n_bytes, blocks, block_tokens)
         long_from = pool.spec.output_tokens
         predicted = self.lengths.predict(contexts, long_from)

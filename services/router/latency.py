@@ -23,6 +23,7 @@ from services.kit.ids import utc_now
 from services.kit.logging import Log
 from services.router.fleet import Fleet
 from services.router.lanes import Lanes
+from services.router.metrics import Metrics
 from services.router.server_times import Measured, ServerTimes
 
 log = Log(__name__)
@@ -64,11 +65,13 @@ class _Second:
 class LatencyReporter:
     """Collects latencies, and sends them once a second."""
 
-    def __init__(self, redis: Redis, fleet: Fleet, lanes: Lanes, router: str) -> None:
+    def __init__(self, redis: Redis, fleet: Fleet, lanes: Lanes, router: str, metrics: Metrics) -> None:
         self._redis = redis
         self._fleet = fleet
         self._lanes = lanes
         self._router = router
+        self._blind = metrics.blind
+        self._reported_s = math.inf
         self._found: dict[tuple[str, str], _Second] = {}
         self._times = ServerTimes()
         self._is_down = False
@@ -130,12 +133,16 @@ class LatencyReporter:
     def reports(self, at: datetime, now_s: float, measured: Mapping[str, Measured]) -> dict[str, LatencyReport]:
         """Return the reports of the time since the last call, by node, including what servers measured themselves."""
         found, self._found = self._found, {}
+        passed_s, self._reported_s = max(0.0, now_s - self._reported_s), now_s
+        showed = {server for (server, _), second in found.items() if second.gaps or second.ttfts} | measured.keys()
         by_node: dict[str, list[ServerLatency]] = {}
         waiting = {lane.name: len(lane.queue) for lane in self._lanes.all()}
         for server in self._fleet.every_server():
             node = server.spec.node_id
             if node is None:
                 continue
+            if server.spec.clocks is not None and server.held and server.id not in showed:
+                self._blind.add((server.id, server.location), passed_s)
             classes = {name for each, name in found if each == server.id} or {server.spec.request_class or ""}
             if (own := measured.get(server.id)) is not None:
                 for name in classes:

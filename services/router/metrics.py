@@ -147,6 +147,24 @@ class Metrics:
         self.upstream = Counter("wattshift_router_upstream_failures_total", "Failures of servers.", ("reason",))
         self.preemptions = Counter("wattshift_router_preemptions_total", "Requests that lost their place.", by_class)
 
+        self.blind = Counter(
+            "wattshift_router_blind_seconds_total",
+            "Seconds in which a server whose clocks follow latency had requests in service and showed no token.",
+            ("server", "location"),
+        )
+
+        # OpenTelemetry's semantic conventions of generative AI, as its exporter for Prometheus writes them.
+        by_server = ("gen_ai_request_model", "gen_ai_operation_name", "server_address", "location")
+        self.gen_ai_duration = Histogram(
+            "gen_ai_server_request_duration_seconds", "From arrival to the last byte.", (*by_server, "error_type")
+        )
+        self.gen_ai_first = Histogram(
+            "gen_ai_server_time_to_first_token_seconds", "From arrival to the first token of streams.", by_server
+        )
+        self.gen_ai_tokens = Counter(
+            "gen_ai_client_token_usage_total", "Tokens of prompts and answers.", (*by_server, "gen_ai_token_type")
+        )
+
         by_variant = ("app", "variant")
         self.app_requests = Counter(
             "wattshift_router_app_requests_total",

@@ -10,6 +10,8 @@ import orjson
 from services.contracts.codes import ProblemCode
 from services.kit.edge.exchange import Header
 from services.kit.problems import ProblemError
+from services.router.forms import places
+from services.router.kinds import Errors, Kind
 
 JSON: Header = (b"content-type", b"application/json")
 MOST_NESTED = 250
@@ -60,15 +62,35 @@ class DoorError(Exception):
             return [JSON]
         return [JSON, (b"retry-after", b"%d" % max(1, round(self.retry_after_s)))]
 
-    @property
-    def body(self) -> bytes:
-        """The answer's body."""
-        return error_body(self.status, self.code, str(self), self.param)
+    def body(self, form: Errors) -> bytes:
+        """Return the answer's body."""
+        return error_body(self.status, self.code, str(self), self.param, form)
 
 
-def error_body(status: int, code: str, message: str, param: str | None = None) -> bytes:
-    """Return an error in OpenAI's format."""
+def broken_off(kind: Kind, message: str, number: int) -> bytes:
+    """Return the last event of a stream that broke off; ``number`` is that of the events before it."""
+    if kind.errors == "responses":
+        event = {"type": "error", "code": "upstream_broke_off", "message": message, "param": None}
+        return b"event: error\ndata: " + orjson.dumps(event | {"sequence_number": number}) + b"\n\n"
+    begin = b"event: error\ndata: " if kind.errors == "messages" else b"data: "
+    return begin + error_body(502, "upstream_broke_off", message, None, kind.errors) + b"\n\n"
+
+
+_ANTHROPIC = {
+    405: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(status: int, code: str, message: str, param: str | None = None, form: Errors = "chat") -> bytes:
+    """Return an error in OpenAI's format, or in that of Anthropic's messages."""
     kind = _TYPES.get(status, "server_error")
+    if form == "messages":
+        kind = _ANTHROPIC.get(status, _TYPES.get(status, "api_error"))
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
@@ -99,6 +121,7 @@ class Asked:
         choices: How many answers are requested.
         may_repeat: Whether sending it twice changes nothing but the energy used.
         session: What requests with much in common name alike: ``prompt_cache_key``, else ``user``.
+        places: Where the body has its fields if it is a form; None for JSON.
     """
 
     content: bytes
@@ -110,6 +133,7 @@ class Asked:
     choices: int
     may_repeat: bool
     session: str | None
+    places: dict[str, tuple[int, int]] | None = None
 
     @property
     def is_flex(self) -> bool:
@@ -117,16 +141,40 @@ class Asked:
         return self.fields.get("service_tier") == "flex"
 
     def with_fields(self, **changes: Any) -> bytes:
-        """Return the body with some fields changed or added."""
-        return orjson.dumps(self.fields | changes)
+        """Return the body with some fields changed or added; in a form only those are changed that it has."""
+        if self.places is None:
+            return orjson.dumps(self.fields | changes)
+        content = self.content
+        for name, (begin, end) in sorted(self.places.items(), key=lambda each: -each[1][0]):
+            if name in changes:
+                content = content[:begin] + str(changes[name]).encode() + content[end:]
+        return content
 
 
-def read(content: bytes) -> Asked:
+def read(content: bytes, boundary: bytes | None = None, *, may_repeat: bool = True) -> Asked:
     """Read what the router needs of a body; the model server judges the rest.
 
+    Args:
+        content: The body.
+        boundary: What separates its parts if it is a form.
+        may_repeat: Whether requests of its kind may be sent twice.
+
     Raises:
-        DoorError: It is not a JSON object, or has no usable model.
+        DoorError: It is neither a JSON object nor a form, or has no usable model.
     """
+    if boundary is None:
+        return _asked(content, _object(content), None, may_repeat)
+    try:
+        found = places(content, boundary)
+    except ValueError as error:
+        raise DoorError(400, "invalid_form", str(error)) from None
+    fields: dict[str, Any] = {name: content[at:end].decode(errors="replace") for name, (at, end) in found.items()}
+    if (stream := fields.get("stream")) is not None:
+        fields["stream"] = stream.strip().lower() in ("true", "1")
+    return _asked(content, fields, found, may_repeat)
+
+
+def _object(content: bytes) -> dict[str, Any]:
     try:
         found = orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -138,7 +186,10 @@ def read(content: bytes) -> Asked:
             orjson.dumps(found)
         except TypeError:
             raise DoorError(400, "invalid_json", "The body is nested too deeply.") from None
-    fields = cast("dict[str, Any]", found)
+    return cast("dict[str, Any]", found)
+
+
+def _asked(content: bytes, fields: dict[str, Any], at: dict[str, tuple[int, int]] | None, may_repeat: bool) -> Asked:
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         raise DoorError(400, "missing_model", "Name the model to use.", param="model")
@@ -149,9 +200,8 @@ def read(content: bytes) -> Asked:
         raise DoorError(400, "invalid_value", "stream must be true or false.", param="stream")
     options = fields.get("stream_options")
     wants_usage = isinstance(options, dict) and cast("dict[str, Any]", options).get("include_usage") is True
-    most = fields.get("max_completion_tokens")
-    if most is None:
-        most = fields.get("max_tokens")
+    limits = (fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
+    most = next((each for each in limits if each is not None), None)
     choices = fields.get("n")
     named = fields.get("prompt_cache_key"), fields.get("user")
     return Asked(
@@ -162,18 +212,21 @@ def read(content: bytes) -> Asked:
         wants_usage=wants_usage,
         most_tokens=most if isinstance(most, int) and not isinstance(most, bool) and most >= 0 else None,
         choices=choices if isinstance(choices, int) and not isinstance(choices, bool) and 0 < choices <= 1_000 else 1,
-        may_repeat=fields.get("store") is not True,
+        may_repeat=may_repeat and fields.get("store") is not True and fields.get("background") is not True,
         session=next((each for each in named if isinstance(each, str) and each), None),
+        places=at,
     )
 
 
 def prompt_of(fields: dict[str, Any]) -> list[str]:
     """Return the texts of a prompt in order: those of messages, of a completion's prompt, or of what is embedded."""
     texts: list[str] = []
+    for name in ("system", "instructions"):
+        _collect(fields.get(name), texts)
     for message in _list(fields.get("messages")):
         if isinstance(message, dict):
             _collect(cast("dict[str, Any]", message).get("content"), texts)
-    for name in ("prompt", "input"):
+    for name in ("prompt", "input", "query", "documents", "text_1", "text_2"):
         _collect(fields.get(name), texts)
     return texts
 
@@ -195,6 +248,8 @@ def _collect(value: Any, texts: list[str]) -> None:
             text = cast("dict[str, Any]", part).get("text")
             if isinstance(text, str):
                 texts.append(text)
+            elif "content" in part:
+                _collect(cast("dict[str, Any]", part)["content"], texts)
 
 
 def token_ids(fields: dict[str, Any]) -> int:

@@ -72,7 +72,14 @@ class Outcomes:
         e2e_s = time.monotonic() - turn.received.at_s
         metrics.e2e.observe(labels, e2e_s)
         metrics.wait.observe(labels, turn.wait_s)
+        spec = server.origin.authority.decode("latin-1")
+        place = (turn.model, turn.received.kind.operation, spec, server.location)
+        metrics.gen_ai_duration.observe((*place, "" if status == 200 else str(status)), e2e_s)
         if status == 200:
+            if turn.first_s:
+                metrics.gen_ai_first.observe(place, turn.first_s)
+            metrics.gen_ai_tokens.add((*place, "input"), tokens.input)
+            metrics.gen_ai_tokens.add((*place, "output"), tokens.output)
             metrics.tokens.add((*labels, "input"), tokens.input)
             metrics.tokens.add((*labels, "output"), tokens.output)
             metrics.estimated.add(labels, not tokens.are_stated)

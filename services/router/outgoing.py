@@ -14,8 +14,8 @@ from services.router.upstream_keys import UpstreamKeys
 
 UUID = re.compile(rb"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 """A request id that every model server takes: ``llama_cpp.server`` refuses requests with any other."""
-TRACES = (b"traceparent", b"tracestate")
-"""Headers of the client by which its traces and the model server's are one."""
+PASSED_ON = (b"traceparent", b"tracestate", b"anthropic-version", b"anthropic-beta")
+"""Headers of the client: by which its traces and the model server's are one, and which form it speaks."""
 MOST_HEADS = 10_000
 AFTER_OTHERS_S = 86_400.0
 """By how much requests that only get what others leave are less urgent inside a server than if they were others."""
@@ -42,7 +42,7 @@ class RequestWriter:
         changes: dict[str, Any] = {}
         if (name := spec.upstream_model or turn.model) != asked.model:
             changes["model"] = name
-        if pool.passes_priority and "priority" not in asked.fields and received.kind != "embedding":
+        if pool.passes_priority and "priority" not in asked.fields and received.kind.asks_usage:
             order_s = turn.lane.priority(ticket.request) - received.at_s
             if self._order is not Order.SRTF:
                 order_s += received.at_utc_s
@@ -53,7 +53,7 @@ class RequestWriter:
         turn.asks_usage = (
             asked.is_stream
             and not asked.wants_usage
-            and received.kind != "embedding"
+            and received.kind.asks_usage
             and (options is None or isinstance(options, dict))  # the server refuses anything else
             and server.may_ask_usage(time.monotonic())
         )
@@ -64,16 +64,17 @@ class RequestWriter:
         body = asked.with_fields(**changes) if changes else asked.content
         if turn.asks_usage and not changes:
             body = b"{" + ASK_USAGE + body.lstrip()[1:]
-        head, request_id = self.head(server, received.path), received.exchange.request_id
+        form = received.exchange.headers[b"content-type"] if asked.places is not None else None
+        head, request_id = self.head(server, received.path, form), received.exchange.request_id
         if len(request_id) >= 32 and UUID.fullmatch(request_id):
             head += b"x-request-id: %s\r\n" % request_id
-        for name in TRACES:
+        for name in PASSED_ON:
             if (value := received.exchange.headers.get(name)) is not None:
                 head += b"%s: %s\r\n" % (name, value)
         return b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body)
 
-    def head(self, server: Server, path: str) -> bytes:
-        """Return the constant part of requests to a server.
+    def head(self, server: Server, path: str, form: bytes | None = None) -> bytes:
+        """Return the constant part of requests to a server; ``form`` is the content type of one that is a form.
 
         Raises:
             UpstreamError: The server's key is not known.
@@ -84,8 +85,11 @@ class RequestWriter:
             if len(self._heads) > MOST_HEADS:
                 self._heads.clear()
             head = self._heads[origin.url, path] = (
-                b"POST %s%s HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\naccept: */*\r\n"
+                b"POST %s%s HTTP/1.1\r\nhost: %s\r\naccept: */*\r\n"
                 b"accept-encoding: identity\r\nuser-agent: wattshift-router\r\n"
             ) % (origin.path, path.encode(), origin.authority)
+        head += b"content-type: %s\r\n" % (form or b"application/json")
         key = self._keys.of(server)
+        if key is not None and path.startswith("/v1/messages"):
+            head += b"x-api-key: %s\r\n" % key
         return head if key is None else b"%sauthorization: Bearer %s\r\n" % (head, key)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import orjson
 
 from services.kit.edge.exchange import Header
+from services.router.kinds import Renamed, tokens_of
 
 J_PER_WH = 3_600.0
 LONGEST_EVENT = 4 * 1024 * 1024
@@ -72,11 +73,15 @@ class StreamReader:
         wants_usage: bool,
         hides_usage: bool = False,
         has_comment: bool = True,
+        token_mark: bytes = b"",
+        renamed: Renamed | None = None,
     ) -> None:
         self._footprint = footprint
         self._wants_usage = wants_usage
         self._hides_usage = hides_usage
         self._has_comment = has_comment
+        self._token_mark = token_mark
+        self._renamed = renamed
         self._held = bytearray()
         self._is_stated = False
         self.events = 0
@@ -99,11 +104,14 @@ class StreamReader:
                 return bytes(held)
             piece = bytes(held[:cut])
             del held[:cut]
+        if self._renamed is not None:
+            piece = self._renamed.of(piece)
         if self._hides_usage and b'"usage"' in piece:
             for null in _NO_USAGE:  # in a text of the answer, its quotes would be escaped
                 piece = piece.replace(null, b"")
         if DONE not in piece and b'"error"' not in piece and not _may_state_usage(piece):
-            self.events += piece.count(b"\ndata:") + piece.startswith(b"data:")
+            mark = self._token_mark
+            self.events += piece.count(mark) if mark else piece.count(b"\ndata:") + piece.startswith(b"data:")
             return piece
         return b"".join(self._event(each) for each in _split(piece))
 
@@ -124,7 +132,8 @@ class StreamReader:
         return self._footprint().comment() if self._has_comment else b""
 
     def _event(self, event: bytes) -> bytes:
-        if not event.startswith(b"data:"):
+        place = 0 if event.startswith(b"data:") else event.find(b"\ndata:") + 1
+        if not place and not event.startswith(b"data:"):
             return event
         if event.startswith((DONE, b"data:[DONE]")):
             self.is_complete = True
@@ -132,22 +141,23 @@ class StreamReader:
                 return event
             self._is_stated = True
             return self._comment() + event
-        self.events += 1
+        self.events += event.count(self._token_mark) if self._token_mark else 1
         if b'"usage"' not in event and b'"error"' not in event:
             return event
-        body = event[5:].strip()
+        body = event[place + 5 :].strip()
         try:
             found = orjson.loads(body)
         except orjson.JSONDecodeError:
             return event
         said = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-        self.has_failed |= bool(said.get("error"))
-        usage = said.get("usage")
-        if not isinstance(usage, dict):
+        answer = said.get("response")
+        in_answer = cast("dict[str, Any]", answer).get("error") if isinstance(answer, dict) else None
+        self.has_failed |= bool(said.get("error") or in_answer) or said.get("type") == "error"
+        given, output = tokens_of(said)
+        self.input_tokens = self.input_tokens if given is None else given
+        self.output_tokens = self.output_tokens if output is None else output
+        if self._token_mark or not isinstance(said.get("usage"), dict):
             return event
-        counts = cast("dict[str, Any]", usage)
-        self.input_tokens = _count(counts.get("prompt_tokens"), self.input_tokens)
-        self.output_tokens = _count(counts.get("completion_tokens"), self.output_tokens)
         document = cast("dict[str, Any]", found)
         has_choices = bool(document.get("choices"))
         self.events -= not has_choices
@@ -180,9 +190,3 @@ def _split(piece: bytes) -> list[bytes]:
         found.append(piece[at : place + size])
         at = place + size
     return found
-
-
-def _count(value: Any, otherwise: int | None) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**8:
-        return value
-    return otherwise

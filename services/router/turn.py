@@ -9,6 +9,7 @@ from services.contracts.identity import ResolvedKey
 from services.core.policies.freesh.server_choice import Given
 from services.kit.edge.exchange import Exchange
 from services.router.fleet import Pool
+from services.router.kinds import Kind
 from services.router.lanes import Lane
 from services.router.openai import Asked
 
@@ -51,14 +52,15 @@ class Received:
     """A request as it came.
 
     Attributes:
-        kind: ``chat``, ``completion`` or ``embedding``.
+        kind: What the router knows of requests to its path.
+        path: As it was sent, with its query.
         at_s: When it came, by the monotonic clock; of one that waited for what others left free, when it got that.
         at_utc_s: When it came, UTC seconds.
         spare: Set for one that gets only what others leave free.
     """
 
     exchange: Exchange
-    kind: str
+    kind: Kind
     path: str
     key: ResolvedKey
     asked: Asked

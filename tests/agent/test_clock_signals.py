@@ -23,6 +23,7 @@ from services.core.profiles.model_server import ModelServer
 from services.router.fleet import Fleet
 from services.router.lanes import LaneRules, Lanes
 from services.router.latency import LatencyReporter
+from services.router.metrics import Metrics
 from services.router.server_times import Measured
 from tests.agent.test_latency_clocks import CLOCKS, TERMS, Run, a_report
 from tests.support.routers import ModelServer as Stub
@@ -77,7 +78,7 @@ class Loop:
         self.fleet = Fleet(())
         self.fleet.adopt(table)
         self.routed = self.fleet.servers[spec.id]
-        self.reporter = LatencyReporter(cast("Any", None), self.fleet, Lanes(LaneRules()), "r1")
+        self.reporter = LatencyReporter(cast("Any", None), self.fleet, Lanes(LaneRules()), "r1", Metrics())
         self.run = Run()
         self.numbers = itertools.count()
         self.now_s = 0.0

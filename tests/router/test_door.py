@@ -146,7 +146,7 @@ async def test_keys_types_sizes_and_paths_are_checked(router: Running, stage: St
     assert error_of(await router.ask(key="sk-somebody-elses")) == (401, "invalid_api_key")
     assert error_of(await router.ask(key=a_key("acme", Role.READ_ONLY))) == (403, "forbidden")
     assert error_of(await router.ask(content=b"{}", json=None)) == (415, "unsupported_media_type")
-    assert error_of(await router.ask("/v1/unknown")) == (404, "unknown_url")
+    assert error_of(await router.ask("/v1/unknown", json={"input": "names no model"})) == (404, "unknown_url")
     assert error_of(await router.http.get("/v1/chat/completions")) == (405, "method_not_allowed")
     assert stage.one.seen == []
 

@@ -16,6 +16,7 @@ from services.contracts.streams import LATENCY_FIELD, ROUTERS_HASH, latency_stre
 from services.kit.problems import ProblemError
 from services.router.fleet import Fleet
 from services.router.latency import LatencyReporter
+from services.router.metrics import Metrics
 from services.router.server_times import Measured, ServerTimes
 from services.router.traffic import TrafficReporter
 from services.router.usage import UsageReporter
@@ -159,9 +160,9 @@ async def test_agents_hear_each_second_what_clients_of_their_servers_saw(
     assert first.max_ttft_ms == first.mean_ttft_ms
 
 
-def its_own(router: Running) -> LatencyReporter:
+def its_own(router: Running, metrics: Metrics | None = None) -> LatencyReporter:
     """Return a reporter that only the test sends for."""
-    return LatencyReporter(cast("Any", None), router.router.fleet, router.router.lanes, "other")
+    return LatencyReporter(cast("Any", None), router.router.fleet, router.router.lanes, "other", metrics or Metrics())
 
 
 async def seen_of(router: Running, **asked: Any) -> ServerLatency:
@@ -195,6 +196,36 @@ async def test_a_whole_answer_bounds_the_time_that_its_tokens_took(router: Runni
     streamed = await seen_of(router, json=chat(stream=True))
     assert (streamed.first_tokens, streamed.oldest_s) == (1, 0)
     assert "oldest_s" not in streamed.model_dump(), "an agent of an older release refuses what it does not know"
+
+
+async def test_seconds_in_which_a_server_in_service_shows_no_token_are_counted(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [
+        a_routed_server(
+            stage.one,
+            node_id="node-7",
+            request_class="SS",
+            clocks=ServerClocks(policy=ClockPolicy.MIAD, max_ttft_ms=300),
+        )
+    ]
+    await router.adopted()
+    metrics = Metrics()
+    reporter, server = its_own(router, metrics), router.router.fleet.servers["instance_1"]
+
+    def report(now_s: float, measured: dict[str, Measured]) -> float:
+        reporter.reports(datetime.now(UTC), now_s, measured)
+        return metrics.blind.values.get(("instance_1", "here"), 0.0)
+
+    server.held = 1
+    assert report(100.0, {}) == 0, "nobody knows since when"
+    assert report(101.5, {}) == 1.5
+    reporter.first("instance_1", "SS", 0.1, 0.0)
+    assert report(102.5, {}) == 1.5
+    assert report(103.5, {"instance_1": Measured(0.03, 10, 1.0)}) == 1.5
+    server.held = 0
+    assert report(104.5, {}) == 1.5
+    server.held = 1
+    assert report(105.0, {}) == 2.0
+    server.held = 0
 
 
 async def test_an_answer_of_one_piece_is_its_own_first_token(router: Running, stage: Stage) -> None:
