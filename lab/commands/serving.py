@@ -12,6 +12,7 @@ from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, duration, print_json, table
 from services.cli.values import json_document
 from services.contracts.invalid import first_error
+from services.core.policies.freesh.laxity import PREEMPTION_MARGIN_S
 
 
 def serving(
@@ -22,13 +23,20 @@ def serving(
             "arrived_at,input_tokens,output_tokens; or Mooncake's JSON lines. Also compressed (.gz)."
         ),
     ],
-    policy: Annotated[Literal["llf", "fcfs", "edf", "srtf"], typer.Option(help="Order of waiting requests.")] = "llf",
+    policy: Annotated[
+        Literal["llf", "fcfs", "fcfs-strict", "edf", "srtf"],
+        typer.Option(help="Order of waiting requests; fcfs-strict has one queue for all classes."),
+    ] = "llf",
     pools: Annotated[
         Path | None, typer.Option(help="A pool as for `pools set`, with gpus in each place; by default the paper's.")
     ] = None,
     frequency: Annotated[
         Literal["miad", "fixed", "learned"], typer.Option(help="How clocks are set: fixed is the highest.")
     ] = "miad",
+    clocks_see: Annotated[
+        Literal["client", "server"],
+        typer.Option(help="Latencies that clocks are set by: from arrival, or from when an instance got the request."),
+    ] = "client",
     qps_scale: Annotated[
         float, typer.Option(help="Multiply the requests by this; plans are made for the trace as it is.")
     ] = 1.0,
@@ -48,6 +56,10 @@ def serving(
     replan: Annotated[bool, typer.Option(help="Plan every half hour, not only the first.")] = True,
     classify: Annotated[bool, typer.Option(help="Send requests to the instances of their class.")] = True,
     preempt: Annotated[bool, typer.Option(help="Let waiting requests take the place of others in service.")] = True,
+    preempt_margin_s: Annotated[
+        float, typer.Option(help="By how much less laxity they must have; the router's by default, the paper's is 0.")
+    ] = PREEMPTION_MARGIN_S,
+    start_s: Annotated[float, typer.Option(help="How long an instance takes to start after a plan, seconds.")] = 0.0,
     late_last: Annotated[
         bool, typer.Option(help="Have requests that cannot be in time any more wait behind the others, as the router.")
     ] = False,
@@ -89,8 +101,8 @@ def serving(
 
     from lab.serving.plans import Forecast
     from lab.serving.requests import BUNDLED
-    from lab.serving.run import ServingRun
-    from lab.serving.simulation import Frequency, Placement, Prefill, ServingOptions
+    from lab.serving.run import STRICT, ServingRun
+    from lab.serving.simulation import ClocksSee, Frequency, Placement, Prefill, ServingOptions
     from lab.serving.site import papers_pools
     from services.contracts.serving import PoolSpec
     from services.core.domain.errors import DomainError
@@ -117,7 +129,11 @@ def serving(
             partition=partition,
             replan=replan,
             options=ServingOptions(
-                order=Order(policy),
+                order=Order(policy.removesuffix("-strict")),
+                one_queue=policy == STRICT,
+                clocks_see=ClocksSee(clocks_see),
+                start_s=start_s,
+                preempt_margin_s=preempt_margin_s,
                 frequency=Frequency(frequency),
                 preempt=preempt,
                 late_last=late_last,

@@ -44,7 +44,7 @@ SEEDS = (1, 2)
 WINDOWS, WINDOW_S = 60, 5.0
 MAE_TOKENS = 110.0
 """Of the paper's output length predictor (Table 9)."""
-FREESH = ServingOptions(order=Order.LLF, frequency=Frequency.MIAD, length_mae=MAE_TOKENS)
+FREESH = ServingOptions(order=Order.LLF, frequency=Frequency.MIAD, length_mae=MAE_TOKENS, preempt_margin_s=0.0)
 Figures = dict[str, Any]
 NO_PLAN = PoolsResult(status=SolveStatus.OPTIMAL, solver=Backend.HIGHS)
 """Where a table states the instances."""
@@ -100,7 +100,7 @@ class LateLast(ServingSimulation):
         return deadline_s(request, pool.queue.times)
 
 
-def the_hour(data: Path) -> Hour:
+def the_hour(data: Path, seeds: Sequence[int] = SEEDS) -> Hour:
     """Return the hour: Azure's lengths at rates that have the authors' peaks.
 
     Their file has the peak rate of each class in each five minutes, under both partitions. A peak is the fullest of 60
@@ -111,7 +111,7 @@ def the_hour(data: Path) -> Hour:
     inputs, azure = read(data), read_requests(data / "llm" / "azure_2023_conv.csv.gz")
     places = [(place.name, place.zone) for place in papers_pools().places]
     return Hour(
-        {seed: _requests(inputs, azure, seed) for seed in SEEDS}, read_rates(None, places).from_hour(FIRST_HOUR), inputs
+        {seed: _requests(inputs, azure, seed) for seed in seeds}, read_rates(None, places).from_hour(FIRST_HOUR), inputs
     )
 
 
@@ -337,15 +337,20 @@ def table_5(azure: RequestTrace) -> str:
         lines.append(f"| {name} | {qps:.0f} | paper | " + " | ".join(paper.replace("/.", "/0.").split()) + " |")
         cells: list[str] = []
         for order in orders:
-            found = [_alone(name, qps, order, azure, seed) for seed in range(10)]
+            found = [alone(name, qps, order, azure, seed) for seed in range(10)]
             rate, ttft, jain = np.mean(found, axis=0)
             cells.append(f"{100 * rate:.0f}/{ttft:.1f}/{jain:.1f}")
         lines.append(f"| | | here | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _alone(name: str, qps: float, order: Order, azure: RequestTrace, seed: int) -> tuple[float, float, float]:
-    """Return violations, TTFT and fairness of 100 requests of one class on eight A100s that serve 20 at once."""
+def alone(
+    name: str, qps: float, order: Order, azure: RequestTrace, seed: int, *, mode: str = "A100_TP8"
+) -> tuple[float, float, float]:
+    """Return violations, mean TTFT in seconds and fairness of 100 requests of one class, on an instance of 20 places.
+
+    Their rate ``qps`` is per second.
+    """
     random = np.random.default_rng(seed)
     of_class = THRESHOLDS["a"].class_of(azure.input_tokens, azure.output_tokens)
     rows = random.choice(np.flatnonzero(of_class == CLASSES.index(name)), TABLE_5_REQUESTS)
@@ -357,7 +362,7 @@ def _alone(name: str, qps: float, order: Order, azure: RequestTrace, seed: int) 
             profile["latency_s"] = TABLE_5_CONCURRENCY / profile["max_qps"] if profile["max_qps"] else 1.0
     site = Site(PoolSpec.model_validate(document))
     rates = PlaceRates(PERIOD_S, np.ones((3, 2)), ("loc1", "loc2", "loc3"))
-    plan = HalfHour(0.0, "a", (PlannedInstance("loc3", name, "A100_TP8", 1),), NO_PLAN)
+    plan = HalfHour(0.0, "a", (PlannedInstance("loc3", name, mode, 1),), NO_PLAN)
     found = ServingSimulation(
         site, rates, trace, [plan], ServingOptions(order=order, frequency=Frequency.FIXED, classify=False)
     ).run()

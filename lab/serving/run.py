@@ -16,6 +16,9 @@ from lab.serving.site import Site, papers_pools
 from services.contracts.serving import PoolSpec
 from services.simulator.raw import TraceFormatError
 
+STRICT = "fcfs-strict"
+"""The name of FCFS with one queue for all classes."""
+
 
 @dataclass(frozen=True)
 class ServingRun:
@@ -90,7 +93,7 @@ class ServingRun:
         scaled = trace.scaled(self.qps_scale) if self.qps_scale != 1 else trace
         outcome = ServingSimulation(site, rates, scaled, plans, self.options).run()
         labels = {
-            "policy": self.options.order.value,
+            "policy": STRICT if self.options.one_queue else self.options.order.value,
             "frequency": self.options.frequency.value,
             "qps_scale": self.qps_scale,
             "trace": trace.name,

@@ -27,7 +27,7 @@ from services.core.domain.serving import SLO_LATENCIES, MiadConfig
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.clock_model import ClockLearner, ClockSample, learned_clock
 from services.core.policies.freesh.dispatch import WeightedRoundRobin
-from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, preempted_by
+from services.core.policies.freesh.laxity import PREEMPTION_MARGIN_S, Order, ServiceTimes, ServingRequest, preempted_by
 from services.core.policies.freesh.miad import miad_clock
 from services.core.policies.freesh.request_queue import RequestQueue
 from services.core.policies.freesh.server_choice import Given, ServerCosts, Work, choose_server
@@ -68,6 +68,16 @@ class Prefill(StrEnum):
     """The prompt: one of the mean length of its class in the trace takes the profile's TTFT."""
 
 
+class ClocksSee(StrEnum):
+    """Which times to the first token and to the end clocks are set by."""
+
+    CLIENT = "client"
+    """From a request's arrival: waits in the queue raise clocks."""
+    SERVER = "server"
+    """From the moment at which an instance got it. *Our reading* of the paper, whose energy and TTFT at twice the load
+    are nearly those of the simple load."""
+
+
 @dataclass(frozen=True)
 class ServingOptions:
     """What is simulated.
@@ -76,6 +86,11 @@ class ServingOptions:
         order: Of waiting requests.
         frequency: How clocks are set.
         preempt: Whether a waiting request may take the place of one in service (never with FCFS).
+        preempt_margin_s: By how much less laxity it must have; the paper has no margin.
+        one_queue: Whether all classes wait in one line, whose first holds up all others (only with FCFS); else each
+            class has its own.
+        clocks_see: Which latencies clocks are set by.
+        start_s: How long an instance takes to start after a plan; those that are to leave serve until then.
         classify: Whether requests go to the instances of their class; else any instance takes any request.
         length_mae: Mean absolute error of predicted output lengths, tokens.
         miad: Parameters of MIAD.
@@ -93,6 +108,10 @@ class ServingOptions:
     order: Order = Order.LLF
     frequency: Frequency = Frequency.MIAD
     preempt: bool = True
+    preempt_margin_s: float = PREEMPTION_MARGIN_S
+    one_queue: bool = False
+    clocks_see: ClocksSee = ClocksSee.CLIENT
+    start_s: float = 0.0
     classify: bool = True
     length_mae: float = 0.0
     miad: MiadConfig = field(default_factory=MiadConfig)
@@ -108,6 +127,10 @@ class ServingOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.length_mae < 1e6 or self.seed < 0:
             raise DomainError("the error of predicted lengths (length_mae) and the seed are not negative")
+        if self.one_queue and self.order is not Order.FCFS:
+            raise DomainError("one queue for all classes (one_queue) is first come, first served")
+        if not (0 <= self.start_s <= LATEST_S and 0 <= self.preempt_margin_s <= LATEST_S):
+            raise DomainError(f"a start (start_s) and the margin of preemption take between 0 and {LATEST_S:g} s")
         if not 0 <= self.latest_s <= LATEST_S:
             raise DomainError(f"requests are given up between 0 and {LATEST_S:g} s after the last arrival (latest_s)")
         sizes = (self.kv_kib_per_token, self.weights_gib, self.prefix_cache_tokens)
@@ -217,6 +240,7 @@ class ServingSimulation:
         self._cached_tokens = self._read_tokens = 0
         self._waited_for_memory: set[int] = set()
         self._given: dict[int, Given] = {}
+        self._starting: list[tuple[float, list[SimulatedInstance], list[SimulatedInstance]]] = []
 
     def run(self) -> Outcome:
         """Run to the last request's end, and return what it came to."""
@@ -230,7 +254,8 @@ class ServingSimulation:
             arrival = self._arrival_s[arrived] if arrived < n else np.inf
             event = self._events[0][0] if self._events else np.inf
             plan = plans[0].from_s if plans else np.inf
-            now = min(arrival, event, plan, next_tick, next_rate)
+            started = self._starting[0][0] if self._starting else np.inf
+            now = min(arrival, event, plan, started, next_tick, next_rate)
             if not self._open and now > horizon_s:
                 now = horizon_s
                 break
@@ -240,6 +265,8 @@ class ServingSimulation:
             if next_rate <= now:
                 self._set_rates(now, rate_step)
                 rate_step, next_rate = rate_step + 1, next_rate + self._rates.step_s
+            elif started <= now:
+                self._has_started(now)
             elif plan <= now:
                 self._apply(plans.pop(0), now)
             elif event <= now:
@@ -275,6 +302,8 @@ class ServingSimulation:
         """Start and drain instances as planned; one of a planned place and mode stays, whatever class it served."""
         for instance in self._instances:
             instance.advance(now)
+        if self._starting:
+            self._has_started(now)  # what was begun for the last plan is part of what this one changes
         left = [each for each in self._instances if not each.is_leaving]
         wanted = [
             (self._places[each.place], each.mode, each.request_class)
@@ -304,14 +333,30 @@ class ServingSimulation:
         self._partition = plan.partition
         for instance, name in kept:
             self._serve(instance, name)
-        for place, mode, name in wanted:
-            self._start(place, mode, name, now)
+        started = [self._start(place, mode, name, now) for place, mode, name in wanted]
+        if started and now > 0 and self._options.start_s:
+            for instance in started:
+                instance.is_leaving = True  # nothing is sent there yet
+            self._starting = [(now + self._options.start_s, started, left)]
+            self._form_pools(now)
+        else:
+            self._leave(left, now)
+
+    def _has_started(self, now: float) -> None:
+        """Have the instances of the last plan serve, and those leave that it has none of."""
+        ((_, started, left),) = self._starting
+        self._starting = []
+        for instance in started:
+            instance.is_leaving = False
+        self._leave(left, now)
+
+    def _leave(self, left: Sequence[SimulatedInstance], now: float) -> None:
         for instance in left:
             instance.is_leaving = True
         self._instances = [each for each in self._instances if not self._is_gone(each, now)]
         self._form_pools(now)
 
-    def _start(self, place: int, mode: str, name: str | None, now: float) -> None:
+    def _start(self, place: int, mode: str, name: str | None, now: float) -> SimulatedInstance:
         kind = self._kind(name, mode)
         instance = SimulatedInstance(
             str(next(self._numbers)), place, mode, kind, name, self._current[place], kind.clocks.highest, now
@@ -322,6 +367,7 @@ class ServingSimulation:
             instance.energy_j = kind.start_j
             instance.carbon_g = kind.start_j * instance.rate / J_PER_KWH
         self._instances.append(instance)
+        return instance
 
     def _serve(self, instance: SimulatedInstance, name: str | None) -> None:
         instance.request_class, instance.kind = name, self._kind(name, instance.mode)
@@ -391,7 +437,11 @@ class ServingSimulation:
             self._preempt(pool, now)
 
     def _dispatch(self, pool: _ClassPool, now: float) -> None:
-        while (head := pool.queue.peek(now_s=now)) is not None and any(each.has_room for each in pool.instances):
+        while (head := pool.queue.peek(now_s=now)) is not None:
+            if self._options.one_queue:
+                pool, head = self._oldest(now)
+            if not any(each.has_room for each in pool.instances):
+                return
             index = int(head.id)
             tokens = self._kv_need(index)
             if self._options.placement is Placement.CARBON:
@@ -405,6 +455,12 @@ class ServingSimulation:
             request = pool.queue.pop()
             assert request is head
             self._send(head, instance, now)
+
+    def _oldest(self, now: float) -> tuple[_ClassPool, ServingRequest]:
+        """Return the request that has waited longest in any class, and its class's pool; one must wait."""
+        heads = [(head, pool) for pool in self._pools.values() if (head := pool.queue.peek(now_s=now)) is not None]
+        head, pool = min(heads, key=lambda each: (each[0].arrival_s, int(each[0].id)))
+        return pool, head
 
     def _kv_need(self, index: int) -> int:
         """Return the tokens of a request, prompt and answer."""
@@ -470,7 +526,8 @@ class ServingSimulation:
                 running[request.id] = instance
         while (head := pool.queue.peek(now_s=now)) is not None and not head.is_late:
             candidates = (self._requests[int(each)] for each in running)
-            victim = preempted_by(head, candidates, self._options.order, pool.queue.times)
+            options, times = self._options, pool.queue.times
+            victim = preempted_by(head, candidates, options.order, times, margin_s=options.preempt_margin_s)
             if victim is None:
                 return
             instance = running[victim.id]
@@ -519,7 +576,7 @@ class ServingSimulation:
         instance.costs.has_read(self._given[index], now)
         if np.isnan(self._first_s[index]):
             self._first_s[index] = now
-            instance.seen.ttft_s += now - request.arrival_s
+            instance.seen.ttft_s += now - self._seen_from_s(request)
             instance.seen.queued_s += self._sent_s[index] - request.arrival_s
             instance.seen.first_tokens += 1
         else:
@@ -531,6 +588,11 @@ class ServingSimulation:
         instance.join(index, left)
         return []
 
+    def _seen_from_s(self, request: ServingRequest) -> float:
+        """Return from when on the latencies of a request count for clocks."""
+        is_server = self._options.clocks_see is ClocksSee.SERVER
+        return float(self._sent_s[int(request.id)]) if is_server else request.arrival_s
+
     def _end(self, instance: SimulatedInstance, index: int, now: float) -> None:
         request = self._requests.pop(index)
         self._finish_s[index] = now
@@ -539,7 +601,7 @@ class ServingSimulation:
         instance.costs.learn(given, None, now - given.at_s, self._tokens[index])
         instance.costs.end(given)
         seen = instance.seen
-        seen.e2e_s += now - request.arrival_s
+        seen.e2e_s += now - self._seen_from_s(request)
         seen.ended += 1
         seen.ended_tokens += self._tokens[index]
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from services.core.domain.serving import SLO_LATENCIES
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
 from services.core.policies.freesh.laxity import (
+    PREEMPTION_MARGIN_S,
     Order,
     ServiceTimes,
     ServingRequest,
@@ -126,7 +127,7 @@ class LaneRules:
     placement: str = "carbon"
     most_waiting: int = 1_000
     most_preemptions: int = 1
-    preemption_margin_s: float = 0.1
+    preemption_margin_s: float = PREEMPTION_MARGIN_S
 
 
 class Lane:

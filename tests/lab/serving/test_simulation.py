@@ -15,6 +15,7 @@ from lab.serving.rates import PlaceRates
 from lab.serving.requests import RequestTrace, read_requests
 from lab.serving.run import ServingRun
 from lab.serving.simulation import (
+    ClocksSee,
     Frequency,
     Outcome,
     Placement,
@@ -284,6 +285,76 @@ def test_fcfs_preempts_nobody() -> None:
 
     assert simulated(trace).preemptions == 0
     assert simulated(trace, options=replace(FIXED, order=Order.SRTF)).preemptions > 0
+
+
+def two_classes(max_qps: float) -> tuple[Site, HalfHour]:
+    """Two classes, by the length of the answer, with an instance each."""
+    profile = {"mode": "one", "max_qps": max_qps, "power_w": 400, "latency_s": 10, "ttft_ms": 100, "tbt_ms": 20}
+    document = a_site().spec.model_dump(mode="json")
+    classes = [{"name": name, "profiles": [profile]} for name in ("SS", "SL", "LS", "LL")]
+    thresholds = {"input_tokens": 1_000, "output_tokens": 100}
+    document["partitions"] = [{"name": "all", "classes": classes, "thresholds": thresholds}]
+    instances = (PlannedInstance("here", "SS", "one", 1), PlannedInstance("here", "SL", "one", 1))
+    return Site(PoolSpec.model_validate(document)), HalfHour(0.0, "all", instances, a_plan().result)
+
+
+def test_in_one_queue_a_class_that_is_full_holds_up_all_others() -> None:
+    site, plan = two_classes(max_qps=0.1)  # an instance holds one request
+    trace = a_trace((0.0, 500), (1.0, 400), (2.0, 11), (3.0, 300), (4.0, 12))
+    per_class = ServingSimulation(site, RATES, trace, [plan], FIXED).run().dispatched_s
+    strict = ServingSimulation(site, RATES, trace, [plan], replace(FIXED, one_queue=True)).run().dispatched_s
+
+    assert per_class[2] == 2.0, "its instance is free"
+    assert strict[1] == per_class[1] > 5.0, "the first two are of one class"
+    assert strict[2] == strict[1], "and whoever comes after them waits for the second"
+    assert list(strict) == sorted(strict), "in order of arrival, strictly"
+    with pytest.raises(DomainError, match="one_queue"):
+        ServingOptions(order=Order.LLF, one_queue=True)
+
+
+def test_clocks_that_see_the_server_are_not_raised_by_waits() -> None:
+    limits = {"max_ttft_ms": 500}
+    document = a_site(max_qps=0.1).spec.model_dump(mode="json")
+    document["partitions"][0]["classes"][0] |= limits
+    site = Site(PoolSpec.model_validate(document))
+    trace = a_trace(*[(0.0, 101)] * 10)
+    miad = replace(FIXED, frequency=Frequency.MIAD)
+
+    client = simulated(trace, options=miad, site=site)
+    server = simulated(trace, options=replace(miad, clocks_see=ClocksSee.SERVER), site=site)
+
+    assert client.served.ttft_s.max() > 5
+    assert server.clock_mhz < client.clock_mhz - 100
+
+
+def test_an_instance_that_starts_serves_when_it_has_and_nobody_leaves_before() -> None:
+    trace = a_trace((0.0, 2), (20.0, 2), (40.0, 2), (2_000.0, 2))
+    plans = [a_plan(("here", 1)), a_plan(("there", 1), from_s=10.0)]
+
+    at_once = simulated(trace, *plans)
+    found = simulated(trace, *plans, options=replace(FIXED, start_s=25.0))
+
+    assert found.served.e2e_s.tolist() == at_once.served.e2e_s.tolist(), "one or the other serves"
+    assert found.energy_j - at_once.energy_j == pytest.approx(400 * 25.0), "both draw power until then"
+    assert found.carbon_g - at_once.carbon_g == pytest.approx(400 * 25.0 / 3.6e6 * 400)
+    growing = [a_plan(("here", 1)), a_plan(("here", 2), from_s=10.0)]
+    waits = simulated(
+        a_trace((0.0, 5_000), (1.0, 2)), *growing, options=replace(FIXED, start_s=15.0), site=a_site(max_qps=0.1)
+    )
+    assert waits.dispatched_s[1] == 25.0, "the first instance holds one request"
+    again = [a_plan(("here", 1)), a_plan(("there", 1), from_s=10.0), a_plan(("here", 1), from_s=20.0)]
+    assert simulated(trace, *again, options=replace(FIXED, start_s=15.0)).unserved == 0
+
+
+def test_a_margin_keeps_equals_from_displacing_each_other() -> None:
+    trace = a_trace(*[(0.01 * at, 300) for at in range(30)])
+    options = replace(FIXED, order=Order.LLF)
+
+    eager = simulated(trace, options=replace(options, preempt_margin_s=0.0))
+    patient = simulated(trace, options=replace(options, preempt_margin_s=2.0))
+
+    assert patient.preemptions < 0.5 * eager.preemptions
+    assert patient.served.e2e_s.mean() < eager.served.e2e_s.mean()
 
 
 def test_a_plan_moves_the_requests_and_drains_what_it_does_not_have() -> None:

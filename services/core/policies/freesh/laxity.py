@@ -21,6 +21,9 @@ from enum import StrEnum
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import WINDOW_LATENCIES
 
+PREEMPTION_MARGIN_S = 0.1
+"""By how much more urgent a request must be than the one whose place it takes, unless stated; the paper has none."""
+
 
 class Order(StrEnum):
     """The orders in which waiting requests are served."""
@@ -152,8 +155,8 @@ def preempted_by(
     Args:
         running: Requests in service, with their present ``tokens_done``.
         order: Any order; ``times`` must be the same as the queue's.
-        margin_s: By how much the running one must be later; the paper has none. A margin keeps two requests of nearly
-            equal laxity from displacing each other in turn.
+        margin_s: By how much the running one must be later, which keeps two requests of nearly equal laxity from
+            displacing each other in turn.
 
     Source: FREESH section 3.3 ("if a newly arrived or updated request gets a strictly smaller l than a running one, we
     may preempt the latter").
