@@ -24,7 +24,8 @@ from services.core.profiles.recurrence import Predictions, evaluate
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.engine.grid import Grid
 from services.simulator.predictors import predicted, predictor_of
-from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.readers.carbon import read_carbon
+from services.simulator.readers.jobs import read_jobs
 from services.simulator.readers.text import utc_s
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 

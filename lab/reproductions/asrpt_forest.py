@@ -27,7 +27,7 @@ from services.core.profiles.recurrence import (
     evaluate,
 )
 from services.learning.forest import Forest
-from services.simulator.readers import read_jobs
+from services.simulator.readers.jobs import read_jobs
 
 SEEDS = (1, 2, 3)
 EVERY = 4

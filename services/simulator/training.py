@@ -31,7 +31,8 @@ from services.simulator.files import Content, on_disk
 from services.simulator.live import LiveRun, live_document, parameters_of, read_live
 from services.simulator.predictors import predicted, predictor_of
 from services.simulator.raw import TraceFormatError
-from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.readers.carbon import read_carbon
+from services.simulator.readers.jobs import read_jobs
 from services.simulator.savings import lever_savings
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 

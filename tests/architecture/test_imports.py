@@ -43,7 +43,9 @@ def circle_in(sources: Mapping[str, str], packages: Collection[str] = ()) -> lis
     for module, source in sources.items():
         found = imports_of(source, module, is_package=module in packages)
         named = {name if name in sources else name.rpartition(".")[0] for name in (each.module for each in found)}
-        arrows[module] = named & sources.keys() - {module}
+        parents = {name.rsplit(".", up)[0] for name in named for up in range(1, name.count(".") + 1)}
+        around = {module.rsplit(".", up)[0] for up in range(1, module.count(".") + 1)}  # these are being imported
+        arrows[module] = (named | parents - around) & sources.keys() - {module}
     try:
         graphlib.TopologicalSorter(arrows).prepare()
     except graphlib.CycleError as error:
@@ -71,6 +73,19 @@ def test_a_circle_through_a_function_is_seen() -> None:
 
     assert {*circle_in(sources)} == {"a.b", "a.c", "a.d"}
     assert circle_in({**sources, "a.d": "import a"}) == []
+
+
+def test_a_circle_through_a_package_is_seen() -> None:
+    sources = {
+        "a": "",
+        "a.b": "from a.c import d",
+        "a.c": "from a.c import e",
+        "a.c.d": "",
+        "a.c.e": "from a.b import f",
+    }
+
+    assert {*circle_in(sources, {"a", "a.c"})} == {"a.b", "a.c", "a.c.e"}
+    assert circle_in({**sources, "a.c": ""}, {"a", "a.c"}) == []
 
 
 def test_every_module_has_a_room() -> None:

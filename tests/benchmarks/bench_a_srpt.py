@@ -18,7 +18,8 @@ from services.core.profiles.recurrence import Runs
 from services.learning.forest import Forest
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.predictors import predictor_of
-from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.readers.carbon import read_carbon
+from services.simulator.readers.jobs import read_jobs
 from services.simulator.workload import ClusterSpec, Workload
 from tests.benchmarks.results import write_result
 

@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 
 from services.simulator.engine import EngineOptions, simulate
-from services.simulator.readers import read_carbon
+from services.simulator.readers.carbon import read_carbon
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 from tests.benchmarks.jobs import pai_jobs, short_jobs
 from tests.benchmarks.results import write_result

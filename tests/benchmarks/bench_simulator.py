@@ -28,7 +28,8 @@ from services.core.cycle.run_cycle import CycleResult, run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, simulate
-from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.readers.carbon import read_carbon
+from services.simulator.readers.jobs import read_jobs
 from services.simulator.training import Inputs, prepare
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 from tests.benchmarks.jobs import pai_jobs, short_jobs

@@ -12,7 +12,7 @@ import pytest
 
 from services.cli.errors import EXIT_USAGE
 from services.cli.output import instant
-from services.simulator.readers import read_raw
+from services.simulator.readers.jobs import read_raw
 from tests.integration.conftest import Installation
 from tests.integration.test_submission_to_footprint import TRAIN, wattshift
 from tests.support.servers import wait_until

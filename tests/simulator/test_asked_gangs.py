@@ -12,7 +12,8 @@ import pytest
 
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.predictors import predicted
-from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.readers.carbon import read_carbon
+from services.simulator.readers.jobs import read_jobs
 from services.simulator.workload import ClusterSpec
 
 JOBS = Path(__file__).with_name("wide_gangs.csv")

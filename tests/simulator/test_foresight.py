@@ -16,7 +16,8 @@ from services.core.profiles.recurrence import EarlierRuns, Runs
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.grid import Grid
-from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.readers.carbon import read_carbon
+from services.simulator.readers.jobs import read_jobs
 from services.simulator.workload import ClusterSpec, ForecastKind, IssuedForecasts, Recurrence, Workload
 from tests.support.workloads import START_S, a_profile, a_trace, a_workload
 

@@ -12,7 +12,8 @@ from services.simulator.engine import EngineOptions
 from services.simulator.engine.behaviour import who_tunes
 from services.simulator.engine.simulation import Simulation
 from services.simulator.predictors import predicted, predictor_of
-from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.readers.carbon import read_carbon
+from services.simulator.readers.jobs import read_jobs
 from services.simulator.workload import ClusterSpec, Workload
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from services.core.profiles.recurrence import EarlierRuns
 from services.simulator.engine import EngineOptions, simulate
-from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.readers.carbon import read_carbon
+from services.simulator.readers.jobs import read_jobs
 from services.simulator.workload import ClusterSpec
 
 FILE = Path(__file__).parent / "recurring.json"

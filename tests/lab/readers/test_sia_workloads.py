@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.simulator.readers import read_jobs
+from services.simulator.readers.jobs import read_jobs
 
 FOLDER = os.environ.get("SIA_WORKLOADS")
 """Of https://github.com/siasosp23/artifacts at aaf7a0d: ``sia-simulator/workloads``, or its ``philly`` and the

@@ -8,7 +8,7 @@ import pytest
 from lab.recipes.powerflow import BOARD, SIZES, fitted_strong_profile
 from lab.recipes.strong import samples_per_s, strong_profile
 from services.core.profiles.goodput import StepTimes
-from services.simulator.readers import read_jobs
+from services.simulator.readers.jobs import read_jobs
 from services.simulator.recipes.adaptive import steps
 from services.simulator.recipes.measured import SPEED_OF, profile
 

@@ -11,7 +11,7 @@ import pytest
 
 from lab.reproductions.powerflow_day import AFS, DAY, DOWN, MARGINAL, SENSITIVITY, filled
 from lab.reproductions.powerflow_traces import draw, write
-from services.simulator.readers import read_jobs
+from services.simulator.readers.jobs import read_jobs
 
 Cell = tuple[str, str, float, float]
 """A policy's label, its name, kWh of which a tenth is idle, and the mean completion time in seconds."""

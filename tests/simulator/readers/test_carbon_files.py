@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.core.domain.carbon import Signal
-from services.simulator.readers import TraceFormatError, read_carbon
+from services.simulator.raw import TraceFormatError
+from services.simulator.readers.carbon import read_carbon
 from services.simulator.workload import ForecastKind
 
 UNIT = "gCO₂eq/kWh"

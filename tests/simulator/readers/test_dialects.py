@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.core.domain.carbon import Signal
-from services.simulator.readers import TraceFormatError, read_raw
+from services.simulator.raw import TraceFormatError
 from services.simulator.readers.grids import read_grid
+from services.simulator.readers.jobs import read_raw
 from services.simulator.readers.text import NO_ZONE
 from tests.simulator.readers.test_every_line import assert_adds_up
 

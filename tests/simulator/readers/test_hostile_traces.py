@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
 from services.simulator.catalogue import catalogue
-from services.simulator.readers import read_carbon, read_jobs, read_raw
+from services.simulator.readers.carbon import read_carbon
+from services.simulator.readers.jobs import read_jobs, read_raw
 from services.simulator.readers.text import LONGEST_LINE
 from tests.simulator.readers.test_carbon_files import EM
 from tests.simulator.readers.test_job_formats import HISTORY, OPENB, PHILLY, SACCT, SWF

@@ -12,7 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from services.simulator.catalogue import catalogue
-from services.simulator.readers import TraceFormatError, read_raw
+from services.simulator.raw import TraceFormatError
+from services.simulator.readers.jobs import read_raw
 
 PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
 2017-10-09 07:01:55,66.0,1,66.0,11cb48

@@ -11,7 +11,8 @@ from lab.reproductions.make_traces import DAY_SHARES, shares_of
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
 from services.simulator.engine import EngineOptions, simulate
-from services.simulator.readers import TraceFormatError, read_jobs
+from services.simulator.raw import TraceFormatError
+from services.simulator.readers.jobs import read_jobs
 from services.simulator.recipes.green import MODELS
 from services.simulator.recipes.measured import (
     HOST_W_PER_GPU,
