@@ -1,1 +1,1 @@
-"""Models learned with scikit-learn or torch, as a library: the core imports neither, and many processes may learn."""
+"""Models learned with scikit-learn, as a library: the core does not import it, and many processes may learn."""

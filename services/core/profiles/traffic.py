@@ -4,7 +4,7 @@ A request log becomes counts per class and 5-second window; a step's *peak* is i
 learns from the past and predicts the peaks of the next half hour. ``backtest`` evaluates it at many moments of the
 past, each time with only what was known then, and ``choose`` takes the forecaster that would have done best: by mean
 error or, for pools, by the cost of shortage and spare capacity (``services.core.profiles.traffic_service``).
-Forecasters that need scikit-learn or torch are in ``services.learning``; the two here need neither.
+Forecasters that need scikit-learn are in ``services.learning``; the two here need neither.
 
 >>> log = Traffic(np.array([[0.4, 0.0], [0.0, 0.2]]))
 >>> LastPeak().fit(log).forecast(log)[0].tolist()
