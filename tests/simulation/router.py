@@ -103,6 +103,7 @@ KEPT = frozenset(
         "PrefixCache": ("_blocks",),
         "Origin": ("_addresses",),
         "RequestWriter": ("_heads",),
+        "Incoming": ("_callers",),
         "RateLimiter": ("_buckets",),
         "Expectations": ("_counters",),
         "AnswerLengths": ("_contexts",),
@@ -339,7 +340,7 @@ class _Client:
         headers = [(b"authorization", self.tenant.encode()), (b"content-type", b"application/json")]
         headers += [(b"content-length", b"%d" % len(self._body))] if self._announces else []
         path = "/v1/embeddings" if self._wants_vectors else "/v1/chat/completions"
-        return {"type": "http", "method": "POST", "path": path, "headers": headers}
+        return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
 
     async def receive(self) -> Any:
         """Return the body in pieces; then wait until the client leaves."""
@@ -450,6 +451,7 @@ def _router(simulation: Simulation, requests: _Requests) -> Router:
     """Return a router as it is after its start, less what it says to others."""
     draw = simulation.choices.below
     changes = {
+        "service_token": "s" * 40,
         "order": (Order.LLF, Order.FCFS, Order.SRTF)[draw(3)],
         "queue_timeout_s": (0.3, 0.05, 6.0)[draw(3)],
         "preemptions": (1, 0, 2)[draw(3)],
@@ -501,7 +503,7 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
     )
     made.gate = Gate(settings, cast(Any, _Keys()))
     made.gate.limiter = RateLimiter(clock_s)
-    made.door = Door(router.fleet, router.gate, dispatcher)
+    made.door = Door(router.fleet, router.gate, dispatcher, cast(Any, None), settings.flex_wait_s)
 
 
 def _gap(server: str, request_class: str, gap_s: float, events: int) -> None:
