@@ -196,7 +196,7 @@ def test_a_right_layer_is_let_be() -> None:
         ("services.core.cycle.reconcile", "import highspy"),
         ("services.core.domain.jobs", "import pydantic"),
         ("services.simulator.predictors", "from sklearn.tree import DecisionTreeRegressor"),
-        ("lab.reproductions.traffic", "def f():\n    importlib.import_module('torch')"),
+        ("services.learning.traffic", "def f():\n    importlib.import_module('torch')"),
         ("services.core.domain.jobs", "from sqlalchemy import Table"),
     ],
 )
