@@ -161,12 +161,13 @@ def stand_ins(world: World) -> Iterator[None]:
         "create_service": _Service,
         "answer_unavailable": lambda *_, **__: None,
         "show_figures": lambda *_: None,
-        "new_session": lambda **_: nullcontext(),
+        "new_session": lambda *_, **__: nullcontext(),
         "new_probe_session": nullcontext,
         "client_of": functools.partial(_Client, world),
         "Prober": functools.partial(_Prober, world),
         "PlanWorkers": _Idle,
         "FleetPlanner": _Idle,
+        "BatchWorker": _Idle,
     }
     with ExitStack() as stack:
         for name, stand_in in instead.items():

@@ -76,7 +76,7 @@ from tests.simulation.postgres import Losses, Server, SimulatedPostgres
 from tests.simulation.valkey import Client, Store
 
 NODES = ("n0", "n1", "n2")
-STEPS = 100_000
+STEPS = 200_000
 LEASE_S, HEARTBEAT_S, MARGIN_S = 6.0, 1.5, 2.0
 CALM_S = 300.0
 """Once nothing fails any more, everything has ended within this time."""
@@ -268,6 +268,11 @@ def _scheduler_settings(policy: str) -> SchedulerSettings:
     )
 
 
+def _is_to_be_expected(error: Exception) -> bool:
+    """Whether an error says that what a process needs was away."""
+    return is_connection_error(error) or isinstance(error, TimeoutError | DBAPIError | PostgresError | RedisError)
+
+
 async def _outcome(work: Coroutine[Any, Any, Any]) -> tuple[Any, Exception | None]:
     """Return what a handler answers, or why it does not."""
     try:
@@ -369,9 +374,7 @@ class World:
             return answer
         if isinstance(error, ProblemError | TransitionError):
             raise error
-        if not (
-            is_connection_error(error) or isinstance(error, TimeoutError | DBAPIError | PostgresError | RedisError)
-        ):
+        if not _is_to_be_expected(error):
             self.fail("nothing fails unseen", f"{name}: {error!r}")
         raise unavailable(name)  # as the handlers of the real process have it
 
@@ -439,7 +442,9 @@ class World:
             beginning = process.start(_outcome(self._begin(running, begin)))
             while process.is_alive:
                 await asyncio.sleep(0.25)
-                if beginning.done() and beginning.result()[1] is not None:
+                if beginning.done() and (error := beginning.result()[1]) is not None:
+                    if not _is_to_be_expected(error):
+                        self.fail("whoever begins fails for a fault outside", f"{name}: {error!r}")
                     self.kill(running)
             await asyncio.sleep((0.1, 1.0, 9.0, 0.1)[draw(4)])
 
