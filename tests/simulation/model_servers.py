@@ -300,6 +300,9 @@ async def read(world: World) -> None:
                 await _read(world, "pool_plans", "planner", functools.partial(_work_of, states), may_be)
 
 
+POOLS = "SELECT name FROM pools"
+"""Of a pool that is removed meanwhile, nothing needs to be shown."""
+
 Page = tuple[Sequence[Any], str | None]
 """Rows, and where the next page begins."""
 
@@ -342,7 +345,8 @@ async def _read(
         "a reader of pages sees each row once, newest first", ids == sorted(set(ids), reverse=True), f"{table}: {ids}"
     )
     if only is None:
-        lost = there.intersection(row[0] for row in world.database.rows(f"SELECT id FROM {table}")).difference(ids)
+        still = world.database.rows(f"SELECT id FROM {table} WHERE pool IN ({POOLS})")
+        lost = there.intersection(row[0] for row in still).difference(ids)
         check("a reader of pages sees what was there all the time", not lost, f"{table}: {lost}, not of {ids}")
     else:
         other = [each.id for each in seen if not {each.state, getattr(each, "outcome", None)} & {*only}]
