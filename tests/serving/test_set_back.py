@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import DateTime
 
-from services.contracts.serving import PlanTrigger
+from services.contracts.serving import PlanTrigger, PoolPlanQuery
 from services.db.metadata import metadata
 from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
@@ -100,3 +100,29 @@ async def test_a_pool_made_while_the_clock_was_ahead_is_planned_once_and_run(wor
     async with ServingRepository(world.engine).reading() as queries:
         assert [standing.plan_id for standing in await queries.plans.standing()] == [asked]
     assert await world.database.fetchval("SELECT created_at < now() AND updated_at < now() FROM pools")
+
+
+@pytest.mark.parametrize("owner", ["pools", "apps"])
+async def test_no_row_is_older_than_its_owner_once_the_clock_is_set_back(world: World, owner: str) -> None:
+    key = "chat"
+    if owner == "pools":
+        await world.planned("chat")
+        await shift(world, "pool_plans")
+    else:
+        key = "app:chat"
+        await world.database.execute(
+            "INSERT INTO apps (name, tenant_id, key_id, fleet, spec) VALUES ('chat', 'acme', 'key', 'edge', '{}')"
+        )
+    await world.database.execute(
+        "INSERT INTO pool_instances (id, pool, tenant_id, place, mode, terms, state)"
+        " VALUES ('instance_' || $1, $1, 'acme', 'here', 'one', '{}', 'wanted')",
+        key,
+    )
+    await shift(world, "pool_instances")
+    assert await Rectifier(ServingRepository(world.engine)).look()
+    made_at = await world.database.fetchval(f"SELECT created_at FROM {owner} WHERE name = 'chat'")
+    instance = "SELECT created_at FROM pool_instances WHERE pool = $1"
+    assert await world.database.fetchval(instance, key) == made_at
+    if owner == "pools":
+        assert await world.database.fetchval("SELECT submitted_at FROM pool_plans") == made_at
+        assert len((await world.plans.page("chat", PoolPlanQuery())).items) == 1

@@ -24,10 +24,19 @@ EVERY_S = 5.0
 """How often to look for such times."""
 AGO_S = 60.0
 """How long ago they are said to be then: what has been written since the clock was set back is newer."""
+SINCE = {
+    "pool_plans": "SELECT created_at FROM pools WHERE name = pool_plans.pool",
+    "pool_instances": """
+SELECT max(created_at) FROM (SELECT name, created_at FROM pools
+                             UNION ALL SELECT 'app:' || name, created_at FROM apps) AS owners
+ WHERE name = pool_instances.pool""",
+}
+"""When what owns a row was made: with an earlier time the row would be one of an earlier owner of that name."""
 
 
 def _rectify(table: str, columns: tuple[str, ...]) -> str:
-    ago = f"now() - interval '{AGO_S} s'"
+    since = f"({SINCE[table]})" if table in SINCE else "NULL"
+    ago = f"greatest(now() - interval '{AGO_S} s', {since})"
     values = ", ".join(f"{each} = CASE WHEN {each} > now() THEN {ago} ELSE {each} END" for each in columns)
     return f"UPDATE {table} SET {values} WHERE greatest({', '.join(columns)}) > now()"
 
@@ -38,7 +47,7 @@ _STATEMENTS = (
 UPDATE fleets f SET retry_at = NULL
  WHERE retry_at > now() AND EXISTS (SELECT FROM fleet_plans WHERE fleet = f.name AND ended_at > now())
 """),
-    *(text(_rectify(table, columns)) for table, columns in PAST.items()),
+    *(text(_rectify(table, PAST[table])) for table in sorted(PAST, key=SINCE.__contains__)),  # owners first
 )
 
 
