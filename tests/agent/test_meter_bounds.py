@@ -27,7 +27,7 @@ from tests.agent.test_meter import World, a_meter, last, world
 
 __all__ = ["world"]
 
-FAULTY = ("", "", "", "zero", "spike", "reset", "jump", "power", "none", "nan", "duplicate", "clock")
+FAULTY = ("", "", "", "zero", "spike", "reset", "jump", "power", "none", "nan", "duplicate", "clock", "off")
 STREAMS = st.lists(st.tuples(st.floats(0.5, 5), st.sampled_from(FAULTY)), min_size=1, max_size=12)
 WATTS, MOST_W = 300.0, 2 * 1.2 * 300.0
 """Of the two GPUs of the world together."""
@@ -55,6 +55,7 @@ class FaultyWorld(World):
             "zero": lambda sample: replace(sample, energy_j=0.0),
             "spike": lambda sample: replace(sample, energy_j=9e6),
             "power": lambda sample: replace(sample, power_w=1e6),
+            "off": lambda sample: replace(sample, power_w=0.0),
             "none": lambda sample: replace(sample, energy_j=None),
             "nan": lambda sample: replace(sample, energy_j=math.nan, power_w=math.nan),
         }
@@ -82,10 +83,11 @@ def kinds() -> dict[str, tuple[dict[int, str], dict[int, str], bool, bool]]:
 
 @pytest.mark.parametrize("kind", kinds())
 @settings(max_examples=40, deadline=None)
-@given(steps=STREAMS)
-async def test_each_second_of_gpus_is_booked_once(kind: str, steps: list[tuple[float, str]]) -> None:
+@given(first=st.sampled_from(FAULTY), steps=STREAMS)
+async def test_each_second_of_gpus_is_booked_once(kind: str, first: str, steps: list[tuple[float, str]]) -> None:
     owners, guests, has_counter, is_cut = kinds()[kind]
     made, began = FaultyWorld(), 0.0
+    made.meet(first)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(meter, "clock", lambda: made.now_s)
         patch.setattr(meter, "utc_now", lambda: made.at)
@@ -108,7 +110,9 @@ async def test_each_second_of_gpus_is_booked_once(kind: str, steps: list[tuple[f
     total_j = sum(usage.gpu_energy_j for each in booked for usage in each.usages)
     assert total_j <= MOST_W * (elapsed_s + 1)
     events = [event for _, event in steps]
-    if not has_counter or events.count("reset") + events.count("zero") < 2:
+    if first or "off" in events:
+        assert total_j > 0
+    elif not has_counter or events.count("reset") + events.count("zero") < 2:
         assert total_j == pytest.approx(WATTS * elapsed_s, rel=1e-6), "the power is known all the time"
     for each in booked:
         assert sum(usage.gpu_energy_j for usage in each.usages) == pytest.approx(each.metered_gpu_energy_j)
