@@ -324,7 +324,7 @@ class Meter:
         else:
             simulated = self._driver.name == "simulated"
             source = EnergySource.SIMULATED if simulated else EnergySource.COUNTER
-            # After a reading that was not believed, the counter may go on from that one: its rise is no difference then.
+            # After a reading that was not believed, the counter may go on from that one: its rise is no difference.
             device.exact &= not device.counter.modelled_j and device.counter.doubted_j is None
             modelled_w = by_power.energy_j / elapsed_s if elapsed_s > 0 else 0.0
             device.counter, booked = advance(device.counter, device.bound, sample.energy_j, now, modelled_w)

@@ -52,7 +52,7 @@ _PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 GIVES_BACK = "PoolConnectionHolder.release"
-"""asyncpg's own task: it ends the connection if its server does not stop work in time, and says so to nobody at times."""
+"""asyncpg's own task: it ends the connection if its server does not stop work in time, and may tell nobody."""
 
 
 class BreachError(AssertionError):

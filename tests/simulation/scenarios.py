@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import apps, edge, node, reports, router, serving, submissions, system, webhooks, work
+from tests.simulation import apps, batches, edge, node, reports, router, serving, submissions, system, webhooks, work
 from tests.simulation.search import Play
 
 SCENARIOS: dict[str, Play] = {
@@ -18,5 +18,5 @@ SCENARIOS: dict[str, Play] = {
     "work": work.play,
 }
 
-ALL: dict[str, Play] = SCENARIOS | {"system": system.play}
-"""Also the one that needs a PostgreSQL; ``test_system.py`` runs it."""
+ALL: dict[str, Play] = SCENARIOS | {"batches": batches.play, "system": system.play}
+"""Also those that need a PostgreSQL; ``test_system.py`` runs them."""

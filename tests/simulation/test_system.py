@@ -19,10 +19,12 @@ from asyncpg.exceptions import DeadlockDetectedError, LockNotAvailableError
 from services.db.database import Database, connect
 from services.db.driver import CONNECTION_ERRORS
 from services.standalone.process import StackError
-from tests.simulation import system
+from tests.simulation import batches, system
 from tests.simulation.loop import Choices, Simulation
 from tests.simulation.postgres import NO_LOSSES, URL, Losses, Server, SimulatedPostgres, server_at
-from tests.simulation.search import play_once, search
+from tests.simulation.scenarios import ALL, SCENARIOS
+from tests.simulation.search import play_once, search, unpack
+from tests.simulation.test_schedules import TOKENS, scenario
 
 SERVES, CHEAP = 9, 5
 """Seeds of short schedules; a model server becomes ready in the first one."""
@@ -236,6 +238,19 @@ def test_the_answer_to_a_commit_may_be_lost_before_and_after_it_took_effect(serv
 @LEFT_OVER
 def test_no_schedule_of_the_system_breaches_anything(server: Server) -> None:
     found = search("system", system.play, [SERVES], cpu_s=CPU_S)
+    assert found is None, f"{found.breach}\n./test --simulate --token {found.token}"
+
+
+@LEFT_OVER
+@pytest.mark.parametrize("each", [it for it in TOKENS if scenario(it) not in SCENARIOS], ids=lambda each: each["found"])
+def test_a_schedule_that_failed_once_does_not_any_more(server: Server, each: dict[str, str]) -> None:
+    _, breach = play_once(ALL[scenario(each)], unpack(each["token"].partition(":")[2]))
+    assert breach is None
+
+
+@LEFT_OVER
+def test_no_schedule_of_batches_breaches_anything(server: Server) -> None:
+    found = search("batches", batches.play, range(200), cpu_s=CPU_S)
     assert found is None, f"{found.breach}\n./test --simulate --token {found.token}"
 
 

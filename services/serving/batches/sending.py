@@ -56,7 +56,8 @@ class Sender:
                 return _read(line, answer.status, answer.headers, content)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.warning("batches.router_away", error=str(error) or type(error).__name__)
-            return Sent(Outcome(line, "waiting"), AWAY_S)
+            was_sent = not isinstance(error, aiohttp.ClientConnectorError)
+            return Sent(Outcome(line, "waiting", is_unknown=was_sent), AWAY_S)
 
 
 def _read(line: ClaimedLine, status: int, headers: Mapping[str, str], content: bytes) -> Sent:

@@ -1,8 +1,8 @@
 """The worker: checks batches, has their lines answered where and when it is cleanest, and writes their files.
 
 One process works at a time, the holder of a session lock; another takes over when it dies. A line is ``sent`` in the
-database before it is, and what became of it is written once, under the number of that attempt. So after a crash, lines
-of unknown outcome are sent again, and counted; one that was answered twice keeps the result that was written first.
+database before it is, and what became of it is written once, under the number of that attempt. Lines whose outcome the
+worker does not await are sent again, and counted; one that was answered twice keeps the result that was written first.
 """
 
 from __future__ import annotations
@@ -139,7 +139,6 @@ class BatchWorker:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._outcomes: list[Outcome] = []
         self._rooms: dict[tuple[str, str], Room] = {}
-        self._is_sure = False
         self._forget_at_s = 0.0
 
     async def run(self) -> None:
@@ -152,23 +151,16 @@ class BatchWorker:
 
     async def turn(self) -> None:
         """Do what can be done now."""
-        try:
-            if await self._lead.hold():
-                await self._work()
-            else:
-                await self._drop(self._tasks)
-                self._is_sure = False
-        except BaseException:
-            self._is_sure = False  # a transaction may have committed or not
-            raise
+        if await self._lead.hold():
+            await self._work()
+        else:
+            await self._drop(self._tasks)
 
     async def _work(self) -> None:
         await self._record()
-        if not self._is_sure:
-            async with self._repository.writing() as queries:
-                await queries.batch_work.take_back([*self._tasks, *(each.line.id for each in self._outcomes)])
-            self._is_sure = True
-        async with self._repository.reading() as queries:
+        # Each time: whoever led before may have claimed lines after this process had taken over, in its last turn.
+        async with self._repository.writing() as queries:
+            await queries.batch_work.take_back([*self._tasks, *(each.line.id for each in self._outcomes)])
             batches = await queries.batch_work.open()
         table = await self._routing.table()
         running: list[OpenBatch] = []

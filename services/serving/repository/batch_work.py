@@ -25,7 +25,8 @@ SELECT b.*, extract(epoch FROM b.expires_at - now())::float8 AS left_s, l.model,
 _TAKE_BACK = text("""
 WITH back AS (
     UPDATE batch_lines SET state = 'waiting'
-     WHERE state = 'sent' AND NOT (batch_id || ' ' || number = ANY(CAST(:kept AS text[]))) RETURNING batch_id)
+     WHERE state = 'sent' AND result IS NULL AND NOT (batch_id || ' ' || number = ANY(CAST(:kept AS text[])))
+    RETURNING batch_id)
 UPDATE batches b SET repeated = repeated + n.lines
   FROM (SELECT batch_id, count(*) AS lines FROM back GROUP BY batch_id) n WHERE b.id = n.batch_id
 """)
@@ -58,7 +59,7 @@ WITH written AS (
      WHERE batch_id = :batch AND number = :number AND attempt = :attempt AND state = 'sent' RETURNING state)
 UPDATE batches b SET completed = completed + CASE WHEN w.state = 'succeeded' THEN 1 ELSE 0 END,
        failed = failed + CASE WHEN w.state = 'failed' THEN 1 ELSE 0 END,
-       energy_j = energy_j + :energy_j, carbon_gco2 = carbon_gco2 + :carbon_gco2
+       energy_j = energy_j + :energy_j, carbon_gco2 = carbon_gco2 + :carbon_gco2, repeated = repeated + :repeated
   FROM written w WHERE b.id = :batch
 """)
 _LOCK = text("SELECT tenant_id, output_keep_s FROM batches WHERE id = :id AND ended_at IS NULL FOR UPDATE")
@@ -139,12 +140,14 @@ class Outcome:
     Attributes:
         state: ``succeeded``, ``failed`` or ``waiting``.
         has_failed: Whether a server failed at it.
+        is_unknown: Whether a server may have answered it, and the answer was lost.
     """
 
     line: ClaimedLine
     state: str
     result: str | None = None
     has_failed: bool = False
+    is_unknown: bool = False
     energy_j: float = 0.0
     carbon_gco2: float = 0.0
 
@@ -198,6 +201,7 @@ class BatchWorkRows:
         for each in outcomes:
             values: dict[str, Any] = {"batch": each.line.batch_id, "number": each.line.number}
             values |= {"attempt": each.line.attempt, "state": each.state, "result": each.result}
+            values |= {"repeated": int(each.is_unknown)}
             values |= {"failures": int(each.has_failed), "energy_j": each.energy_j, "carbon_gco2": each.carbon_gco2}
             await self._connection.execute(_RECORD, values)
 
