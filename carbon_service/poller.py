@@ -22,19 +22,12 @@ POINTS_PER_BATCH = 20_000
 
 @dataclass(frozen=True)
 class Retention:
-    """How much is stored, and for how long.
+    """How much is stored, and for how long."""
 
-    Attributes:
-        backfill_grid_s: History to fetch at the first start, grid seconds.
-        retention_s: Age past which points and forecasts are deleted, real seconds.
-        max_points: The most points kept per source, whatever their age: a fast replay makes many.
-        max_forecasts: The most forecasts kept per source.
-    """
-
-    backfill_grid_s: float = 7 * DAY_S
-    retention_s: float = 730 * DAY_S
-    max_points: int = 200_000
-    max_forecasts: int = 5_000
+    backfill_grid_s: float = 7 * DAY_S  #: History to fetch at the first start, grid seconds
+    retention_s: float = 730 * DAY_S  #: Age past which points and forecasts are deleted, real seconds
+    max_points: int = 200_000  #: The most points kept per source, whatever their age: a fast replay makes many
+    max_forecasts: int = 5_000  #: The most forecasts kept per source
 
 
 class Poller:

@@ -57,20 +57,13 @@ class LearnedPoint:
 
 @dataclass(frozen=True)
 class LearnedForecast:
-    """The forecast of a source that was learned at ``generated_s``.
-
-    Attributes:
-        method: ``ridge``, ``blend`` or ``persistence``; the last has no points of its own.
-        note: Why persistence is used.
-        points: The predicted points in chronological order.
-        backtest: ``services.learning.carbon.Backtest`` as a document; ``None`` without one.
-    """
+    """The forecast of a source that was learned at ``generated_s``."""
 
     generated_s: float
-    method: LearnedMethod
-    note: str
-    points: tuple[LearnedPoint, ...]
-    backtest: dict[str, Any] | None
+    method: LearnedMethod  #: ``ridge``, ``blend`` or ``persistence``; the last has no points of its own
+    note: str  #: Why persistence is used
+    points: tuple[LearnedPoint, ...]  #: The predicted points in chronological order
+    backtest: dict[str, Any] | None  #: ``services.learning.carbon.Backtest`` as a document; ``None`` without one
 
 
 def at(time_s: float) -> datetime:

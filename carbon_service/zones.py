@@ -19,21 +19,14 @@ class ZoneConfigError(ValueError):
 
 @dataclass(eq=False)
 class Source:
-    """One signal of one zone from one provider, and the results of the last attempts to fetch it.
-
-    Attributes:
-        polled: Whether at least one attempt was made since the process started.
-        last_success_s: When the provider last answered, UTC seconds.
-        last_error: Why the last attempt failed; ``None`` after a success.
-        skipped_values: The number of values that were rejected since the process started.
-    """
+    """One signal of one zone from one provider, and the results of the last attempts to fetch it."""
 
     key: SourceKey
     provider: Provider
-    polled: bool = False
-    last_success_s: float | None = None
-    last_error: str | None = None
-    skipped_values: int = 0
+    polled: bool = False  #: Whether at least one attempt was made since the process started
+    last_success_s: float | None = None  #: When the provider last answered, UTC seconds
+    last_error: str | None = None  #: Why the last attempt failed; ``None`` after a success
+    skipped_values: int = 0  #: The number of values that were rejected since the process started
 
     @property
     def feed(self) -> Feed:

@@ -34,31 +34,19 @@ class Upstream(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What the gateway has to know of an operation.
+    """What the gateway has to know of an operation."""
 
-    Attributes:
-        operation: Its name in the description and in generated clients, such as `submit_job`.
-        method: The HTTP method, in capitals.
-        path: Segments in braces match one segment of ``services.kit.edge.matching.SEGMENT``.
-        role: The lowest role that may call it.
-        to: Who answers it.
-        tag: The section of the description it belongs to.
-        media: Media type of the response.
-        has_body: Whether it takes a body, which is JSON.
-        has_large_body: Whether the body may be as large as a batch's.
-        for_projects: Whether keys that are limited to a project may call it; the service then limits its answer to it.
-    """
-
-    operation: str
-    method: str
-    path: str
-    role: Role
-    to: Upstream
-    tag: str
-    media: str = JSON
-    has_body: bool = False
-    has_large_body: bool = False
+    operation: str  #: Its name in the description and in generated clients, such as `submit_job`
+    method: str  #: The HTTP method, in capitals
+    path: str  #: Segments in braces match one segment of ``services.kit.edge.matching.SEGMENT``
+    role: Role  #: The lowest role that may call it
+    to: Upstream  #: Who answers it
+    tag: str  #: The section of the description it belongs to
+    media: str = JSON  #: Media type of the response
+    has_body: bool = False  #: Whether it takes a body, which is JSON
+    has_large_body: bool = False  #: Whether the body may be as large as a batch's
     for_projects: bool = False
+    """Whether keys that are limited to a project may call it; the service then limits its answer to it."""
 
     @property
     def answers_head(self) -> bool:

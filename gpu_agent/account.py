@@ -28,11 +28,7 @@ class NoAccountError(DomainError):
 
 @dataclass(frozen=True)
 class Account:
-    """A user that jobs run as: an existing user of this host, or one that belongs to a tenant.
-
-    Attributes:
-        is_tenants: Whether it belongs to a tenant; the host's list of users does not contain such accounts.
-    """
+    """A user that jobs run as: an existing user of this host, or one that belongs to a tenant."""
 
     name: str
     user_id: int
@@ -40,7 +36,7 @@ class Account:
     groups: tuple[int, ...]
     home: str
     shell: str
-    is_tenants: bool = False
+    is_tenants: bool = False  #: Whether it belongs to a tenant; the host's list of users does not contain such accounts
 
     @property
     def environment(self) -> dict[str, str]:

@@ -32,17 +32,11 @@ _DISKS = Path("/sys/block")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one job may use on this node.
+    """What one job may use on this node."""
 
-    Attributes:
-        memory_bytes: The memory of this job alone.
-        all_memory_bytes: The memory of all jobs together, so that some is left for the system and the agent.
-        processes: The number of processes and threads.
-    """
-
-    memory_bytes: int
-    all_memory_bytes: int
-    processes: int
+    memory_bytes: int  #: The memory of this job alone
+    all_memory_bytes: int  #: The memory of all jobs together, so that some is left for the system and the agent
+    processes: int  #: The number of processes and threads
 
 
 class Cgroups:

@@ -27,36 +27,26 @@ class StoreError(Exception):
 
 
 class Entry(BaseModel):
-    """A file, folder or link of a checkpoint.
-
-    Attributes:
-        kind: Which of the three it is.
-        key: Name of a file's content in the folder of its copy; empty if another node of the gang stores it.
-        target: Where a link leads, relative to its own folder.
-        changed: Whether it was written by this gang, not by an earlier one.
-    """
+    """A file, folder or link of a checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    kind: Literal["file", "folder", "link"]
+    kind: Literal["file", "folder", "link"]  #: Which of the three it is
     mode: int = Field(default=0o700, ge=0, le=0o777)
     size_bytes: int = Field(default=0, ge=0)
     sha256: str = ""
     key: str = Field(default="", pattern=r"^([a-z0-9-]+)?$")
-    target: str = ""
-    changed: bool = True
+    """Name of a file's content in the folder of its copy; empty if another node of the gang stores it."""
+    target: str = ""  #: Where a link leads, relative to its own folder
+    changed: bool = True  #: Whether it was written by this gang, not by an earlier one
 
 
 class Manifest(BaseModel):
-    """What one node of a gang has stored.
-
-    Attributes:
-        nodes: The number of nodes of the gang; its copy is complete once each has a manifest.
-    """
+    """What one node of a gang has stored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    nodes: int = Field(ge=1)
+    nodes: int = Field(ge=1)  #: The number of nodes of the gang; its copy is complete once each has a manifest
     entries: dict[str, Entry]
 
     @model_validator(mode="after")

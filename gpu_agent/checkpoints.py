@@ -41,16 +41,12 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True)
 class CopyRules:
-    """How checkpoints are copied.
-
-    Attributes:
-        wait_s: How long the end of a gang waits for its copy; after a stop, at least until the grace period is over.
-        max_bytes: The largest checkpoint that is copied.
-    """
+    """How checkpoints are copied."""
 
     interval_s: float
     wait_s: float
-    max_bytes: int
+    """How long the end of a gang waits for its copy; after a stop, at least until the grace period is over."""
+    max_bytes: int  #: The largest checkpoint that is copied
 
 
 @dataclass

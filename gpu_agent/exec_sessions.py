@@ -72,17 +72,11 @@ class ExecLimits:
 
 @dataclass
 class _Streams:
-    """The agent's ends of a command's standard streams: a terminal's master, or three pipes.
+    """The agent's ends of a command's standard streams: a terminal's master, or three pipes."""
 
-    Attributes:
-        command: The command's ends, closed once the shim has them.
-        stdin: Where input is written; -1 for none.
-        outputs: Descriptors to read, with the stream that each belongs to.
-    """
-
-    command: list[int]
-    stdin: int
-    outputs: dict[int, str]
+    command: list[int]  #: The command's ends, closed once the shim has them
+    stdin: int  #: Where input is written; -1 for none
+    outputs: dict[int, str]  #: Descriptors to read, with the stream that each belongs to
     terminal: int = -1
 
     @classmethod
@@ -126,19 +120,14 @@ class _Streams:
 
 @dataclass
 class ExecSession:
-    """One command and its client.
-
-    Attributes:
-        owner: The API key of its client; nobody else may send input.
-        mark: What identifies its processes in a container; empty without a container.
-    """
+    """One command and its client."""
 
     id: str
     node_id: str
-    owner: str
+    owner: str  #: The API key of its client; nobody else may send input
     gang: Gang
     limits: ExecLimits
-    mark: str
+    mark: str  #: What identifies its processes in a container; empty without a container
     streams: _Streams
     connection: socket.socket
     taken: int = 0

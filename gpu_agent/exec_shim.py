@@ -26,20 +26,14 @@ _MOST_DESCRIPTORS = 3
 
 
 class Request:
-    """A command to run.
-
-    Attributes:
-        process: Which of the rank's processes it shares its environment with.
-        attends: Whether it is what an interactive rank waits for.
-        streams: Descriptors of its standard streams; a single one is a terminal.
-    """
+    """A command to run."""
 
     def __init__(self, data: bytes, streams: list[int]) -> None:
         self.argv: list[bytes] = []
-        self.process = 0
+        self.process = 0  #: Which of the rank's processes it shares its environment with
         self.variables: dict[bytes, bytes] = {}
-        self.attends = False
-        self.streams = streams
+        self.attends = False  #: Whether it is what an interactive rank waits for
+        self.streams = streams  #: Descriptors of its standard streams; a single one is a terminal
         for entry in data.split(b"\0"):
             name, _, value = entry.partition(b"=")
             if name == b"argv":

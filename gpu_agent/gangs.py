@@ -53,30 +53,20 @@ _LATEST_START = 0.2
 
 @dataclass
 class Gang:
-    """This node's part of a gang.
-
-    Attributes:
-        start: Its start command; None if only its end was ever requested.
-        named: Whether it was named by the last answer to a heartbeat that reported it; None before the first.
-        end_known: Whether the control plane has answered a heartbeat that reported its end.
-        holding: Whether it holds its devices: from just before it starts until nothing of it is left.
-        copying: Whether it has ended, and its checkpoint is still being copied.
-        shim: The shim, if this agent started it.
-        holds_checkpoint: Whether only this node has a checkpoint of its job, once it has ended.
-        listener: Who listens on its port, if it is a server; nobody until that has been checked.
-    """
+    """This node's part of a gang."""
 
     allocation_id: str
     folder: RankFolder
-    start: StartGang | None
+    start: StartGang | None  #: Its start command; None if only its end was ever requested
     token: str = ""
     state: RankState = RankState.STARTING
     named: bool | None = None
-    end_known: bool = False
-    holding: bool = False
-    copying: bool = False
+    """Whether it was named by the last answer to a heartbeat that reported it; None before the first."""
+    end_known: bool = False  #: Whether the control plane has answered a heartbeat that reported its end
+    holding: bool = False  #: Whether it holds its devices: from just before it starts until nothing of it is left
+    copying: bool = False  #: Whether it has ended, and its checkpoint is still being copied
     launching: asyncio.Task[None] | None = None
-    shim: subprocess.Popen[bytes] | None = None
+    shim: subprocess.Popen[bytes] | None = None  #: The shim, if this agent started it
     exit_code: int | None = None
     ended_by: EndedBy | None = None
     detail: str = ""
@@ -87,8 +77,9 @@ class Gang:
     devices: tuple[int, ...] = field(default=())
     settings: DeviceControls | None = None
     traceparent: str | None = None
-    holds_checkpoint: bool | None = None
+    holds_checkpoint: bool | None = None  #: Whether only this node has a checkpoint of its job, once it has ended
     listener: Listener = Listener.NONE
+    """Who listens on its port, if it is a server; nobody until that has been checked."""
 
     @property
     def is_over(self) -> bool:

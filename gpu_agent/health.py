@@ -38,25 +38,18 @@ _ENDS_GANGS = (GpuFaultCause.LOST, GpuFaultCause.XID, GpuFaultCause.ECC)
 
 @dataclass(frozen=True)
 class HealthRules:
-    """What counts as a fault.
-
-    Attributes:
-        temperature_c: The temperature from which a GPU is too hot; None: the one at which its board slows itself down.
-        foreign: Whether processes that belong to no job count.
-        allowed_processes: Names of processes that never count.
-        lasts_s: How long a state must last.
-        return_s: How long it must be over before the GPU is used again.
-        probe: A command that finds out whether a GPU is well, with ``{gpu}`` and ``{uuid}`` in it; empty: none.
-    """
+    """What counts as a fault."""
 
     xids: Collection[int]
     uncorrected_errors: int
     temperature_c: float | None
-    foreign: bool
-    allowed_processes: Collection[str]
-    lasts_s: float
-    return_s: float
+    """The temperature from which a GPU is too hot; None: the one at which its board slows itself down."""
+    foreign: bool  #: Whether processes that belong to no job count
+    allowed_processes: Collection[str]  #: Names of processes that never count
+    lasts_s: float  #: How long a state must last
+    return_s: float  #: How long it must be over before the GPU is used again
     probe: Sequence[str]
+    """A command that finds out whether a GPU is well, with ``{gpu}`` and ``{uuid}`` in it; empty: none."""
     probe_timeout_s: float
 
 

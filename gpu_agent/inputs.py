@@ -30,17 +30,12 @@ _PASSING = frozenset({401, 429, 502, 503, 504})
 
 @dataclass(frozen=True)
 class Inputs:
-    """What was fetched for a gang.
+    """What was fetched for a gang."""
 
-    Attributes:
-        secrets: Values by the names of the secrets.
-        source: The folder with the job's files; None if it has no source.
-        instance_key: The key that an instance of a pool must demand with each request.
-    """
-
-    secrets: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    source: Path | None = None
+    secrets: dict[str, str] = field(default_factory=dict[str, str], repr=False)  #: Values by the names of the secrets
+    source: Path | None = None  #: The folder with the job's files; None if it has no source
     instance_key: str | None = field(default=None, repr=False)
+    """The key that an instance of a pool must demand with each request."""
 
 
 NO_INPUTS = Inputs()

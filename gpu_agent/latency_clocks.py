@@ -127,26 +127,17 @@ class Seen:
 
 @dataclass(frozen=True)
 class Decision:
-    """The clock of one server.
-
-    Attributes:
-        clock_mhz: The clock for its devices. In a dry run: the one they would get next after their default.
-        dry_run: Whether the clock is only reported, not set.
-        since_s: When its devices were first given this clock.
-        exceeded: Whether the reports behind it exceeded a limit.
-        unobserved: Whether the clock was kept because requests were in service but nothing was seen of them.
-        model: What is known of servers of this kind; None with another policy.
-    """
+    """The clock of one server."""
 
     devices: tuple[int, ...]
     policy: ClockPolicy
-    clock_mhz: float
-    dry_run: bool
+    clock_mhz: float  #: The clock for its devices. In a dry run: the one they would get next after their default.
+    dry_run: bool  #: Whether the clock is only reported, not set
     at_s: float
-    since_s: float
-    exceeded: bool
-    unobserved: bool
-    model: ModelState | None = None
+    since_s: float  #: When its devices were first given this clock
+    exceeded: bool  #: Whether the reports behind it exceeded a limit
+    unobserved: bool  #: Whether the clock was kept because requests were in service but nothing was seen of them
+    model: ModelState | None = None  #: What is known of servers of this kind; None with another policy
 
 
 @dataclass
@@ -177,17 +168,12 @@ class Minute:
 
 @dataclass(frozen=True)
 class ModelState:
-    """What is known of servers of one kind.
-
-    Attributes:
-        error: Mean relative error of predicted times between tokens; None while there is no model.
-        unused: Why MIAD decided this time; None if the model did.
-    """
+    """What is known of servers of one kind."""
 
     samples: int
     clocks: int
-    error: float | None
-    unused: Unused | None
+    error: float | None  #: Mean relative error of predicted times between tokens; None while there is no model
+    unused: Unused | None  #: Why MIAD decided this time; None if the model did
 
 
 class LatencyClocks:

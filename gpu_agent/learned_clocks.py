@@ -38,8 +38,6 @@ class ServerKind:
 
     Attributes:
         gpus, gpu_model: What it runs on.
-        driver: The devices' driver: simulated devices teach nothing about real ones.
-        limits: The limits of the class that they serve, whose requests have a typical length.
     """
 
     command: tuple[str, ...]
@@ -47,8 +45,8 @@ class ServerKind:
     environment: tuple[tuple[str, str], ...]
     gpus: int
     gpu_model: str
-    driver: str
-    limits: LatencyLimits
+    driver: str  #: The devices' driver: simulated devices teach nothing about real ones
+    limits: LatencyLimits  #: The limits of the class that they serve, whose requests have a typical length
 
     @property
     def digest(self) -> str:

@@ -31,16 +31,11 @@ Known = dict[str, dict[int, Path]]
 
 @dataclass(frozen=True)
 class Port:
-    """A port that belongs to a rank.
-
-    Attributes:
-        roots: Processes from which all the rank's processes outside its group descend.
-        group: The file that lists the processes of the rank's control group; None if it has none.
-    """
+    """A port that belongs to a rank."""
 
     number: int
-    roots: frozenset[int]
-    group: Path | None = None
+    roots: frozenset[int]  #: Processes from which all the rank's processes outside its group descend
+    group: Path | None = None  #: The file that lists the processes of the rank's control group; None if it has none
 
 
 class Ports:

@@ -53,17 +53,11 @@ sys.exit("connections of jobs are not stopped")
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules for all jobs of a node.
+    """The rules for all jobs of a node."""
 
-    Attributes:
-        reachable: Ports of this host that jobs may reach, whoever listens there.
-        kept: Ports that no job may bind.
-        of_gangs: First and last of the gangs' ports; each gang gets one, which only it may bind.
-    """
-
-    reachable: tuple[int, ...]
-    kept: tuple[int, ...]
-    of_gangs: tuple[int, int]
+    reachable: tuple[int, ...]  #: Ports of this host that jobs may reach, whoever listens there
+    kept: tuple[int, ...]  #: Ports that no job may bind
+    of_gangs: tuple[int, int]  #: First and last of the gangs' ports; each gang gets one, which only it may bind
 
 
 class Network:

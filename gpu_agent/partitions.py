@@ -28,23 +28,18 @@ log = Log(__name__)
 
 @dataclass
 class _Record:
-    """What is known of a GPU's wanted partition.
-
-    Attributes:
-        is_open: Whether the driver was asked, and the GPU is not known to have either the wanted cut or the former one.
-        before: How the GPU was cut before; meaningful while it is open.
-        confirmed: Whether a control plane has named it since this agent started. Otherwise only open ones are touched.
-        retry_at: The earliest next attempt, on the clock of leases.
-    """
+    """What is known of a GPU's wanted partition."""
 
     revision: int
     sizes: list[int]
     state: PartitionState = PartitionState.PENDING
     detail: str = ""
     is_open: bool = False
-    before: Cut = None
+    """Whether the driver was asked, and the GPU is not known to have either the wanted cut or the former one."""
+    before: Cut = None  #: How the GPU was cut before; meaningful while it is open
     confirmed: bool = field(default=False, compare=False)
-    retry_at: float = field(default=0.0, compare=False)
+    """Whether a control plane has named it since this agent started. Otherwise only open ones are touched."""
+    retry_at: float = field(default=0.0, compare=False)  #: The earliest next attempt, on the clock of leases
 
     @property
     def wanted(self) -> Cut:

@@ -36,44 +36,33 @@ _LAUNCH = "import sys; sys.path.append(sys.argv[1]); import shim; sys.exit(shim.
 
 @dataclass(frozen=True)
 class Process:
-    """One of several processes of a rank.
-
-    Attributes:
-        argv: Its command; empty for the command that all share.
-    """
+    """One of several processes of a rank."""
 
     name: str
     environment: dict[str, str]
-    argv: list[str] = field(default_factory=list[str])
+    argv: list[str] = field(default_factory=list[str])  #: Its command; empty for the command that all share
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a shim is to run.
-
-    Attributes:
-        time_limit_s: How long it may run; None for no limit.
-        processes: Several processes instead of one. The first that fails ends the others.
-        cleanup: A command to run afterwards, for what does not end with the processes.
-        make_dir: A folder to make first, as the command's user.
-        account: The command's user; None for the agent's own.
-        confinement: What confines its processes, as entries of its spec.
-        secrets_dir: Where the shim puts secrets that are files.
-        secrets: What the shim reads from a pipe instead of the disk, as entries of its spec.
-    """
+    """What a shim is to run."""
 
     argv: list[str]
     environment: dict[str, str]
     working_dir: str
     grace_s: float
-    time_limit_s: float | None = None
+    time_limit_s: float | None = None  #: How long it may run; None for no limit
     processes: list[Process] = field(default_factory=list[Process])
+    """Several processes instead of one. The first that fails ends the others."""
     cleanup: list[str] = field(default_factory=list[str])
-    make_dir: str = ""
-    account: Account | None = None
+    """A command to run afterwards, for what does not end with the processes."""
+    make_dir: str = ""  #: A folder to make first, as the command's user
+    account: Account | None = None  #: The command's user; None for the agent's own
     confinement: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    secrets_dir: str = ""
+    """What confines its processes, as entries of its spec."""
+    secrets_dir: str = ""  #: Where the shim puts secrets that are files
     secrets: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]], repr=False)
+    """What the shim reads from a pipe instead of the disk, as entries of its spec."""
 
     def spec(self) -> bytes:
         """Return the spec in the format that the shim reads."""

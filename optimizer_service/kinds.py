@@ -30,26 +30,18 @@ ResultT = TypeVar("ResultT", bound=SolveOutcome)
 
 @dataclass(frozen=True)
 class SolveKind(Generic[RequestT, ProblemT, ResultT]):
-    """One kind of solve: ``POST /v1/optimize/{name}``.
+    """One kind of solve: ``POST /v1/optimize/{name}``."""
 
-    Attributes:
-        name: Its name in the URL and in the table.
-        summary: Its summary in the API's description.
-        request: What a caller sends.
-        problem: What is stored and solved; it contains everything needed.
-        result: What is returned.
-        resolve: Makes the problem from a request, reading whatever the request refers to. Raises ``ProblemError``.
-        solve: Pure: returns the result of a problem and reports its progress. Equal problems have equal results, time
-            limits aside.
-    """
-
-    name: str
-    summary: str
-    request: type[RequestT]
-    problem: type[ProblemT]
-    result: type[ResultT]
+    name: str  #: Its name in the URL and in the table
+    summary: str  #: Its summary in the API's description
+    request: type[RequestT]  #: What a caller sends
+    problem: type[ProblemT]  #: What is stored and solved; it contains everything needed
+    result: type[ResultT]  #: What is returned
     resolve: Callable[[RequestT, Sources], Awaitable[ProblemT]]
+    """Makes the problem from a request, reading whatever the request refers to. Raises ``ProblemError``."""
     solve: Callable[[ProblemT, Report], ResultT]
+    """Pure: returns the result of a problem and reports its progress. Equal problems have equal results, time limits
+    aside."""
 
 
 def _whole(

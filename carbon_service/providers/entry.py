@@ -27,19 +27,12 @@ class ProviderSettings(BaseSettings):
 
 @dataclass(frozen=True)
 class ProviderContext:
-    """What the carbon service gives to every provider.
+    """What the carbon service gives to every provider."""
 
-    Attributes:
-        http: The session for all requests; ``ProviderClient`` adds retries, limits and refusals to it.
-        now_s: The real clock, UTC seconds.
-        pacing: Timeouts and waits of requests.
-        replay: How the recordings' clock runs; only recordings use it.
-    """
-
-    http: httpx.AsyncClient
-    now_s: Callable[[], float]
-    pacing: Pacing
-    replay: Replay
+    http: httpx.AsyncClient  #: The session for all requests; ``ProviderClient`` adds retries, limits and refusals to it
+    now_s: Callable[[], float]  #: The real clock, UTC seconds
+    pacing: Pacing  #: Timeouts and waits of requests
+    replay: Replay  #: How the recordings' clock runs; only recordings use it
 
 
 S = TypeVar("S", bound=ProviderSettings)
@@ -47,17 +40,12 @@ S = TypeVar("S", bound=ProviderSettings)
 
 @dataclass(frozen=True)
 class ProviderEntry(Generic[S]):
-    """A provider that operators may name in ``CARBON_PROVIDERS``.
+    """A provider that operators may name in ``CARBON_PROVIDERS``."""
 
-    Attributes:
-        name: Its name in ``CARBON_PROVIDERS``, and the provider's own ``name``.
-        settings: The class of its settings, read from ``CARBON_<NAME>_...`` variables where a zone uses the provider.
-        build: Makes the provider; it sends no request yet.
-    """
-
-    name: str
+    name: str  #: Its name in ``CARBON_PROVIDERS``, and the provider's own ``name``
     settings: type[S]
-    build: Callable[[S, ProviderContext], Provider]
+    """The class of its settings, read from ``CARBON_<NAME>_...`` variables where a zone uses the provider."""
+    build: Callable[[S, ProviderContext], Provider]  #: Makes the provider; it sends no request yet
 
     @property
     def prefix(self) -> str:

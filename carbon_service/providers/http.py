@@ -25,23 +25,15 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Pacing:
-    """How a client waits.
+    """How a client waits."""
 
-    Attributes:
-        timeout_s: The time limit for each of connecting, sending and every read.
-        attempts: The number of attempts in all, including the first.
-        backoff_s: The wait before the second attempt; it doubles with each further one, and a random half is left out.
-        longest_wait_s: The longest single wait; if a provider asks for more, the next poll tries again.
-        monotonic_s: The clock of rate limits and the cache.
-        sleep: How to wait.
-    """
-
-    timeout_s: float = 10.0
-    attempts: int = 4
+    timeout_s: float = 10.0  #: The time limit for each of connecting, sending and every read
+    attempts: int = 4  #: The number of attempts in all, including the first
     backoff_s: float = 0.5
-    longest_wait_s: float = 30.0
-    monotonic_s: Callable[[], float] = time.monotonic
-    sleep: Sleep = asyncio.sleep
+    """The wait before the second attempt; it doubles with each further one, and a random half is left out."""
+    longest_wait_s: float = 30.0  #: The longest single wait; if a provider asks for more, the next poll tries again
+    monotonic_s: Callable[[], float] = time.monotonic  #: The clock of rate limits and the cache
+    sleep: Sleep = asyncio.sleep  #: How to wait
 
 
 @dataclass

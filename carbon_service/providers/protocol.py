@@ -55,33 +55,19 @@ class ForecastIssue:
 
 @dataclass(frozen=True)
 class Feed:
-    """What a provider has for one zone. Lengths are real seconds unless named otherwise.
+    """What a provider has for one zone. Lengths are real seconds unless named otherwise."""
 
-    Attributes:
-        zone_name: The zone's name for people.
-        attribution: The attribution that the provider's licence requires.
-        step_s: Usual length of an interval.
-        max_age_s: Age, since the start of its interval, past which the newest value is stale.
-        poll_interval_s: How often to ask for new values.
-        history_s: How far back the provider has data; also the most that is fetched at the first start.
-        revision_s: How far back values may still change.
-        ahead_s: How far ahead values are known (a recording's); 0 for a live grid.
-        time_scale: Grid seconds per real second.
-        forecast_interval_s: How often to ask for a forecast; ``None`` where the provider has none.
-        forecast_max_age_s: Age past which a forecast is stale.
-    """
-
-    zone_name: str
-    attribution: str
-    step_s: float
-    max_age_s: float
-    poll_interval_s: float
-    history_s: float
-    revision_s: float = 0.0
-    ahead_s: float = 0.0
-    time_scale: float = 1.0
-    forecast_interval_s: float | None = None
-    forecast_max_age_s: float = 0.0
+    zone_name: str  #: The zone's name for people
+    attribution: str  #: The attribution that the provider's licence requires
+    step_s: float  #: Usual length of an interval
+    max_age_s: float  #: Age, since the start of its interval, past which the newest value is stale
+    poll_interval_s: float  #: How often to ask for new values
+    history_s: float  #: How far back the provider has data; also the most that is fetched at the first start
+    revision_s: float = 0.0  #: How far back values may still change
+    ahead_s: float = 0.0  #: How far ahead values are known (a recording's); 0 for a live grid
+    time_scale: float = 1.0  #: Grid seconds per real second
+    forecast_interval_s: float | None = None  #: How often to ask for a forecast; ``None`` where the provider has none
+    forecast_max_age_s: float = 0.0  #: Age past which a forecast is stale
 
     @property
     def has_forecast(self) -> bool:

@@ -32,17 +32,12 @@ ZONES = {
 
 @dataclass(frozen=True)
 class Recording:
-    """The intensities of one grid.
-
-    Attributes:
-        times_s: (n,) when each interval began, UTC seconds; it lasted until the next, the last one for an hour.
-        measured: (n,) gCO2/kWh.
-        forecast: (n,) the day-ahead forecast, gCO2/kWh; ``None`` if there was none.
-    """
+    """The intensities of one grid."""
 
     times_s: NDArray[np.float64]
-    measured: NDArray[np.float64]
-    forecast: NDArray[np.float64] | None
+    """(n,) when each interval began, UTC seconds; it lasted until the next, the last one for an hour."""
+    measured: NDArray[np.float64]  #: (n,) gCO2/kWh
+    forecast: NDArray[np.float64] | None  #: (n,) the day-ahead forecast, gCO2/kWh; ``None`` if there was none
 
     @property
     def length_s(self) -> float:

@@ -47,23 +47,14 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page.
+    """One page."""
 
-    Attributes:
-        name: The name of its template and of its module.
-        path: Its path; a segment in braces is a name.
-        title: Its title, also in the navigation if it is there.
-        role: The lowest role that may see it.
-        in_navigation: Whether it has an entry of its own.
-        under: The page whose entry is highlighted while this one is shown.
-    """
-
-    name: str
-    path: str
-    title: str
-    role: Role = Role.USER
-    in_navigation: bool = True
-    under: str = ""
+    name: str  #: The name of its template and of its module
+    path: str  #: Its path; a segment in braces is a name
+    title: str  #: Its title, also in the navigation if it is there
+    role: Role = Role.USER  #: The lowest role that may see it
+    in_navigation: bool = True  #: Whether it has an entry of its own
+    under: str = ""  #: The page whose entry is highlighted while this one is shown
 
     @property
     def entry(self) -> str:

@@ -12,23 +12,14 @@ KEYS = TypeAdapter(dict[str, str])
 
 @dataclass(frozen=True)
 class ProviderSettings:
-    """How a provider is reached, and whom it lets in.
+    """How a provider is reached, and whom it lets in."""
 
-    Attributes:
-        name: Its name for people.
-        issuer: Its address.
-        client_id: The id by which it knows this installation.
-        client_secret: The secret that proves it.
-        claim: The claim whose values select the key.
-        keys: API keys by values of the claim; if several match, the first in the file.
-    """
-
-    name: str
-    issuer: str
-    client_id: str
-    client_secret: SecretStr
-    claim: str
-    keys: Mapping[str, str]
+    name: str  #: Its name for people
+    issuer: str  #: Its address
+    client_id: str  #: The id by which it knows this installation
+    client_secret: SecretStr  #: The secret that proves it
+    claim: str  #: The claim whose values select the key
+    keys: Mapping[str, str]  #: API keys by values of the claim; if several match, the first in the file
 
 
 def read_keys(text: str) -> dict[str, str]:

@@ -20,17 +20,11 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Session(BaseModel, frozen=True):
-    """Somebody who has signed in.
+    """Somebody who has signed in."""
 
-    Attributes:
-        key: The API key that they act with.
-        csrf: A token that requests which change something must repeat, and that other sites cannot read.
-        name: Their name at the sign-in provider; None if they signed in with the key itself.
-    """
-
-    key: str
-    csrf: str
-    name: str | None = None
+    key: str  #: The API key that they act with
+    csrf: str  #: A token that requests which change something must repeat, and that other sites cannot read
+    name: str | None = None  #: Their name at the sign-in provider; None if they signed in with the key itself
 
     @classmethod
     def begun(cls, key: str, name: str | None = None) -> Session:

@@ -77,20 +77,13 @@ class SliceSample:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a GPU reports of its own state; None where it does not report it.
-
-    Attributes:
-        slowdown_c: The temperature from which the board slows itself down.
-        too_hot: Whether it is slowing itself down now because of its temperature.
-        uncorrected_errors: ECC errors that could not be corrected, since its driver was loaded.
-        remapping_failed: Whether broken memory could not be replaced by spare memory.
-    """
+    """What a GPU reports of its own state; None where it does not report it."""
 
     temperature_c: float | None = None
-    slowdown_c: float | None = None
-    too_hot: bool | None = None
-    uncorrected_errors: int | None = None
-    remapping_failed: bool | None = None
+    slowdown_c: float | None = None  #: The temperature from which the board slows itself down
+    too_hot: bool | None = None  #: Whether it is slowing itself down now because of its temperature
+    uncorrected_errors: int | None = None  #: ECC errors that could not be corrected, since its driver was loaded
+    remapping_failed: bool | None = None  #: Whether broken memory could not be replaced by spare memory
     pids: tuple[int, ...] | None = None
 
 

@@ -70,13 +70,9 @@ DELETE FROM length_models WHERE NOT is_active
 
 @dataclass(frozen=True)
 class NewJobs:
-    """Jobs that have succeeded since the last training.
+    """Jobs that have succeeded since the last training."""
 
-    Attributes:
-        through: When the last of them ended; None if there is none.
-    """
-
-    through: datetime | None
+    through: datetime | None  #: When the last of them ended; None if there is none
     jobs: int
 
 

@@ -18,18 +18,12 @@ OLD_KEY_HEADER = "x-wattshift-key"
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A node's agent.
+    """A node's agent."""
 
-    Attributes:
-        url: Its address.
-        enrolment: The enrolment it belongs to; None for an agent of the previous release.
-        certificate_sha256: Hash of the one certificate accepted from a node that has joined; None: any that an
-            authority vouches for.
-    """
-
-    url: str
-    enrolment: bytes | None
+    url: str  #: Its address
+    enrolment: bytes | None  #: The enrolment it belongs to; None for an agent of the previous release
     certificate_sha256: bytes | None = None
+    """Hash of the one certificate accepted from a node that has joined; None: any that an authority vouches for."""
 
     @property
     def tls(self) -> aiohttp.Fingerprint | bool:

@@ -12,20 +12,15 @@ from services.core.domain.mig import WHOLE, sevenths_of
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """Devices of one model and memory size, over all registered nodes.
-
-    Attributes:
-        sevenths: Size of each, 7 for a GPU that is not cut.
-        is_slice: Whether they are slices that exist now.
-        can_cut: Whether they are GPUs that are cut or that an agent can cut, so that further slices may appear.
-    """
+    """Devices of one model and memory size, over all registered nodes."""
 
     model: str
     memory_gib: float
     count: int
-    sevenths: int = WHOLE
-    is_slice: bool = False
+    sevenths: int = WHOLE  #: Size of each, 7 for a GPU that is not cut
+    is_slice: bool = False  #: Whether they are slices that exist now
     can_cut: bool = False
+    """Whether they are GPUs that are cut or that an agent can cut, so that further slices may appear."""
 
 
 Capacity = Sequence[DeviceKind]

@@ -18,17 +18,11 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True)
 class Kept:
-    """How long things are kept, seconds; None: for ever.
+    """How long things are kept, seconds; None: for ever."""
 
-    Attributes:
-        jobs_s: Jobs, with all that happened to them, after their end.
-        keys_s: Idempotency keys.
-        audit_s: What operators and admins did.
-    """
-
-    jobs_s: float | None
-    keys_s: float | None
-    audit_s: float | None
+    jobs_s: float | None  #: Jobs, with all that happened to them, after their end
+    keys_s: float | None  #: Idempotency keys
+    audit_s: float | None  #: What operators and admins did
 
     @classmethod
     def of(cls, settings: AdmissionSettings) -> Self:

@@ -22,17 +22,11 @@ class Command(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A change to a job.
+    """A change to a job."""
 
-    Attributes:
-        event: Type of the event that announces it.
-        values: New values of columns.
-        now: Columns that are set to the time of the transaction.
-    """
-
-    event: str
-    values: dict[str, Any]
-    now: tuple[str, ...] = ()
+    event: str  #: Type of the event that announces it
+    values: dict[str, Any]  #: New values of columns
+    now: tuple[str, ...] = ()  #: Columns that are set to the time of the transaction
 
 
 def decide(

@@ -27,17 +27,11 @@ _UNFINISHED_S = 86_400.0
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """How much is kept, and for how long.
+    """How much is kept, and for how long."""
 
-    Attributes:
-        max_bytes: Size of one archive.
-        quota_bytes: Total size of a tenant's archives.
-        kept_s: Time that an archive is kept after its last use, if no job needs it.
-    """
-
-    max_bytes: int
-    quota_bytes: int
-    kept_s: float
+    max_bytes: int  #: Size of one archive
+    quota_bytes: int  #: Total size of a tenant's archives
+    kept_s: float  #: Time that an archive is kept after its last use, if no job needs it
 
     @classmethod
     def of(cls, settings: AdmissionSettings) -> Self:

@@ -25,15 +25,10 @@ _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?")
 
 @dataclass(frozen=True, slots=True)
 class ArrayTasks:
-    """The tasks of an array.
+    """The tasks of an array."""
 
-    Attributes:
-        indices: (n_tasks,) ascending, without repetition.
-        max_running: The most tasks that may hold GPUs at once; None for no limit.
-    """
-
-    indices: tuple[int, ...]
-    max_running: int | None = None
+    indices: tuple[int, ...]  #: (n_tasks,) ascending, without repetition
+    max_running: int | None = None  #: The most tasks that may hold GPUs at once; None for no limit
 
 
 def read_array(text: str) -> ArrayTasks:

@@ -45,17 +45,11 @@ class WorkFailure(Message):
 
 @dataclass(frozen=True)
 class WorkProblem:
-    """What is to be done, with all its inputs resolved.
+    """What is to be done, with all its inputs resolved."""
 
-    Attributes:
-        document: JSON that a worker gets.
-        sha256: Equal problems have equal hashes.
-        columns: Further columns of its row.
-    """
-
-    document: Any
-    sha256: bytes
-    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    document: Any  #: JSON that a worker gets
+    sha256: bytes  #: Equal problems have equal hashes
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])  #: Further columns of its row
 
 
 @dataclass(frozen=True)
@@ -72,29 +66,20 @@ class Draft:
 
 @dataclass(frozen=True)
 class WorkRecord:
-    """A piece of work as it stands.
-
-    Attributes:
-        attempts: How often a worker has taken it up.
-        started_at: When a worker last took it up.
-        problem: JSON; only if the whole record was asked for, or claimed.
-        result: JSON; likewise.
-        claim: The worker's claim, if the work was just claimed.
-        columns: What else the table stores about it.
-    """
+    """A piece of work as it stands."""
 
     id: str
     tenant_id: str
     state: WorkState
-    attempts: int
+    attempts: int  #: How often a worker has taken it up
     submitted_at: datetime
-    started_at: datetime | None
+    started_at: datetime | None  #: When a worker last took it up
     ended_at: datetime | None
     failure: WorkFailure | None
-    problem: Any = None
-    result: Any = None
-    claim: str | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    problem: Any = None  #: JSON; only if the whole record was asked for, or claimed
+    result: Any = None  #: JSON; likewise
+    claim: str | None = None  #: The worker's claim, if the work was just claimed
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])  #: What else the table stores about it
 
 
 @dataclass(frozen=True)

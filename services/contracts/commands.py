@@ -82,17 +82,12 @@ command_adapter: TypeAdapter[AnyCommand] = TypeAdapter(Command)
 
 
 class UnknownFieldsError(Exception):
-    """A gang is to be started with fields that this release does not know.
-
-    Attributes:
-        allocation_id: The gang's.
-        fields: Their names, such as ``spec.image``, in order.
-    """
+    """A gang is to be started with fields that this release does not know."""
 
     def __init__(self, allocation_id: str, fields: list[str]) -> None:
         super().__init__(", ".join(fields))
-        self.allocation_id = allocation_id
-        self.fields = fields
+        self.allocation_id = allocation_id  #: The gang's
+        self.fields = fields  #: Their names, such as ``spec.image``, in order
 
 
 def command_document(command: AnyCommand) -> dict[str, Any]:

@@ -34,24 +34,16 @@ _LONGEST_PATH = 300
 
 
 class Asked:
-    """What becomes known of a request while it is answered.
-
-    Attributes:
-        caller: On whose behalf it is; None while nobody is known.
-        service: The service that sent it.
-        route: That its path matched; empty for none.
-        path: The path, where it holds nothing but what the route names.
-        scope: Where an app of FastAPI notes its route.
-    """
+    """What becomes known of a request while it is answered."""
 
     __slots__ = ("caller", "path", "route", "scope", "service")
 
     def __init__(self, scope: Scope) -> None:
-        self.caller: Identity | None = None
-        self.service = ""
-        self.route = ""
-        self.path = ""
-        self.scope = scope
+        self.caller: Identity | None = None  #: On whose behalf it is; None while nobody is known
+        self.service = ""  #: The service that sent it
+        self.route = ""  #: That its path matched; empty for none
+        self.path = ""  #: The path, where it holds nothing but what the route names
+        self.scope = scope  #: Where an app of FastAPI notes its route
 
 
 _asked: ContextVar[Asked | None] = ContextVar("asked", default=None)

@@ -18,15 +18,10 @@ NODE = "node"
 
 @dataclass(frozen=True)
 class Calls:
-    """What one service may ask another.
+    """What one service may ask another."""
 
-    Attributes:
-        allowed: ``METHOD /path`` in full, as a regular expression.
-        roles: The user roles in which it may act; empty if it asks only for itself.
-    """
-
-    allowed: re.Pattern[str]
-    roles: frozenset[str] = frozenset()
+    allowed: re.Pattern[str]  #: ``METHOD /path`` in full, as a regular expression
+    roles: frozenset[str] = frozenset()  #: The user roles in which it may act; empty if it asks only for itself
 
 
 def _calls(*allowed: str, roles: tuple[str, ...] = ()) -> Calls:

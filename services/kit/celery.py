@@ -35,15 +35,10 @@ from services.kit.settings import SharedSettings
 
 @dataclass(frozen=True)
 class TaskLimits:
-    """How long a task of a queue may take.
+    """How long a task of a queue may take."""
 
-    Attributes:
-        soft_s: After this, ``SoftTimeLimitExceeded`` is raised in the task, as soon as it runs Python.
-        hard_s: After this, its process is killed.
-    """
-
-    soft_s: float
-    hard_s: float
+    soft_s: float  #: After this, ``SoftTimeLimitExceeded`` is raised in the task, as soon as it runs Python
+    hard_s: float  #: After this, its process is killed
 
 
 def broker_url(settings: SharedSettings) -> str:

@@ -38,13 +38,9 @@ _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 
 
 class Guest(Protocol):
-    """A connection.
+    """A connection."""
 
-    Attributes:
-        held_bytes: Bytes received of a request in progress; 0 once the connection is known.
-    """
-
-    held_bytes: int
+    held_bytes: int  #: Bytes received of a request in progress; 0 once the connection is known
 
     @property
     def waits_for_client(self) -> bool:

@@ -17,18 +17,12 @@ RESERVE_FILES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """The current free space of a file system.
+    """The current free space of a file system."""
 
-    Attributes:
-        free_bytes: How much this process may still write.
-        free_files: How many files (inodes) this process may still create.
-        reserve_files: How many of those are kept free; 0 if the file system does not count them.
-    """
-
-    free_bytes: int
+    free_bytes: int  #: How much this process may still write
     reserve_bytes: int
-    free_files: int = 0
-    reserve_files: int = 0
+    free_files: int = 0  #: How many files (inodes) this process may still create
+    reserve_files: int = 0  #: How many of those are kept free; 0 if the file system does not count them
 
     @property
     def is_low(self) -> bool:

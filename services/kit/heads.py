@@ -366,19 +366,15 @@ else:
 
 
 class ServerConfig(uvicorn.Config):
-    """How each of our servers is run; the options are uvicorn's.
-
-    Attributes:
-        proxies: Peers whose connections stand for many clients.
-        tls: How a connection begins, except at a socket of this machine; None for plain HTTP.
-    """
+    """How each of our servers is run; the options are uvicorn's."""
 
     tls: ssl.SSLContext | None = None
+    """How a connection begins, except at a socket of this machine; None for plain HTTP."""
 
     def __init__(self, app: Any, **options: Any) -> None:
         ours: dict[str, Any] = {"http": PROTOCOL, "ws": "none", "log_config": None, "access_log": False}
         super().__init__(app, **ours | options)
-        self.proxies = _TrustedHosts(self.forwarded_allow_ips)
+        self.proxies = _TrustedHosts(self.forwarded_allow_ips)  #: Peers whose connections stand for many clients
 
     def load(self) -> None:
         """Load what uvicorn loads, but leave TLS to the connections: uvicorn would not count handshakes."""

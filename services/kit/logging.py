@@ -22,16 +22,12 @@ from services.kit.text import CONTROLS, visible
 
 
 class Known:
-    """Fields of many lines, written once.
-
-    Attributes:
-        fields: The fields.
-    """
+    """Fields of many lines, written once."""
 
     __slots__ = ("_json", "_words", "fields")
 
     def __init__(self, fields: dict[str, Any]) -> None:
-        self.fields = fields
+        self.fields = fields  #: The fields
         self._words: str | None = None
         self._json: str | None = None
 

@@ -19,19 +19,13 @@ PORT = 26_379
 
 @dataclass(frozen=True)
 class Watched:
-    """A server that Sentinels watch.
-
-    Attributes:
-        over_tls: Whether all of them speak TLS.
-        user: Client options for the server: its user and database.
-        sentinel_user: Client options for the Sentinels.
-    """
+    """A server that Sentinels watch."""
 
     sentinels: tuple[tuple[str, int], ...]
     master: str
-    over_tls: bool
-    user: dict[str, Any]
-    sentinel_user: dict[str, Any]
+    over_tls: bool  #: Whether all of them speak TLS
+    user: dict[str, Any]  #: Client options for the server: its user and database
+    sentinel_user: dict[str, Any]  #: Client options for the Sentinels
 
     def broker_url(self) -> str:
         """Return the address for Celery, which takes the name of the server in ``transport_options``."""

@@ -12,20 +12,15 @@ from urllib.parse import parse_qs, urlsplit
 
 @dataclass(frozen=True)
 class Tls:
-    """The TLS files of one process.
-
-    Attributes:
-        certificate: What it presents, including any intermediate certificates; None: it speaks plain HTTP.
-        authority: Certificates by which it verifies others; None: those of the system.
-        asks_clients: Whether it admits only clients that present a certificate of the authority (mutual TLS).
-        pin: SHA-256 of the one certificate that it accepts from the server it calls, in place of an authority.
-    """
+    """The TLS files of one process."""
 
     certificate: Path | None = None
+    """What it presents, including any intermediate certificates; None: it speaks plain HTTP."""
     key: Path | None = None
-    authority: Path | None = None
+    authority: Path | None = None  #: Certificates by which it verifies others; None: those of the system
     asks_clients: bool = False
-    pin: str = ""
+    """Whether it admits only clients that present a certificate of the authority (mutual TLS)."""
+    pin: str = ""  #: SHA-256 of the one certificate that it accepts from the server it calls, in place of an authority
 
     @property
     def scheme(self) -> str:

@@ -55,20 +55,18 @@ class Backtest:
 
     Attributes:
         first_s, last_s: The first and the last forecast time.
-        forecasts: How many.
-        mae: Mean absolute error by method and day ahead, gCO2/kWh.
-        coverage: Share of the hours that lay between the quantiles of the method in use, learned from what came before;
-            if that is too short, learned from the first half of the backtest and evaluated on the second.
-        greenest_regret: Excess emissions of the six hours of the next day that the method in use predicted as greenest
-            over the six that were greenest, as a share.
     """
 
     first_s: float
     last_s: float
-    forecasts: int
-    mae: dict[Method, tuple[float, ...]]
+    forecasts: int  #: How many
+    mae: dict[Method, tuple[float, ...]]  #: Mean absolute error by method and day ahead, gCO2/kWh
     coverage: float
+    """Share of the hours that lay between the quantiles of the method in use, learned from what came before; if that is
+    too short, learned from the first half of the backtest and evaluated on the second."""
     greenest_regret: float
+    """Excess emissions of the six hours of the next day that the method in use predicted as greenest over the six that
+    were greenest, as a share."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +74,16 @@ class Forecast:
     """Intensities ahead, hour by hour from ``start_s``.
 
     Attributes:
-        start_s: The forecast time.
-        values: (hours,) gCO2/kWh.
         p10, p90: (hours,) quantiles from the errors of the backtest; None if too little is known.
-        method: What made it.
-        backtest: None if the history is too short for one.
-        note: Why the learned method was not used, if so.
     """
 
-    start_s: float
-    values: Floats
+    start_s: float  #: The forecast time
+    values: Floats  #: (hours,) gCO2/kWh
     p10: Floats | None
     p90: Floats | None
-    method: Method
-    backtest: Backtest | None
-    note: str = ""
+    method: Method  #: What made it
+    backtest: Backtest | None  #: None if the history is too short for one
+    note: str = ""  #: Why the learned method was not used, if so
 
 
 def persistence(history: History, origins: Ints, horizon_h: int) -> Floats:
@@ -146,21 +139,13 @@ def _too_little(history: History, horizon_h: int) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The choices made by a backtest.
+    """The choices made by a backtest."""
 
-    Attributes:
-        penalties: Of the ridge regression, by day ahead; None for persistence.
-        horizon_h: How far ahead it predicts, hours.
-        root: Whether intensities are square roots internally.
-        intervals: How far off the forecasts may be.
-        backtest: The backtest behind the choices.
-    """
-
-    penalties: tuple[float, ...] | None
-    horizon_h: int
-    root: bool
-    intervals: Intervals
-    backtest: Backtest
+    penalties: tuple[float, ...] | None  #: Of the ridge regression, by day ahead; None for persistence
+    horizon_h: int  #: How far ahead it predicts, hours
+    root: bool  #: Whether intensities are square roots internally
+    intervals: Intervals  #: How far off the forecasts may be
+    backtest: Backtest  #: The backtest behind the choices
 
     @property
     def method(self) -> Method:

@@ -32,21 +32,17 @@ class Blend:
     """The weights and errors learned from the past.
 
     Attributes:
-        weights: (steps,) w.
         low, high: (steps,) quantiles of the errors, gCO2/kWh; at most and at least 0.
-        origins: (tested,) moments of the backtest, steps since the beginning, over the last part of the past.
-        mae: By method, the (steps,) mean absolute errors there, with the weights learned from the part before.
-        coverage: Share of the steps there that lie between the quantiles learned from the part before.
-        greenest_regret: As in ``services.learning.carbon.Backtest``.
     """
 
-    weights: Floats
+    weights: Floats  #: (steps,) w
     low: Floats
     high: Floats
-    origins: Ints
+    origins: Ints  #: (tested,) moments of the backtest, steps since the beginning, over the last part of the past
     mae: dict[str, Floats]
-    coverage: float
-    greenest_regret: float
+    """By method, the (steps,) mean absolute errors there, with the weights learned from the part before."""
+    coverage: float  #: Share of the steps there that lie between the quantiles learned from the part before
+    greenest_regret: float  #: As in ``services.learning.carbon.Backtest``
 
     @property
     def is_better(self) -> bool:

@@ -20,23 +20,17 @@ SHAPE_DAYS = 14
 
 @dataclass(frozen=True)
 class History:
-    """The past of a grid, hour by hour, up to the forecast time.
+    """The past of a grid, hour by hour, up to the forecast time."""
 
-    Attributes:
-        start_s: When the first hour begins on the grid's clock, UTC seconds, a whole hour.
-        values: (hours,) gCO2/kWh, without gaps: a missing hour takes the value of the same hour on the last day that
-            has one, else the last value before it. Nothing is filled from later values.
-        known: (hours,) whether the value was measured and is plausible.
-        shares: (hours, columns) such as percentages of renewable energy, filled likewise; no columns without any.
-        expected: (hours + 24, columns) day-ahead forecasts of wind and solar generation by the hour they are for; the
-            last 24 rows lie ahead of the forecast time. No columns without any.
-    """
-
-    start_s: float
+    start_s: float  #: When the first hour begins on the grid's clock, UTC seconds, a whole hour
     values: Floats
-    known: NDArray[np.bool_]
-    shares: Floats
+    """(hours,) gCO2/kWh, without gaps: a missing hour takes the value of the same hour on the last day that has one,
+    else the last value before it. Nothing is filled from later values."""
+    known: NDArray[np.bool_]  #: (hours,) whether the value was measured and is plausible
+    shares: Floats  #: (hours, columns) such as percentages of renewable energy, filled likewise; no columns without any
     expected: Floats
+    """(hours + 24, columns) day-ahead forecasts of wind and solar generation by the hour they are for; the last 24 rows
+    lie ahead of the forecast time. No columns without any."""
 
     @property
     def end_s(self) -> float:

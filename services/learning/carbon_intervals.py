@@ -69,12 +69,11 @@ class Intervals:
 
     Attributes:
         low, high: (hours,) by hour ahead, as multiples of the roughness; at most and at least 0.
-        usual: The median roughness of the history.
     """
 
     low: Floats
     high: Floats
-    usual: float
+    usual: float  #: The median roughness of the history
 
     @classmethod
     def of(cls, grid: MeasuredGrid, moments: Ints, made: Floats) -> Intervals:

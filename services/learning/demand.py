@@ -37,22 +37,16 @@ LEAST_REFIT_STEPS, REFIT_SHARE = 24, 0.1
 
 @dataclass(frozen=True)
 class Demand:
-    """The demand to plan for.
-
-    Attributes:
-        peaks_qps: (STEPS_AHEAD, n_classes) for the steps that follow the history; with margins, without head-room.
-        method: The forecaster chosen, or what is used instead if there is too little history.
-        scores: By forecaster, lists by class over the same past moments, each with its margin: ``mae_qps``,
-            ``short_share`` of the steps with less than their peak, ``spare_qps``, ``cost_qps`` (the newsvendor's).
-        left_out: Why the others were not compared, by name.
-        assumed: Whether nothing could be learned yet.
-    """
+    """The demand to plan for."""
 
     peaks_qps: Floats
-    method: str
+    """(STEPS_AHEAD, n_classes) for the steps that follow the history; with margins, without head-room."""
+    method: str  #: The forecaster chosen, or what is used instead if there is too little history
     scores: dict[str, dict[str, list[float]]]
-    left_out: dict[str, str]
-    assumed: bool
+    """By forecaster, lists by class over the same past moments, each with its margin: ``mae_qps``, ``short_share`` of
+    the steps with less than their peak, ``spare_qps``, ``cost_qps`` (the newsvendor's)."""
+    left_out: dict[str, str]  #: Why the others were not compared, by name
+    assumed: bool  #: Whether nothing could be learned yet
 
 
 def candidates(service: float = SERVICE) -> list[Forecaster]:

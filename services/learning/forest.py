@@ -51,21 +51,16 @@ _new_tree = cast("Callable[..., _TreeRegressor]", import_module("sklearn.tree").
 
 @dataclass(frozen=True)
 class Forest:
-    """How to grow a forest; equal history and equal seed give equal forests.
+    """How to grow a forest; equal history and equal seed give equal forests."""
 
-    Attributes:
-        trees: How many, if there is a bootstrap.
-        seed: Of the bootstraps and the trees.
-        keeps_trees: Whether to keep the trees, which take a hundred bytes or more per pair each; without them there is
-            no prediction for a new user of a known group.
-        bootstrap: Whether each tree sees a sample of the jobs. Otherwise there is one tree, and ``spread`` is the
-            standard deviation of a pair's jobs instead of that over the trees.
-    """
-
-    trees: int = TREES
-    seed: int = 1
+    trees: int = TREES  #: How many, if there is a bootstrap
+    seed: int = 1  #: Of the bootstraps and the trees
     keeps_trees: bool = True
+    """Whether to keep the trees, which take a hundred bytes or more per pair each; without them there is no prediction
+    for a new user of a known group."""
     bootstrap: bool = True
+    """Whether each tree sees a sample of the jobs. Otherwise there is one tree, and ``spread`` is the standard
+    deviation of a pair's jobs instead of that over the trees."""
 
     def fit(self, history: Runs) -> ForestModel | GroupTable:
         """Return the forest of a history; for an empty one, a table that predicts 0."""
@@ -114,17 +109,15 @@ class ForestModel:
 
     Attributes:
         groups, users: Known ones, ascending; a tree sees their indices.
-        pairs: (n_pairs, 2) known (group, user), ascending.
         mean, spread: (n_pairs,) mean over the trees, and standard deviation; see ``Forest``.
-        trees: scikit-learn's trees.
     """
 
     groups: Ints
     users: Ints
-    pairs: Ints
+    pairs: Ints  #: (n_pairs, 2) known (group, user), ascending
     mean: Floats
     spread: Floats
-    trees: list[FittedTree]
+    trees: list[FittedTree]  #: scikit-learn's trees
 
     def predict(self, group: Ints, user: Ints) -> Predictions:
         """Return the predictions for jobs of these groups and users."""

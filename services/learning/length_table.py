@@ -31,20 +31,16 @@ class LengthTable:
     """The predictions, in the history's unit.
 
     Attributes:
-        groups: (n_groups,) ascending.
         amount, spread: (n_groups,) for a user that is new to the group.
-        examples: (n_groups,) jobs of the history.
-        quantiles: (n_groups, 3) of the actual lengths of the group's jobs, at ``QUANTILES``.
-        pairs: (n_pairs, 2) known (group, user), ascending.
         pair_amount, pair_spread: (n_pairs,) the forest's mean, and its standard deviation.
     """
 
-    groups: Ints
+    groups: Ints  #: (n_groups,) ascending
     amount: Floats
     spread: Floats
-    examples: Ints
-    quantiles: Floats
-    pairs: Ints
+    examples: Ints  #: (n_groups,) jobs of the history
+    quantiles: Floats  #: (n_groups, 3) of the actual lengths of the group's jobs, at ``QUANTILES``
+    pairs: Ints  #: (n_pairs, 2) known (group, user), ascending
     pair_amount: Floats
     pair_spread: Floats
 

@@ -25,18 +25,12 @@ LATEST_STEPS = 14 * DAY_STEPS
 
 @dataclass(frozen=True)
 class Boosting:
-    """Learns the ratio of a peak to the recent level, from features that are ratios to that level too.
-
-    Attributes:
-        quantile: Of the predicted peak, in (0, 1); the median has the least absolute error, 0.9 brings head-room
-            of its own.
-        rounds: Number of trees.
-        seed: Equal history and equal seed give equal models.
-    """
+    """Learns the ratio of a peak to the recent level, from features that are ratios to that level too."""
 
     quantile: float = 0.5
-    rounds: int = 60
-    seed: int = 1
+    """Of the predicted peak, in (0, 1); the median has the least absolute error, 0.9 brings head-room of its own."""
+    rounds: int = 60  #: Number of trees
+    seed: int = 1  #: Equal history and equal seed give equal models
 
     def __post_init__(self) -> None:
         if not 0 < self.quantile < 1:

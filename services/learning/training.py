@@ -16,21 +16,13 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class Learned:
-    """A new table, and how well forests that had not seen the newest jobs predict them.
+    """A new table, and how well forests that had not seen the newest jobs predict them."""
 
-    Attributes:
-        table: Fitted to the whole history.
-        new: Errors of the same forest when it is fitted to all but the newest jobs.
-        last: Errors of the table in force on those jobs; None without one.
-        user_median: Errors of the median of the user's earlier jobs on them.
-        is_better: Whether the table should come into force: its mean absolute error is not above the last one's.
-    """
-
-    table: LengthTable
-    new: Evaluation
-    last: Evaluation | None
-    user_median: Evaluation
-    is_better: bool
+    table: LengthTable  #: Fitted to the whole history
+    new: Evaluation  #: Errors of the same forest when it is fitted to all but the newest jobs
+    last: Evaluation | None  #: Errors of the table in force on those jobs; None without one
+    user_median: Evaluation  #: Errors of the median of the user's earlier jobs on them
+    is_better: bool  #: Whether the table should come into force: its mean absolute error is not above the last one's
 
 
 def learn(history: Runs, ended_s: Floats, last: LengthTable | None, last_through_s: float) -> Learned:

@@ -16,14 +16,10 @@ MOST_BLOCKS = 1_024
 
 
 class Expectations:
-    """Learns from answers, and predicts from what it has learned.
-
-    Attributes:
-        lengths: Recent lengths of answers.
-    """
+    """Learns from answers, and predicts from what it has learned."""
 
     def __init__(self) -> None:
-        self.lengths = AnswerLengths()
+        self.lengths = AnswerLengths()  #: Recent lengths of answers
         self._counters: dict[str, TokenCounter] = {}
 
     def of(self, kind: Kind, asked: Asked, pool: Pool, model: str, key_id: str) -> Expected:

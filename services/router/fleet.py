@@ -126,21 +126,14 @@ class Server(SharedTime):
 
 @dataclass(slots=True)
 class Pool:
-    """A pool with the servers of each of its lanes: by class, or one lane ``""`` without a plan.
+    """A pool with the servers of each of its lanes: by class, or one lane ``""`` without a plan."""
 
-    Attributes:
-        spec: Its row of the routing table.
-        servers: All that are ready.
-        is_planned: Whether its servers follow a plan; false for models that only registered endpoints serve.
-        by_class: The servers of each class; a class without any has all servers of the pool.
-        promised_s: How long an answer may take, for each class that states it.
-    """
-
-    spec: RoutedPool
-    is_planned: bool = True
-    servers: list[Server] = field(default_factory=list[Server])
+    spec: RoutedPool  #: Its row of the routing table
+    is_planned: bool = True  #: Whether its servers follow a plan; false for models that only registered endpoints serve
+    servers: list[Server] = field(default_factory=list[Server])  #: All that are ready
     by_class: dict[str, list[Server]] = field(default_factory=dict[str, list[Server]])
-    promised_s: dict[str, float] = field(init=False)
+    """The servers of each class; a class without any has all servers of the pool."""
+    promised_s: dict[str, float] = field(init=False)  #: How long an answer may take, for each class that states it
 
     def __post_init__(self) -> None:
         self.promised_s = {
@@ -156,22 +149,15 @@ class Pool:
 
 
 class Fleet:
-    """The newest routing table, and the state of its servers, which survives newer tables.
-
-    Attributes:
-        servers: Model servers by id.
-        instances: Those of applications, by id.
-        apps: Applications by name.
-        made_at_s: When the table was made, UTC seconds; 0 before the first.
-    """
+    """The newest routing table, and the state of its servers, which survives newer tables."""
 
     def __init__(self, networks: tuple[Network, ...] = ()) -> None:
         self._networks = networks
-        self.servers: dict[str, Server] = {}
-        self.instances: dict[str, Server] = {}
+        self.servers: dict[str, Server] = {}  #: Model servers by id
+        self.instances: dict[str, Server] = {}  #: Those of applications, by id
         self.pools: dict[str, Pool] = {}
-        self.apps: dict[str, RoutedApp] = {}
-        self.made_at_s = 0.0
+        self.apps: dict[str, RoutedApp] = {}  #: Applications by name
+        self.made_at_s = 0.0  #: When the table was made, UTC seconds; 0 before the first
         self._by_model: dict[str, list[Pool]] = {}
         self._leaving: dict[str, Server] = {}
 

@@ -29,23 +29,18 @@ class Gate:
     """Keys and limits of this process, and the requests that it has not answered yet.
 
     Attributes:
-        keys: Callers' keys.
-        limiter: Tenants' limits of requests per second.
         at_once: Tenants' limits of concurrent requests.
-        bodies: Reads bodies while there is room for them.
-        in_flight: How many requests are not answered yet.
-        is_empty: Set once there are none, after ``close``.
     """
 
     def __init__(self, settings: RouterSettings, keys: KeyCache) -> None:
-        self.keys = keys
-        self.limiter = RateLimiter()
+        self.keys = keys  #: Callers' keys
+        self.limiter = RateLimiter()  #: Tenants' limits of requests per second
         self.at_once = ConcurrencyLimiter(settings.max_requests_per_tenant, "requests", retry_after_s=1)
-        self.bodies = BodyReader(settings.max_buffered_bytes)
+        self.bodies = BodyReader(settings.max_buffered_bytes)  #: Reads bodies while there is room for them
         self._most_bytes = settings.max_body_bytes
         self._services = Incoming.of(settings.credential)
-        self.in_flight = 0
-        self.is_empty = asyncio.Event()
+        self.in_flight = 0  #: How many requests are not answered yet
+        self.is_empty = asyncio.Event()  #: Set once there are none, after ``close``
         self._is_closing = False
 
     async def pass_in(

@@ -15,27 +15,16 @@ Errors = Literal["chat", "responses", "messages"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of request.
+    """One kind of request."""
 
-    Attributes:
-        route: What traces and logs call it.
-        is_answer: Whether it is answered with tokens, whose number is predicted.
-        asks_usage: Whether a stream states its usage only if it is asked to by ``stream_options``.
-        token_mark: What each event of a stream with a token contains; empty if every event is one.
-        errors: The form of its errors.
-        may_repeat: Whether sending it twice changes nothing but the energy used.
-        operation: OpenTelemetry's name of what is done.
-        is_json: Whether its whole answers are JSON; others pass as they come.
-    """
-
-    route: str
-    is_answer: bool = False
-    asks_usage: bool = False
-    token_mark: bytes = b""
-    errors: Errors = "chat"
-    may_repeat: bool = True
-    is_json: bool = True
-    operation: str = "generate_content"
+    route: str  #: What traces and logs call it
+    is_answer: bool = False  #: Whether it is answered with tokens, whose number is predicted
+    asks_usage: bool = False  #: Whether a stream states its usage only if it is asked to by ``stream_options``
+    token_mark: bytes = b""  #: What each event of a stream with a token contains; empty if every event is one
+    errors: Errors = "chat"  #: The form of its errors
+    may_repeat: bool = True  #: Whether sending it twice changes nothing but the energy used
+    is_json: bool = True  #: Whether its whole answers are JSON; others pass as they come
+    operation: str = "generate_content"  #: OpenTelemetry's name of what is done
 
 
 _AUDIO = ("/v1/audio/transcriptions", "/v1/audio/translations")

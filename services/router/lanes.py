@@ -51,27 +51,19 @@ SPARE_LOOK_S = 0.25
 
 
 class QueueFullError(Exception):
-    """The lane holds as many waiting requests as it may.
-
-    Attributes:
-        retry_after_s: When there may be room.
-    """
+    """The lane holds as many waiting requests as it may."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__("The queue is full.")
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = retry_after_s  #: When there may be room
 
 
 class NoServerError(Exception):
-    """No server of the lane may be given requests.
-
-    Attributes:
-        starting: How many instances are wanted or starting; None if none is awaited.
-    """
+    """No server of the lane may be given requests."""
 
     def __init__(self, starting: int | None = None) -> None:
         super().__init__("There is no server.")
-        self.starting = starting
+        self.starting = starting  #: How many instances are wanted or starting; None if none is awaited
 
 
 class NoSpareError(Exception):
@@ -80,54 +72,34 @@ class NoSpareError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request on its way through its lane.
+    """A request on its way through its lane."""
 
-    Attributes:
-        request: The request as the queue orders it.
-        limit_s: How long its answer may take.
-        network_s: Time to each place from its client's region.
-        work: The request as servers are compared for it.
-        may_repeat: Whether it may be sent a second time; if not, it keeps the server that it was given.
-        preemptions: How often it was preempted.
-        given: Resolved once it may be sent to a server.
-        waits_since_s: When it began to wait for a pool's first server; None unless it does.
-        place: Its entry in the server's costs.
-        is_spare: Whether it only gets what others leave free.
-    """
-
-    request: ServingRequest
-    limit_s: float
-    network_s: Mapping[str, float]
-    work: Work
-    may_repeat: bool = True
-    preemptions: int = 0
-    given: asyncio.Future[Server] | None = None
-    waits_since_s: float | None = None
+    request: ServingRequest  #: The request as the queue orders it
+    limit_s: float  #: How long its answer may take
+    network_s: Mapping[str, float]  #: Time to each place from its client's region
+    work: Work  #: The request as servers are compared for it
+    may_repeat: bool = True  #: Whether it may be sent a second time; if not, it keeps the server that it was given
+    preemptions: int = 0  #: How often it was preempted
+    given: asyncio.Future[Server] | None = None  #: Resolved once it may be sent to a server
+    waits_since_s: float | None = None  #: When it began to wait for a pool's first server; None unless it does
     server: Server | None = None
     share_began_s: float = 0.0
-    place: Given | None = None
+    place: Given | None = None  #: Its entry in the server's costs
     connection: Connection | None = None
     is_preempted: bool = False
-    is_spare: bool = False
+    is_spare: bool = False  #: Whether it only gets what others leave free
 
 
 @dataclass(frozen=True, slots=True)
 class LaneRules:
-    """How lanes work.
+    """How lanes work."""
 
-    Attributes:
-        order: The order of waiting requests.
-        placement: ``carbon``: the cleanest server in time; ``weights``: shares by weight, as in the paper.
-        most_waiting: How many requests may wait in a lane.
-        most_preemptions: How often one request may be preempted; 0 for never.
-        preemption_margin_s: By how much a request must be more urgent.
-    """
-
-    order: Order = Order.LLF
+    order: Order = Order.LLF  #: The order of waiting requests
     placement: str = "carbon"
-    most_waiting: int = 1_000
-    most_preemptions: int = 1
-    preemption_margin_s: float = PREEMPTION_MARGIN_S
+    """``carbon``: the cleanest server in time; ``weights``: shares by weight, as in the paper."""
+    most_waiting: int = 1_000  #: How many requests may wait in a lane
+    most_preemptions: int = 1  #: How often one request may be preempted; 0 for never
+    preemption_margin_s: float = PREEMPTION_MARGIN_S  #: By how much a request must be more urgent
 
 
 class Lane:

@@ -36,19 +36,13 @@ Amounts = tuple[Labels, list[float]]
 
 @dataclass(frozen=True)
 class Gauge:
-    """A value at the moment.
-
-    Attributes:
-        labels: Names of its labels.
-        values: Its values, by those of the labels.
-        is_summed: Whether several processes' values are added up; otherwise the greatest is taken.
-    """
+    """A value at the moment."""
 
     name: str
     help_text: str
-    labels: Labels
-    values: Mapping[Labels, float]
-    is_summed: bool = True
+    labels: Labels  #: Names of its labels
+    values: Mapping[Labels, float]  #: Its values, by those of the labels
+    is_summed: bool = True  #: Whether several processes' values are added up; otherwise the greatest is taken
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the text format."""

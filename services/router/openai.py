@@ -37,23 +37,16 @@ _CODES = {
 
 
 class DoorError(Exception):
-    """A request that gets an error in OpenAI's format.
-
-    Attributes:
-        status: HTTP status.
-        code: Stable code.
-        param: The field that is wrong.
-        retry_after_s: When to try again.
-    """
+    """A request that gets an error in OpenAI's format."""
 
     def __init__(
         self, status: int, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-        self.retry_after_s = retry_after_s
+        self.status = status  #: HTTP status
+        self.code = code  #: Stable code
+        self.param = param  #: The field that is wrong
+        self.retry_after_s = retry_after_s  #: When to try again
 
     @property
     def headers(self) -> list[Header]:
@@ -109,31 +102,18 @@ def of_problem(problem: ProblemError) -> DoorError:
 
 @dataclass(slots=True)
 class Asked:
-    """What the router reads of a request's body; all of it is passed on unchanged.
+    """What the router reads of a request's body; all of it is passed on unchanged."""
 
-    Attributes:
-        content: The body.
-        fields: The body, parsed.
-        model: The requested model.
-        is_stream: Whether the answer should be a stream.
-        wants_usage: Whether the stream should end with a chunk that states the usage.
-        most_tokens: The longest answer that is allowed; None if it is not limited.
-        choices: How many answers are requested.
-        may_repeat: Whether sending it twice changes nothing but the energy used.
-        session: What requests with much in common name alike: ``prompt_cache_key``, else ``user``.
-        places: Where the body has its fields if it is a form; None for JSON.
-    """
-
-    content: bytes
-    fields: dict[str, Any]
-    model: str
-    is_stream: bool
-    wants_usage: bool
-    most_tokens: int | None
-    choices: int
-    may_repeat: bool
-    session: str | None
-    places: dict[str, tuple[int, int]] | None = None
+    content: bytes  #: The body
+    fields: dict[str, Any]  #: The body, parsed
+    model: str  #: The requested model
+    is_stream: bool  #: Whether the answer should be a stream
+    wants_usage: bool  #: Whether the stream should end with a chunk that states the usage
+    most_tokens: int | None  #: The longest answer that is allowed; None if it is not limited
+    choices: int  #: How many answers are requested
+    may_repeat: bool  #: Whether sending it twice changes nothing but the energy used
+    session: str | None  #: What requests with much in common name alike: ``prompt_cache_key``, else ``user``
+    places: dict[str, tuple[int, int]] | None = None  #: Where the body has its fields if it is a form; None for JSON
 
     @property
     def is_flex(self) -> bool:

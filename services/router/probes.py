@@ -60,17 +60,13 @@ async def probe(server: Server, limits: Limits) -> bool:
 
 
 class Trials:
-    """Tries ejected servers while others serve, so that no user's request has to.
-
-    Attributes:
-        running: The trials in progress, by server.
-    """
+    """Tries ejected servers while others serve, so that no user's request has to."""
 
     def __init__(self, fleet: Fleet, lanes: Lanes, writer: RequestWriter) -> None:
         self._fleet = fleet
         self._lanes = lanes
         self._writer = writer
-        self.running: dict[str, asyncio.Task[None]] = {}
+        self.running: dict[str, asyncio.Task[None]] = {}  #: The trials in progress, by server
 
     def begin(self, limits: Limits, now_s: float) -> None:
         """Try the servers whose pause is over."""

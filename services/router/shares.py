@@ -9,16 +9,14 @@ class SharedTime:
     """Counts the requests at a server, and each one's share of the server's time.
 
     Attributes:
-        held: Requests that this process holds there.
-        held_elsewhere: Requests that other router processes said they hold.
         share_s: Seconds of the server per request so far: grows by 1 / n in each second in which it holds n requests.
     """
 
     __slots__ = ("_share_at_s", "held", "held_elsewhere", "share_s")
 
     def __init__(self) -> None:
-        self.held = 0
-        self.held_elsewhere = 0
+        self.held = 0  #: Requests that this process holds there
+        self.held_elsewhere = 0  #: Requests that other router processes said they hold
         self.share_s = 0.0
         self._share_at_s = time.monotonic()
 

@@ -60,10 +60,7 @@ class StreamReader:
     """Reads one stream.
 
     Attributes:
-        events: Events with data so far, which is about the number of tokens.
         input_tokens, output_tokens: As the stream stated them; None if it did not.
-        is_complete: Whether it came to its end.
-        has_failed: Whether the server reported a failure in it.
     """
 
     def __init__(
@@ -84,11 +81,11 @@ class StreamReader:
         self._renamed = renamed
         self._held = bytearray()
         self._is_stated = False
-        self.events = 0
+        self.events = 0  #: Events with data so far, which is about the number of tokens
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
-        self.is_complete = False
-        self.has_failed = False
+        self.is_complete = False  #: Whether it came to its end
+        self.has_failed = False  #: Whether the server reported a failure in it
 
     def feed(self, piece: bytes) -> bytes:
         """Return what can be passed on now: whole events."""

@@ -16,93 +16,62 @@ from services.router.openai import Asked
 
 @dataclass(slots=True)
 class Expected:
-    """What is expected of a request.
-
-    Attributes:
-        contexts: The contexts by which its answer's length is learned.
-        n_bytes: Size of its prompt; 0 if it teaches nothing about tokens.
-        blocks: Hashes of its prompt's beginnings, shortest first.
-        block_tokens: Tokens of each block.
-    """
+    """What is expected of a request."""
 
     input_tokens: int
     output_tokens: float
     request_class: str
-    contexts: tuple[Any, ...]
-    n_bytes: int
-    blocks: tuple[int, ...]
-    block_tokens: float
+    contexts: tuple[Any, ...]  #: The contexts by which its answer's length is learned
+    n_bytes: int  #: Size of its prompt; 0 if it teaches nothing about tokens
+    blocks: tuple[int, ...]  #: Hashes of its prompt's beginnings, shortest first
+    block_tokens: float  #: Tokens of each block
 
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A request that gets only what others leave free: a line of a batch, or one of the service tier ``flex``.
+    """A request that gets only what others leave free: a line of a batch, or one of the service tier ``flex``."""
 
-    Attributes:
-        patience_s: How long it waits for that.
-        places: Those where it may be answered; empty for any.
-    """
-
-    patience_s: float
-    places: frozenset[str] = frozenset()
+    patience_s: float  #: How long it waits for that
+    places: frozenset[str] = frozenset()  #: Those where it may be answered; empty for any
 
 
 @dataclass(slots=True)
 class Received:
-    """A request as it came.
-
-    Attributes:
-        kind: What the router knows of requests to its path.
-        path: As it was sent, with its query.
-        at_s: When it came, by the monotonic clock; of one that waited for what others left free, when it got that.
-        at_utc_s: When it came, UTC seconds.
-        spare: Set for one that gets only what others leave free.
-    """
+    """A request as it came."""
 
     exchange: Exchange
-    kind: Kind
-    path: str
+    kind: Kind  #: What the router knows of requests to its path
+    path: str  #: As it was sent, with its query
     key: ResolvedKey
     asked: Asked
-    at_s: float
-    at_utc_s: float
-    spare: Spare | None = None
+    at_s: float  #: When it came, by the monotonic clock; of one that waited for what others left free, when it got that
+    at_utc_s: float  #: When it came, UTC seconds
+    spare: Spare | None = None  #: Set for one that gets only what others leave free
 
 
 @dataclass(slots=True)
 class Turn:
-    """A request on its way to the servers of one model: the one asked for, or a fallback.
-
-    Attributes:
-        window: Its entry in the traffic report; the numbers become the lengths of prompt and answer.
-        asks_usage: Whether the router had the server state the usage although the client did not ask for it.
-        wait_s: Seconds from its arrival until it was sent to a server.
-        first_s: Seconds from its arrival to the first token of a stream; 0 before.
-        place: Its entry in its server's costs.
-    """
+    """A request on its way to the servers of one model: the one asked for, or a fallback."""
 
     received: Received
     model: str
     pool: Pool
     lane: Lane
     expected: Expected
-    window: list[int]
+    window: list[int]  #: Its entry in the traffic report; the numbers become the lengths of prompt and answer
     asks_usage: bool = False
-    wait_s: float = 0.0
-    first_s: float = 0.0
-    place: Given | None = None
+    """Whether the router had the server state the usage although the client did not ask for it."""
+    wait_s: float = 0.0  #: Seconds from its arrival until it was sent to a server
+    first_s: float = 0.0  #: Seconds from its arrival to the first token of a stream; 0 before
+    place: Given | None = None  #: Its entry in its server's costs
 
 
 class Tokens(NamedTuple):
-    """Tokens of a prompt and its answer.
-
-    Attributes:
-        are_stated: Whether the server stated both; else one is an estimate.
-    """
+    """Tokens of a prompt and its answer."""
 
     input: int
     output: int
-    are_stated: bool
+    are_stated: bool  #: Whether the server stated both; else one is an estimate
 
 
 NO_TOKENS = Tokens(0, 0, are_stated=True)

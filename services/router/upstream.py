@@ -41,8 +41,6 @@ class UpstreamError(Exception):
     Attributes:
         reason: Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``hung``, ``malformed``,
             ``too_large``, ``busy``, ``rate_limited``, ``preempted``, ``no_key``, ``key_refused``.
-        may_repeat: Whether the request was certainly not processed.
-        retry_after_s: When the server says to try again; None if it does not.
     """
 
     def __init__(
@@ -50,25 +48,18 @@ class UpstreamError(Exception):
     ) -> None:
         super().__init__(detail)
         self.reason = reason
-        self.may_repeat = may_repeat
-        self.retry_after_s = retry_after_s
+        self.may_repeat = may_repeat  #: Whether the request was certainly not processed
+        self.retry_after_s = retry_after_s  #: When the server says to try again; None if it does not
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a request may take, seconds; None for any time.
+    """How long a request may take, seconds; None for any time."""
 
-    Attributes:
-        connect_s: Time to connect, TLS included.
-        first_byte_s: Time from the request to the first byte of the answer.
-        silence_s: Time between two pieces of an answer.
-        total_s: Total time.
-    """
-
-    connect_s: float
-    first_byte_s: float
-    silence_s: float
-    total_s: float
+    connect_s: float  #: Time to connect, TLS included
+    first_byte_s: float  #: Time from the request to the first byte of the answer
+    silence_s: float  #: Time between two pieces of an answer
+    total_s: float  #: Total time
 
 
 class Connection(asyncio.Protocol):

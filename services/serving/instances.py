@@ -178,23 +178,16 @@ def app_blueprint(spec: AppSpec, fleet: FleetSpec) -> Blueprint:
 
 @dataclass(frozen=True, slots=True)
 class InstanceJob:
-    """The job of an instance.
-
-    Attributes:
-        queued_at: Since when it has been waiting.
-        url: Where it listens; None unless its process runs.
-        running_at: Since when its process has been running.
-        listener: Who listens on its port; None if its node does not tell.
-    """
+    """The job of an instance."""
 
     state: JobState
     reason: str | None = None
     detail: str | None = None
     cancel_requested: bool = False
-    queued_at: datetime | None = None
-    url: str | None = None
-    running_at: datetime | None = None
-    listener: Listener | None = None
+    queued_at: datetime | None = None  #: Since when it has been waiting
+    url: str | None = None  #: Where it listens; None unless its process runs
+    running_at: datetime | None = None  #: Since when its process has been running
+    listener: Listener | None = None  #: Who listens on its port; None if its node does not tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,21 +74,13 @@ class AskedPlan(Message):
 
 @dataclass(frozen=True)
 class PlanWork:
-    """A plan to be made.
+    """A plan to be made."""
 
-    Attributes:
-        pool: The pool's name.
-        trigger: Why it is made.
-        spec: What it was when the plan was submitted.
-        from_at: When the plan begins.
-        deadline_s: When an answer is late, less the time for all but solving; on this process's monotonic clock.
-    """
-
-    pool: str
-    trigger: PlanTrigger
-    spec: PoolSpec
-    from_at: datetime
-    deadline_s: float
+    pool: str  #: The pool's name
+    trigger: PlanTrigger  #: Why it is made
+    spec: PoolSpec  #: What it was when the plan was submitted
+    from_at: datetime  #: When the plan begins
+    deadline_s: float  #: When an answer is late, less the time for all but solving; on this process's monotonic clock
 
 
 class PlanMaker:

@@ -27,19 +27,12 @@ IN_LAB = frozenset(
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Simulation inputs by name.
+    """Simulation inputs by name."""
 
-    Attributes:
-        jobs: Bundled traces.
-        formats: Formats of job files.
-        recipes: How jobs behave.
-        recipe_of: The default recipe of each format.
-    """
-
-    jobs: Mapping[str, Bundle]
-    formats: tuple[JobFormat, ...]
-    recipes: tuple[Recipe, ...]
-    recipe_of: Mapping[str, str]
+    jobs: Mapping[str, Bundle]  #: Bundled traces
+    formats: tuple[JobFormat, ...]  #: Formats of job files
+    recipes: tuple[Recipe, ...]  #: How jobs behave
+    recipe_of: Mapping[str, str]  #: The default recipe of each format
 
 
 @cache

@@ -34,22 +34,17 @@ class ReadReport:
 
     Attributes:
         source, format: The file's name, and the format it was read as.
-        rows: Rows of data in the file: every line that is not empty, except the header.
-        kept: Rows that became jobs (or hours).
-        dropped: Rows left out, by reason.
-        merged: Rows merged into an earlier one, by the reason in the singular and the plural.
-        lines: The first line numbers of each reason.
-        notes: Interpretations of the data that a reader should know.
     """
 
     source: str
     format: str
-    rows: int = 0
-    kept: int = 0
-    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    rows: int = 0  #: Rows of data in the file: every line that is not empty, except the header
+    kept: int = 0  #: Rows that became jobs (or hours)
+    dropped: dict[str, int] = field(default_factory=dict[str, int])  #: Rows left out, by reason
     merged: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    lines: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    notes: list[str] = field(default_factory=list[str])
+    """Rows merged into an earlier one, by the reason in the singular and the plural."""
+    lines: dict[str, list[int]] = field(default_factory=dict[str, list[int]])  #: The first line numbers of each reason
+    notes: list[str] = field(default_factory=list[str])  #: Interpretations of the data that a reader should know
 
     def drop(self, line: int, reason: str) -> None:
         """Count one row that is left out."""
@@ -91,36 +86,26 @@ class RawJobs:
 
     Attributes:
         ids, tenants: Unique names; owners, empty if the file names none.
-        submitted_s: UTC seconds if ``absolute``, otherwise seconds since the trace began.
-        duration_s: Run time of the job on ``gpus``, without waiting; NaN if the file does not say.
-        gpus: How many it ran on; 0 if the file does not say.
-        application: What it trained; empty if the file does not say.
-        batch_size: Of the whole gang, samples; 0 if the file does not say.
-        energy_j: Measured, for the whole job; NaN if the file does not say.
-        absolute: Whether ``submitted_s`` are real dates.
-        report: What was left out.
         array, after: The array of each job, and the jobs and arrays it waited for; () if the file does not say.
-        max_running: The limits of arrays.
-        slice_sevenths: The size of the slice that each asks for, 0 for one that asks for GPUs; None: all ask for GPUs.
-        ran_sevenths: For such a job, the slice size that its duration and energy refer to; 7 stands for a whole GPU
-            too.
     """
 
     ids: tuple[str, ...]
     tenants: tuple[str, ...]
-    submitted_s: Floats
-    duration_s: Floats
-    gpus: Ints
-    application: tuple[str, ...]
-    batch_size: Ints
-    energy_j: Floats
-    absolute: bool
-    report: ReadReport
+    submitted_s: Floats  #: UTC seconds if ``absolute``, otherwise seconds since the trace began
+    duration_s: Floats  #: Run time of the job on ``gpus``, without waiting; NaN if the file does not say
+    gpus: Ints  #: How many it ran on; 0 if the file does not say
+    application: tuple[str, ...]  #: What it trained; empty if the file does not say
+    batch_size: Ints  #: Of the whole gang, samples; 0 if the file does not say
+    energy_j: Floats  #: Measured, for the whole job; NaN if the file does not say
+    absolute: bool  #: Whether ``submitted_s`` are real dates
+    report: ReadReport  #: What was left out
     array: tuple[str, ...] = ()
-    max_running: Mapping[str, int] = field(default_factory=dict[str, int])
+    max_running: Mapping[str, int] = field(default_factory=dict[str, int])  #: The limits of arrays
     after: tuple[tuple[str, ...], ...] = ()
     slice_sevenths: Ints | None = None
+    """The size of the slice that each asks for, 0 for one that asks for GPUs; None: all ask for GPUs."""
     ran_sevenths: Ints | None = None
+    """For such a job, the slice size that its duration and energy refer to; 7 stands for a whole GPU too."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -86,14 +86,12 @@ class Replay:
 
     Attributes:
         gco2, energy_j: Of the whole cluster, without PUE.
-        job_gco2: (n_jobs,).
-        mean_s: Mean time from submission to end.
     """
 
     gco2: float
     energy_j: float
-    job_gco2: np.ndarray[Any, np.dtype[np.float64]]
-    mean_s: float
+    job_gco2: np.ndarray[Any, np.dtype[np.float64]]  #: (n_jobs,)
+    mean_s: float  #: Mean time from submission to end
     completed: int
 
 

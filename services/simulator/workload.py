@@ -30,28 +30,19 @@ ANY_MODEL = "*"
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How a kind of job runs on one GPU model, by gang size: linear between sizes, the nearest size outside them.
+    """How a kind of job runs on one GPU model, by gang size: linear between sizes, the nearest size outside them."""
 
-    Attributes:
-        gpus: (n_sizes,) gang sizes, ascending.
-        speed: (n_sizes,) seconds of ``Workload.work_s`` done per second, on one node. 1 is the reference gang.
-        gpu_power_w: (n_sizes,) mean draw of each of the gang's GPUs, watts.
-        spread_speed: (n_sizes,) speed of a gang that spans nodes; None if spanning costs nothing.
-        spread_power_w: (n_sizes,) mean draw of each GPU of such a gang; None: as on one node.
-        controls: Speed and power of one GPU by power limit and by clock, at the smallest size; wider gangs follow in
-            proportion. A control without an entry was not measured and has no effect.
-        power_error: For a prediction: the mean error it states for its powers, as a share of them.
-        batches: (2, n_sizes) total batch on one node and over several, samples, if the batch is tuned.
-    """
-
-    gpus: Ints
-    speed: Floats
-    gpu_power_w: Floats
-    spread_speed: Floats | None = None
-    spread_power_w: Floats | None = None
+    gpus: Ints  #: (n_sizes,) gang sizes, ascending
+    speed: Floats  #: (n_sizes,) seconds of ``Workload.work_s`` done per second, on one node. 1 is the reference gang.
+    gpu_power_w: Floats  #: (n_sizes,) mean draw of each of the gang's GPUs, watts
+    spread_speed: Floats | None = None  #: (n_sizes,) speed of a gang that spans nodes; None if spanning costs nothing
+    spread_power_w: Floats | None = None  #: (n_sizes,) mean draw of each GPU of such a gang; None: as on one node
     controls: Mapping[ControlKind, ControlCurve] = field(default_factory=dict[ControlKind, ControlCurve])
-    power_error: float = 0.0
+    """Speed and power of one GPU by power limit and by clock, at the smallest size; wider gangs follow in proportion. A
+    control without an entry was not measured and has no effect."""
+    power_error: float = 0.0  #: For a prediction: the mean error it states for its powers, as a share of them
     batches: Ints | None = None
+    """(2, n_sizes) total batch on one node and over several, samples, if the batch is tuned."""
 
     def __post_init__(self) -> None:
         optional = (self.spread_speed, self.spread_power_w)
@@ -158,12 +149,11 @@ class Recurrence:
 
     Attributes:
         group, user: (n_jobs,) ids.
-        history: Jobs that ended before the first submission; amounts are iterations (``JobProfile.iteration_s``).
     """
 
     group: Ints
     user: Ints
-    history: Runs
+    history: Runs  #: Jobs that ended before the first submission; amounts are iterations (``JobProfile.iteration_s``)
 
 
 @dataclass(frozen=True)
@@ -171,16 +161,12 @@ class Gates:
     """Which jobs must wait for others.
 
     All jobs of a simulation succeed, so every kind of dependency waits simply for the other job's end.
-
-    Attributes:
-        array: (n_jobs,) the array of each, empty for a single job.
-        max_running: By array: the most of its jobs that may hold GPUs at once; without an entry, no limit.
-        after: (n_jobs,) what each waits for: ids of jobs and arrays.
     """
 
-    array: tuple[str, ...]
+    array: tuple[str, ...]  #: (n_jobs,) the array of each, empty for a single job
     max_running: Mapping[str, int]
-    after: tuple[tuple[str, ...], ...]
+    """By array: the most of its jobs that may hold GPUs at once; without an entry, no limit."""
+    after: tuple[tuple[str, ...], ...]  #: (n_jobs,) what each waits for: ids of jobs and arrays
 
 
 @dataclass(frozen=True)
@@ -188,49 +174,36 @@ class Workload:
     """Jobs in order of submission. Every column is (n_jobs,).
 
     Attributes:
-        ids: Unique.
-        tenants: Owners.
-        submitted_s: UTC seconds, ascending.
-        work_s: Seconds the job takes at its profile's reference gang (speed 1), without start and checkpoints; > 0.
-        requested_gpus: What the user asked for, which policies that do not scale jobs use.
         min_gpus, max_gpus, step_gpus: The sizes an elastic policy may give it.
-        profile: Index into ``profiles``.
-        profiles: The kinds of jobs.
-        predicted_work_s: ``work_s`` as predicted, NaN without a prediction. None: exactly ``work_s``.
         priority, preemptible, deadline_s: As in a submission; None for 0, True and +inf.
-        shareable: Which jobs may share a GPU; None: all.
-        gpu_model: The model each job must have, empty for any; None: any for all.
-        recurrence: What predictors learn from; None: no job is known to recur.
-        gates: Arrays and dependencies; None: every job may start once it is submitted.
-        slice_sevenths: The size of the MIG slice that each job asks for instead of GPUs, 0 for one that asks for GPUs;
-            a slice counts as one GPU in all sizes. None: all ask for GPUs.
-        slice_memory_gib: The memory that the slice must have; None: any size will do.
-        name: For reports.
-        notes: What was dropped or mapped on the way here, and why; for people.
     """
 
-    ids: tuple[str, ...]
-    tenants: tuple[str, ...]
-    submitted_s: Floats
+    ids: tuple[str, ...]  #: Unique
+    tenants: tuple[str, ...]  #: Owners
+    submitted_s: Floats  #: UTC seconds, ascending
     work_s: Floats
-    requested_gpus: Ints
+    """Seconds the job takes at its profile's reference gang (speed 1), without start and checkpoints; > 0."""
+    requested_gpus: Ints  #: What the user asked for, which policies that do not scale jobs use
     min_gpus: Ints
     max_gpus: Ints
     step_gpus: Ints
-    profile: Ints
-    profiles: tuple[JobProfile, ...]
+    profile: Ints  #: Index into ``profiles``
+    profiles: tuple[JobProfile, ...]  #: The kinds of jobs
     predicted_work_s: Floats | None = None
+    """``work_s`` as predicted, NaN without a prediction. None: exactly ``work_s``."""
     priority: Ints | None = None
     preemptible: Bools | None = None
-    shareable: Bools | None = None
+    shareable: Bools | None = None  #: Which jobs may share a GPU; None: all
     deadline_s: Floats | None = None
-    gpu_model: tuple[str, ...] | None = None
-    recurrence: Recurrence | None = None
-    gates: Gates | None = None
+    gpu_model: tuple[str, ...] | None = None  #: The model each job must have, empty for any; None: any for all
+    recurrence: Recurrence | None = None  #: What predictors learn from; None: no job is known to recur
+    gates: Gates | None = None  #: Arrays and dependencies; None: every job may start once it is submitted
     slice_sevenths: Ints | None = None
-    slice_memory_gib: Floats | None = None
-    name: str = ""
-    notes: tuple[str, ...] = ()
+    """The size of the MIG slice that each job asks for instead of GPUs, 0 for one that asks for GPUs; a slice counts as
+    one GPU in all sizes. None: all ask for GPUs."""
+    slice_memory_gib: Floats | None = None  #: The memory that the slice must have; None: any size will do
+    name: str = ""  #: For reports
+    notes: tuple[str, ...] = ()  #: What was dropped or mapped on the way here, and why; for people
 
     def __post_init__(self) -> None:
         optional = [self.predicted_work_s, self.priority, self.preemptible, self.shareable, self.deadline_s]
@@ -276,24 +249,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """A group of identical nodes.
+    """A group of identical nodes."""
 
-    Attributes:
-        count: How many.
-        gpus: GPUs of each node, including those that are cut.
-        model: The model of their GPUs.
-        schedulable: Nodes that are not schedulable keep what runs on them, and get nothing new.
-        cuts: How each GPU of a node is cut into MIG slices, by its index; a GPU without slices or without an entry is
-            whole.
-        slice_memory_gib: Memory of the slices, by size, if it differs from the model's.
-    """
-
-    count: int
-    gpus: int
-    model: GpuModel
-    schedulable: bool = True
+    count: int  #: How many
+    gpus: int  #: GPUs of each node, including those that are cut
+    model: GpuModel  #: The model of their GPUs
+    schedulable: bool = True  #: Nodes that are not schedulable keep what runs on them, and get nothing new
     cuts: tuple[tuple[SlicePlace, ...], ...] = ()
+    """How each GPU of a node is cut into MIG slices, by its index; a GPU without slices or without an entry is
+    whole."""
     slice_memory_gib: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Memory of the slices, by size, if it differs from the model's."""
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -380,19 +346,12 @@ class ForecastKind(StrEnum):
 
 @dataclass(frozen=True)
 class IssuedForecasts:
-    """Forecasts as issued. Before the first issue a policy sees persistence.
+    """Forecasts as issued. Before the first issue a policy sees persistence."""
 
-    Attributes:
-        issued_s: (k,) when each was published, UTC seconds, ascending.
-        starts_s: (k,) when the first value of each takes effect.
-        step_s: How long each value holds.
-        intensity_gco2_per_kwh: (k, steps).
-    """
-
-    issued_s: Floats
-    starts_s: Floats
-    step_s: float
-    intensity_gco2_per_kwh: Floats
+    issued_s: Floats  #: (k,) when each was published, UTC seconds, ascending
+    starts_s: Floats  #: (k,) when the first value of each takes effect
+    step_s: float  #: How long each value holds
+    intensity_gco2_per_kwh: Floats  #: (k, steps)
 
     @property
     def ends_s(self) -> Floats:
@@ -405,24 +364,17 @@ class CarbonTrace:
     """The grid over the simulated time; it should begin a day before the first job, so that the past is known.
 
     A simulation that outlasts the trace repeats its last day over and over; the result says for how long.
-
-    Attributes:
-        zone: Such as ``SE``.
-        signal: What the intensities measure.
-        curve: The true intensity.
-        forecast: What policies know of the hours ahead.
-        issued: The forecasts for ``ForecastKind.FILE``, including those from before the simulated time.
-        before: The true intensity before ``curve``, which shows how far off the first issues were; None: unknown.
-        notes: Gaps filled, rows dropped, the source and its licence; for people.
     """
 
-    zone: str
-    signal: Signal
-    curve: CarbonCurve
-    forecast: ForecastKind = ForecastKind.PERFECT
+    zone: str  #: Such as ``SE``
+    signal: Signal  #: What the intensities measure
+    curve: CarbonCurve  #: The true intensity
+    forecast: ForecastKind = ForecastKind.PERFECT  #: What policies know of the hours ahead
     issued: IssuedForecasts | None = None
+    """The forecasts for ``ForecastKind.FILE``, including those from before the simulated time."""
     before: CarbonCurve | None = None
-    notes: tuple[str, ...] = ()
+    """The true intensity before ``curve``, which shows how far off the first issues were; None: unknown."""
+    notes: tuple[str, ...] = ()  #: Gaps filled, rows dropped, the source and its licence; for people
 
     def __post_init__(self) -> None:
         if self.forecast is ForecastKind.FILE and self.issued is None:

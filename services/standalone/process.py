@@ -39,39 +39,29 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """What the supervisor starts.
+    """What the supervisor starts."""
 
-    Attributes:
-        name: Unique in the installation; names the log file.
-        is_ready: Blocks for up to two seconds, never raises. Without it, a process counts as ready once it is started.
-        address: Where it listens, for display.
-        sockets: Handed over to it, and held here, so that nobody else can listen in between.
-        account: The user it runs as, if that is not the caller.
-        stop_signal: Asks it to shut down cleanly.
-        stop_within_s: How long that may take before it is killed.
-        owns_its_group: Its process group is killed with it. False for an agent, which finds its jobs again on restart.
-        probe: Asks it whether it is alive, for as long as it runs. Without one it is never replaced while it runs.
-        before_start: Called before every start, including restarts; an OSError counts as a failed start.
-        repair: Called when it has ended several times before it was ready.
-        replaces_children: Whether it starts another process for each of its own that ends; those that are stopped are
-            killed then.
-    """
-
-    name: str
+    name: str  #: Unique in the installation; names the log file
     command: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path
     is_ready: Callable[[], bool] | None = None
-    address: Address | None = None
+    """Blocks for up to two seconds, never raises. Without it, a process counts as ready once it is started."""
+    address: Address | None = None  #: Where it listens, for display
     sockets: tuple[socket.socket, ...] = ()
-    account: Account | None = None
-    stop_signal: signal.Signals = signal.SIGTERM
-    stop_within_s: float = 10.0
+    """Handed over to it, and held here, so that nobody else can listen in between."""
+    account: Account | None = None  #: The user it runs as, if that is not the caller
+    stop_signal: signal.Signals = signal.SIGTERM  #: Asks it to shut down cleanly
+    stop_within_s: float = 10.0  #: How long that may take before it is killed
     owns_its_group: bool = True
+    """Its process group is killed with it. False for an agent, which finds its jobs again on restart."""
     probe: Probe | None = None
+    """Asks it whether it is alive, for as long as it runs. Without one it is never replaced while it runs."""
     before_start: Callable[[], None] | None = None
-    repair: Callable[[], None] | None = None
+    """Called before every start, including restarts; an OSError counts as a failed start."""
+    repair: Callable[[], None] | None = None  #: Called when it has ended several times before it was ready
     replaces_children: bool = False
+    """Whether it starts another process for each of its own that ends; those that are stopped are killed then."""
 
     def popen_options(self, output: int | None = None) -> dict[str, Any]:
         """Return the keyword arguments for `subprocess.Popen` besides the command, including those of `dying_too`.

@@ -20,20 +20,13 @@ _FLAGS = {"nodes": "--nodes", "port": "--port", "listen": "--listen", **ZONE_VAR
 
 @dataclass(frozen=True)
 class Options:
-    """What an installation is made with; None: not given, so that the default applies.
+    """What an installation is made with; None: not given, so that the default applies."""
 
-    Attributes:
-        nodes: Nodes in the form that `parse_nodes` reads.
-        zone: Grid zone of nodes that name none, `WATTSHIFT_ZONE`.
-        agents_zone: The same for agents only, `GPU_AGENT_ZONE`.
-        listen: Where other hosts join, as HOST:PORT; empty: nowhere.
-    """
-
-    nodes: str | None = None
+    nodes: str | None = None  #: Nodes in the form that `parse_nodes` reads
     port: int | None = None
-    zone: str | None = None
-    agents_zone: str | None = None
-    listen: str | None = None
+    zone: str | None = None  #: Grid zone of nodes that name none, `WATTSHIFT_ZONE`
+    agents_zone: str | None = None  #: The same for agents only, `GPU_AGENT_ZONE`
+    listen: str | None = None  #: Where other hosts join, as HOST:PORT; empty: nowhere
 
     def shown(self) -> str:
         """Return the options as they are typed; empty if none was ever given."""

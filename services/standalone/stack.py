@@ -356,18 +356,12 @@ class Stack:
 
 @dataclass(frozen=True)
 class Settled:
-    """What an installation is about to run with, after every check that needs no process.
+    """What an installation is about to run with, after every check that needs no process."""
 
-    Attributes:
-        options: The given options, and for the others the remembered ones.
-        changes: A line for each remembered option that is replaced by a given one.
-        environment: The environment of all processes, without the addresses that are found at the start.
-    """
-
-    options: remembered.Options
-    changes: tuple[str, ...]
+    options: remembered.Options  #: The given options, and for the others the remembered ones
+    changes: tuple[str, ...]  #: A line for each remembered option that is replaced by a given one
     nodes: tuple[processes.Node, ...]
-    environment: dict[str, str]
+    environment: dict[str, str]  #: The environment of all processes, without the addresses that are found at the start
 
 
 def settle(

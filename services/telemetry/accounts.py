@@ -26,19 +26,12 @@ DIGITS = 100
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What an operator states about the installation.
+    """What an operator states about the installation."""
 
-    Attributes:
-        market_gco2_per_kwh: Factor of a zone's contracts, or else of its residual mix.
-        embodied_kgco2: Embodied emissions of one GPU with its share of the server, by model.
-        device_lifetime_s: How long a GPU is expected to be used.
-        means: Mean intensity of each zone in the period, gCO2/kWh.
-    """
-
-    market_gco2_per_kwh: Mapping[str, float]
-    embodied_kgco2: Mapping[str, float]
-    device_lifetime_s: float
-    means: Mapping[str, float]
+    market_gco2_per_kwh: Mapping[str, float]  #: Factor of a zone's contracts, or else of its residual mix
+    embodied_kgco2: Mapping[str, float]  #: Embodied emissions of one GPU with its share of the server, by model
+    device_lifetime_s: float  #: How long a GPU is expected to be used
+    means: Mapping[str, float]  #: Mean intensity of each zone in the period, gCO2/kWh
 
 
 def accounts_of(parts: Iterable[PartRow], inputs: Inputs) -> CarbonAccounts:

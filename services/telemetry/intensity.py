@@ -36,17 +36,11 @@ _A_DAY_EITHER_WAY = {"past_s": 86_400.0, "ahead_s": 86_400.0}
 
 
 class Origin(NamedTuple):
-    """Where an intensity comes from; None if not known.
+    """Where an intensity comes from; None if not known."""
 
-    Attributes:
-        provider: Who gave it.
-        kind: The kind of the least certain value in its mean: one of ``KINDS``.
-        fetched_at: When the newest of those values was fetched, or learned.
-    """
-
-    provider: str | None = None
-    kind: str | None = None
-    fetched_at: datetime | None = None
+    provider: str | None = None  #: Who gave it
+    kind: str | None = None  #: The kind of the least certain value in its mean: one of ``KINDS``
+    fetched_at: datetime | None = None  #: When the newest of those values was fetched, or learned
 
 
 UNKNOWN_ORIGIN = Origin()
@@ -58,36 +52,22 @@ itself, and the last intensity that the ledger used."""
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """An intensity that was in force over an interval.
+    """An intensity that was in force over an interval."""
 
-    Attributes:
-        gco2_per_kwh: Mean over the interval, weighted by time.
-        signal: What it measures.
-        estimated: Whether any part of it was forecast, held over, or estimated by the provider.
-        origin: Where it comes from.
-    """
-
-    gco2_per_kwh: float
-    signal: Signal
-    estimated: bool
-    origin: Origin = field(default_factory=lambda: UNKNOWN_ORIGIN, compare=False)
+    gco2_per_kwh: float  #: Mean over the interval, weighted by time
+    signal: Signal  #: What it measures
+    estimated: bool  #: Whether any part of it was forecast, held over, or estimated by the provider
+    origin: Origin = field(default_factory=lambda: UNKNOWN_ORIGIN, compare=False)  #: Where it comes from
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCurve:
-    """The known curve of a zone.
+    """The known curve of a zone."""
 
-    Attributes:
-        curve: Measured steps, and estimates where nothing was measured.
-        signal: What the values measure.
-        made_for_s: Until when, UTC seconds, the curve was up to date.
-        origins: (n,) the origin of each step; empty if unknown.
-    """
-
-    curve: CarbonCurve
-    signal: Signal
-    made_for_s: float
-    origins: Sequence[Origin] = ()
+    curve: CarbonCurve  #: Measured steps, and estimates where nothing was measured
+    signal: Signal  #: What the values measure
+    made_for_s: float  #: Until when, UTC seconds, the curve was up to date
+    origins: Sequence[Origin] = ()  #: (n,) the origin of each step; empty if unknown
 
     def during(self, start_s: float, end_s: float) -> Intensity:
         """Return the mean over ``[start_s, end_s)``, UTC seconds."""

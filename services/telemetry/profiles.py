@@ -7,25 +7,15 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Progress and energy of one job at one gang size, over all its gangs of that size.
+    """Progress and energy of one job at one gang size, over all its gangs of that size."""
 
-    Attributes:
-        progress: Work done, in the job's unit.
-        energy_j: GPU, CPU and static energy it took.
-        gpu_energy_j: The GPUs' part.
-        duration_s: How long it was measured.
-        last_done: The newest gang's last report.
-        generation: The newest gang that counted.
-        since_s: When that gang first reported progress, UTC seconds; what came before does not count.
-    """
-
-    progress: float
-    energy_j: float
-    gpu_energy_j: float
-    duration_s: float
-    last_done: float
-    generation: int
-    since_s: float
+    progress: float  #: Work done, in the job's unit
+    energy_j: float  #: GPU, CPU and static energy it took
+    gpu_energy_j: float  #: The GPUs' part
+    duration_s: float  #: How long it was measured
+    last_done: float  #: The newest gang's last report
+    generation: int  #: The newest gang that counted
+    since_s: float  #: When that gang first reported progress, UTC seconds; what came before does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +23,18 @@ class GangInterval:
     """One node's interval of a gang.
 
     Attributes:
-        generation: The gang.
         start_s, end_s: UTC seconds.
-        energy_j: GPU, CPU and static energy of the gang on this node.
-        gpu_energy_j: The GPUs' part.
-        leads: Whether rank 0 is on this node: it reports progress, and its intervals measure the duration.
-        done: Progress at the end of the interval, where it is known.
-        shared: Whether another gang ran on the same device: what was done then says nothing of the job alone.
     """
 
-    generation: int
+    generation: int  #: The gang
     start_s: float
     end_s: float
-    energy_j: float
-    gpu_energy_j: float
-    leads: bool
-    done: float | None
+    energy_j: float  #: GPU, CPU and static energy of the gang on this node
+    gpu_energy_j: float  #: The GPUs' part
+    leads: bool  #: Whether rank 0 is on this node: it reports progress, and its intervals measure the duration
+    done: float | None  #: Progress at the end of the interval, where it is known
     shared: bool = False
+    """Whether another gang ran on the same device: what was done then says nothing of the job alone."""
 
 
 def advance(profile: Profile | None, interval: GangInterval) -> Profile | None:

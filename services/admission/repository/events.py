@@ -94,16 +94,11 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """Some events in order.
-
-    Attributes:
-        is_last: Whether there are no more for now.
-        head: The position after everything that can be read now.
-    """
+    """Some events in order."""
 
     events: list[StoredEvent]
-    is_last: bool
-    head: Position
+    is_last: bool  #: Whether there are no more for now
+    head: Position  #: The position after everything that can be read now
 
 
 async def read_events(connection: AsyncConnection, scope: Scope, after: Position) -> EventPage:

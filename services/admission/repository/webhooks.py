@@ -80,24 +80,17 @@ RETURNING failing_since < now() - make_interval(secs => :disable_after_s) AS is_
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A delivery that this process is to attempt now.
+    """A delivery that this process is to attempt now."""
 
-    Attributes:
-        id: The delivery's id.
-        attempts: How many attempts have been made, including this one.
-        age_s: Seconds since the message was created.
-        overlaps: Whether the message is also signed with the previous secret.
-    """
-
-    id: str
+    id: str  #: The delivery's id
     body: str
-    attempts: int
-    age_s: float
+    attempts: int  #: How many attempts have been made, including this one
+    age_s: float  #: Seconds since the message was created
     webhook_id: str
     url: str
     secret_revision: int
     secret_sha256: bytes
-    overlaps: bool
+    overlaps: bool  #: Whether the message is also signed with the previous secret
 
 
 @dataclass(frozen=True, slots=True)

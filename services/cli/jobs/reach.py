@@ -20,21 +20,16 @@ ACCESS_LIST = "system.posix_acl_access"
 
 @dataclass(frozen=True)
 class Runner:
-    """The account that jobs run as.
-
-    Attributes:
-        shown: Folders that jobs may read even if the folders above them are closed.
-        passed: Folders that it has to pass through in any case.
-        sees_opened: Whether jobs see a folder that was opened to the account even if the folders above it are closed.
-    """
+    """The account that jobs run as."""
 
     name: str
     user_id: int
     group_id: int
     groups: tuple[int, ...]
-    shown: tuple[Path, ...] = ()
-    passed: tuple[Path, ...] = ()
+    shown: tuple[Path, ...] = ()  #: Folders that jobs may read even if the folders above them are closed
+    passed: tuple[Path, ...] = ()  #: Folders that it has to pass through in any case
     sees_opened: bool = False
+    """Whether jobs see a folder that was opened to the account even if the folders above it are closed."""
 
 
 def runner_of(identity: dict[str, Any], installation: Path | None) -> Runner | None:
@@ -70,32 +65,20 @@ def runner_of(identity: dict[str, Any], installation: Path | None) -> Runner | N
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Something that a job needs and its account cannot use.
+    """Something that a job needs and its account cannot use."""
 
-    Attributes:
-        path: A folder or program.
-        mode: What ``chmod`` would have to add to its mode.
-        what: Ends the sentence "jobs run as the account NAME, which".
-    """
-
-    path: Path
-    mode: str
-    what: str
+    path: Path  #: A folder or program
+    mode: str  #: What ``chmod`` would have to add to its mode
+    what: str  #: Ends the sentence "jobs run as the account NAME, which"
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program that a job runs.
+    """A program that a job runs."""
 
-    Attributes:
-        path: Where it is.
-        obstacles: What keeps the job's account from running it.
-        instead_of: The program that the caller would run and the account cannot.
-    """
-
-    path: Path
-    obstacles: tuple[Obstacle, ...]
-    instead_of: Path | None = None
+    path: Path  #: Where it is
+    obstacles: tuple[Obstacle, ...]  #: What keeps the job's account from running it
+    instead_of: Path | None = None  #: The program that the caller would run and the account cannot
 
 
 def obstacles(runner: Runner, folder: Path | None, programs: Sequence[Program], *, writes: bool) -> list[Obstacle]:

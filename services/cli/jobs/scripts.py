@@ -28,19 +28,13 @@ _RUN_FROM_FILE = (
 
 @dataclass(frozen=True)
 class Script:
-    """A script as it was when it was submitted.
+    """A script as it was when it was submitted."""
 
-    Attributes:
-        name: The file's name.
-        text: Its whole text.
-        directives: The words of each ``#WATTSHIFT`` line before the first command, with the number of the line.
-        foreign: The lines in that part that other schedulers obey, with their numbers.
-    """
-
-    name: str
-    text: str
+    name: str  #: The file's name
+    text: str  #: Its whole text
     directives: list[tuple[int, list[str]]]
-    foreign: list[tuple[int, str]]
+    """The words of each ``#WATTSHIFT`` line before the first command, with the number of the line."""
+    foreign: list[tuple[int, str]]  #: The lines in that part that other schedulers obey, with their numbers
 
     def command(self, arguments: list[str], path: str) -> list[str]:
         """Return the program and arguments that run the script.

@@ -16,15 +16,11 @@ class CpuPowerModel:
     GREEN refers to a published model of this shape but prints no coefficients. Two points, idle and peak, are the
     minimum (``between``); more can be measured per host.
 
-    Attributes:
-        utilisation: (k,) share of all cores in use, from 0 to 1, strictly increasing, k >= 2.
-        power_w: (k,) watts at those points, not decreasing.
-
     Source: GREEN section 4.1.
     """
 
-    utilisation: tuple[float, ...]
-    power_w: tuple[float, ...]
+    utilisation: tuple[float, ...]  #: (k,) share of all cores in use, from 0 to 1, strictly increasing, k >= 2
+    power_w: tuple[float, ...]  #: (k,) watts at those points, not decreasing
 
     def __post_init__(self) -> None:
         points, watts = self.utilisation, self.power_w

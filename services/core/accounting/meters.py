@@ -61,15 +61,11 @@ def board_most_w(model: str, limits_w: Sequence[float | None]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a meter's hardware can draw.
+    """What a meter's hardware can draw."""
 
-    Attributes:
-        most_w: The most on average over a second or more; finite and >= 0.
-        wraps_at_j: The value at which its counter starts again at 0; infinite for one that does not wrap.
-    """
-
-    most_w: float
+    most_w: float  #: The most on average over a second or more; finite and >= 0
     wraps_at_j: float = math.inf
+    """The value at which its counter starts again at 0; infinite for one that does not wrap."""
 
     def allows(self, energy_j: float, elapsed_s: float) -> bool:
         """Return whether this much can have been drawn in a time that is known to within ``READ_SLACK_S``."""
@@ -95,24 +91,16 @@ class Booked:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """An energy counter between two readings.
+    """An energy counter between two readings."""
 
-    Attributes:
-        reading_j: The last reading that is believed.
-        read_at_s: When it was read, seconds of a clock that cannot be set.
-        at_s: When the last reading was taken, believed or not.
-        modelled_j: What was booked since ``read_at_s``.
-        doubted_j: The last reading, if it is not believed.
-        spare_j: What may be drawn beyond ``most_w`` x time, because readings are not instantaneous. Once used up it is
-            only refilled over time, so that the sum of everything booked keeps to the bound.
-    """
-
-    reading_j: float
-    read_at_s: float
-    at_s: float
-    modelled_j: float = 0.0
-    doubted_j: float | None = None
+    reading_j: float  #: The last reading that is believed
+    read_at_s: float  #: When it was read, seconds of a clock that cannot be set
+    at_s: float  #: When the last reading was taken, believed or not
+    modelled_j: float = 0.0  #: What was booked since ``read_at_s``
+    doubted_j: float | None = None  #: The last reading, if it is not believed
     spare_j: float | None = None
+    """What may be drawn beyond ``most_w`` x time, because readings are not instantaneous. Once used up it is only
+    refilled over time, so that the sum of everything booked keeps to the bound."""
 
     @classmethod
     def first(cls, reading_j: float, at_s: float) -> Counter:

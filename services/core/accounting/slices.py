@@ -18,17 +18,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class SliceUse:
-    """One slice over an interval.
+    """One slice over an interval."""
 
-    Attributes:
-        sevenths: Its size.
-        in_use: Whether work holds it.
-        activity: How busy its own multiprocessors were, 0 to 1; None if not measured.
-    """
-
-    sevenths: int
-    in_use: bool
-    activity: float | None = None
+    sevenths: int  #: Its size
+    in_use: bool  #: Whether work holds it
+    activity: float | None = None  #: How busy its own multiprocessors were, 0 to 1; None if not measured
 
 
 def split_slice_energy(energy_j: float, idle_j: float, slices: Mapping[Key, SliceUse]) -> dict[Key, float]:

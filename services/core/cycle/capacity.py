@@ -13,19 +13,13 @@ from services.core.domain.arrays import Bools, Ints
 
 
 class Capacity:
-    """Devices on schedulable nodes, and who holds them.
-
-    Attributes:
-        total: (n_gpu_models,) number of devices of each model.
-        free: Devices that no job holds, by model.
-        releasing: Devices of jobs that are stopping, by model; they will soon be free.
-    """
+    """Devices on schedulable nodes, and who holds them."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         nodes, jobs = snapshot.nodes, snapshot.jobs
         self._snapshot = snapshot
         self._uniform = is_uniform(snapshot)
-        self.total: Ints = model_gpus(snapshot)
+        self.total: Ints = model_gpus(snapshot)  #: (n_gpu_models,) number of devices of each model
         goes = stopping(snapshot)
         if self._uniform:
             self.free: list[int] = [nodes.free_total]
@@ -33,8 +27,8 @@ class Capacity:
             return
         taking, n_models = nodes.schedulable, self.total.size
         free = np.bincount(nodes.gpu_model[taking], weights=nodes.free_gpus[taking], minlength=n_models)
-        self.free = free.astype(np.int64).tolist()
-        self.releasing = [0] * n_models
+        self.free = free.astype(np.int64).tolist()  #: Devices that no job holds, by model
+        self.releasing = [0] * n_models  #: Devices of jobs that are stopping, by model; they will soon be free
         if goes.size:
             goes = goes[self.held[goes] > 0]
             releasing = np.bincount(self.model[goes], weights=self.held[goes], minlength=n_models)

@@ -54,18 +54,15 @@ class Ranked:
     """A ranking's jobs as columns in rank order; every column is (n_ranked,).
 
     Attributes:
-        jobs: Indices into the job table.
-        phase: ``Phase`` codes.
-        wanted: Sizes the ranking asks for.
         models: Bit ``m`` is set where the job may use GPU model ``m`` and the model has as many devices as wanted.
     """
 
     def __init__(self, snapshot: Snapshot, ranking: Ranking, capacity: Capacity) -> None:
         self._table, self._capacity = snapshot.jobs, capacity
         order, total = ranking.order, capacity.total
-        self.jobs = order
-        self.phase = self._table.phase[order]
-        self.wanted = ranking.gpus
+        self.jobs = order  #: Indices into the job table
+        self.phase = self._table.phase[order]  #: ``Phase`` codes
+        self.wanted = ranking.gpus  #: Sizes the ranking asks for
         if total.size == 1:
             self.models: Ints = (self._table.eligible[order, 0] & (ranking.gpus <= total)).astype(np.int64)
         else:
@@ -153,10 +150,6 @@ class Filler:
     Starts and waits for a release draw on the same capacity, but only starts use what is free now. So
     a job may start on a free device while a better-ranked gang waits, as long as the devices being released cover
     that gang.
-
-    Attributes:
-        starts: (position, GPU model) of each start, in rank order.
-        bound: What is left of the nodes to which jobs are bound.
     """
 
     def __init__(
@@ -179,12 +172,12 @@ class Filler:
         self._left = sum(room)
         self._quota = quota
         self._backfill = backfill
-        self.bound = bound
+        self.bound = bound  #: What is left of the nodes to which jobs are bound
         self._blocked = 0
         self._columns: dict[int, tuple[int, ...]] = {}
         self._kept: Ints = np.empty(0, dtype=np.int64)
         self._given: dict[int, int] = {}
-        self.starts: list[tuple[int, int]] = []
+        self.starts: list[tuple[int, int]] = []  #: (position, GPU model) of each start, in rank order
 
     def verdicts(self) -> Ints:
         """Return the ``Verdict`` codes by position in the ranking: (n_ranked,)."""

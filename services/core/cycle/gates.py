@@ -28,21 +28,13 @@ NEVER_MET = {
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A dependency of a job or, if ``dependent`` is an array's id, of each of its tasks.
+    """A dependency of a job or, if ``dependent`` is an array's id, of each of its tasks."""
 
-    Attributes:
-        dependent: The job or array that depends.
-        needed: The job or array it depends on.
-        condition: How ``needed`` must have ended.
-        name: The name of ``needed`` that users see.
-        ends: How far ``needed`` has got.
-    """
-
-    dependent: str
-    needed: str
-    condition: Condition
-    name: str
-    ends: Ends
+    dependent: str  #: The job or array that depends
+    needed: str  #: The job or array it depends on
+    condition: Condition  #: How ``needed`` must have ended
+    name: str  #: The name of ``needed`` that users see
+    ends: Ends  #: How far ``needed`` has got
 
     @property
     def verdict(self) -> Verdict:
@@ -57,25 +49,15 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class GatedJob:
-    """A queued job that may have to wait, or one that holds GPUs and counts towards its array's limit.
+    """A queued job that may have to wait, or one that holds GPUs and counts towards its array's limit."""
 
-    Attributes:
-        id: Unique.
-        array: Its array's id; None for a single job.
-        index: Its index in the array.
-        holds_gpus: Whether it has a gang, even one that is stopping.
-        has_run: Whether it ever had one: a task that was preempted keeps its turn.
-        blocked: Why its engine will not start it, whatever GPUs are free; empty if only GPUs are missing.
-        paused: Until when it pauses before starting again, in words; empty if it does not.
-    """
-
-    id: str
-    array: str | None
-    index: int
-    holds_gpus: bool
-    has_run: bool
-    blocked: str = ""
-    paused: str = ""
+    id: str  #: Unique
+    array: str | None  #: Its array's id; None for a single job
+    index: int  #: Its index in the array
+    holds_gpus: bool  #: Whether it has a gang, even one that is stopping
+    has_run: bool  #: Whether it ever had one: a task that was preempted keeps its turn
+    blocked: str = ""  #: Why its engine will not start it, whatever GPUs are free; empty if only GPUs are missing
+    paused: str = ""  #: Until when it pauses before starting again, in words; empty if it does not
 
 
 @dataclass(frozen=True, slots=True)

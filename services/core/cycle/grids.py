@@ -27,15 +27,10 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(frozen=True)
 class JobCurves:
-    """The carbon curves of the grids from which some jobs draw power.
+    """The carbon curves of the grids from which some jobs draw power."""
 
-    Attributes:
-        curves: Each distinct curve.
-        of: (n_jobs,) index into ``curves``; None: every job has the first.
-    """
-
-    curves: tuple[CarbonCurve, ...]
-    of: Ints | None = None
+    curves: tuple[CarbonCurve, ...]  #: Each distinct curve
+    of: Ints | None = None  #: (n_jobs,) index into ``curves``; None: every job has the first
 
     def of_job(self, row: int) -> CarbonCurve:
         """Return the curve of one of the jobs."""

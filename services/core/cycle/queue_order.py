@@ -19,15 +19,10 @@ UNRANKED = frozenset({Reason.GREENER_HOURS, Reason.SHORTER_FIRST})
 
 @dataclass(frozen=True)
 class QueueOrder:
-    """The jobs that wait.
+    """The jobs that wait."""
 
-    Attributes:
-        ranked: Best first; includes the jobs that the round would start.
-        unranked: Those that the policy does not want to start yet, whatever is free.
-    """
-
-    ranked: tuple[JobId, ...]
-    unranked: tuple[JobId, ...]
+    ranked: tuple[JobId, ...]  #: Best first; includes the jobs that the round would start
+    unranked: tuple[JobId, ...]  #: Those that the policy does not want to start yet, whatever is free
 
     def ahead_of(self, job_id: JobId) -> tuple[JobId, ...] | None:
         """Return the jobs that come before the given one; None if it is not ranked."""

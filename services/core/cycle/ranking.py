@@ -21,19 +21,14 @@ class Ranking:
     """The jobs a policy wants to run, best first.
 
     A job that is not in the ranking is not wanted: it waits, and an active round stops it.
-
-    Attributes:
-        order: (n_ranked,) indices into the snapshot's job table, each at most once.
-        gpus: (n_ranked,) the size each of them should have, on its job's grid.
-        unranked: Why the other jobs wait.
-        expects: Called where reasons are read: returns the indices of other jobs and when the policy expects to rank
-            them, UTC seconds, NaN if unknown; (n,) each.
     """
 
-    order: Ints
-    gpus: Ints
-    unranked: Reason = Reason.WAITING_FOR_ROUND
+    order: Ints  #: (n_ranked,) indices into the snapshot's job table, each at most once
+    gpus: Ints  #: (n_ranked,) the size each of them should have, on its job's grid
+    unranked: Reason = Reason.WAITING_FOR_ROUND  #: Why the other jobs wait
     expects: Callable[[], tuple[Ints, Floats]] | None = None
+    """Called where reasons are read: returns the indices of other jobs and when the policy expects to rank them, UTC
+    seconds, NaN if unknown; (n,) each."""
 
     def __post_init__(self) -> None:
         if self.order.shape != self.gpus.shape or self.order.ndim != 1:

@@ -75,9 +75,6 @@ class _Table:
     Attributes:
         tenants: Tenants with a job that is ranked or holds GPUs, in order of first appearance.
         competes: (n_ranked,) whether the job's place is open: it waits, or runs and may be stopped now.
-        tenant: The owner of each job.
-        stays: GPUs of jobs that run on whatever is decided, by tenant.
-        room: GPUs to give, by model.
     """
 
     def __init__(self, snapshot: Snapshot, shares: TenantShares, ranking: Ranking, preemption: Preemption) -> None:
@@ -87,7 +84,7 @@ class _Table:
         holds = (jobs.phase == RUNNING) | (jobs.phase == STARTING)
         moves: Bools = holds & jobs.preemptible if preemption is Preemption.NOW else np.zeros_like(holds)
         self.competes: Bools = ~holds[order] | moves[order]
-        self.stays: dict[str, int] = {}
+        self.stays: dict[str, int] = {}  #: GPUs of jobs that run on whatever is decided, by tenant
         self._held: dict[str, int] = {}
         for job in np.flatnonzero(holds).tolist():
             tenant, gpus = jobs.tenants[job], int(jobs.gpus[job])
@@ -95,13 +92,13 @@ class _Table:
             if not moves[job]:
                 self.stays[tenant] = self.stays.get(tenant, 0) + gpus
         places: list[int] = order.tolist()
-        self.tenant = [jobs.tenants[job] for job in places]
+        self.tenant = [jobs.tenants[job] for job in places]  #: The owner of each job
         self.tenants = dict.fromkeys((*self.tenant, *self._held))
         self._runs: list[bool] = holds[order].tolist()
         self._models = np.where(holds, capacity.model, -1)[order].tolist()
         freed = np.flatnonzero(moves & (capacity.model >= 0))
         room = np.bincount(capacity.model[freed], capacity.held[freed], capacity.total.size).astype(np.int64)
-        self.room: list[int] = (room + np.array(capacity.room)).tolist()
+        self.room: list[int] = (room + np.array(capacity.room)).tolist()  #: GPUs to give, by model
 
     def admitted(self, places: list[int]) -> list[int]:
         """Return those of the given places, in the same order, whose jobs find room."""
@@ -189,16 +186,12 @@ class _Table:
 
 
 class _Room:
-    """What is left of the GPUs as places are given.
-
-    Attributes:
-        left: GPUs left, over all models.
-    """
+    """What is left of the GPUs as places are given."""
 
     def __init__(self, table: _Table) -> None:
         self._table, self._room = table, table.room.copy()
         self._model: dict[int, int] = {}
-        self.left = sum(self._room)
+        self.left = sum(self._room)  #: GPUs left, over all models
 
     def take(self, at: int, gpus: int, given: dict[str, int]) -> bool:
         """Give a job its GPUs if there are enough and its tenant may have them, and count them for its tenant."""

@@ -26,14 +26,12 @@ class SliceTable:
 
     Attributes:
         sevenths, memory_gib: Size and memory of each slice.
-        gpu_model: Index of its GPU's model in ``Snapshot.gpu_models``.
-        takes_work: Whether its node accepts new work and is awake.
     """
 
     sevenths: Ints
     memory_gib: Floats
-    gpu_model: Ints
-    takes_work: Bools
+    gpu_model: Ints  #: Index of its GPU's model in ``Snapshot.gpu_models``
+    takes_work: Bools  #: Whether its node accepts new work and is awake
 
     def suits(self, sevenths: int, memory_gib: float, eligible: Bools) -> Bools:
         """Return which of the units a job may run on: (n_units,).

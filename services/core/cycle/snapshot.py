@@ -68,73 +68,56 @@ class JobTable:
     """The live jobs. Every array is (n_jobs,) unless said otherwise; a quantity not yet observed is NaN.
 
     Attributes:
-        ids: Job ids, unique.
-        tenants: The owner of each job.
-        submitted_s: When the job was accepted, UTC seconds.
-        waiting_since_s: When the job last began to wait; for a job that holds GPUs, when it got them.
-        phase: ``Phase`` codes.
         min_gpus, max_gpus, step_gpus: The sizes the gang may have.
-        asked_gpus: The size its user asked for; the smallest unless given.
-        gpus: Number of devices held now, 0 for a queued job.
-        eligible: (n_jobs, n_gpu_models) whether the job may run on devices of that model. All False for a job that is
-            stopping for good (cancelled, put on hold): it then claims nothing of what it releases.
-        preemptible: Whether the job may be stopped once it runs.
-        priority: The user's priority, higher first; 0 is usual.
-        deadline_s: UTC seconds, +inf if there is none.
-        attained_gpu_s: GPU seconds the job has held so far.
-        energy_j: Energy spent on the job so far.
-        carbon_gco2: Emissions so far.
-        gpu_power_w: Mean draw of one of the job's GPUs while it ran.
-        efficiency_base: Progress per joule at the minimum gang (GREEN eq. 4, at t0); the unit cancels out.
-        efficiency_now: Progress per joule at the present gang size since the last scaling event (GREEN eq. 2).
-        progress: Share of the job's work done, 0..1.
-        placements: The devices the job holds, None for a queued job.
-        remaining_s: Predicted time the job still needs with its smallest gang, seconds; all NaN unless given.
-        speed_curve: Row of ``Snapshot.speed_curves`` that predicts the job's speed by gang size, -1 if there is none;
-            all -1 unless given.
-        power_limit_w: The limit set on each of the job's GPUs; NaN at the default, and unless given.
-        clock_mhz: The clock each of its GPUs is locked to; NaN at the default, and unless given.
-        control_curve: Index into ``Snapshot.control_curves``, -1 where nothing is known; all -1 unless given.
-        goodput_curve: Row of ``Snapshot.goodput_curves`` that predicts the speed of a job that tunes its batch size,
-            at its present progress; -1 if there is none; all -1 unless given.
         batch_min, batch_max: The range of total batches, samples, from which its user lets policies choose; -1 where
             the batch is fixed by the user; all -1 unless given.
-        shareable: Whether the job may share its GPU with another such job; all False unless given.
-        memory_gib: The memory that the job needs on each GPU; NaN if unknown, and unless given.
     """
 
-    ids: Sequence[JobId]
-    tenants: Sequence[str]
-    submitted_s: Floats
-    waiting_since_s: Floats
-    phase: Ints
+    ids: Sequence[JobId]  #: Job ids, unique
+    tenants: Sequence[str]  #: The owner of each job
+    submitted_s: Floats  #: When the job was accepted, UTC seconds
+    waiting_since_s: Floats  #: When the job last began to wait; for a job that holds GPUs, when it got them
+    phase: Ints  #: ``Phase`` codes
     min_gpus: Ints
     max_gpus: Ints
     step_gpus: Ints
-    gpus: Ints
+    gpus: Ints  #: Number of devices held now, 0 for a queued job
     eligible: Bools
-    preemptible: Bools
-    priority: Ints
-    deadline_s: Floats
-    attained_gpu_s: Floats
-    energy_j: Floats
-    carbon_gco2: Floats
-    gpu_power_w: Floats
-    efficiency_base: Floats
-    efficiency_now: Floats
-    progress: Floats
-    placements: Sequence[Placement | None]
+    """(n_jobs, n_gpu_models) whether the job may run on devices of that model. All False for a job that is stopping for
+    good (cancelled, put on hold): it then claims nothing of what it releases."""
+    preemptible: Bools  #: Whether the job may be stopped once it runs
+    priority: Ints  #: The user's priority, higher first; 0 is usual
+    deadline_s: Floats  #: UTC seconds, +inf if there is none
+    attained_gpu_s: Floats  #: GPU seconds the job has held so far
+    energy_j: Floats  #: Energy spent on the job so far
+    carbon_gco2: Floats  #: Emissions so far
+    gpu_power_w: Floats  #: Mean draw of one of the job's GPUs while it ran
+    efficiency_base: Floats  #: Progress per joule at the minimum gang (GREEN eq. 4, at t0); the unit cancels out.
+    efficiency_now: Floats  #: Progress per joule at the present gang size since the last scaling event (GREEN eq. 2).
+    progress: Floats  #: Share of the job's work done, 0..1
+    placements: Sequence[Placement | None]  #: The devices the job holds, None for a queued job
     remaining_s: Floats = field(default_factory=lambda: _UNKNOWN)
+    """Predicted time the job still needs with its smallest gang, seconds; all NaN unless given."""
     speed_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
+    """Row of ``Snapshot.speed_curves`` that predicts the job's speed by gang size, -1 if there is none; all -1 unless
+    given."""
     power_limit_w: Floats = field(default_factory=lambda: _UNKNOWN)
+    """The limit set on each of the job's GPUs; NaN at the default, and unless given."""
     clock_mhz: Floats = field(default_factory=lambda: _UNKNOWN)
+    """The clock each of its GPUs is locked to; NaN at the default, and unless given."""
     control_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
+    """Index into ``Snapshot.control_curves``, -1 where nothing is known; all -1 unless given."""
     goodput_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
+    """Row of ``Snapshot.goodput_curves`` that predicts the speed of a job that tunes its batch size, at its present
+    progress; -1 if there is none; all -1 unless given."""
     batch_min: Ints = field(default_factory=lambda: _UNCOUNTED)
     batch_max: Ints = field(default_factory=lambda: _UNCOUNTED)
     shareable: Bools = field(default_factory=lambda: _NOWHERE)
+    """Whether the job may share its GPU with another such job; all False unless given."""
     memory_gib: Floats = field(default_factory=lambda: _UNKNOWN)
+    """The memory that the job needs on each GPU; NaN if unknown, and unless given."""
     asked_gpus: Ints = field(default_factory=lambda: _UNCOUNTED)
+    """The size its user asked for; the smallest unless given."""
 
     def __post_init__(self) -> None:
         n_jobs = len(self.ids)
@@ -180,29 +163,20 @@ class JobTable:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """The nodes whose leases hold. Every column is (n_nodes,).
+    """The nodes whose leases hold. Every column is (n_nodes,)."""
 
-    Attributes:
-        ids: Node ids, unique.
-        gpu_model: Index of the node's model in ``Snapshot.gpu_models``.
-        gpus: Number of devices on the node.
-        schedulable: False while the node is drained: running jobs continue, nothing new starts there.
-        free_devices: Per node, the indices of free devices, ascending.
-        free_gpus: The number of free devices; counted unless given.
-        zone: Index of the node's grid in ``Snapshot.outlooks``; 0 unless given.
-        asleep: Powered down; a gang that starts there waits for the node to boot. All False unless given.
-        may_sleep: Whether plans may power the node down and up. All False unless given.
-    """
-
-    ids: tuple[NodeId, ...]
-    gpu_model: Ints
-    gpus: Ints
-    schedulable: Bools
-    free_devices: tuple[tuple[int, ...], ...]
-    free_gpus: Ints = field(default_factory=lambda: _UNCOUNTED)
+    ids: tuple[NodeId, ...]  #: Node ids, unique
+    gpu_model: Ints  #: Index of the node's model in ``Snapshot.gpu_models``
+    gpus: Ints  #: Number of devices on the node
+    schedulable: Bools  #: False while the node is drained: running jobs continue, nothing new starts there
+    free_devices: tuple[tuple[int, ...], ...]  #: Per node, the indices of free devices, ascending
+    free_gpus: Ints = field(default_factory=lambda: _UNCOUNTED)  #: The number of free devices; counted unless given
     asleep: Bools = field(default_factory=lambda: _NOWHERE)
+    """Powered down; a gang that starts there waits for the node to boot. All False unless given."""
     may_sleep: Bools = field(default_factory=lambda: _NOWHERE)
+    """Whether plans may power the node down and up. All False unless given."""
     zone: Ints = field(default_factory=lambda: _UNCOUNTED)
+    """Index of the node's grid in ``Snapshot.outlooks``; 0 unless given."""
 
     @cached_property
     def all_schedulable(self) -> bool:
@@ -265,68 +239,41 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class ServiceInstance:
-    """A waiting service instance: a job of fixed size that is placed before any policy decides.
+    """A waiting service instance: a job of fixed size that is placed before any policy decides."""
 
-    Attributes:
-        job_id: Its id; the job table has the rest.
-        gpus: The number of its devices, all on one node.
-        nodes: (n_nodes,) where it may run, on nodes that take work and are wide enough.
-    """
-
-    job_id: JobId
-    gpus: int
-    nodes: Bools
+    job_id: JobId  #: Its id; the job table has the rest
+    gpus: int  #: The number of its devices, all on one node
+    nodes: Bools  #: (n_nodes,) where it may run, on nodes that take work and are wide enough
 
 
 @dataclass(frozen=True)
 class SliceUnit:
-    """A MIG slice that jobs on slices may run on, or a whole GPU that is kept for such jobs and counts as one.
+    """A MIG slice that jobs on slices may run on, or a whole GPU that is kept for such jobs and counts as one."""
 
-    Attributes:
-        node: Index of its node.
-        device: Its device number on that node.
-        gpu: The GPU that it is a slice of, or is.
-        sevenths: Its size.
-        free: Whether no gang holds it.
-        uuid: Identifies the slice: one that takes its place later has the same number but another UUID.
-    """
-
-    node: int
-    device: int
-    gpu: int
-    sevenths: int
-    free: bool
-    uuid: str = ""
+    node: int  #: Index of its node
+    device: int  #: Its device number on that node
+    gpu: int  #: The GPU that it is a slice of, or is
+    sevenths: int  #: Its size
+    free: bool  #: Whether no gang holds it
+    uuid: str = ""  #: Identifies the slice: one that takes its place later has the same number but another UUID
 
 
 @dataclass(frozen=True)
 class SliceJob:
-    """A job that waits for a slice: one device, not placed by any policy.
+    """A job that waits for a slice: one device, not placed by any policy."""
 
-    Attributes:
-        job_id: Its id; the job table has the rest.
-        sevenths: The size of the slice.
-        units: (n_slice_units,) where it may run, free or not: slices of its size, on nodes that take work.
-    """
-
-    job_id: JobId
-    sevenths: int
-    units: Bools
+    job_id: JobId  #: Its id; the job table has the rest
+    sevenths: int  #: The size of the slice
+    units: Bools  #: (n_slice_units,) where it may run, free or not: slices of its size, on nodes that take work
 
 
 @dataclass(frozen=True)
 class TenantShares:
-    """What decides between tenants; see ``services.core.cycle.shares``.
+    """What decides between tenants; see ``services.core.cycle.shares``."""
 
-    Attributes:
-        used_gpu_s: Each tenant's usage that still counts, GPU seconds; 0 where none is given.
-        lasting_s: Mean life of usage, seconds.
-        turn_s: How long a running job keeps its GPUs from a tenant that has used as much as its own, seconds.
-    """
-
-    used_gpu_s: Mapping[str, float]
-    lasting_s: float
-    turn_s: float
+    used_gpu_s: Mapping[str, float]  #: Each tenant's usage that still counts, GPU seconds; 0 where none is given
+    lasting_s: float  #: Mean life of usage, seconds
+    turn_s: float  #: How long a running job keeps its GPUs from a tenant that has used as much as its own, seconds
 
 
 @dataclass(frozen=True, kw_only=True)

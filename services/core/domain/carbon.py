@@ -25,20 +25,15 @@ class CarbonCurve:
     The first value also holds before the curve and the last one after it; both are then estimates. This is the one rule
     for what is not known: ``Measured`` follows it in the gaps of a history.
 
-    Attributes:
-        times_s: (n,) UTC seconds, strictly increasing, n >= 1.
-        intensity_gco2_per_kwh: (n,) finite; marginal signals may be negative.
-        end_s: When the last value stops holding.
-        estimated: (n,) whether the step is anything but a measurement; all False unless given.
-
     Raises:
         DomainError: the arrays do not fit this description.
     """
 
-    times_s: Floats
-    intensity_gco2_per_kwh: Floats
-    end_s: float
+    times_s: Floats  #: (n,) UTC seconds, strictly increasing, n >= 1
+    intensity_gco2_per_kwh: Floats  #: (n,) finite; marginal signals may be negative
+    end_s: float  #: When the last value stops holding
     estimated: Bools = field(default_factory=lambda: _ALL_KNOWN)
+    """(n,) whether the step is anything but a measurement; all False unless given."""
 
     def __post_init__(self) -> None:
         times, values = self.times_s, self.intensity_gco2_per_kwh
@@ -168,12 +163,11 @@ class Measured:
 
     Attributes:
         starts_s, ends_s: (n,) when each measured step starts and ends, UTC seconds, in order without overlap; n >= 1.
-        curve: The same without gaps: in each, the preceding value holds, as an estimate.
     """
 
     starts_s: Floats
     ends_s: Floats
-    curve: CarbonCurve
+    curve: CarbonCurve  #: What was measured; in each gap, the preceding value holds, as an estimate
 
     @classmethod
     def of(cls, starts_s: Floats, ends_s: Floats, intensity: Floats, estimated: Bools) -> Measured:
@@ -230,10 +224,6 @@ class CarbonOutlook:
     """What is known of one zone's grid at the time of a decision.
 
     Attributes:
-        zone: The grid zone.
-        signal: What the intensities measure.
-        curve: Recent history and forecast in one curve.
-        stale: Whether the newest value is past its maximum age; decisions still use it, and say so.
         low, high: (n,) for the curve's steps, the deciles between which the actual value is taken to lie four times out
             of five, gCO2/kWh; where they are not known they equal the step's value. None: none are known.
 
@@ -241,10 +231,10 @@ class CarbonOutlook:
         DomainError: the deciles do not match the steps of the curve.
     """
 
-    zone: str
-    signal: Signal
-    curve: CarbonCurve
-    stale: bool = False
+    zone: str  #: The grid zone
+    signal: Signal  #: What the intensities measure
+    curve: CarbonCurve  #: Recent history and forecast in one curve
+    stale: bool = False  #: Whether the newest value is past its maximum age; decisions still use it, and say so
     low: Floats | None = None
     high: Floats | None = None
 

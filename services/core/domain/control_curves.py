@@ -12,17 +12,11 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True, eq=False)
 class ControlCurve:
-    """Speed and power of one kind of job on one GPU model by the value of one control, with the other at its default.
+    """Speed and power of one kind of job on one GPU model by the value of one control, the other at its default."""
 
-    Attributes:
-        values: (n_values,) watts or MHz, ascending, above 0.
-        speed: (n_values,) speed at each, as a share of the speed at the default.
-        power_w: (n_values,) mean draw of one GPU at each, watts.
-    """
-
-    values: Floats
-    speed: Floats
-    power_w: Floats
+    values: Floats  #: (n_values,) watts or MHz, ascending, above 0
+    speed: Floats  #: (n_values,) speed at each, as a share of the speed at the default
+    power_w: Floats  #: (n_values,) mean draw of one GPU at each, watts
 
     def __post_init__(self) -> None:
         columns = (self.values, self.speed, self.power_w)

@@ -28,15 +28,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """How far a job or an array that others depend on has got.
+    """How far a job or an array that others depend on has got."""
 
-    Attributes:
-        live: Tasks that have not ended; for a job, 1 or 0.
-        not_ok: Tasks that failed or were cancelled.
-    """
-
-    live: int
-    not_ok: int
+    live: int  #: Tasks that have not ended; for a job, 1 or 0
+    not_ok: int  #: Tasks that failed or were cancelled
 
 
 def verdict(condition: Condition, ends: Ends) -> Verdict:

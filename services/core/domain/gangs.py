@@ -15,23 +15,16 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True, eq=False)
 class GangTable:
-    """Predicted or measured; linear between sizes. Outside them, power per GPU and speed are those of the nearest size.
+    """Predicted or measured; linear between sizes. Outside, power per GPU and speed are those of the nearest size."""
 
-    Attributes:
-        gpus: (n_sizes,) gang sizes, ascending.
-        speed: (n_sizes, n_values) seconds of work done per second.
-        power_w: (n_sizes, n_values) draw of the whole gang with its share of the hosts, watts.
-        kind: The control that is set; None if none can be set or nothing is known about it; then there is one value.
-        values: (n_values,) watts or MHz, ascending; the last is the default.
-        power_error: The mean error that the underlying model states for its powers, as a share of them; 0: measured.
-    """
-
-    gpus: Ints
-    speed: Floats
-    power_w: Floats
+    gpus: Ints  #: (n_sizes,) gang sizes, ascending
+    speed: Floats  #: (n_sizes, n_values) seconds of work done per second
+    power_w: Floats  #: (n_sizes, n_values) draw of the whole gang with its share of the hosts, watts
     kind: ControlKind | None
-    values: Floats
+    """The control that is set; None if none can be set or nothing is known about it; then there is one value."""
+    values: Floats  #: (n_values,) watts or MHz, ascending; the last is the default
     power_error: float = 0.0
+    """The mean error that the underlying model states for its powers, as a share of them; 0: measured."""
 
     def __post_init__(self) -> None:
         shape = self.gpus.size, self.values.size

@@ -49,28 +49,21 @@ class GpuModel:
     """A GPU board.
 
     Attributes:
-        name: The one name under which nodes, jobs and results know it.
-        chip: What it shares with other boards of its kind, such as ``A100``.
-        idle_w: Draw while nothing runs on it, watts.
-        peak_w: Its power limit, watts.
-        lowest_limit_w: The lowest power limit that can be set, watts.
-        memory_gib: Device memory.
         lowest_clock_mhz, highest_clock_mhz: The range of SM clocks that it can be locked to; it runs at the highest
             by default.
-        idle_source: Where ``idle_w`` comes from.
-        aliases: Other names: the short one, and NVML's name for the board where that differs from ``name``.
     """
 
-    name: str
-    chip: str
-    idle_w: float
-    peak_w: float
-    lowest_limit_w: float
-    memory_gib: float
+    name: str  #: The one name under which nodes, jobs and results know it
+    chip: str  #: What it shares with other boards of its kind, such as ``A100``
+    idle_w: float  #: Draw while nothing runs on it, watts
+    peak_w: float  #: Its power limit, watts
+    lowest_limit_w: float  #: The lowest power limit that can be set, watts
+    memory_gib: float  #: Device memory
     lowest_clock_mhz: int
     highest_clock_mhz: int
-    idle_source: IdleSource = IdleSource.TYPICAL
+    idle_source: IdleSource = IdleSource.TYPICAL  #: Where ``idle_w`` comes from
     aliases: tuple[str, ...] = ()
+    """Other names: the short one, and NVML's name for the board where that differs from ``name``."""
 
 
 _BOUND, _MEASURED = IdleSource.BOUND, IdleSource.MEASURED

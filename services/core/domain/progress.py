@@ -8,18 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a piece of work has got.
-
-    Attributes:
-        share: Share, 0 to 1, of the most that it may take: evaluations, steps, or a solver's time limit. It never
-            falls, and work may end long before it reaches 1.
-        doing: What it is doing now, for people to read.
-        best: Objective of the best solution so far, None before there is one.
-    """
+    """How far a piece of work has got."""
 
     share: float
-    doing: str
-    best: float | None = None
+    """Share, 0 to 1, of the most that it may take: evaluations, steps, or a solver's time limit. It never falls, and
+    work may end long before it reaches 1."""
+    doing: str  #: What it is doing now, for people to read
+    best: float | None = None  #: Objective of the best solution so far, None before there is one
 
 
 Report = Callable[[Progress], None]

@@ -42,20 +42,15 @@ class Architecture:
     """A model to plan for.
 
     Attributes:
-        name: The name that users type.
-        layers: In order.
-        batch: Mini-batch in A-SRPT's Table I.
-        bytes_per_value: Width of parameters, gradients and activations.
-        flops_per_s: What one GPU achieves.
         tensor_parallel, pipeline: Width of tensor groups and least number of stages of a published layout; 1 and 1 if
             the model fits on one GPU, and the planner may cut it freely.
     """
 
-    name: str
-    layers: tuple[Layer, ...]
-    batch: int
-    bytes_per_value: int = 4
-    flops_per_s: float = SINGLE_FLOPS_PER_S
+    name: str  #: The name that users type
+    layers: tuple[Layer, ...]  #: In order
+    batch: int  #: Mini-batch in A-SRPT's Table I
+    bytes_per_value: int = 4  #: Width of parameters, gradients and activations
+    flops_per_s: float = SINGLE_FLOPS_PER_S  #: What one GPU achieves
     tensor_parallel: int = 1
     pipeline: int = 1
 

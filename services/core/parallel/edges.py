@@ -19,17 +19,11 @@ from services.core.parallel.graph import AllReduce, JobGraph, Stage
 
 @dataclass(frozen=True)
 class Edges:
-    """The weighted edges of a job's graph.
+    """The weighted edges of a job's graph."""
 
-    Attributes:
-        between: (n_stages - 1,) bytes per iteration between each replica of a stage and each of the next.
-        ends: (n, 2) vertices of the listed edges, the smaller first; ascending, each pair once.
-        weights: (n,) their bytes per iteration.
-    """
-
-    between: Floats
-    ends: Ints
-    weights: Floats
+    between: Floats  #: (n_stages - 1,) bytes per iteration between each replica of a stage and each of the next
+    ends: Ints  #: (n, 2) vertices of the listed edges, the smaller first; ascending, each pair once
+    weights: Floats  #: (n,) their bytes per iteration
 
 
 def edges_of(graph: JobGraph) -> Edges:

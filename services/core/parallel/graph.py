@@ -28,26 +28,20 @@ class Stage:
     """Consecutive layers of a model, and their replicas. Bytes and times are per iteration, for the whole mini-batch.
 
     Attributes:
-        replicas: Data-parallel copies, ``k``; each takes an equal share of the mini-batch.
         forward_s, backward_s: Computation of one replica on its share, ``p^f`` and ``p^b``.
-        parameter_bytes: Gradients that the replicas sum, ``h``.
-        output_bytes: Activations sent on to the next stage, by all replicas together: ``k * d_out``.
-        tensor_parallel: GPUs that share each replica's layers; they never span servers.
-        tensor_bytes: What tensor groups sum, forward and backward, over all replicas together.
-        expert_parallel: Consecutive replicas that exchange tokens with one another; divides ``replicas``.
-        expert_bytes: Tokens sent to experts and back in one pass, by all replicas together; the backward pass sends
-            the same amount.
     """
 
-    replicas: int
+    replicas: int  #: Data-parallel copies, ``k``; each takes an equal share of the mini-batch
     forward_s: float = 0.0
     backward_s: float = 0.0
-    parameter_bytes: float = 0.0
-    output_bytes: float = 0.0
-    tensor_parallel: int = 1
-    tensor_bytes: float = 0.0
-    expert_parallel: int = 1
+    parameter_bytes: float = 0.0  #: Gradients that the replicas sum, ``h``
+    output_bytes: float = 0.0  #: Activations sent on to the next stage, by all replicas together: ``k * d_out``
+    tensor_parallel: int = 1  #: GPUs that share each replica's layers; they never span servers
+    tensor_bytes: float = 0.0  #: What tensor groups sum, forward and backward, over all replicas together
+    expert_parallel: int = 1  #: Consecutive replicas that exchange tokens with one another; divides ``replicas``
     expert_bytes: float = 0.0
+    """Tokens sent to experts and back in one pass, by all replicas together; the backward pass sends the same
+    amount."""
 
     def __post_init__(self) -> None:
         if min(self.replicas, self.tensor_parallel, self.expert_parallel) < 1:

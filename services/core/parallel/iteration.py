@@ -31,17 +31,11 @@ from services.core.parallel.graph import JobGraph
 
 @dataclass(frozen=True)
 class Network:
-    """What connects GPUs. The defaults are the paper's: 10 Gb/s NICs, the NVLink of a V100, servers of eight GPUs.
+    """What connects GPUs. The defaults are the paper's: 10 Gb/s NICs, the NVLink of a V100, servers of eight GPUs."""
 
-    Attributes:
-        inter_bytes_per_s: A server's NIC, each direction; ``B_inter``.
-        intra_bytes_per_s: Between GPUs of a server; ``B_intra``.
-        server_gpus: GPUs of a server, which share its NIC evenly; ``g``.
-    """
-
-    inter_bytes_per_s: float = 10e9 / 8
-    intra_bytes_per_s: float = 300e9
-    server_gpus: int = 8
+    inter_bytes_per_s: float = 10e9 / 8  #: A server's NIC, each direction; ``B_inter``
+    intra_bytes_per_s: float = 300e9  #: Between GPUs of a server; ``B_intra``
+    server_gpus: int = 8  #: GPUs of a server, which share its NIC evenly; ``g``
 
     def __post_init__(self) -> None:
         if not (0 < self.inter_bytes_per_s < np.inf and 0 < self.intra_bytes_per_s < np.inf and self.server_gpus >= 1):

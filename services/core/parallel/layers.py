@@ -7,21 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer, or a block that is never cut. Everything but the parameters is per sample.
+    """A layer, or a block that is never cut. Everything but the parameters is per sample."""
 
-    Attributes:
-        name: The source's name for it.
-        parameters: Number of trainable parameters.
-        forward_flops: Operations of the forward pass (a multiply-add is two); backward takes twice as many.
-        outputs: Values sent on.
-        tensor_sums: Values that a tensor group sums, forward and backward together.
-    """
-
-    name: str
-    parameters: int
-    forward_flops: float
-    outputs: int
-    tensor_sums: int = 0
+    name: str  #: The source's name for it
+    parameters: int  #: Number of trainable parameters
+    forward_flops: float  #: Operations of the forward pass (a multiply-add is two); backward takes twice as many
+    outputs: int  #: Values sent on
+    tensor_sums: int = 0  #: Values that a tensor group sums, forward and backward together
 
 
 def convolution(

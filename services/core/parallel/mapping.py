@@ -19,21 +19,13 @@ from services.core.parallel.refine import refine
 
 @dataclass(frozen=True)
 class Mapping:
-    """A placement of a job's replicas.
+    """A placement of a job's replicas."""
 
-    Attributes:
-        server: (n_vertices,) the server of each replica.
-        iteration_time_s: Iteration time by eq. 7.
-        cut_bytes: Weight of the edges between servers, bytes per iteration.
-        proven: Whether no placement is faster.
-        note: What a reader should know about the solve.
-    """
-
-    server: Ints
-    iteration_time_s: float
-    cut_bytes: float
-    proven: bool = False
-    note: str = ""
+    server: Ints  #: (n_vertices,) the server of each replica
+    iteration_time_s: float  #: Iteration time by eq. 7.
+    cut_bytes: float  #: Weight of the edges between servers, bytes per iteration
+    proven: bool = False  #: Whether no placement is faster
+    note: str = ""  #: What a reader should know about the solve
 
 
 class Mapper:

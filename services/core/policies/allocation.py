@@ -36,21 +36,15 @@ Shares = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class GivenJobs:
-    """Jobs, in order of precedence.
+    """Jobs, in order of precedence."""
 
-    Attributes:
-        choices: What each could have.
-        gpu_model: (n_jobs,) index of the GPU model each runs on.
-        work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown.
-        graphs: Each job's graph, which ``JobGraph.sized`` fits to its gang; None where nothing is known about it.
-        held: Where each job already runs, empty if it does not; such a job has one size, that of its gang.
-    """
-
-    choices: Choices
-    gpu_model: Ints
-    work_s: Floats
+    choices: Choices  #: What each could have
+    gpu_model: Ints  #: (n_jobs,) index of the GPU model each runs on
+    work_s: Floats  #: (n_jobs,) seconds of work left at speed 1, NaN where unknown
     graphs: tuple[JobGraph | None, ...]
+    """Each job's graph, which ``JobGraph.sized`` fits to its gang; None where nothing is known about it."""
     held: tuple[Shares, ...]
+    """Where each job already runs, empty if it does not; such a job has one size, that of its gang."""
 
     def __post_init__(self) -> None:
         n_jobs = len(self.choices)
@@ -68,25 +62,15 @@ class GivenJobs:
 
 @dataclass(frozen=True)
 class GivenNodes:
-    """Nodes, and the power that they may draw.
+    """Nodes, and the power that they may draw."""
 
-    Attributes:
-        gpus: (n_nodes,) GPUs of each, including those of running jobs.
-        gpu_model: (n_nodes,) index of the GPU model of each.
-        idle_w: (n_gpu_models,) draw of a free GPU on a node that is on, watts.
-        limit_w: What jobs, free GPUs and ``other_w`` may draw together, watts; inf for no limit.
-        other_w: What else draws power under the limit, watts.
-        power_down: Whether a node without a gang is off and draws nothing.
-        network: What connects the GPUs.
-    """
-
-    gpus: Ints
-    gpu_model: Ints
-    idle_w: Floats
-    limit_w: float = np.inf
-    other_w: float = 0.0
-    power_down: bool = False
-    network: Network = field(default_factory=Network)
+    gpus: Ints  #: (n_nodes,) GPUs of each, including those of running jobs
+    gpu_model: Ints  #: (n_nodes,) index of the GPU model of each
+    idle_w: Floats  #: (n_gpu_models,) draw of a free GPU on a node that is on, watts
+    limit_w: float = np.inf  #: What jobs, free GPUs and ``other_w`` may draw together, watts; inf for no limit
+    other_w: float = 0.0  #: What else draws power under the limit, watts
+    power_down: bool = False  #: Whether a node without a gang is off and draws nothing
+    network: Network = field(default_factory=Network)  #: What connects the GPUs
 
     def held_by(self, jobs: GivenJobs) -> Ints:
         """Return the GPUs that running jobs hold: (n_nodes,).
@@ -123,29 +107,17 @@ class GivenNodes:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What each job gets, and how much power it draws.
+    """What each job gets, and how much power it draws."""
 
-    Attributes:
-        gpus: (n_jobs,) the size of its gang, 0 if it waits.
-        control: (n_jobs,) index of its control value in ``choices``, -1 if it waits.
-        speed: (n_jobs,) seconds of work done per second.
-        power_w: (n_jobs,) draw of its gang, watts.
-        places: Where each job's gang sits; empty if it waits.
-        iteration_s: (n_jobs,) iteration time by the job's graph, NaN without one.
-        waits: Why each job gets nothing, None if it runs.
-        idle_w: Draw of the free GPUs, watts.
-        total_w: Draw of everything under the limit, watts.
-    """
-
-    gpus: Ints
-    control: Ints
-    speed: Floats
-    power_w: Floats
-    places: tuple[Shares, ...]
-    iteration_s: Floats
-    waits: tuple[Wait | None, ...]
-    idle_w: float
-    total_w: float
+    gpus: Ints  #: (n_jobs,) the size of its gang, 0 if it waits
+    control: Ints  #: (n_jobs,) index of its control value in ``choices``, -1 if it waits
+    speed: Floats  #: (n_jobs,) seconds of work done per second
+    power_w: Floats  #: (n_jobs,) draw of its gang, watts
+    places: tuple[Shares, ...]  #: Where each job's gang sits; empty if it waits
+    iteration_s: Floats  #: (n_jobs,) iteration time by the job's graph, NaN without one
+    waits: tuple[Wait | None, ...]  #: Why each job gets nothing, None if it runs
+    idle_w: float  #: Draw of the free GPUs, watts
+    total_w: float  #: Draw of everything under the limit, watts
 
     def keeps_limit(self, nodes: GivenNodes) -> bool:
         """Return whether the total draw is within the limit; only running jobs can exceed it."""

@@ -24,17 +24,14 @@ class Slot(NamedTuple):
     """Free capacity at a place.
 
     Attributes:
-        place: Its name.
         start_s, end_s: When, UTC seconds; the end is after the start.
-        gco2: Carbon of one unit of work there, in any unit that all slots share; may be negative.
-        amount: Units of work that it has room for, >= 0; spread evenly over its time.
     """
 
-    place: str
+    place: str  #: Its name
     start_s: float
     end_s: float
-    gco2: float
-    amount: float
+    gco2: float  #: Carbon of one unit of work there, in any unit that all slots share; may be negative
+    amount: float  #: Units of work that it has room for, >= 0; spread evenly over its time
 
 
 class Due(NamedTuple):

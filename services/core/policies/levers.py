@@ -48,19 +48,13 @@ class Lever(StrEnum):
 
 @dataclass(frozen=True)
 class Effect:
-    """What one lever changes for a job.
+    """What one lever changes for a job."""
 
-    Attributes:
-        lever: Which lever.
-        carbon_saved_gco2: How much less is emitted than without it; negative: more; None: unknown. Without PUE.
-        minutes_added: How much later the job ends; negative: earlier; None: unknown.
-        detail: For a user: what it is compared with, or why a figure is unknown.
-    """
-
-    lever: Lever
+    lever: Lever  #: Which lever
     carbon_saved_gco2: float | None
-    minutes_added: float | None
-    detail: str
+    """How much less is emitted than without it; negative: more; None: unknown. Without PUE."""
+    minutes_added: float | None  #: How much later the job ends; negative: earlier; None: unknown
+    detail: str  #: For a user: what it is compared with, or why a figure is unknown
 
 
 Runs = tuple[tuple[float, float], ...]
@@ -69,15 +63,10 @@ Runs = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Way:
-    """How a job does its remaining work.
+    """How a job does its remaining work."""
 
-    Attributes:
-        watts: Draw while it runs, including hosts.
-        runs: When it runs.
-    """
-
-    watts: float
-    runs: Runs
+    watts: float  #: Draw while it runs, including hosts
+    runs: Runs  #: When it runs
 
     @property
     def end_s(self) -> float:
@@ -184,21 +173,13 @@ def width_in_ledger(records: Sequence[SizeRecord], smallest: int, gco2_per_j: fl
 
 @dataclass(frozen=True)
 class LimitRecord:
-    """A period during which a gang's GPUs had a power limit.
+    """A period during which a gang's GPUs had a power limit."""
 
-    Attributes:
-        gpus: Size of the gang.
-        duration_s: Length of the period.
-        speed: Speed under the limit relative to the default, as measured for its kind.
-        power_w: Draw of one GPU under the limit.
-        default_w: Draw of one GPU at the default.
-    """
-
-    gpus: int
-    duration_s: float
-    speed: float
-    power_w: float
-    default_w: float
+    gpus: int  #: Size of the gang
+    duration_s: float  #: Length of the period
+    speed: float  #: Speed under the limit relative to the default, as measured for its kind
+    power_w: float  #: Draw of one GPU under the limit
+    default_w: float  #: Draw of one GPU at the default
 
 
 def limits_in_ledger(records: Sequence[LimitRecord], host_w: float, gco2_per_j: float) -> Effect:
@@ -220,17 +201,11 @@ def limits_in_ledger(records: Sequence[LimitRecord], host_w: float, gco2_per_j: 
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """A gang that ran with a batch other than the user's base batch.
+    """A gang that ran with a batch other than the user's base batch."""
 
-    Attributes:
-        duration_s: How long it ran.
-        energy_j: The energy it used.
-        gain: Its goodput relative to the base batch on the same number of GPUs.
-    """
-
-    duration_s: float
-    energy_j: float
-    gain: float
+    duration_s: float  #: How long it ran
+    energy_j: float  #: The energy it used
+    gain: float  #: Its goodput relative to the base batch on the same number of GPUs
 
 
 def batches_in_ledger(records: Sequence[BatchRecord], gco2_per_j: float) -> Effect:

@@ -29,19 +29,12 @@ LIMIT = ControlKind.POWER_LIMIT
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """A gang that will be running once a plan is carried out.
+    """A gang that will be running once a plan is carried out."""
 
-    Attributes:
-        job: Index into the job table.
-        model: Index of its GPU model.
-        gpus: Its size.
-        starts: Whether it starts now.
-    """
-
-    job: int
-    model: int
-    gpus: int
-    starts: bool
+    job: int  #: Index into the job table
+    model: int  #: Index of its GPU model
+    gpus: int  #: Its size
+    starts: bool  #: Whether it starts now
 
 
 Choice = Callable[[list[Going], ControlCurve], list[float | None]]

@@ -27,26 +27,20 @@ class ParameterDescription:
     """One parameter, described for people and for forms.
 
     Attributes:
-        name: The key in a policy's parameters.
-        type: ``number``, ``integer``, ``boolean``, ``choice``, ``numbers`` (a list) or ``pairs`` (a
-            list of lists of two numbers).
-        default: As JSON.
-        nullable: Whether null is a value; the meaning says what it stands for.
         minimum, maximum: Inclusive bounds (of every element of a list), None where there is none.
-        unit: ``s``, ``GPUs`` and so on; empty for a pure number.
-        meaning: One sentence, with the source of the default.
-        choices: The values of a ``choice``.
     """
 
-    name: str
+    name: str  #: The key in a policy's parameters
     type: str
-    default: Default
-    nullable: bool
+    """``number``, ``integer``, ``boolean``, ``choice``, ``numbers`` (a list) or ``pairs`` (a list of lists of two
+    numbers)."""
+    default: Default  #: As JSON
+    nullable: bool  #: Whether null is a value; the meaning says what it stands for
     minimum: float | None
     maximum: float | None
-    unit: str
-    meaning: str
-    choices: tuple[str, ...] = ()
+    unit: str  #: ``s``, ``GPUs`` and so on; empty for a pure number
+    meaning: str  #: One sentence, with the source of the default
+    choices: tuple[str, ...] = ()  #: The values of a ``choice``
 
 
 @dataclass(frozen=True)

@@ -29,37 +29,24 @@ from services.core.policies.powerflow.policy import Powerflow
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """A policy that an operator may choose.
+    """A policy that an operator may choose."""
 
-    Attributes:
-        summary: One sentence for a list of policies.
-        paper: Where it comes from.
-        config: The frozen dataclass of its parameters.
-        build: Makes the policy from a ``config``.
-        elastic: Whether it chooses the sizes of gangs; otherwise jobs run at one size.
-        preempts: Whether it may stop running jobs.
-        replans: Whether it is asked at every change, even if no job waits, because it has controls to set or nodes to
-            power down.
-        keeps_queue: Whether it keeps its own queue of waiting jobs.
-        tunes_batch: Whether it assumes that jobs tune their batch size to the gang they get.
-        sets_controls: Whether it may set power limits or clocks; if not, bounds rely on that.
-        powers_nodes: Whether it may power nodes down; if not, bounds rely on that.
-        orders: Whether jobs wait in one order, in which the first that fits starts when GPUs become free; False if GPUs
-            are shared out anew at every round, so that no job is ahead of another.
-    """
-
-    summary: str
-    paper: str
-    config: type
-    build: Callable[[Any], Policy[Any]]
-    elastic: bool = False
-    preempts: bool = True
+    summary: str  #: One sentence for a list of policies
+    paper: str  #: Where it comes from
+    config: type  #: The frozen dataclass of its parameters
+    build: Callable[[Any], Policy[Any]]  #: Makes the policy from a ``config``
+    elastic: bool = False  #: Whether it chooses the sizes of gangs; otherwise jobs run at one size
+    preempts: bool = True  #: Whether it may stop running jobs
     replans: bool = False
-    keeps_queue: bool = False
-    tunes_batch: bool = False
-    sets_controls: bool = False
-    powers_nodes: bool = False
+    """Whether it is asked at every change, even if no job waits, because it has controls to set or nodes to power
+    down."""
+    keeps_queue: bool = False  #: Whether it keeps its own queue of waiting jobs
+    tunes_batch: bool = False  #: Whether it assumes that jobs tune their batch size to the gang they get
+    sets_controls: bool = False  #: Whether it may set power limits or clocks; if not, bounds rely on that
+    powers_nodes: bool = False  #: Whether it may power nodes down; if not, bounds rely on that
     orders: bool = True
+    """Whether jobs wait in one order, in which the first that fits starts when GPUs become free; False if GPUs are
+    shared out anew at every round, so that no job is ahead of another."""
 
 
 @dataclass(frozen=True)

@@ -49,17 +49,11 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class LengthPrediction:
-    """The predicted length of an answer.
+    """The predicted length of an answer."""
 
-    Attributes:
-        tokens: Median of the distribution.
-        long_share: Probability that the answer has at least the threshold's tokens.
-        answers: How many answers in the most specific known context it rests on.
-    """
-
-    tokens: float
-    long_share: float
-    answers: int
+    tokens: float  #: Median of the distribution
+    long_share: float  #: Probability that the answer has at least the threshold's tokens
+    answers: int  #: How many answers in the most specific known context it rests on
 
 
 class AnswerLengths:

@@ -88,18 +88,15 @@ class CappedModel:
     """A fitted job under power limits.
 
     Attributes:
-        vector: (21,) the parameters, in the order of ``CappedParameters``.
-        covariance: (21, 21)
         time_quality, energy_quality: Each as if for a separate model.
-        fixed: For each parameter that was not fitted, why.
         time_residuals, energy_residuals: Corrections of what the form predicts, if requested.
     """
 
-    vector: Floats
-    covariance: Floats
+    vector: Floats  #: (21,) the parameters, in the order of ``CappedParameters``
+    covariance: Floats  #: (21, 21)
     time_quality: Quality
     energy_quality: Quality
-    fixed: Mapping[str, str]
+    fixed: Mapping[str, str]  #: For each parameter that was not fitted, why
     time_residuals: Residuals | None = None
     energy_residuals: Residuals | None = None
 

@@ -26,42 +26,30 @@ class Problem:
     """What is to be fitted. Arrays over parameters are (p,), over points (n,).
 
     Attributes:
-        predict: The model.
-        observed: What was measured, > 0.
-        weight: Weight of each point, > 0.
         lower, upper: Bounds of the parameters.
-        unit: A natural size of each parameter, > 0, in which the search runs.
-        centre: The prior value of each parameter.
-        pull: How strongly a parameter one unit away from its centre is drawn back, relative to one point that is wrong
-            by a factor of e; small, only so that parameters that the points do not determine stay where they were.
-        free: Which parameters are fitted; the others stay at their starting values.
     """
 
-    predict: Predict
-    observed: Floats
-    weight: Floats
+    predict: Predict  #: The model
+    observed: Floats  #: What was measured, > 0
+    weight: Floats  #: Weight of each point, > 0
     lower: Floats
     upper: Floats
-    unit: Floats
-    centre: Floats
+    unit: Floats  #: A natural size of each parameter, > 0, in which the search runs
+    centre: Floats  #: The prior value of each parameter
     pull: Floats
-    free: Bools
+    """How strongly a parameter one unit away from its centre is drawn back, relative to one point that is wrong by a
+    factor of e; small, only so that parameters that the points do not determine stay where they were."""
+    free: Bools  #: Which parameters are fitted; the others stay at their starting values
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A fit.
+    """A fit."""
 
-    Attributes:
-        parameters: (p,)
-        cost: What was minimised; comparable between solutions of one problem.
-        covariance: (p, p) covariance of the parameters, from noise and curvature there; 0 for those that were not
-            fitted.
-    """
-
-    parameters: Floats
-    cost: float
+    parameters: Floats  #: (p,)
+    cost: float  #: What was minimised; comparable between solutions of one problem
     covariance: Floats
+    """(p, p) covariance of the parameters, from noise and curvature there; 0 for those that were not fitted."""
 
 
 def solve(problem: Problem, starts: Floats) -> Solution:

@@ -37,17 +37,11 @@ def statistical_efficiency(noise_scale: Floats | float, batch: Floats | float, b
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long one training step of one gang takes, by samples per GPU; linear between measured points.
+    """How long one training step of one gang takes, by samples per GPU; linear between measured points."""
 
-    Attributes:
-        batch_per_gpu: (n,) samples per GPU, ascending.
-        step_s: (n,) a whole step, seconds.
-        sync_s: (n,) the part of it in which gradients are exchanged and nothing else happens, seconds.
-    """
-
-    batch_per_gpu: Floats
-    step_s: Floats
-    sync_s: Floats
+    batch_per_gpu: Floats  #: (n,) samples per GPU, ascending
+    step_s: Floats  #: (n,) a whole step, seconds
+    sync_s: Floats  #: (n,) the part of it in which gradients are exchanged and nothing else happens, seconds
 
     def throughput(self, gpus: int, batch_per_gpu: Ints | Floats, accumulated: Ints) -> Floats:
         """Return samples/s of a gang whose steps accumulate gradients over this many extra passes; same shape."""
@@ -58,15 +52,10 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """The gradient noise scale at some stage of training, by total batch; linear between measured points.
+    """The gradient noise scale at some stage of training, by total batch; linear between measured points."""
 
-    Attributes:
-        batch: (n,) total batch sizes, samples, ascending; the first is M0, the last the largest allowed.
-        noise: (n,) noise scales, samples.
-    """
-
-    batch: Floats
-    noise: Floats
+    batch: Floats  #: (n,) total batch sizes, samples, ascending; the first is M0, the last the largest allowed
+    noise: Floats  #: (n,) noise scales, samples
 
     def efficiency(self, batch: Floats) -> Floats:
         """Return the statistical efficiency at each total batch size; same shape."""
@@ -79,16 +68,11 @@ class StepTable:
     """How long one training step takes, by size of the gang and total batch.
 
     Linear between known points, and proportional to the batch beyond the largest one.
-
-    Attributes:
-        gpus: (n_sizes,) ascending.
-        batch: (n_batches,) total batch sizes, samples, ascending.
-        step_s: (n_sizes, n_batches) times in any unit, since only their ratios count.
     """
 
-    gpus: Ints
-    batch: Floats
-    step_s: Floats
+    gpus: Ints  #: (n_sizes,) ascending
+    batch: Floats  #: (n_batches,) total batch sizes, samples, ascending
+    step_s: Floats  #: (n_sizes, n_batches) times in any unit, since only their ratios count
 
     def at(self, gpus: int, batch: Floats) -> Floats:
         """Return the step times of gangs of one size at these total batches: (n,)."""
@@ -143,17 +127,11 @@ def batch_gain(times: StepTable, noise_scale: float, base: float, gpus: int, bat
 
 @dataclass(frozen=True)
 class BestBatch:
-    """The batch at which a gang progresses fastest.
+    """The batch at which a gang progresses fastest."""
 
-    Attributes:
-        goodput: Samples of batch M0 per second.
-        batch_per_gpu: Samples a GPU takes at once.
-        accumulated: Passes before the one that synchronises.
-    """
-
-    goodput: float
-    batch_per_gpu: int
-    accumulated: int
+    goodput: float  #: Samples of batch M0 per second
+    batch_per_gpu: int  #: Samples a GPU takes at once
+    accumulated: int  #: Passes before the one that synchronises
 
 
 def best_batch(times: StepTimes, noise: NoiseScale, gpus: int) -> BestBatch:

@@ -45,31 +45,21 @@ class ModelServer:
     """One instance: times at its highest clock, how they follow the clock, and its power.
 
     Attributes:
-        capacity: The most requests that it decodes together.
-        prefill_base_s: Seconds of a prefill, whatever its length.
-        prefill_s_per_token: Seconds for each token of the prompt.
-        decode_base_s: Seconds of a step, whatever its batch, > 0.
-        decode_s_per_request: Seconds for each request in the batch.
         highest_clock_mhz, lowest_clock_mhz: The range of its clock.
-        busy_w: Power of all its GPUs with requests, at the highest clock.
-        idle_w: The same without requests.
-        clock_share: Share of times that is inversely proportional to the clock, 0 .. 1.
-        power_floor: Power at clock 0 as a share of that at the highest, 0 .. 1.
-        kv_tokens: Tokens of prompts and answers that its memory holds; 0 for any number.
     """
 
-    capacity: int
-    prefill_base_s: float
-    prefill_s_per_token: float
-    decode_base_s: float
-    decode_s_per_request: float
+    capacity: int  #: The most requests that it decodes together
+    prefill_base_s: float  #: Seconds of a prefill, whatever its length
+    prefill_s_per_token: float  #: Seconds for each token of the prompt
+    decode_base_s: float  #: Seconds of a step, whatever its batch, > 0
+    decode_s_per_request: float  #: Seconds for each request in the batch
     highest_clock_mhz: float = HIGHEST_CLOCKS_MHZ["A100"]
     lowest_clock_mhz: float = LOWEST_CLOCK_MHZ
-    busy_w: float = 0.0
-    idle_w: float = 0.0
-    clock_share: float = CLOCK_SHARE
-    power_floor: float = POWER_FLOOR
-    kv_tokens: float = 0.0
+    busy_w: float = 0.0  #: Power of all its GPUs with requests, at the highest clock
+    idle_w: float = 0.0  #: Their power without requests
+    clock_share: float = CLOCK_SHARE  #: Share of times that is inversely proportional to the clock, 0 .. 1.
+    power_floor: float = POWER_FLOOR  #: Power at clock 0 as a share of that at the highest, 0 .. 1.
+    kv_tokens: float = 0.0  #: Tokens of prompts and answers that its memory holds; 0 for any number
 
     def __post_init__(self) -> None:
         numbers = {each.name: float(getattr(self, each.name)) for each in fields(self)}

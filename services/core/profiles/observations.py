@@ -41,30 +41,20 @@ class PointError(DomainError):
 class Observations:
     """Measured points; every array is (n,). A column that was not observed has one value, and is in ``absent``.
 
-    Attributes:
-        axis: What ``control`` is.
-        gpus: GPUs of the gang (``n``), whole numbers >= 1.
-        local_batch: Samples per GPU and iteration (``bs``).
-        control: Clock, MHz (``f``), or power limit, W, by ``axis``.
-        nodes: Nodes that the gang spans; GPUs per node (``r``) is ``gpus / nodes``.
-        seconds_per_iteration: Mean step time (``T_iter``).
-        energy_j_per_iteration: Energy of all the gang's GPUs in one step (``E_iter``); NaN where not measured.
-        count: How many measurements each point is the mean of.
-        absent: Which of the four columns of a configuration were not observed.
-
     Raises:
         PointError: a value is NaN, not positive, beyond any plausible unit, or contradicts another.
     """
 
-    axis: ControlKind
-    gpus: Floats
-    local_batch: Floats
-    control: Floats
-    nodes: Floats
-    seconds_per_iteration: Floats
-    energy_j_per_iteration: Floats
-    count: Floats
+    axis: ControlKind  #: What ``control`` is
+    gpus: Floats  #: GPUs of the gang (``n``), whole numbers >= 1
+    local_batch: Floats  #: Samples per GPU and iteration (``bs``)
+    control: Floats  #: Clock, MHz (``f``), or power limit, W, by ``axis``
+    nodes: Floats  #: Nodes that the gang spans; GPUs per node (``r``) is ``gpus / nodes``
+    seconds_per_iteration: Floats  #: Mean step time (``T_iter``)
+    energy_j_per_iteration: Floats  #: Energy of all the gang's GPUs in one step (``E_iter``); NaN where not measured
+    count: Floats  #: How many measurements each point is the mean of
     absent: frozenset[str] = field(default_factory=frozenset[str])
+    """Which of the four columns of a configuration were not observed."""
 
     def __post_init__(self) -> None:
         columns = self._columns()

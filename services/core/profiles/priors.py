@@ -30,21 +30,16 @@ class Family:
     """A kind of model.
 
     Attributes:
-        sample_s: Seconds per sample on a V100 at the top clock and the usual batch.
-        batch: The usual batch per GPU.
-        floor: Share of a step that does not depend on the batch.
-        clocked: Share of the rest that depends on the clock.
         sync_local, sync_node: Synchronisation on one node and between nodes, shares of a step on one GPU.
-        demand: Draw at the usual batch, as a share of the way from idle to the limit.
     """
 
-    sample_s: float
-    batch: float
-    floor: float
-    clocked: float
+    sample_s: float  #: Seconds per sample on a V100 at the top clock and the usual batch
+    batch: float  #: The usual batch per GPU
+    floor: float  #: Share of a step that does not depend on the batch
+    clocked: float  #: Share of the rest that depends on the clock
     sync_local: float
     sync_node: float
-    demand: float
+    demand: float  #: Draw at the usual batch, as a share of the way from idle to the limit
 
 
 FAMILIES = {

@@ -39,22 +39,16 @@ UNSEEN_NOISE = 0.7
 
 @dataclass(frozen=True)
 class JobProfile:
-    """One job's profile; grown by ``observe``, which returns a new one.
+    """One job's profile; grown by ``observe``, which returns a new one."""
 
-    Attributes:
-        gpu_model: Model of the boards it runs on.
-        family: Family of the model it trains: a name in ``priors.FAMILIES``.
-        model: Its predictions; from the prior alone until the first point.
-        points: What was seen, one point per configuration, the latest first; None before the first.
-        anew_at: Number of configurations at which the next fit starts cold, because a warm start may be stuck in a
-            local minimum that few points had created.
-    """
-
-    gpu_model: str
-    family: str
-    model: JobModel
+    gpu_model: str  #: Model of the boards it runs on
+    family: str  #: Family of the model it trains: a name in ``priors.FAMILIES``
+    model: JobModel  #: Its predictions; from the prior alone until the first point
     points: Observations | None = None
+    """What was seen, one point per configuration, the latest first; None before the first."""
     anew_at: int = field(default=0)
+    """Number of configurations at which the next fit starts cold, because a warm start may be stuck in a local minimum
+    that few points had created."""
 
     @classmethod
     def of(cls, gpu_model: str, family: str, axis: ControlKind) -> JobProfile:

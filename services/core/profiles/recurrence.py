@@ -40,12 +40,11 @@ class Runs:
 
     Attributes:
         group, user: The group and the user of each job.
-        amount: The actual amount, in the predictions' unit.
     """
 
     group: Ints
     user: Ints
-    amount: Floats
+    amount: Floats  #: The actual amount, in the predictions' unit
 
     def __len__(self) -> int:
         return self.amount.size
@@ -53,17 +52,11 @@ class Runs:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predicted amounts; every column is (n_jobs,).
+    """Predicted amounts; every column is (n_jobs,)."""
 
-    Attributes:
-        amount: The predicted amount; 0 for an unseen group.
-        spread: How far apart earlier jobs, or the model's parts, lie: a standard deviation.
-        seen: Whether the group occurred before.
-    """
-
-    amount: Floats
-    spread: Floats
-    seen: Bools
+    amount: Floats  #: The predicted amount; 0 for an unseen group
+    spread: Floats  #: How far apart earlier jobs, or the model's parts, lie: a standard deviation
+    seen: Bools  #: Whether the group occurred before
 
 
 class Model(Protocol):
@@ -127,21 +120,13 @@ class GroupTable:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good predictions were.
+    """How good predictions were."""
 
-    Attributes:
-        jobs: How many jobs.
-        seen: Share whose group was known.
-        exact: Share that was off by less than ``EXACT`` of the truth.
-        within_tenth: Share that was off by less than a tenth of it.
-        mean_error: Mean absolute error, in the amounts' unit.
-    """
-
-    jobs: int
-    seen: float
-    exact: float
-    within_tenth: float
-    mean_error: float
+    jobs: int  #: How many jobs
+    seen: float  #: Share whose group was known
+    exact: float  #: Share that was off by less than ``EXACT`` of the truth
+    within_tenth: float  #: Share that was off by less than a tenth of it
+    mean_error: float  #: Mean absolute error, in the amounts' unit
 
 
 def evaluate(predictions: Predictions, amount: Floats) -> Evaluation:

@@ -42,17 +42,11 @@ WORTH_IT = 0.95
 
 @dataclass(frozen=True)
 class Residuals:
-    """A correction of a fitted form.
+    """A correction of a fitted form."""
 
-    Attributes:
-        scales: (4,) length scales of ``gpus``, ``local_batch``, ``control`` and ``nodes``, in natural logarithms.
-        at: (n, 4) natural logarithms of the configurations it was learned from.
-        weight: (n,) weight of each of them.
-    """
-
-    scales: Floats
-    at: Floats
-    weight: Floats
+    scales: Floats  #: (4,) length scales of ``gpus``, ``local_batch``, ``control`` and ``nodes``, in natural logarithms
+    at: Floats  #: (n, 4) natural logarithms of the configurations it was learned from
+    weight: Floats  #: (n,) weight of each of them
 
     def factor(self, gpus: Any, local_batch: Any, control: Any, nodes: Any) -> Any:
         """Return the factor by which to multiply the form's prediction in a configuration; arguments broadcast."""

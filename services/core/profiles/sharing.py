@@ -22,15 +22,10 @@ SHARING_COST = 0.19
 
 @dataclass(frozen=True, slots=True)
 class SharedGpu:
-    """A job on a GPU that it shares.
+    """A job on a GPU that it shares."""
 
-    Attributes:
-        pace: Its speed relative to its speed alone, above 0.
-        gpu_w: Its part of what the GPU draws, watts; the two jobs' parts add up to all of it.
-    """
-
-    pace: float
-    gpu_w: float
+    pace: float  #: Its speed relative to its speed alone, above 0
+    gpu_w: float  #: Its part of what the GPU draws, watts; the two jobs' parts add up to all of it
 
 
 def pace_beside(busy: float, others_busy: float) -> float:

@@ -21,17 +21,11 @@ HIGH = ("a_hg", "b_hg", "c_hg", "d_hg", "alpha_hg", "theta_hg", "beta_hg", "a_hs
 
 @dataclass(frozen=True)
 class Terms:
-    """Which parameters are fitted.
+    """Which parameters are fitted."""
 
-    Attributes:
-        free: (p,)
-        at: (p,) values at which those that are not fitted are held; NaN to leave them as in the start.
-        fixed: For each parameter that is not fitted, why.
-    """
-
-    free: Bools
-    at: Floats
-    fixed: Mapping[str, str]
+    free: Bools  #: (p,)
+    at: Floats  #: (p,) values at which those that are not fitted are held; NaN to leave them as in the start
+    fixed: Mapping[str, str]  #: For each parameter that is not fitted, why
 
     def hold(self, starts: Floats) -> Floats:
         """Return starts, (s, p), with the parameters that are not fitted set to their fixed values."""

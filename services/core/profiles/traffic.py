@@ -34,15 +34,11 @@ HEAD_ROOM = 1.1
 
 @dataclass(frozen=True)
 class Traffic:
-    """Past requests in whole steps, the latest last.
+    """Past requests in whole steps, the latest last."""
 
-    Attributes:
-        peaks_qps: (n_steps, n_classes) rate of each step's fullest window.
-        counts: (n_steps, WINDOWS, n_classes) requests in each window; None where only the peaks are known.
-    """
-
-    peaks_qps: Floats
+    peaks_qps: Floats  #: (n_steps, n_classes) rate of each step's fullest window
     counts: Ints | None = None
+    """(n_steps, WINDOWS, n_classes) requests in each window; None where only the peaks are known."""
 
     def __post_init__(self) -> None:
         if self.peaks_qps.ndim != 2 or not self.peaks_qps.shape[1]:
@@ -159,19 +155,12 @@ class SeasonalNaive:
 
 @dataclass(frozen=True)
 class Backtest:
-    """What a forecaster would have predicted, and what actually came.
+    """What a forecaster would have predicted, and what actually came."""
 
-    Attributes:
-        name: The forecaster's name.
-        origins: (n_origins,) the first step that was not known at each moment.
-        forecast_qps: (n_origins, STEPS_AHEAD, n_classes) the predicted peaks.
-        actual_qps: The same shape; NaN after the end of history.
-    """
-
-    name: str
-    origins: Ints
-    forecast_qps: Floats
-    actual_qps: Floats
+    name: str  #: The forecaster's name
+    origins: Ints  #: (n_origins,) the first step that was not known at each moment
+    forecast_qps: Floats  #: (n_origins, STEPS_AHEAD, n_classes) the predicted peaks
+    actual_qps: Floats  #: What came, in the same shape; NaN after the end of history
 
     @property
     def mae_qps(self) -> Floats:
@@ -270,19 +259,13 @@ class LeastError:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The predicted peaks, the forecaster that made them, and why it was chosen.
+    """The predicted peaks, the forecaster that made them, and why it was chosen."""
 
-    Attributes:
-        peaks_qps: (STEPS_AHEAD, n_classes); its transpose is the ``demand_qps`` of a pool problem.
-        method: The forecaster that was chosen.
-        scores: Backtests of all that were compared, over the same origins, as the criterion replayed them.
-        left_out: Why each of the others was not compared, by name.
-    """
-
-    peaks_qps: Floats
-    method: str
+    peaks_qps: Floats  #: (STEPS_AHEAD, n_classes); its transpose is the ``demand_qps`` of a pool problem
+    method: str  #: The forecaster that was chosen
     scores: tuple[Backtest, ...]
-    left_out: dict[str, str]
+    """Backtests of all that were compared, over the same origins, as the criterion replayed them."""
+    left_out: dict[str, str]  #: Why each of the others was not compared, by name
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,10 @@ class ServiceLevel:
     because the noise of counts grows with the root of their mean, and because they also raise a forecast of 0. The
     quantile is the split conformal one, of rank ceil((n + 1) x service) among n. A margin is never negative: it does
     not reduce the head-room that was asked for.
-
-    Attributes:
-        service: Share of the steps in which capacity should suffice, for each class separately.
-        head_room: Pools are planned for this many times the forecast.
     """
 
-    service: float = SERVICE
-    head_room: float = HEAD_ROOM
+    service: float = SERVICE  #: Share of the steps in which capacity should suffice, for each class separately
+    head_room: float = HEAD_ROOM  #: Pools are planned for this many times the forecast
 
     def __post_init__(self) -> None:
         if not LEAST_SERVICE <= self.service <= MOST_SERVICE:

@@ -28,23 +28,20 @@ class LinearModel:
 
     Attributes:
         costs, lower, upper: (n,).
-        integer: (n,) whether the variable takes whole numbers only.
         row_lower, row_upper: (m,).
-        starts: (m + 1,).
         columns, coefficients: (entries,).
-        offset: Added to the objective.
     """
 
     costs: Floats
     lower: Floats
     upper: Floats
-    integer: Bools
+    integer: Bools  #: (n,) whether the variable takes whole numbers only
     row_lower: Floats
     row_upper: Floats
-    starts: Ints
+    starts: Ints  #: (m + 1,)
     columns: Ints
     coefficients: Floats
-    offset: float = 0.0
+    offset: float = 0.0  #: Added to the objective
 
     def __post_init__(self) -> None:
         n, m = self.costs.size, self.row_lower.size
@@ -184,15 +181,12 @@ class Patience:
     """When to accept a solution that is not yet proven optimal, in the solver's own measure of its work.
 
     None of these measures depends on how busy the machine is: two runs end at the same point of the search.
-
-    Attributes:
-        checks: How much work to do first: for HiGHS, how often it asks whether to stop; for CBC, the number of nodes;
-            for Gurobi, one work unit for every ``CHECKS_A_WORK_UNIT``.
-        relative_gap: From then on, a solution this close to the bound is accepted; > 0.
     """
 
     checks: int
-    relative_gap: float
+    """How much work to do first: for HiGHS, how often it asks whether to stop; for CBC, the number of nodes; for
+    Gurobi, one work unit for every ``CHECKS_A_WORK_UNIT``."""
+    relative_gap: float  #: From then on, a solution this close to the bound is accepted; > 0
 
 
 @dataclass(frozen=True)

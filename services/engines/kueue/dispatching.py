@@ -53,24 +53,19 @@ class WorkerCluster:
 
 @dataclass(frozen=True, slots=True)
 class Nominee:
-    """A workload in a queue with a MultiKueue check.
-
-    Attributes:
-        waits: Whether it still needs a cluster: it has quota and has passed all other checks, but has no cluster.
-        length_s: How long it may run, according to its own spec.
-    """
+    """A workload in a queue with a MultiKueue check."""
 
     uid: str
     namespace: str
     name: str
     version: str
     check: str
-    waits: bool
+    waits: bool  #: Whether it still needs a cluster: it has quota and has passed all other checks, but has no cluster
     nominated: tuple[str, ...]
     cluster: str
     gpus: int
     pods: int
-    length_s: float | None
+    length_s: float | None  #: How long it may run, according to its own spec
     left_alone: bool
     own_annotations: Mapping[str, str]
 

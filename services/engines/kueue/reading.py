@@ -36,9 +36,6 @@ class Workload:
     """A workload that asks for GPUs.
 
     Attributes:
-        checks: All states of admission checks, as Kueue has them.
-        reserved: Whether its ClusterQueue has reserved quota for it.
-        flavors: The number of GPUs that it was given, by flavor.
         since_s: When it was admitted, or ended; UTC.
         retry_at: When Kueue queues it again after an eviction.
     """
@@ -51,10 +48,10 @@ class Workload:
     gpus: int
     state: EngineJobState
     active: bool
-    reserved: bool
+    reserved: bool  #: Whether its ClusterQueue has reserved quota for it
     cluster_queue: str
-    flavors: Mapping[str, int]
-    checks: tuple[Json, ...]
+    flavors: Mapping[str, int]  #: The number of GPUs that it was given, by flavor
+    checks: tuple[Json, ...]  #: All states of admission checks, as Kueue has them
     annotations: Mapping[str, str]
     own_annotations: Mapping[str, str]
     submitted_at: datetime
@@ -87,19 +84,14 @@ class Flavored:
 
 @dataclass(frozen=True)
 class Queues:
-    """The cluster's objects other than workloads.
-
-    Attributes:
-        clusters: The ClusterQueue of each LocalQueue, by namespace and name.
-        checks: The AdmissionChecks that are ours.
-        checked: The ClusterQueues that have one of them, and which.
-        flavored: Quotas of GPUs.
-    """
+    """The cluster's objects other than workloads."""
 
     clusters: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    checks: tuple[str, ...] = ()
+    """The ClusterQueue of each LocalQueue, by namespace and name."""
+    checks: tuple[str, ...] = ()  #: The AdmissionChecks that are ours
     checked: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    flavored: tuple[Flavored, ...] = ()
+    """The ClusterQueues that have one of them, and which."""
+    flavored: tuple[Flavored, ...] = ()  #: Quotas of GPUs
 
 
 def workload_of(document: Json, resource: str) -> Workload | None:

@@ -44,17 +44,12 @@ Slot = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is written to one workload.
-
-    Attributes:
-        checks: All states of its checks, with ours changed; None to leave them.
-        deactivate: Whether it is taken out of its queue for good.
-    """
+    """What is written to one workload."""
 
     workload: Workload
-    checks: tuple[Json, ...] | None
+    checks: tuple[Json, ...] | None  #: All states of its checks, with ours changed; None to leave them
     annotations: Mapping[str, str]
-    deactivate: bool = False
+    deactivate: bool = False  #: Whether it is taken out of its queue for good
 
 
 def why_not(workload: Workload, queues: Queues) -> str:

@@ -47,20 +47,15 @@ class Entry(NodeMessage):
 
 
 class Told(NodeMessage):
-    """What an entry point should do.
-
-    Attributes:
-        again_s: When it should ask again.
-        for_s: How long this holds if nobody answers then; after that it starts by itself.
-    """
+    """What an entry point should do."""
 
     action: Literal["hold", "run", "stop"]
     gpus: int | None = None
     zone: str | None = None
     grace_s: float = 0.0
     note: str = ""
-    again_s: float
-    for_s: float
+    again_s: float  #: When it should ask again
+    for_s: float  #: How long this holds if nobody answers then; after that it starts by itself
 
 
 @asynccontextmanager

@@ -34,15 +34,10 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """A job of the Job API, or a driver that connected by itself.
+    """A job of the Job API, or a driver that connected by itself."""
 
-    Attributes:
-        submission: Its submission id; empty for a driver.
-        driver: Ray's id of its last driver; empty while there is none.
-    """
-
-    submission: str
-    driver: str
+    submission: str  #: Its submission id; empty for a driver
+    driver: str  #: Ray's id of its last driver; empty while there is none
     state: EngineJobState
     submitted_at: datetime
     ended_at: datetime | None

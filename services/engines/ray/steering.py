@@ -36,14 +36,10 @@ _AGAIN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A job, and what is known of it.
-
-    Attributes:
-        entry: The last known state of its entry point; None for a job without one.
-    """
+    """A job, and what is known of it."""
 
     job: RayJob
-    entry: Entry | None
+    entry: Entry | None  #: The last known state of its entry point; None for a job without one
     devices: Mapping[str, Sequence[int]] | None = None
 
 

@@ -52,20 +52,13 @@ class SlurmJob:
     """A job as Slurm has it; times are UTC seconds, 0 for none.
 
     Attributes:
-        number: Its id, which Slurm may reuse.
-        tag: Our name for it, in its admin comment; empty before it has one.
         admin_comment, comment: The comments, unchanged.
         hold_s, own_begin_s: The begin time that we set last, and the job's own one, which holds even without ours.
-        state: One of ``contracts.engines.EngineJobState``.
-        reason: Why it waits.
         gpus, gpu_type, per_node, nodes_wanted: What it asks for; ``per_node`` is 0 if it names a total.
-        shares: The GPUs that it holds, by node.
-        eligible_s: The earliest moment at which it may start.
-        special: Why we could not steer it: it is part of an array or of a heterogeneous job, and so on.
     """
 
-    number: int
-    tag: str
+    number: int  #: Its id, which Slurm may reuse
+    tag: str  #: Our name for it, in its admin comment; empty before it has one
     admin_comment: str
     hold_s: int
     own_begin_s: int
@@ -75,25 +68,25 @@ class SlurmJob:
     account: str
     partition: str
     qos: str
-    state: str
-    reason: str
+    state: str  #: One of ``contracts.engines.EngineJobState``
+    reason: str  #: Why it waits
     priority: int
     gpus: int
     gpu_type: str
     per_node: int
     nodes_wanted: int
-    shares: Mapping[str, tuple[int, ...]]
+    shares: Mapping[str, tuple[int, ...]]  #: The GPUs that it holds, by node
     time_limit_s: float | None
     deadline_s: int
     submit_s: int
     start_s: int
-    eligible_s: int
+    eligible_s: int  #: The earliest moment at which it may start
     end_s: int
     exit_code: int | None
     restarts: int
     requeue: bool
     batch: bool
-    special: str
+    special: str  #: Why we could not steer it: it is part of an array or of a heterogeneous job, and so on
 
     @property
     def waits(self) -> bool:

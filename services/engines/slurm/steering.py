@@ -30,15 +30,13 @@ class Changes:
     """The changes to make in Slurm.
 
     Attributes:
-        updates: Fields to set, by the numbers of jobs; jobs with the same fields are grouped.
-        signals: Jobs to be sent a signal, and which.
-        shrinks: Jobs to shrink, and the number of nodes that each keeps.
         requeues, cancels: Numbers of jobs.
     """
 
     updates: Sequence[tuple[tuple[int, ...], tuple[tuple[str, str], ...]]] = ()
-    signals: Sequence[tuple[int, str]] = ()
-    shrinks: Sequence[tuple[int, int]] = ()
+    """Fields to set, by the numbers of jobs; jobs with the same fields are grouped."""
+    signals: Sequence[tuple[int, str]] = ()  #: Jobs to be sent a signal, and which
+    shrinks: Sequence[tuple[int, int]] = ()  #: Jobs to shrink, and the number of nodes that each keeps
     requeues: Sequence[int] = ()
     cancels: Sequence[int] = ()
 
@@ -54,13 +52,11 @@ class Memory:
     """What the bridge remembers of a job while it is alive; all of it can be forgotten.
 
     Attributes:
-        signalled_s: When it was sent its signal, for the decision's revision.
-        signalled: That revision.
         refusals, refused: How often Slurm refused each revision, and its words.
     """
 
-    signalled_s: float = 0.0
-    signalled: int = 0
+    signalled_s: float = 0.0  #: When it was sent its signal, for a decision's revision
+    signalled: int = 0  #: The revision it was sent for
     refusals: dict[int, int] = field(default_factory=dict[int, int])
     refused: str = ""
 

@@ -40,11 +40,8 @@ class Talk:
     """One bridge's side of the exchange; it raises ``ProblemError`` if the control plane does not answer, or refuses.
 
     Attributes:
-        decisions: By job; of two about the same job, the newer one is in force.
         is_known: Whether this process has reported everything about the engine and asked for decisions; if not, it
             still has to.
-        woken: Set by decisions, and by whoever wants a look before the next is due.
-        version: The engine's version; "" if it is not known.
     """
 
     def __init__(
@@ -55,11 +52,11 @@ class Talk:
         Args:
             heard: Whether it counts as heard until it has had time to answer.
         """
-        self.decisions: dict[str, EngineDecision] = {}
+        self.decisions: dict[str, EngineDecision] = {}  #: By job; of two about the same job, the newer one is in force
         self.sent: dict[str, EngineJob] = {}
         self.is_known = False
-        self.woken = asyncio.Event()
-        self.version = ""
+        self.woken = asyncio.Event()  #: Set by decisions, and by whoever wants a look before the next is due
+        self.version = ""  #: The engine's version; "" if it is not known
         self.queues: Sequence[str] = ()
         self._gone_since_s: dict[str, float] = {}
         self._kind, self._settings, self._control_plane = kind, settings, control_plane

@@ -148,18 +148,14 @@ class AddressLimiter:
 
 
 class ConcurrencyLimiter:
-    """Counts what each tenant has open at the same time in this process, such as streams or requests.
-
-    Attributes:
-        elsewhere: What other processes that share the limit reported as open, by tenant.
-    """
+    """Counts what each tenant has open at the same time in this process, such as streams or requests."""
 
     def __init__(self, most: int, what: str, retry_after_s: int = 5) -> None:
         self._most = most
         self._what = what
         self._retry_after_s = retry_after_s
         self._open: dict[str, int] = {}
-        self.elsewhere: Mapping[str, int] = {}
+        self.elsewhere: Mapping[str, int] = {}  #: What other processes that share the limit reported as open, by tenant
 
     @property
     def open(self) -> dict[str, int]:

@@ -31,21 +31,13 @@ _VERSION = re.compile(rb"[A-Za-z0-9._-]{1,63}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of an application.
+    """What is asked of an application."""
 
-    Attributes:
-        app: Its name.
-        method: HTTP method.
-        target: Path and query as the instance gets them.
-        is_ready_asked: Whether the request is only for its readiness, which the router knows.
-        may_repeat: Whether sending it twice changes nothing but the energy used.
-    """
-
-    app: str
-    method: str
-    target: bytes
-    is_ready_asked: bool = False
-    may_repeat: bool = False
+    app: str  #: Its name
+    method: str  #: HTTP method
+    target: bytes  #: Path and query as the instance gets them
+    is_ready_asked: bool = False  #: Whether the request is only for its readiness, which the router knows
+    may_repeat: bool = False  #: Whether sending it twice changes nothing but the energy used
 
 
 def is_apps(path: str) -> bool:

@@ -29,20 +29,15 @@ log = Log(__name__)
 
 
 class Coordinator:
-    """Assigns the requests that came to this process to instances, by its own queues or another process's.
-
-    Attributes:
-        started_at_s: UTC seconds.
-        address: ``HOST:PORT`` at which other processes reach this one; None until it listens.
-    """
+    """Assigns the requests that came to this process to instances, by its own queues or another process's."""
 
     def __init__(self, name: str, token: str, assigner: Assigner, fleet: Fleet) -> None:
         self.name = name
         self._token = token
         self._assigner = assigner
         self._fleet = fleet
-        self.started_at_s = time.time()
-        self.address: str | None = None
+        self.started_at_s = time.time()  #: UTC seconds
+        self.address: str | None = None  #: ``HOST:PORT`` at which other processes reach this one; None until it listens
         self._link: AssignerLink | None = None
         self._tickets: dict[int, Ticket] = {}
         self._ids = itertools.count()

@@ -58,20 +58,15 @@ SERVER: dict[str, object] = {"name": "wattshift", "version": RELEASE, "extension
 
 @dataclass(slots=True)
 class AppTurn:
-    """A request to an application.
-
-    Attributes:
-        arrival_s: Its arrival on the monotonic clock.
-        wait_s: Seconds from its arrival until it was sent to an instance.
-    """
+    """A request to an application."""
 
     exchange: Exchange
     key: ResolvedKey
     app: RoutedApp
     asked: Asked
     body: bytes
-    arrival_s: float
-    wait_s: float = 0.0
+    arrival_s: float  #: Its arrival on the monotonic clock
+    wait_s: float = 0.0  #: Seconds from its arrival until it was sent to an instance
 
 
 class AppDoor:

@@ -15,13 +15,7 @@ from services.router.upstream import UpstreamError
 
 
 class AppError(Exception):
-    """A request to an application that the router refuses, or that no instance answered.
-
-    Attributes:
-        status: HTTP status.
-        code: Stable code.
-        headers: Headers of the answer, such as ``retry-after``.
-    """
+    """A request to an application that the router refuses, or that no instance answered."""
 
     def __init__(
         self,
@@ -33,9 +27,9 @@ class AppError(Exception):
         headers: tuple[Header, ...] = (),
     ) -> None:
         super().__init__(detail)
-        self.status = status
-        self.code = code
-        self.headers = [*headers]
+        self.status = status  #: HTTP status
+        self.code = code  #: Stable code
+        self.headers = [*headers]  #: Headers of the answer, such as ``retry-after``
         if retry_after_s is not None:
             self.headers.append((b"retry-after", b"%d" % max(1, round(retry_after_s))))
 

@@ -32,58 +32,39 @@ class Outcome(StrEnum):
 
 
 class NotAssignedError(Exception):
-    """A request gets no instance.
-
-    Attributes:
-        reason: ``unknown_app``, ``no_instance`` or ``queue_full``.
-        retry_after_s: When to try again.
-    """
+    """A request gets no instance."""
 
     def __init__(self, reason: str, retry_after_s: float = 5.0) -> None:
         super().__init__(reason)
-        self.reason = reason
-        self.retry_after_s = retry_after_s
+        self.reason = reason  #: ``unknown_app``, ``no_instance`` or ``queue_full``
+        self.retry_after_s = retry_after_s  #: When to try again
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request on its way through its application's queue.
+    """A request on its way through its application's queue."""
 
-    Attributes:
-        id: The id by which the process that it came to knows it.
-        decided: Called with the id of the instance that the request may be sent to, or with why there is none.
-        place: Its place in the order of arrival; None until it has one. It is kept when the request waits again.
-        excluded: Instances that failed to answer it.
-        instance: The instance that it was given.
-        waits_as: Its entry in the queue while it waits.
-    """
-
-    id: int
+    id: int  #: The id by which the process that it came to knows it
     app: str
     tenant: str
     decided: Callable[[str | NotAssignedError], None]
+    """Called with the id of the instance that the request may be sent to, or with why there is none."""
     place: int | None = None
-    excluded: frozenset[str] = frozenset()
-    instance: str | None = None
-    waits_as: ServingRequest | None = None
+    """Its place in the order of arrival; None until it has one. It is kept when the request waits again."""
+    excluded: frozenset[str] = frozenset()  #: Instances that failed to answer it
+    instance: str | None = None  #: The instance that it was given
+    waits_as: ServingRequest | None = None  #: Its entry in the queue while it waits
 
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """An instance as the queue sees it.
-
-    Attributes:
-        limit: How many requests it is given at once.
-        held: How many it has now.
-        is_ready: Whether it is given any.
-        service_s: Mean time of a request there.
-    """
+    """An instance as the queue sees it."""
 
     id: str
-    limit: int
-    is_ready: bool
-    service_s: float
-    held: int = 0
+    limit: int  #: How many requests it is given at once
+    is_ready: bool  #: Whether it is given any
+    service_s: float  #: Mean time of a request there
+    held: int = 0  #: How many it has now
     breaker: Breaker = field(default_factory=Breaker)
 
     @property
@@ -93,24 +74,18 @@ class Seat:
 
 
 class AppQueue:
-    """The queue of one application.
-
-    Attributes:
-        seats: Its instances; those that are gone stay until they hold nothing.
-        in_service: Requests at instances, by tenant.
-        tickets: Waiting requests, by their names in the queue.
-    """
+    """The queue of one application."""
 
     def __init__(self, most_waiting: int, patience_s: float) -> None:
         """Take how many requests may wait, and how long they wait for an instance when there is none."""
         self._most_waiting = most_waiting
         self._patience_s = patience_s
-        self.seats: dict[str, Seat] = {}
+        self.seats: dict[str, Seat] = {}  #: Its instances; those that are gone stay until they hold nothing
         self._free: dict[str, Seat] = {}  # the one that has been free the longest is first
         self._queue = RequestQueue(Order.FCFS, ServiceTimes(1.0, 1.0))
         self._names = itertools.count()
-        self.tickets: dict[str, Ticket] = {}
-        self.in_service: dict[str, int] = {}
+        self.tickets: dict[str, Ticket] = {}  #: Waiting requests, by their names in the queue
+        self.in_service: dict[str, int] = {}  #: Requests at instances, by tenant
         self._places = 0
         self._had_instance_s = -math.inf
 

@@ -193,11 +193,7 @@ class AskingPeer(LineProtocol):
 
 
 class AssignerLink(LineProtocol):
-    """This process's connection to the one that assigns instances for all.
-
-    Attributes:
-        peer: Its name.
-    """
+    """This process's connection to the one that assigns instances for all."""
 
     def __init__(
         self,
@@ -210,7 +206,7 @@ class AssignerLink(LineProtocol):
     ) -> None:
         """Take this process's tickets by id, and what to call when a connection that worked ends."""
         super().__init__()
-        self.peer = peer
+        self.peer = peer  #: Its name
         self._hello = ("hello", token, name, peer)
         self._fleet = fleet
         self._tickets = tickets

@@ -43,22 +43,20 @@ class Known:
     """What we know of a job; None where there is nothing to know.
 
     Attributes:
-        planned: What that allocation holds, or is to hold.
         action, revision, gpus: What was last decided.
         cancel_requested, hold_requested: What its user has asked for here.
-        controls: Whether decisions are carried out at all.
     """
 
     job: JobState | None = None
     gang: GangState | None = None
-    planned: Devices | None = None
+    planned: Devices | None = None  #: What that allocation holds, or is to hold
     stop_reason: EndReason | None = None
     action: EngineAction | None = None
     revision: int = 0
     gpus: int | None = None
     cancel_requested: bool = False
     hold_requested: bool = False
-    controls: bool = True
+    controls: bool = True  #: Whether decisions are carried out at all
 
 
 @dataclass(frozen=True, slots=True)

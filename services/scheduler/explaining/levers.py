@@ -50,19 +50,14 @@ def of_round(dry: DryRound, job_id: JobId) -> list[LeverEffect]:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What is stored about a job that has ended.
-
-    Attributes:
-        sizes: What it did at each size.
-        noise_scale: The gradient noise scale that it reported last, samples; None if it never did.
-    """
+    """What is stored about a job that has ended."""
 
     row: ExplainedRow
-    sizes: Sequence[SizeRow]
+    sizes: Sequence[SizeRow]  #: What it did at each size
     gangs: Sequence[GangRecordRow]
     limits: Sequence[LimitRow]
     tables: Sequence[TableRow]
-    noise_scale: float | None
+    noise_scale: float | None  #: The gradient noise scale that it reported last, samples; None if it never did
 
     @property
     def gco2_per_j(self) -> float:

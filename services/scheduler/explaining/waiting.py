@@ -32,16 +32,11 @@ from services.scheduler.repository.predictions import Predictions
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job stands in the policy's order.
-
-    Attributes:
-        ahead: How many come before it; None if it has no place in an order.
-        ahead_gpus: How many GPUs their smallest gangs take together.
-    """
+    """Where a job stands in the policy's order."""
 
     waiting_jobs: int
-    ahead: tuple[JobId, ...] | None
-    ahead_gpus: int
+    ahead: tuple[JobId, ...] | None  #: How many come before it; None if it has no place in an order
+    ahead_gpus: int  #: How many GPUs their smallest gangs take together
 
 
 @dataclass(frozen=True)

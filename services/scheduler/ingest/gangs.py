@@ -88,43 +88,33 @@ class Gang:
     """A live allocation and everything that was reported about it.
 
     Attributes:
-        shares: One report per node of the gang.
-        is_late: It did not start running on all its nodes in time.
-        work_done: The job has reported that all its work is done.
         cancel_requested, hold_requested: What the user wants.
         restarts, max_restarts: Restarts of the job after failures, and how many there may be.
         failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
-        refused_slices: Gangs of the job that lost their slice, most of them before they began.
-        slice_lost: A node no longer has the slice that the gang holds.
-        gpu_lost: What is wrong with a lost GPU that the gang holds; empty if none is lost.
-        since_loss_s: How long ago an earlier gang of the job lost a node or GPU.
         node_losses, max_node_losses: Gangs of the job that lost a GPU, or a node while most others stayed up, each not
             long after the last; and how many there may be before somebody has to look at the job.
-        restart_after_node_loss: Whether the job runs again after it has lost a node.
-        stands_out: Whether most other nodes stayed up when this gang lost one.
-        finished_before: An earlier gang of the job finished it, according to a node that had been given up.
     """
 
     state: GangState
     stop_reason: EndReason | None
-    shares: Sequence[ShareReport]
-    is_late: bool = False
-    work_done: bool = False
+    shares: Sequence[ShareReport]  #: One report per node of the gang
+    is_late: bool = False  #: It did not start running on all its nodes in time
+    work_done: bool = False  #: The job has reported that all its work is done
     cancel_requested: bool = False
     hold_requested: bool = False
     restarts: int = 0
     max_restarts: int = 0
     failed_starts: int = 0
     start_attempts: int = 1
-    refused_slices: int = 0
-    slice_lost: bool = False
-    gpu_lost: str = ""
-    since_loss_s: float = 0.0
+    refused_slices: int = 0  #: Gangs of the job that lost their slice, most of them before they began
+    slice_lost: bool = False  #: A node no longer has the slice that the gang holds
+    gpu_lost: str = ""  #: What is wrong with a lost GPU that the gang holds; empty if none is lost
+    since_loss_s: float = 0.0  #: How long ago an earlier gang of the job lost a node or GPU
     node_losses: int = 0
     max_node_losses: int = 3
-    restart_after_node_loss: bool = True
-    stands_out: bool = False
-    finished_before: bool = False
+    restart_after_node_loss: bool = True  #: Whether the job runs again after it has lost a node
+    stands_out: bool = False  #: Whether most other nodes stayed up when this gang lost one
+    finished_before: bool = False  #: An earlier gang of the job finished it, according to a node that had been given up
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,17 +42,15 @@ class Learned:
     """One kind of job on one GPU model with one kind of control.
 
     Attributes:
-        table: The predicted speed and power of its gangs.
         time_mape, energy_mape: Mean absolute error of the model on them, as a share.
-        by_batch: Step times by total batch, where policies may choose the batch.
     """
 
-    table: GangTable
+    table: GangTable  #: The predicted speed and power of its gangs
     measured_gpus: tuple[int, ...]
     points: int
     time_mape: float
     energy_mape: float
-    by_batch: StoredStepTimes | None
+    by_batch: StoredStepTimes | None  #: Step times by total batch, where policies may choose the batch
 
 
 def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus_per_node: int) -> Learned:

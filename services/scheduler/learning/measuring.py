@@ -46,21 +46,14 @@ TOO_RARE = "It reports progress every {:.0f} s: too rarely to measure a second v
 
 @dataclass(frozen=True)
 class Point:
-    """A gang's speed and power at one value of a control.
+    """A gang's speed and power at one value of a control."""
 
-    Attributes:
-        step_time_s: Seconds per unit of the job's own work.
-        power_w: Mean draw of one of its GPUs.
-        local_batch: Samples per GPU and step; 0 where the job does not say.
-        over: Whether a report has ended its interval.
-    """
-
-    step_time_s: float
-    power_w: float
+    step_time_s: float  #: Seconds per unit of the job's own work
+    power_w: float  #: Mean draw of one of its GPUs
     elapsed_s: float
-    local_batch: float
+    local_batch: float  #: Samples per GPU and step; 0 where the job does not say
     report_s: float
-    over: bool
+    over: bool  #: Whether a report has ended its interval
 
 
 @dataclass(frozen=True)

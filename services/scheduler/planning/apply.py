@@ -60,17 +60,12 @@ class StalePlanError(Exception):
 
 @dataclass(frozen=True)
 class Said:
-    """Why jobs wait, as it is stored.
+    """Why jobs wait, as it is stored."""
 
-    Attributes:
-        reasons: By job; None: none is stored.
-        expected_s: Until when, UTC seconds, for the jobs of which that is stored.
-        rows: The cluster that they wait for.
-    """
-
-    reasons: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
+    reasons: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])  #: By job; None: none is stored
     expected_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    rows: ClusterRows | None = None
+    """Until when, UTC seconds, for the jobs of which that is stored."""
+    rows: ClusterRows | None = None  #: The cluster that they wait for
 
     @classmethod
     def of(cls, rows: ClusterRows) -> Said:
@@ -115,19 +110,14 @@ class Said:
 
 @dataclass(frozen=True)
 class Decided:
-    """A round's outcome, to be applied.
-
-    Attributes:
-        memory: What the policy is to remember; None: what it already does.
-        said: Why jobs wait, as it was stored when the snapshot was made.
-    """
+    """A round's outcome, to be applied."""
 
     snapshot: Snapshot
     policy: str
     plan: Plan
-    memory: dict[str, Any] | None
+    memory: dict[str, Any] | None  #: What the policy is to remember; None: what it already does
     decide_ms: float
-    said: Said = field(default_factory=Said)
+    said: Said = field(default_factory=Said)  #: Why jobs wait, as it was stored when the snapshot was made
 
 
 @dataclass(frozen=True)

@@ -45,22 +45,16 @@ def kind_of(node: NodeRow | AwayRow) -> NodeKind:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The nodes that plans may use.
-
-    Attributes:
-        nodes: Each with at least one GPU, and without its slices; none that is off and cannot be woken.
-        slices: The MIG slices of nodes with GPUs that are cut.
-        unusable: GPUs that get no new work, by node and index.
-        covers: Whether there is a hook that powers a node.
-    """
+    """The nodes that plans may use."""
 
     nodes: Sequence[NodeRow]
+    """Each with at least one GPU, and without its slices; none that is off and cannot be woken."""
     claims: Sequence[ClaimRow]
     hosts_w: Mapping[str, float]
-    covers: Callable[[str], bool]
-    slices: Mapping[str, Sequence[StoredDevice]]
+    covers: Callable[[str], bool]  #: Whether there is a hook that powers a node
+    slices: Mapping[str, Sequence[StoredDevice]]  #: The MIG slices of nodes with GPUs that are cut
     partitions: Sequence[PartitionRow]
-    unusable: frozenset[tuple[str, int]] = frozenset()
+    unusable: frozenset[tuple[str, int]] = frozenset()  #: GPUs that get no new work, by node and index
 
     @classmethod
     def of(cls, rows: ClusterRows, covers: Callable[[str], bool]) -> Cluster:

@@ -25,19 +25,12 @@ from services.scheduler.repository.snapshots import JobRow, NodeRow, PartitionRo
 
 @dataclass(frozen=True)
 class CutGpus:
-    """The GPUs that policies do not see.
+    """The GPUs that policies do not see."""
 
-    Attributes:
-        hidden: Those GPUs, by node.
-        units: What jobs on slices may run on.
-        owners: (n_units,) the fleet that each is kept for; None for any job.
-        memory_gib: (n_units,) memory of each.
-    """
-
-    hidden: dict[str, set[int]]
-    units: tuple[SliceUnit, ...]
-    owners: tuple[str | None, ...]
-    memory_gib: tuple[float, ...]
+    hidden: dict[str, set[int]]  #: Those GPUs, by node
+    units: tuple[SliceUnit, ...]  #: What jobs on slices may run on
+    owners: tuple[str | None, ...]  #: (n_units,) the fleet that each is kept for; None for any job
+    memory_gib: tuple[float, ...]  #: (n_units,) memory of each
 
 
 def cut_gpus(cluster: Cluster) -> CutGpus:

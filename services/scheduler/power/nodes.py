@@ -52,17 +52,11 @@ class PowerStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a change of a node's power may take, and how often it is tried.
+    """How long a change of a node's power may take, and how often it is tried."""
 
-    Attributes:
-        down_s: Time after which a node that still sends heartbeats is considered to stay on.
-        wake_s: Time after which the hook of a node that sends none runs again.
-        attempts: How often the hook is run at most.
-    """
-
-    down_s: float
-    wake_s: float
-    attempts: int
+    down_s: float  #: Time after which a node that still sends heartbeats is considered to stay on
+    wake_s: float  #: Time after which the hook of a node that sends none runs again
+    attempts: int  #: How often the hook is run at most
 
 
 def next_step(node: ChangingNode, patience: Patience) -> PowerStep | None:

@@ -198,16 +198,14 @@ class UnfoldedRow(NamedTuple):
     """A report that has not been folded yet, with what is known about its job.
 
     Attributes:
-        controls: Whether decisions on the engine's jobs are carried out.
-        report: A ``contracts.engines.EngineJob``.
         decision, revision: What was last decided about it.
         gang_id, gang_state, shares, stop_reason: Of its live allocation, if it has one.
     """
 
     engine: str
-    controls: bool
+    controls: bool  #: Whether decisions on the engine's jobs are carried out
     external_id: str
-    report: Json
+    report: Json  #: A ``contracts.engines.EngineJob``
     job_id: str | None
     decision: Json | None
     revision: int

@@ -246,16 +246,7 @@ UPDATE allocations SET power_limit_w = $2, clock_mhz = $3, settings_refused = $4
 
 
 class LiveGang(NamedTuple):
-    """An allocation that has not ended, with what its job's user wants.
-
-    Attributes:
-        interval_s: If it is being measured, the time after which a report ends an interval.
-        age_s: Seconds since it was started and all of its nodes were awake.
-        was_asleep: Whether one of its nodes has been asleep since it was started.
-        packed: Whether it was put beside the holder of its device.
-        stopping_s: Seconds since it was asked to stop; None if it was not.
-        work_done: Whether the job has reported that all its work is done.
-    """
+    """An allocation that has not ended, with what its job's user wants."""
 
     id: str
     job_id: str
@@ -269,12 +260,12 @@ class LiveGang(NamedTuple):
     settings_revision: int
     power_limit_w: float | None
     clock_mhz: int | None
-    interval_s: float | None
-    age_s: float
+    interval_s: float | None  #: If it is being measured, the time after which a report ends an interval
+    age_s: float  #: Seconds since it was started and all of its nodes were awake
     asleep: bool
-    was_asleep: bool
-    packed: bool
-    stopping_s: float | None
+    was_asleep: bool  #: Whether one of its nodes has been asleep since it was started
+    packed: bool  #: Whether it was put beside the holder of its device
+    stopping_s: float | None  #: Seconds since it was asked to stop; None if it was not
     tenant_id: str
     cancel_requested: bool
     hold_requested: bool
@@ -283,7 +274,7 @@ class LiveGang(NamedTuple):
     max_restarts: int
     restart_after_node_loss: bool
     grace_s: float
-    work_done: bool
+    work_done: bool  #: Whether the job has reported that all its work is done
 
 
 class Earlier(NamedTuple):

@@ -53,15 +53,10 @@ Column = NDArray[Any]
 
 @dataclass(frozen=True)
 class Kinds:
-    """Jobs by what they have in some columns: of a hundred thousand, most have the same.
+    """Jobs by what they have in some columns: of a hundred thousand, most have the same."""
 
-    Attributes:
-        values: The distinct values; some may belong to no job any more.
-        of: (n_jobs,) the index of each job's value.
-    """
-
-    values: tuple[tuple[Any, ...], ...]
-    of: Ints
+    values: tuple[tuple[Any, ...], ...]  #: The distinct values; some may belong to no job any more
+    of: Ints  #: (n_jobs,) the index of each job's value
 
     @classmethod
     def among(cls, rows: Sequence[JobRow], names: Sequence[str], known: Sequence[tuple[Any, ...]] = ()) -> Kinds:

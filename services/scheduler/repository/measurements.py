@@ -111,13 +111,7 @@ class Measurement(NamedTuple):
     Attributes:
         allocation_id, job_id, kind: The gang, its job, and the kind of job.
         gpu_model, control, gpus, nodes: What is measured, and on how many GPUs of how many nodes.
-        values: The values to be tried, the default first.
-        window_s: How long an interval at one of them may last.
-        least_s: The time after which the next report ends an interval.
-        position: Which of the values is in force.
         allocation_state, shares, power_limit_w, clock_mhz, settings_revision, settings_refused: Of the allocation.
-        spec_batch: Samples per GPU and step, as chosen for the gang or by the job's specification; None if neither
-            says.
     """
 
     allocation_id: str
@@ -127,11 +121,11 @@ class Measurement(NamedTuple):
     control: str
     gpus: int
     nodes: int
-    values: list[float]
-    window_s: float
-    least_s: float
+    values: list[float]  #: The values to be tried, the default first
+    window_s: float  #: How long an interval at one of them may last
+    least_s: float  #: The time after which the next report ends an interval
     began_at: datetime
-    position: int
+    position: int  #: Which of the values is in force
     elapsed_s: float | None
     allocation_state: str
     shares: list[StoredShare]
@@ -140,6 +134,7 @@ class Measurement(NamedTuple):
     settings_revision: int
     settings_refused: dict[str, str]
     spec_batch: float | None
+    """Samples per GPU and step, as chosen for the gang or by the job's specification; None if neither says."""
 
     @property
     def gang(self) -> ControlledGang:

@@ -92,26 +92,22 @@ class ChangingNode(NamedTuple):
     """A node that is not simply on.
 
     Attributes:
-        pinned: Whether an operator keeps it awake.
         attempts, acted_at: How often its hook has been run for the present change, and when first.
-        off_at: Since when it has drawn nothing but its standby power.
         heartbeat_at, registered_at: When it last sent a heartbeat, and when its agent last registered.
-        heard: Whether it has sent a heartbeat since its state last changed.
-        done_for_s: Seconds since its hook succeeded; None if it has not.
     """
 
     node_id: str
     state: str
-    pinned: bool
+    pinned: bool  #: Whether an operator keeps it awake
     attempts: int
     acted_at: datetime | None
-    off_at: datetime | None
+    off_at: datetime | None  #: Since when it has drawn nothing but its standby power
     heartbeat_at: datetime | None
     registered_at: datetime
     at: datetime
     leased: bool
-    heard: bool
-    done_for_s: float | None
+    heard: bool  #: Whether it has sent a heartbeat since its state last changed
+    done_for_s: float | None  #: Seconds since its hook succeeded; None if it has not
 
 
 class DueNode(NamedTuple):

@@ -53,18 +53,15 @@ class Predictions(NamedTuple):
 
     Attributes:
         group_id, user_id: Their groups, by ``core.profiles.job_group``.
-        gpu_s: GPU seconds, 0 for a group that is new.
-        spread_gpu_s: Standard deviation of the earlier runs.
-        seen: Whether the group was seen in training, with ``examples`` jobs.
         low_gpu_s, median_gpu_s, high_gpu_s: Deciles and median of the group, None for one that is new.
     """
 
     job_id: list[str]
     group_id: list[int]
     user_id: list[int]
-    gpu_s: list[float]
-    spread_gpu_s: list[float]
-    seen: list[bool]
+    gpu_s: list[float]  #: GPU seconds, 0 for a group that is new
+    spread_gpu_s: list[float]  #: Standard deviation of the earlier runs
+    seen: list[bool]  #: Whether the group was seen in training, with ``examples`` jobs
     examples: list[int]
     low_gpu_s: list[float | None]
     median_gpu_s: list[float | None]

@@ -49,18 +49,12 @@ ON CONFLICT (engine, day) DO UPDATE SET
 
 
 class EndedRow(NamedTuple):
-    """A job that ran under a dry run; times are UTC seconds.
-
-    Attributes:
-        planned: Whether any plan knew it while it waited.
-        would_start_s: Until when the last such plan held it back; None: it did not.
-        started_s: When its first run began.
-    """
+    """A job that ran under a dry run; times are UTC seconds."""
 
     job_id: str
-    planned: bool
-    would_start_s: float | None
-    started_s: float
+    planned: bool  #: Whether any plan knew it while it waited
+    would_start_s: float | None  #: Until when the last such plan held it back; None: it did not
+    started_s: float  #: When its first run began
 
 
 class EnergyRow(NamedTuple):

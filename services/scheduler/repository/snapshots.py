@@ -163,22 +163,13 @@ class JobRow(NamedTuple):
     """A job that waits or holds devices.
 
     Attributes:
-        since_s: When its gang started, or else since when it has waited, UTC seconds.
-        asked_gpus: The size that its user would ask for if it could have only one.
         gpu_model, memory_gib, needs_container: What it asks of each node; None: nothing.
-        slice: The name of the slice that it needs instead of GPUs; None for all others.
-        service: The terms of a service instance; None for a training job.
-        leaves: Whether its user wants it cancelled or on hold.
         work, done: How much there is to do, and how much is done, in the job's own unit; None where it does not say.
         allocation_state, gpus, shares, power_limit_w, clock_mhz: Of its gang, if it has one.
         kind, kind_label: Its kind, as tables of profiles name it, and as its user does.
         gpu_power_w, gpu_s: Mean draw of one of its GPUs, and the GPU seconds over which it was measured.
-        predicted_gpu_s: Its predicted length; None where none is predicted yet.
-        spread_gpu_s: Standard deviation of that; None where nothing like it was seen before.
         batch_min, batch_max: The range of total batches that policies may choose, samples; None: the batch is the
             user's.
-        base_batch: The user's own batch; None where it is not known.
-        noise_scale: The gradient noise scale that it has reported, samples.
         engine, queue: What runs it, and the queue of that engine that it is in.
         reason, expected_start_s: Why it waits, and until when, UTC seconds, as stored.
     """
@@ -187,18 +178,18 @@ class JobRow(NamedTuple):
     tenant_id: str
     state: str
     submitted_s: float
-    since_s: float
+    since_s: float  #: When its gang started, or else since when it has waited, UTC seconds
     min_gpus: int
     max_gpus: int
     step_gpus: int
-    asked_gpus: int
+    asked_gpus: int  #: The size that its user would ask for if it could have only one
     gpu_model: str | None
     memory_gib: float | None
-    slice: str | None
+    slice: str | None  #: The name of the slice that it needs instead of GPUs; None for all others
     needs_container: bool
     layout: str | None
-    service: StoredServiceTerms | None
-    leaves: bool
+    service: StoredServiceTerms | None  #: The terms of a service instance; None for a training job
+    leaves: bool  #: Whether its user wants it cancelled or on hold
     preemptible: bool
     may_share_gpu: bool
     priority: int
@@ -217,12 +208,12 @@ class JobRow(NamedTuple):
     gpu_power_w: float | None
     gpu_s: float
     done: float | None
-    predicted_gpu_s: float | None
-    spread_gpu_s: float | None
+    predicted_gpu_s: float | None  #: Its predicted length; None where none is predicted yet
+    spread_gpu_s: float | None  #: Standard deviation of that; None where nothing like it was seen before
     batch_min: int | None
     batch_max: int | None
-    base_batch: float | None
-    noise_scale: float | None
+    base_batch: float | None  #: The user's own batch; None where it is not known
+    noise_scale: float | None  #: The gradient noise scale that it has reported, samples
     family: str | None
     engine: str = OURS
     queue: str = ""
@@ -264,9 +255,6 @@ class NodeRow(NamedTuple):
     """A node that takes work, or will once it is powered up.
 
     Attributes:
-        draining: Whether it takes no new work, because an operator or the node itself wants that.
-        power: On, off, or between the two.
-        may_sleep: Whether a plan may power it down or up, provided that there is a hook for it.
         engine, queues: What runs jobs there, and the queues of that engine that use it.
     """
 
@@ -275,10 +263,10 @@ class NodeRow(NamedTuple):
     labels: dict[str, str]
     devices: list[StoredDevice]
     readings: list[StoredReading]
-    draining: bool
+    draining: bool  #: Whether it takes no new work, because an operator or the node itself wants that
     containers: bool
-    power: str
-    may_sleep: bool
+    power: str  #: On, off, or between the two
+    may_sleep: bool  #: Whether a plan may power it down or up, provided that there is a hook for it
     engine: str
     queues: list[str]
 
@@ -337,21 +325,11 @@ class BoundRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterRows:
-    """All that a snapshot is made of.
-
-    Attributes:
-        unpredicted: The specs of jobs whose lengths are not predicted yet.
-        hosts_w: What hosts draw, by node, watts.
-        asleep_w: What is configured for nodes that are off or booting, watts.
-        tables: What was learned about the kinds of these jobs.
-        noise_scales: The geometric mean, by kind, of what jobs have reported, samples; for kinds of which a job here
-            has reported none.
-        bound: The jobs that may start only where their checkpoints are.
-    """
+    """All that a snapshot is made of."""
 
     state: rounds.State
     jobs: Sequence[JobRow]
-    unpredicted: list[SpecRow]
+    unpredicted: list[SpecRow]  #: The specs of jobs whose lengths are not predicted yet
     efficiencies: list[EfficiencyRow]
     nodes: list[NodeRow]
     claims: list[ClaimRow]
@@ -360,11 +338,13 @@ class ClusterRows:
     quotas: list[QuotaRow]
     weights: list[WeightRow]
     measured: list[str]
-    hosts_w: Mapping[str, float]
-    asleep_w: float
-    tables: list[profiles.TableRow]
+    hosts_w: Mapping[str, float]  #: What hosts draw, by node, watts
+    asleep_w: float  #: What is configured for nodes that are off or booting, watts
+    tables: list[profiles.TableRow]  #: What was learned about the kinds of these jobs
     noise_scales: Mapping[str, float] = field(default_factory=dict[str, float])
-    bound: Sequence[BoundRow] = ()
+    """The geometric mean, by kind, of what jobs have reported, samples; for kinds of which a job here has reported
+    none."""
+    bound: Sequence[BoundRow] = ()  #: The jobs that may start only where their checkpoints are
     away: Sequence[AwayRow] = ()
 
 

@@ -15,12 +15,7 @@ LONGEST_ID = 512
 
 
 class LineReader:
-    """Reads lines one after the other.
-
-    Attributes:
-        errors: What is wrong, at most ``MOST_ERRORS``.
-        total: How many lines there are so far; empty ones do not count.
-    """
+    """Reads lines one after the other."""
 
     def __init__(self, endpoint: str, is_known: Callable[[str], bool], most_lines: int) -> None:
         """Take the batch's endpoint, whether its caller may use a model, and how many lines there may be."""
@@ -28,8 +23,8 @@ class LineReader:
         self._is_known = is_known
         self._most_lines = most_lines
         self._ids: set[str] = set()
-        self.errors: list[LineError] = []
-        self.total = 0
+        self.errors: list[LineError] = []  #: What is wrong, at most ``MOST_ERRORS``
+        self.total = 0  #: How many lines there are so far; empty ones do not count
 
     def read(self, number: int, content: bytes) -> Line | None:
         """Return a line, counted from 1; None if it is empty or wrong."""

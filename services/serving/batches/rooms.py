@@ -11,18 +11,12 @@ LONGEST_PAUSE_S = 60.0
 
 
 class Room:
-    """What one place has free for the lines of a model: more after each answer, half after a refusal.
-
-    Attributes:
-        capacity: Requests that its servers take at once.
-        in_flight: Lines that are under way there.
-        line_s: How long a line takes, seconds.
-    """
+    """What one place has free for the lines of a model: more after each answer, half after a refusal."""
 
     def __init__(self, capacity: int, line_s: float | None = None) -> None:
-        self.capacity = capacity
-        self.in_flight = 0
-        self.line_s = line_s or USUAL_LINE_S
+        self.capacity = capacity  #: Requests that its servers take at once
+        self.in_flight = 0  #: Lines that are under way there
+        self.line_s = line_s or USUAL_LINE_S  #: How long a line takes, seconds
         self._most = FIRST
         self._was_refused = False
         self._not_before_s = 0.0

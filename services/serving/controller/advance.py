@@ -21,25 +21,17 @@ Change = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was observed of an instance while it was in ``state`` at ``url``.
-
-    Attributes:
-        answers: Whether it answered 2xx; None if it was not probed.
-        silences: How many times in a row it did not answer, counted by this process.
-        empties: How many times in a row it reported that it holds no requests.
-        job_id: The job that its submission created.
-        refusal: Code and reason of a refused submission; it is tried again unless ``is_final``.
-        key: How its server treated its key; None if it has none, or was not asked.
-    """
+    """What was observed of an instance while it was in ``state`` at ``url``."""
 
     state: InstanceState
     url: str | None = None
-    answers: bool | None = None
-    silences: int = 0
-    empties: int = 0
-    job_id: str | None = None
+    answers: bool | None = None  #: Whether it answered 2xx; None if it was not probed
+    silences: int = 0  #: How many times in a row it did not answer, counted by this process
+    empties: int = 0  #: How many times in a row it reported that it holds no requests
+    job_id: str | None = None  #: The job that its submission created
     refusal: tuple[str, str] | None = None
-    key: KeyCheck | None = None
+    """Code and reason of a refused submission; it is tried again unless ``is_final``."""
+    key: KeyCheck | None = None  #: How its server treated its key; None if it has none, or was not asked
     is_final: bool = False
 
 

@@ -15,17 +15,12 @@ LONGEST_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The life of an instance.
-
-    Attributes:
-        ready_at: When it first answered; None if it never did, or has been started again since.
-        failed_at: When it was given up because of a fault; None while it runs, or if it left as planned.
-    """
+    """The life of an instance."""
 
     at: Combination
     created_at: datetime
-    ready_at: datetime | None
-    failed_at: datetime | None
+    ready_at: datetime | None  #: When it first answered; None if it never did, or has been started again since
+    failed_at: datetime | None  #: When it was given up because of a fault; None while it runs, or if it left as planned
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,40 +19,25 @@ STAYING = (InstanceState.READY, InstanceState.STARTING, InstanceState.WANTED)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An instance that belongs to a pool.
-
-    Attributes:
-        at: Its place and mode.
-        state: One of ``STAYING``.
-        is_current: Whether an instance created now would run the same process.
-        up_s: Seconds since it was ready, or else since it was created.
-        leaves_first: Whether it leaves before others of its place and mode, if any must.
-    """
+    """An instance that belongs to a pool."""
 
     id: str
-    at: Combination
+    at: Combination  #: Its place and mode
     request_class: str | None
-    state: InstanceState
-    is_current: bool
-    up_s: float
-    leaves_first: bool = False
+    state: InstanceState  #: One of ``STAYING``
+    is_current: bool  #: Whether an instance created now would run the same process
+    up_s: float  #: Seconds since it was ready, or else since it was created
+    leaves_first: bool = False  #: Whether it leaves before others of its place and mode, if any must
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The changes to make.
+    """The changes to make."""
 
-    Attributes:
-        make: Instances to make, by place and mode and then by class.
-        wait: Missing instances whose place and mode back off.
-        reassign: Instances that get another class, by id.
-        leave: Instances that leave, in the order in which they should.
-    """
-
-    make: tuple[tuple[Combination, str], ...]
-    wait: tuple[tuple[Combination, str], ...]
-    reassign: Mapping[str, str | None]
-    leave: tuple[str, ...]
+    make: tuple[tuple[Combination, str], ...]  #: Instances to make, by place and mode and then by class
+    wait: tuple[tuple[Combination, str], ...]  #: Missing instances whose place and mode back off
+    reassign: Mapping[str, str | None]  #: Instances that get another class, by id
+    leave: tuple[str, ...]  #: Instances that leave, in the order in which they should
 
 
 def diff(target: Target, members: Sequence[Member], backing_off: Collection[Combination] = ()) -> Difference:

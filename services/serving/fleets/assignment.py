@@ -25,23 +25,15 @@ UNKNOWN: Sizes = (0,)
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """A GPU of a fleet.
-
-    Attributes:
-        sizes: How it is cut, according to its node's devices.
-        wanted: How it is to be cut.
-        state: How far the node is with that: ``pending``, ``busy``, ``applied`` or ``failed``.
-        is_up: Whether its node is up and accepts work.
-        used_by: A job from outside the fleet that still runs on it; None if there is none.
-    """
+    """A GPU of a fleet."""
 
     at: Gpu
-    sizes: Sizes
-    wanted: Sizes
-    state: str
-    is_up: bool
+    sizes: Sizes  #: How it is cut, according to its node's devices
+    wanted: Sizes  #: How it is to be cut
+    state: str  #: How far the node is with that: ``pending``, ``busy``, ``applied`` or ``failed``
+    is_up: bool  #: Whether its node is up and accepts work
     detail: str = ""
-    used_by: str | None = None
+    used_by: str | None = None  #: A job from outside the fleet that still runs on it; None if there is none
 
     @property
     def is_usable(self) -> bool:

@@ -47,17 +47,11 @@ Configuration = Mapping[str, list[VariantInstances]]
 
 @dataclass(frozen=True)
 class Window:
-    """What was seen of an application during an evaluation.
+    """What was seen of an application during an evaluation."""
 
-    Attributes:
-        seen: Its requests.
-        energy_j: GPU energy: what its instances used, and the idle energy of the rest of its share.
-        waiting: Requests in its queue at the end.
-    """
-
-    seen: Seen
-    energy_j: float
-    waiting: int
+    seen: Seen  #: Its requests
+    energy_j: float  #: GPU energy: what its instances used, and the idle energy of the rest of its share
+    waiting: int  #: Requests in its queue at the end
 
 
 @dataclass(frozen=True)

@@ -31,20 +31,14 @@ INSTANCE_COST = 2.0
 
 @dataclass(frozen=True)
 class PlannedApp:
-    """An application as planning needs it.
-
-    Attributes:
-        rate_per_s: Mean arrival rate, observed or estimated.
-        is_late: Whether the observed latency is above the SLA.
-        failing: Variants and slices whose instances fail; they are not planned.
-    """
+    """An application as planning needs it."""
 
     name: str
     spec: AppSpec
     revision: int
-    rate_per_s: float
-    is_late: bool = False
-    failing: frozenset[tuple[str, str]] = frozenset()
+    rate_per_s: float  #: Mean arrival rate, observed or estimated
+    is_late: bool = False  #: Whether the observed latency is above the SLA
+    failing: frozenset[tuple[str, str]] = frozenset()  #: Variants and slices whose instances fail; they are not planned
 
 
 def idle_w_of(fleet: FleetSpec) -> float | None:

@@ -39,27 +39,16 @@ LEAVING = (InstanceState.DRAINING, InstanceState.STOPPING)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a plan has come.
+    """How far a plan has come."""
 
-    Attributes:
-        layouts: How the GPUs are to be cut.
-        after: Which instances belong on them afterwards.
-        done: The GPUs that are as planned.
-        current: The GPU that is open.
-        former: How it was cut before.
-        since_s: When it was opened, or the one before it was done; UTC seconds.
-        cut_since_s: When the last instance left the open GPU; None before that.
-        helpers: Free GPUs that help out.
-    """
-
-    layouts: Mapping[Gpu, Sizes]
-    after: Assignment
-    done: frozenset[Gpu]
-    current: Gpu | None
-    former: Sizes
-    since_s: float
-    cut_since_s: float | None = None
-    helpers: frozenset[Gpu] = frozenset()
+    layouts: Mapping[Gpu, Sizes]  #: How the GPUs are to be cut
+    after: Assignment  #: Which instances belong on them afterwards
+    done: frozenset[Gpu]  #: The GPUs that are as planned
+    current: Gpu | None  #: The GPU that is open
+    former: Sizes  #: How it was cut before
+    since_s: float  #: When it was opened, or the one before it was done; UTC seconds
+    cut_since_s: float | None = None  #: When the last instance left the open GPU; None before that
+    helpers: frozenset[Gpu] = frozenset()  #: Free GPUs that help out
 
     def document(self) -> dict[str, Any]:
         """Return the progress in its stored form."""
@@ -100,40 +89,24 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a stage may take.
+    """How long a stage may take."""
 
-    Attributes:
-        cut_s: Seconds for a node to cut a GPU on which nothing runs any more.
-        start_s: Seconds until the old instances of a GPU have left and the new ones are ready.
-        wait_s: Seconds to wait until a GPU can be spared within the SLA.
-    """
-
-    cut_s: float
-    start_s: float
-    wait_s: float
+    cut_s: float  #: Seconds for a node to cut a GPU on which nothing runs any more
+    start_s: float  #: Seconds until the old instances of a GPU have left and the new ones are ready
+    wait_s: float  #: Seconds to wait until a GPU can be spared within the SLA
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """What to do now.
+    """What to do now."""
 
-    Attributes:
-        assignment: Which instances belong on which GPU from now on.
-        wanted: How many instances of each kind there should be now.
-        leave: Instances that leave before others of their kind.
-        cut: A GPU and how it is to be cut, if that must be written now.
-        progress: How far the plan has come; None once it has ended.
-        outcome: How it ended.
-        detail: Why it waits or failed.
-    """
-
-    assignment: Assignment
-    wanted: Counter[Kind]
-    leave: frozenset[str]
-    cut: tuple[Gpu, Sizes] | None = None
-    progress: Progress | None = None
-    outcome: Outcome | None = None
-    detail: str | None = None
+    assignment: Assignment  #: Which instances belong on which GPU from now on
+    wanted: Counter[Kind]  #: How many instances of each kind there should be now
+    leave: frozenset[str]  #: Instances that leave before others of their kind
+    cut: tuple[Gpu, Sizes] | None = None  #: A GPU and how it is to be cut, if that must be written now
+    progress: Progress | None = None  #: How far the plan has come; None once it has ended
+    outcome: Outcome | None = None  #: How it ended
+    detail: str | None = None  #: Why it waits or failed
 
 
 def at_rest(assignment: Assignment, gpus: Mapping[Gpu, GpuState], instances: Iterable[Placed]) -> NextStep:

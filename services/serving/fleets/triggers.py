@@ -18,15 +18,10 @@ LEAST_ANSWERS = 20
 
 @dataclass(frozen=True)
 class Basis:
-    """What a plan was made from.
+    """What a plan was made from."""
 
-    Attributes:
-        revisions: Revisions of its applications by name, and of the fleet under the empty name.
-        gpus: The GPUs that were up.
-    """
-
-    revisions: Mapping[str, int]
-    gpus: Sequence[Gpu]
+    revisions: Mapping[str, int]  #: Revisions of its applications by name, and of the fleet under the empty name
+    gpus: Sequence[Gpu]  #: The GPUs that were up
 
     def document(self) -> dict[str, Any]:
         """Return the basis in its stored form."""
@@ -64,21 +59,13 @@ class LastPlan:
 
 @dataclass(frozen=True)
 class Service:
-    """How an application was served since its instances last changed.
+    """How an application was served since its instances last changed."""
 
-    Attributes:
-        answered: How many answers were counted.
-        p95_ms: The 95th percentile of their latency; None without any.
-        accuracy_pct: Their mean accuracy.
-        sla_p95_ms: The SLA.
-        floor_pct: The accuracy floor; None if there is none.
-    """
-
-    answered: int
-    p95_ms: float | None
-    accuracy_pct: float | None
-    sla_p95_ms: float
-    floor_pct: float | None
+    answered: int  #: How many answers were counted
+    p95_ms: float | None  #: The 95th percentile of their latency; None without any
+    accuracy_pct: float | None  #: Their mean accuracy
+    sla_p95_ms: float  #: The SLA
+    floor_pct: float | None  #: The accuracy floor; None if there is none
 
     @property
     def is_late(self) -> bool:
@@ -95,23 +82,14 @@ class Service:
 
 @dataclass(frozen=True)
 class Present:
-    """What a plan made now would be based on.
+    """What a plan made now would be based on."""
 
-    Attributes:
-        now_s: UTC seconds.
-        basis: Revisions and GPUs.
-        gco2_per_kwh: Intensity; None while it is unknown.
-        served: How each application was served.
-        min_interval_s: Least time between two plans.
-        retry_s: When a plan may be tried again after one that failed, UTC seconds.
-    """
-
-    now_s: float
-    basis: Basis
-    gco2_per_kwh: float | None
-    served: Mapping[str, Service]
-    min_interval_s: float
-    retry_s: float = 0.0
+    now_s: float  #: UTC seconds
+    basis: Basis  #: Revisions and GPUs
+    gco2_per_kwh: float | None  #: Intensity; None while it is unknown
+    served: Mapping[str, Service]  #: How each application was served
+    min_interval_s: float  #: Least time between two plans
+    retry_s: float = 0.0  #: When a plan may be tried again after one that failed, UTC seconds
 
 
 def trigger_of(last: LastPlan | None, present: Present) -> FleetPlanTrigger | None:

@@ -15,18 +15,13 @@ from services.core.domain.packing import pack
 
 @dataclass(frozen=True)
 class Node:
-    """A node that accepts work.
+    """A node that accepts work."""
 
-    Attributes:
-        zone: Its grid zone.
-        labels: Its labels.
-        gpus: How many of each model the pool may have there: its own instances', free ones, and those that training
-            can be preempted from.
-    """
-
-    zone: str
-    labels: Mapping[str, str]
+    zone: str  #: Its grid zone
+    labels: Mapping[str, str]  #: Its labels
     gpus: Mapping[str, int]
+    """How many of each model the pool may have there: its own instances', free ones, and those that training can be
+    preempted from."""
 
     def is_of(self, zone: str, labels: Mapping[str, str]) -> bool:
         """Return whether it belongs to a place."""
@@ -70,17 +65,12 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class Cluster:
-    """All nodes that accept work at one moment.
+    """All nodes that accept work at one moment."""
 
-    Attributes:
-        nodes: The nodes.
-        held: Devices of jobs that may not be preempted, by node and index; with the pool if the job is its instance.
-        needs: Needs by pool.
-    """
-
-    nodes: Sequence[ClusterNode]
+    nodes: Sequence[ClusterNode]  #: The nodes
     held: Mapping[tuple[str, int], str | None]
-    needs: Mapping[str, PoolNeeds]
+    """Devices of jobs that may not be preempted, by node and index; with the pool if the job is its instance."""
+    needs: Mapping[str, PoolNeeds]  #: Needs by pool
 
     def nodes_for(self, pool: str, *, by_plans_in_force: bool = False) -> list[Node]:
         """Return the nodes with the GPUs that a pool may have.

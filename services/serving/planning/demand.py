@@ -19,17 +19,11 @@ SURGE_WINDOWS = 12
 
 @dataclass(frozen=True)
 class RequestLog:
-    """Requests of one partition, window by window, up to the last whole window before now.
+    """Requests of one partition, window by window, up to the last whole window before now."""
 
-    Attributes:
-        counts: (n_windows, n_classes), all sources together.
-        is_known: (n_windows,) whether any source reported it.
-        end_s: Where the last window ends, UTC seconds.
-    """
-
-    counts: Ints
-    is_known: npt.NDArray[np.bool_]
-    end_s: float
+    counts: Ints  #: (n_windows, n_classes), all sources together
+    is_known: npt.NDArray[np.bool_]  #: (n_windows,) whether any source reported it
+    end_s: float  #: Where the last window ends, UTC seconds
 
     @classmethod
     def empty(cls, classes: int, end_s: float) -> RequestLog:

@@ -20,44 +20,28 @@ Gpus = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Standing:
-    """The newest plan of a pool that is in force, proposed, or was refused because it no longer fitted.
+    """The newest plan of a pool that is in force, proposed, or was refused because it no longer fitted."""
 
-    Attributes:
-        pool: The pool's name.
-        spec: The spec it was made for, which is still the pool's.
-        plan_id: The plan.
-        made: The plan and the forecasts it was made from.
-        from_at: When it begins.
-        slot_at: When the interval that it is for begins by the clock.
-        was_refused: Whether it no longer fitted when it was to be applied.
-        event_at: When the pool was last planned because of an event, if it was.
-    """
-
-    pool: str
-    spec: PoolSpec
-    plan_id: str
-    made: PoolPlanResult
-    from_at: datetime
-    slot_at: datetime
-    was_refused: bool
-    event_at: datetime | None
+    pool: str  #: The pool's name
+    spec: PoolSpec  #: The spec it was made for, which is still the pool's
+    plan_id: str  #: The plan
+    made: PoolPlanResult  #: The plan and the forecasts it was made from
+    from_at: datetime  #: When it begins
+    slot_at: datetime  #: When the interval that it is for begins by the clock
+    was_refused: bool  #: Whether it no longer fitted when it was to be applied
+    event_at: datetime | None  #: When the pool was last planned because of an event, if it was
 
 
 @dataclass(frozen=True)
 class Present:
-    """The present.
+    """The present."""
 
-    Attributes:
-        now: The database's time.
-        cluster: The nodes.
-        qps: Requests per second over the last known windows, by what a partition is counted as and by class.
-        intensity: gCO2/kWh by place; empty where it is unknown or nothing depends on it.
-    """
-
-    now: datetime
-    cluster: Cluster
+    now: datetime  #: The database's time
+    cluster: Cluster  #: The nodes
     qps: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """Requests per second over the last known windows, by what a partition is counted as and by class."""
     intensity: Mapping[str, float] = field(default_factory=dict[str, float])
+    """gCO2/kWh by place; empty where it is unknown or nothing depends on it."""
 
 
 def event_of(standing: Standing, present: Present) -> PlanTrigger | None:

@@ -43,17 +43,12 @@ FITS = "fits--"
 
 @dataclass(frozen=True)
 class Running:
-    """An instance that runs or is starting.
-
-    Attributes:
-        terms: The specs that it was made from.
-        up_s: Seconds since it was ready, or else created.
-    """
+    """An instance that runs or is starting."""
 
     place: str
     mode: str
-    terms: InstanceTerms
-    up_s: float
+    terms: InstanceTerms  #: The specs that it was made from
+    up_s: float  #: Seconds since it was ready, or else created
 
 
 def intensity_of(forecast: IntensityForecast, from_s: float, steps: int = STEPS_AHEAD) -> PlaceIntensity:

@@ -61,17 +61,12 @@ class Queries:
 
 
 class ServingRepository:
-    """The tables of pools.
-
-    Attributes:
-        presence: What loops wait on while there is nothing to manage.
-        batch_presence: The same for files and batches.
-    """
+    """The tables of pools."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self.presence = Presence(lambda: self._is_any(_IS_ANY))
-        self.batch_presence = Presence(lambda: self._is_any(_IS_ANY_BATCH))
+        self.presence = Presence(lambda: self._is_any(_IS_ANY))  #: What loops wait on while there is nothing to manage
+        self.batch_presence = Presence(lambda: self._is_any(_IS_ANY_BATCH))  #: The same for files and batches
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[Queries]:

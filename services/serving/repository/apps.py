@@ -118,22 +118,15 @@ LEAST_SPAN_S = 10.0
 
 @dataclass(frozen=True)
 class Seen:
-    """Requests that routers saw in a period.
-
-    Attributes:
-        latency: Numbers of answers by the index of their bucket of ``LATENCY_BOUNDS_MS``.
-        accuracy_sum: Sum of the accuracies of the answers.
-        start_at: Start of the first window; None without any.
-        end_at: End of the last window that was reported.
-    """
+    """Requests that routers saw in a period."""
 
     arrivals: int
     answered: int
     failed: int
-    accuracy_sum: float
-    latency: Mapping[int, int]
-    start_at: datetime | None = None
-    end_at: datetime | None = None
+    accuracy_sum: float  #: Sum of the accuracies of the answers
+    latency: Mapping[int, int]  #: Numbers of answers by the index of their bucket of ``LATENCY_BOUNDS_MS``
+    start_at: datetime | None = None  #: Start of the first window; None without any
+    end_at: datetime | None = None  #: End of the last window that was reported
 
     @property
     def span_s(self) -> float:
@@ -167,20 +160,15 @@ class Observed:
 
 @dataclass
 class StepSeen:
-    """One step of a report.
-
-    Attributes:
-        host_j: The part of the energy that is not the GPUs'.
-        gpu_s: GPU seconds that its instances held, a slice as its share of a GPU.
-    """
+    """One step of a report."""
 
     answered: int = 0
     failed: int = 0
     accuracy_sum: float = 0.0
     energy_j: float = 0.0
     carbon_gco2: float = 0.0
-    host_j: float = 0.0
-    gpu_s: float = 0.0
+    host_j: float = 0.0  #: The part of the energy that is not the GPUs'
+    gpu_s: float = 0.0  #: GPU seconds that its instances held, a slice as its share of a GPU
     gco2_per_kwh: float | None = None
     pue: float = 1.0
 

@@ -92,7 +92,6 @@ class OpenBatch:
     """A batch that has not ended.
 
     Attributes:
-        left_s: Seconds until it expires.
         waiting, sent: Its lines without a result, by model.
     """
 
@@ -101,7 +100,7 @@ class OpenBatch:
     endpoint: str
     input_file_id: str
     status: str
-    left_s: float
+    left_s: float  #: Seconds until it expires
     waiting: dict[str, int]
     sent: dict[str, int]
 
@@ -135,19 +134,13 @@ class ClaimedLine:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a line that was sent: it has a result, or it waits again.
-
-    Attributes:
-        state: ``succeeded``, ``failed`` or ``waiting``.
-        has_failed: Whether a server failed at it.
-        is_unknown: Whether a server may have answered it, and the answer was lost.
-    """
+    """What became of a line that was sent: it has a result, or it waits again."""
 
     line: ClaimedLine
-    state: str
+    state: str  #: ``succeeded``, ``failed`` or ``waiting``
     result: str | None = None
-    has_failed: bool = False
-    is_unknown: bool = False
+    has_failed: bool = False  #: Whether a server failed at it
+    is_unknown: bool = False  #: Whether a server may have answered it, and the answer was lost
     energy_j: float = 0.0
     carbon_gco2: float = 0.0
 

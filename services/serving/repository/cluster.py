@@ -75,17 +75,11 @@ SELECT extract(epoch FROM now())::float8 AS now_s,
 
 @dataclass(frozen=True)
 class OwnState:
-    """What a pool has.
+    """What a pool has."""
 
-    Attributes:
-        now_s: The moment, UTC seconds.
-        instances: Those that run or are starting.
-        in_force: The plan in force.
-    """
-
-    now_s: float
-    instances: list[Running]
-    in_force: PoolsResult | None
+    now_s: float  #: The moment, UTC seconds
+    instances: list[Running]  #: Those that run or are starting
+    in_force: PoolsResult | None  #: The plan in force
 
 
 async def read_own(connection: AsyncConnection, pool: str) -> OwnState:

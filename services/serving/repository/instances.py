@@ -98,15 +98,9 @@ class PlanInForce:
 
 @dataclass(frozen=True, slots=True)
 class InstanceOwner:
-    """A pool or an application, as the controller needs it.
+    """A pool or an application, as the controller needs it."""
 
-    Attributes:
-        key: What its instances have as ``pool``: a pool's name, or ``app:`` and an application's name.
-        target: What an application should have; a pool has a plan instead.
-        leave: Instances of an application that leave at once, before others of their kind.
-    """
-
-    key: str
+    key: str  #: What its instances have as ``pool``: a pool's name, or ``app:`` and an application's name
     name: str
     tenant_id: str
     blueprint: Blueprint
@@ -115,8 +109,8 @@ class InstanceOwner:
     is_deleted: bool
     changed_at: datetime
     is_app: bool = False
-    target: PlanInForce | None = None
-    leave: frozenset[str] = frozenset()
+    target: PlanInForce | None = None  #: What an application should have; a pool has a plan instead
+    leave: frozenset[str] = frozenset()  #: Instances of an application that leave at once, before others of their kind
 
 
 @dataclass(frozen=True, slots=True)

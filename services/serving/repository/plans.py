@@ -67,15 +67,11 @@ SELECT q.name, s.id, e.event_at
 
 @dataclass(frozen=True)
 class StandingPlan:
-    """The newest plan of a pool that is in force, proposed, or was refused because it no longer fitted.
-
-    Attributes:
-        event_at: When the pool was last planned because of an event, if it was.
-    """
+    """The newest plan of a pool that is in force, proposed, or was refused because it no longer fitted."""
 
     pool: str
     plan_id: str
-    event_at: datetime | None
+    event_at: datetime | None  #: When the pool was last planned because of an event, if it was
 
 
 @dataclass(frozen=True)
@@ -99,18 +95,12 @@ class Due:
 
 @dataclass(frozen=True)
 class Slot:
-    """A pool and the interval that it would be planned for now.
-
-    Attributes:
-        now: The database's time.
-        slot_at: When the interval begins by the clock.
-        from_at: When the plan begins.
-    """
+    """A pool and the interval that it would be planned for now."""
 
     pool: PoolRecord
-    now: datetime
-    slot_at: datetime
-    from_at: datetime
+    now: datetime  #: The database's time
+    slot_at: datetime  #: When the interval begins by the clock
+    from_at: datetime  #: When the plan begins
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,14 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class PoolRecord:
-    """A row of ``pools``.
-
-    Attributes:
-        document: The spec in its stored form.
-        plan_id: The plan in force.
-    """
+    """A row of ``pools``."""
 
     name: str
     tenant_id: str
     key_id: str
-    document: dict[str, Any]
+    document: dict[str, Any]  #: The spec in its stored form
     revision: int
-    plan_id: str | None
+    plan_id: str | None  #: The plan in force
     planned_at: datetime | None
     deleted_at: datetime | None
     created_at: datetime

@@ -11,15 +11,11 @@ LOOK_S = 5.0
 
 
 class Presence:
-    """Lets loops run while there is a pool, a fleet or an application.
-
-    Attributes:
-        written: Set when this process has written something.
-    """
+    """Lets loops run while there is a pool, a fleet or an application."""
 
     def __init__(self, is_any: Callable[[], Awaitable[bool]]) -> None:
         """Take the query that tells whether there is any."""
-        self.written = asyncio.Event()
+        self.written = asyncio.Event()  #: Set when this process has written something
         self._ask = is_any
         self._asking = asyncio.Lock()
         self._is_any = False

@@ -56,13 +56,11 @@ class Bundle:
 
     Attributes:
         file, package: Where it is.
-        days: How many days its single day is repeated for.
-        recipe: The recipe that it is used with by default.
     """
 
     file: str
-    days: int
-    recipe: str = "green"
+    days: int  #: How many days its single day is repeated for
+    recipe: str = "green"  #: The recipe that it is used with by default
     package: str = OURS
 
 

@@ -15,18 +15,15 @@ class AboveLimit:
     """Time and energy above the limit, summed over a run.
 
     Attributes:
-        limit_w: The limit in force since the last round; inf for none.
         seconds, energy_j: Time above the limit, and the energy in excess of it.
-        most: The largest excess as a share of the limit.
-        most_of_error: The largest ratio of the excess to the error that the models stated then; NaN if they stated
-            none.
     """
 
-    limit_w: float = math.inf
+    limit_w: float = math.inf  #: The limit in force since the last round; inf for none
     seconds: float = 0.0
     energy_j: float = 0.0
-    most: float = 0.0
+    most: float = 0.0  #: The largest excess as a share of the limit
     most_of_error: float = 0.0
+    """The largest ratio of the excess to the error that the models stated then; NaN if they stated none."""
 
     def draw(self, power_w: float, seconds: float) -> None:
         """Add a period of constant power."""

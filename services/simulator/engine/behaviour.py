@@ -31,21 +31,13 @@ FIXED_BATCH = -1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A running gang.
+    """A running gang."""
 
-    Attributes:
-        speed: Work seconds per second.
-        gpu_w: Total draw of its GPUs, watts.
-        draw_w: Total draw with its share of the hosts, watts.
-        efficiency: Work seconds per joule.
-        restart_s: As in the job's profile.
-    """
-
-    speed: float
-    gpu_w: float
-    draw_w: float
-    efficiency: float
-    restart_s: float
+    speed: float  #: Work seconds per second
+    gpu_w: float  #: Total draw of its GPUs, watts
+    draw_w: float  #: Total draw with its share of the hosts, watts
+    efficiency: float  #: Work seconds per joule
+    restart_s: float  #: As in the job's profile
 
 
 class Behaviours:
@@ -232,19 +224,12 @@ def speed_curves(workload: Workload, models: tuple[str, ...]) -> Floats:
 
 @dataclass(frozen=True)
 class TunedCurves:
-    """How the kinds of a workload run with a tuned batch, on the first model each may use, by stage of the work.
+    """How the kinds of a workload run with a tuned batch, on the first model each may use, by stage of the work."""
 
-    Attributes:
-        goodput: (n_rows, 2, most GPUs) speed at 1, 2, ... GPUs on one node and on several.
-        batches: Same shape: total batch sizes, samples; 0 for a kind that does not tune.
-        first: (n_profiles + 1,) the first row of each kind, ascending, then the number of rows.
-        permitted: (n_profiles, 2) the smallest and the largest batch of each kind, -1 for one that does not tune.
-    """
-
-    goodput: Floats
-    batches: Ints
-    first: Ints
-    permitted: Ints
+    goodput: Floats  #: (n_rows, 2, most GPUs) speed at 1, 2, ... GPUs on one node and on several.
+    batches: Ints  #: Same shape: total batch sizes, samples; 0 for a kind that does not tune
+    first: Ints  #: (n_profiles + 1,) the first row of each kind, ascending, then the number of rows
+    permitted: Ints  #: (n_profiles, 2) the smallest and the largest batch of each kind, -1 for one that does not tune
 
 
 def tuned_curves(workload: Workload, models: tuple[str, ...]) -> TunedCurves:

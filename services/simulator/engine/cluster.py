@@ -19,15 +19,8 @@ class Nodes:
 
     Attributes:
         models: Names of the GPU models, as in ``Snapshot.gpu_models``.
-        model: Index of each node's model.
-        gpus: Uncut GPUs of each node.
-        free_gpus: (n_nodes,) free devices of each node that is up.
-        free_total: Their sum.
-        up: Whether a node's lease holds.
-        off: Nodes that are switched off to save power; given work, they boot.
         idle_w: What all idle devices on nodes that are up and switched on draw now, watts.
         idle_w_of: (n_models,) what one idle device draws, its share of the host included.
-        boards: By index of the model.
     """
 
     def __init__(self, spec: ClusterSpec, host_idle_w: float) -> None:
@@ -35,15 +28,15 @@ class Nodes:
         groups = [group for group in spec.groups for _ in range(group.count)]
         self.ids = tuple(NodeId(f"n{at}") for at in range(len(groups)))
         self.where = {node_id: at for at, node_id in enumerate(self.ids)}
-        self.model = [self.models.index(group.model.name) for group in groups]
+        self.model = [self.models.index(group.model.name) for group in groups]  #: Index of each node's model
         self._whole_gpus = [group.whole for group in groups]
-        self.gpus = [len(whole) for whole in self._whole_gpus]
+        self.gpus = [len(whole) for whole in self._whole_gpus]  #: Uncut GPUs of each node
         self._idle_each = [group.model.idle_w + host_idle_w for group in groups]
         self._free: list[tuple[int, ...]] = list(self._whole_gpus)
-        self.free_gpus: Ints = np.array(self.gpus, dtype=np.int64)
-        self.free_total = sum(self.gpus)
-        self.up = [True] * len(groups)
-        self.off: set[int] = set()
+        self.free_gpus: Ints = np.array(self.gpus, dtype=np.int64)  #: (n_nodes,) free devices of each node that is up
+        self.free_total = sum(self.gpus)  #: Their sum
+        self.up = [True] * len(groups)  #: Whether a node's lease holds
+        self.off: set[int] = set()  #: Nodes that are switched off to save power; given work, they boot
         self.idle_w = sum(each * gpus for each, gpus in zip(self._idle_each, self.gpus, strict=True))
         self._all_gpus = np.array(self.gpus, dtype=np.int64)
         self._all_models = np.array(self.model, dtype=np.int64)
@@ -58,7 +51,7 @@ class Nodes:
         idle_of = {group.model.name: group.model.idle_w + host_idle_w for group in groups}
         self.idle_w_of = np.array([idle_of[name] for name in self.models])
         board_of = {group.model.name: group.model for group in groups}
-        self.boards = [board_of[name] for name in self.models]
+        self.boards = [board_of[name] for name in self.models]  #: By index of the model
         self._shared: set[tuple[int, int]] = set()
 
     def table(self) -> NodeTable:

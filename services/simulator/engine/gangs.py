@@ -36,9 +36,6 @@ class Gangs:
         now_s: The clock, UTC seconds; it is advanced together with ``integral``.
         integral: The grid's intensity integrated up to ``now_s``.
         power_w: What all gangs draw now.
-        learned: Whether a measurement has ended since policies last decided.
-        beside: For each job on a shared device, the other job on it.
-        shared_s: How long devices have been shared, seconds.
     """
 
     def __init__(
@@ -61,9 +58,9 @@ class Gangs:
             tunes: (n_jobs,) the jobs whose batch follows the gang; None: no job's does.
         """
         self.now_s = self.integral = self.power_w = 0.0
-        self.learned = False
-        self.beside: dict[JobId, JobId] = {}
-        self.shared_s = 0.0
+        self.learned = False  #: Whether a measurement has ended since policies last decided
+        self.beside: dict[JobId, JobId] = {}  #: For each job on a shared device, the other job on it
+        self.shared_s = 0.0  #: How long devices have been shared, seconds
         self._shared_since_s: dict[Placement, float] = {}
         self._workload = workload
         self._nodes = nodes

@@ -125,11 +125,10 @@ class Tuning:
     """Jobs that tune their batch sizes to their gangs, by stage of their work.
 
     Attributes:
-        tunes: (n_jobs,) the jobs whose batch follows the gang, by workload row.
         first, permitted: As in ``behaviour.TunedCurves``.
     """
 
-    tunes: Bools
+    tunes: Bools  #: (n_jobs,) the jobs whose batch follows the gang, by workload row
     first: Ints
     permitted: Ints
 

@@ -19,33 +19,25 @@ class JobColumns:
     """Every job of the workload, in its order; every column is (n_jobs,), NaN for what did not happen.
 
     Attributes:
-        ids: As in the workload.
         submitted_s, started_s, ended_s: Submission, first start and end, UTC seconds.
-        gpu_s: GPU seconds held, restarts included; a slice counts as one GPU, and a GPU shared by two jobs as one for
-            each.
-        energy_j: Of the job's GPUs and its share of their hosts.
-        carbon_gco2: Emissions of that energy, at the intensity in force.
-        preemptions: Stops by the scheduler.
-        failures: Stops by lost nodes.
         first_gpus, last_gpus, most_gpus: Gang sizes; 0 if it never ran.
-        profile: Index of its kind.
-        predicted_work_s: Its work as predicted at submission; NaN if there was no prediction.
     """
 
-    ids: tuple[str, ...]
+    ids: tuple[str, ...]  #: As in the workload
     submitted_s: Floats
     started_s: Floats
     ended_s: Floats
     gpu_s: Floats
-    energy_j: Floats
-    carbon_gco2: Floats
-    preemptions: Ints
-    failures: Ints
+    """GPU seconds held, restarts included; a slice counts as one GPU, and a GPU shared by two jobs as one for each."""
+    energy_j: Floats  #: Of the job's GPUs and its share of their hosts
+    carbon_gco2: Floats  #: Emissions of that energy, at the intensity in force
+    preemptions: Ints  #: Stops by the scheduler
+    failures: Ints  #: Stops by lost nodes
     first_gpus: Ints
     last_gpus: Ints
     most_gpus: Ints
-    profile: Ints
-    predicted_work_s: Floats
+    profile: Ints  #: Index of its kind
+    predicted_work_s: Floats  #: Its work as predicted at submission; NaN if there was no prediction
 
     @property
     def jct_s(self) -> Floats:
@@ -58,25 +50,17 @@ class Series:
     """The cluster at every active round, just before it; every column is (n_rounds,).
 
     Attributes:
-        times_s: UTC seconds.
-        power_w: Mean power of the whole cluster since the previous row.
-        idle_power_w: The idle part of it.
-        intensity_gco2_per_kwh: The intensity in force.
-        carbon_gco2: Of the whole cluster, cumulative.
-        energy_j: Likewise.
-        held_gpus: Devices held by jobs, slices included.
-        queued: Jobs waiting.
         running_high, running_low: Jobs holding GPUs whose kind draws at least, or less than, the median power.
     """
 
-    times_s: Floats
-    power_w: Floats
-    idle_power_w: Floats
-    intensity_gco2_per_kwh: Floats
-    carbon_gco2: Floats
-    energy_j: Floats
-    held_gpus: Floats
-    queued: Floats
+    times_s: Floats  #: UTC seconds
+    power_w: Floats  #: Mean power of the whole cluster since the previous row
+    idle_power_w: Floats  #: The idle part of it
+    intensity_gco2_per_kwh: Floats  #: The intensity in force
+    carbon_gco2: Floats  #: Of the whole cluster, cumulative
+    energy_j: Floats  #: Of the whole cluster, cumulative
+    held_gpus: Floats  #: Devices held by jobs, slices included
+    queued: Floats  #: Jobs waiting
     running_high: Floats
     running_low: Floats
 
@@ -86,61 +70,50 @@ class SimulationResult:
     """A run's figures. Energy and carbon are the whole cluster's, idle devices included.
 
     Attributes:
-        policy: Its name.
-        parameters: Those of its parameters that were set.
-        jobs: Number of jobs; ``completed`` of them ended, ``unrunnable`` fit nowhere on this cluster.
         avg_jct_s, p50_jct_s, p99_jct_s: Over completed jobs; NaN without any.
-        makespan_s: First submission to last end.
         energy_kwh, carbon_kg: Totals; ``idle_energy_kwh``, ``idle_carbon_kg`` are the idle part.
-        peak_power_w: Highest draw at any moment.
         preemptions, failures: Stops by the scheduler, and by lost nodes.
-        rounds: Number of rounds, ``active_rounds`` of them by the clock.
-        beyond_trace_s: How long the run outlasted the carbon trace, whose last day was then repeated.
         above_limit_share, above_limit_kwh: Share of the time during which the cluster exceeded its policy's limit,
             and the energy in excess of it.
-        above_limit_most: The largest excess as a share of the limit.
-        above_limit_of_error: The largest ratio of the excess to the models' stated error; NaN if they stated none.
-        slices: Use of the slices by name, such as ``2g``: how many there are, the jobs that ended on them, how long
-            jobs held them and the energy of those jobs, their share of the host included.
-        tenants: GPU time of each tenant while it had jobs waiting, relative to its weighted share; empty if fewer than
-            two ever waited.
-        jain: Jain's fairness index of those; NaN without any.
-        wall_s: Set by the caller; the engine has no clock.
     """
 
-    policy: str
-    parameters: dict[str, Any]
+    policy: str  #: Its name
+    parameters: dict[str, Any]  #: Those of its parameters that were set
     zone: str
     signal: str
-    jobs: int
+    jobs: int  #: Number of jobs; ``completed`` of them ended, ``unrunnable`` fit nowhere on this cluster
     completed: int
     unrunnable: int
     avg_jct_s: float
     p50_jct_s: float
     p99_jct_s: float
-    makespan_s: float
+    makespan_s: float  #: First submission to last end
     energy_kwh: float
     carbon_kg: float
     idle_energy_kwh: float
     idle_carbon_kg: float
-    peak_power_w: float
+    peak_power_w: float  #: Highest draw at any moment
     preemptions: int
     failures: int
-    rounds: int
+    rounds: int  #: Number of rounds, ``active_rounds`` of them by the clock
     active_rounds: int
     gpu_hours: float
     utilisation: float
-    beyond_trace_s: float
+    beyond_trace_s: float  #: How long the run outlasted the carbon trace, whose last day was then repeated
     above_limit_share: float
     above_limit_kwh: float
-    above_limit_most: float
-    above_limit_of_error: float
+    above_limit_most: float  #: The largest excess as a share of the limit
+    above_limit_of_error: float  #: The largest ratio of the excess to the models' stated error; NaN if they stated none
     columns: JobColumns = field(repr=False)
     series: Series = field(repr=False)
     slices: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """Use of the slices by name, such as ``2g``: how many there are, the jobs that ended on them, how long jobs held
+    them and the energy of those jobs, their share of the host included."""
     tenants: Mapping[str, float] = field(default_factory=dict[str, float])
-    jain: float = float("nan")
-    wall_s: float = float("nan")
+    """GPU time of each tenant while it had jobs waiting, relative to its weighted share; empty if fewer than two ever
+    waited."""
+    jain: float = float("nan")  #: Jain's fairness index of those; NaN without any
+    wall_s: float = float("nan")  #: Set by the caller; the engine has no clock
 
     def summary(self) -> dict[str, Any]:
         """Return every scalar figure as a JSON value, None where there is none."""

@@ -47,55 +47,32 @@ Turn = tuple[tuple[bool, int, float, str], int]
 
 @dataclass(slots=True)
 class CutGpu:
-    """A GPU that is cut into slices.
+    """A GPU that is cut into slices."""
 
-    Attributes:
-        node: Its node.
-        board: Its model.
-        units: Its slices, as indices into all slices.
-        sevenths: Total size of its slices.
-        power_w: What it draws now; 0 while its node is down.
-        idle_w: The part not charged to any job, including the host's, watts.
-        energy_j: What it has drawn up to ``at_s``.
-    """
-
-    node: int
-    board: GpuModel
-    units: tuple[int, ...]
-    sevenths: int
-    power_w: float = 0.0
-    idle_w: float = 0.0
-    energy_j: float = 0.0
+    node: int  #: Its node
+    board: GpuModel  #: Its model
+    units: tuple[int, ...]  #: Its slices, as indices into all slices
+    sevenths: int  #: Total size of its slices
+    power_w: float = 0.0  #: What it draws now; 0 while its node is down
+    idle_w: float = 0.0  #: The part not charged to any job, including the host's, watts
+    energy_j: float = 0.0  #: What it has drawn up to ``at_s``
     at_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Holder:
-    """A job on a slice.
+    """A job on a slice."""
 
-    Attributes:
-        row: Its row in the workload.
-        unit: Its slice.
-        run_from_s: When its work begins or began, UTC seconds.
-        done: The work that was done then.
-        speed: Work seconds per second.
-        busy_w: What it draws above the board's idle draw, watts.
-        host_w: Its share of the host, watts.
-        draw_w: Its total draw since ``accounted_s``, including its share of the board's idle draw.
-        accounted_s: UTC seconds.
-        grid: ``Grid.integral(accounted_s)``.
-    """
-
-    row: int
-    unit: int
-    run_from_s: float
-    done: float
-    speed: float
-    busy_w: float
-    host_w: float
-    draw_w: float
-    accounted_s: float
-    grid: float
+    row: int  #: Its row in the workload
+    unit: int  #: Its slice
+    run_from_s: float  #: When its work begins or began, UTC seconds
+    done: float  #: The work that was done then
+    speed: float  #: Work seconds per second
+    busy_w: float  #: What it draws above the board's idle draw, watts
+    host_w: float  #: Its share of the host, watts
+    draw_w: float  #: Its total draw since ``accounted_s``, including its share of the board's idle draw
+    accounted_s: float  #: UTC seconds
+    grid: float  #: ``Grid.integral(accounted_s)``
 
 
 @dataclass(slots=True)

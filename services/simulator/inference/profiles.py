@@ -36,23 +36,18 @@ class Measured:
 
     Attributes:
         gpu, variant: What ran, and on which GPU.
-        size: Of the slice, in sevenths.
         mean_s, p95_s: Service time.
-        power_w: Of the whole GPU.
-        sevenths: Total size of all instances that ran at once.
-        instances: How many ran at once.
-        memory_gib: What the variant needs; 0 if the profile does not say.
     """
 
     gpu: str
     variant: str
-    size: int
+    size: int  #: Of the slice, in sevenths
     mean_s: float
     p95_s: float
-    power_w: float
-    sevenths: int
-    instances: int
-    memory_gib: float
+    power_w: float  #: Of the whole GPU
+    sevenths: int  #: Total size of all instances that ran at once
+    instances: int  #: How many ran at once
+    memory_gib: float  #: What the variant needs; 0 if the profile does not say
 
 
 def bundled(name: str) -> Path:

@@ -32,22 +32,18 @@ class Columns:
     """The columns of a file.
 
     Attributes:
-        format: Name of the kind of file.
         time, value: Names of the columns.
-        scale: Factor from the value to gCO2/kWh; None: as the column's name says.
-        signal: What the values measure, if the kind of file determines it.
         zone, estimated: Names of these columns, if there are any.
-        note: A note for readers of the report.
     """
 
-    format: str
+    format: str  #: Name of the kind of file
     time: str
     value: str
-    scale: float | None = None
-    signal: Signal | None = None
+    scale: float | None = None  #: Factor from the value to gCO2/kWh; None: as the column's name says
+    signal: Signal | None = None  #: What the values measure, if the kind of file determines it
     zone: str = ""
     estimated: str = ""
-    note: str = ""
+    note: str = ""  #: A note for readers of the report
 
 
 def columns_of(header: Sequence[str], signal: Signal, column: str | None) -> Columns | None:

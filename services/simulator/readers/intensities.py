@@ -18,25 +18,18 @@ from services.simulator.readers.text import date_s, first_lines, header_of, numb
 
 @dataclass(frozen=True)
 class Intensities:
-    """The contents of a file.
+    """The contents of a file."""
 
-    Attributes:
-        times_s: (n,) UTC seconds, increasing.
-        values: (n,) gCO2/kWh.
-        shares: (n, columns) percentages of carbon-free and renewable energy, NaN where a cell is empty; no columns for
-            a file without them.
-        expected: The start of each hour covered by the file's day-ahead forecasts of wind and solar generation, (m,)
-            UTC seconds, and the forecasts, (m, columns), NaN where a cell is empty. They may extend past ``times_s``.
-        step_s: The usual interval between values.
-        sentences: What was read and what was left out, for people.
-    """
-
-    times_s: Floats
-    values: Floats
+    times_s: Floats  #: (n,) UTC seconds, increasing
+    values: Floats  #: (n,) gCO2/kWh
     shares: Floats
+    """(n, columns) percentages of carbon-free and renewable energy, NaN where a cell is empty; no columns for a file
+    without them."""
     expected: tuple[Floats, Floats]
-    step_s: float
-    sentences: tuple[str, ...]
+    """The start of each hour covered by the file's day-ahead forecasts of wind and solar generation, (m,) UTC seconds,
+    and the forecasts, (m, columns), NaN where a cell is empty. They may extend past ``times_s``."""
+    step_s: float  #: The usual interval between values
+    sentences: tuple[str, ...]  #: What was read and what was left out, for people
 
 
 def read_intensities(path: Path, signal: Signal, zone: str) -> Intensities:

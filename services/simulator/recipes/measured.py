@@ -165,15 +165,10 @@ def power_w(fraction: float, gpu_model: str) -> float:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What the measured models leave open; the defaults are those of the recipes.
+    """What the measured models leave open; the defaults are those of the recipes."""
 
-    Attributes:
-        waiting_fraction: Share of its dynamic range that a board draws while its gang waits.
-        fast_links: Whether gangs on any board speed up as on nodes with the fastest links (``FAST_LINKS``).
-    """
-
-    waiting_fraction: float = WAITING_FRACTION
-    fast_links: bool = False
+    waiting_fraction: float = WAITING_FRACTION  #: Share of its dynamic range that a board draws while its gang waits
+    fast_links: bool = False  #: Whether gangs on any board speed up as on nodes with the fastest links (``FAST_LINKS``)
 
 
 MEASURED = Assumed()

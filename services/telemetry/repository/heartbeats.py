@@ -26,19 +26,12 @@ _ORDER = {state: position for position, state in enumerate(RankState)}
 
 @dataclass(slots=True)
 class Renewal:
-    """The result of a heartbeat.
+    """The result of a heartbeat."""
 
-    Attributes:
-        allocations: The gangs the node may run.
-        changed: What the scheduler should process: ``rank``, ``node``, or nothing.
-        partitions: How its GPUs are to be cut; none for a node that does not say how they are cut.
-        returned_faults: The faults after which an operator has returned GPUs to service.
-    """
-
-    allocations: list[str]
-    changed: str | None
-    partitions: list[WantedPartition]
-    returned_faults: list[str]
+    allocations: list[str]  #: The gangs the node may run
+    changed: str | None  #: What the scheduler should process: ``rank``, ``node``, or nothing
+    partitions: list[WantedPartition]  #: How its GPUs are to be cut; none for a node that does not say how they are cut
+    returned_faults: list[str]  #: The faults after which an operator has returned GPUs to service
 
 
 # A node whose row somebody else has locked is left for later: nobody waits for it but itself.

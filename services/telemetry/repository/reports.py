@@ -233,17 +233,11 @@ class Dimensions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over a period.
+    """Sums over a period."""
 
-    Attributes:
-        groups: A page of the groups, in order of their names.
-        totals: Totals of the whole period.
-        metered_gpu_energy_j: Energy by the counters of all nodes' devices.
-    """
-
-    groups: list[GroupRow]
-    totals: list[TotalRow]
-    metered_gpu_energy_j: float
+    groups: list[GroupRow]  #: A page of the groups, in order of their names
+    totals: list[TotalRow]  #: Totals of the whole period
+    metered_gpu_energy_j: float  #: Energy by the counters of all nodes' devices
 
 
 async def period_end(connection: Connection, start_at: datetime | None, end_at: datetime | None) -> datetime:

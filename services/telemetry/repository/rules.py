@@ -16,16 +16,12 @@ ROUNDING_J = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule, the query whose rows each break it, and the texts for no breach and for each breach.
-
-    Attributes:
-        breach: A format string for the query's columns.
-    """
+    """A rule, the query whose rows each break it, and the texts for no breach and for each breach."""
 
     name: str
     query: str
     holds: str
-    breach: str
+    breach: str  #: A format string for the query's columns
 
 
 _LEDGER_BY_NODE = f"""

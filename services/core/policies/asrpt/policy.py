@@ -97,32 +97,21 @@ class AsrptConfig:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a gang that waits for better servers was first offered.
+    """What a gang that waits for better servers was first offered."""
 
-    Attributes:
-        iteration_s: Its iteration time with that offer, ``kappa``.
-        until_s: When it takes whatever is available, UTC seconds.
-    """
-
-    iteration_s: float
-    until_s: float
+    iteration_s: float  #: Its iteration time with that offer, ``kappa``
+    until_s: float  #: When it takes whatever is available, UTC seconds
 
 
 @dataclass(frozen=True)
 class AsrptMemory:
-    """The jobs that wait: on the virtual machine, or in the queue it makes.
+    """The jobs that wait: on the virtual machine, or in the queue it makes."""
 
-    Attributes:
-        machine: The virtual machine.
-        queue: Jobs that have ended on it.
-        offers: Among those, the gangs that wait for better servers.
-        held_up: Rank of the job that held up the queue at the end of the round, None if none did.
-    """
-
-    machine: VirtualMachine = field(default_factory=VirtualMachine)
-    queue: Heap[EndedJob] = field(default_factory=Heap[EndedJob])
+    machine: VirtualMachine = field(default_factory=VirtualMachine)  #: The virtual machine
+    queue: Heap[EndedJob] = field(default_factory=Heap[EndedJob])  #: Jobs that have ended on it
     offers: Mapping[JobId, Offer] = field(default_factory=dict[JobId, Offer])
-    held_up: int | None = None
+    """Among those, the gangs that wait for better servers."""
+    held_up: int | None = None  #: Rank of the job that held up the queue at the end of the round, None if none did
 
 
 class Asrpt:
@@ -301,12 +290,7 @@ class Asrpt:
 
 
 class _Placer:
-    """Places gangs in the order of the queue until one waits for better servers; no job of its GPU model passes it.
-
-    Attributes:
-        offers: The offers of gangs that wait for better servers.
-        declined: Why a gang that could have been placed was not.
-    """
+    """Places gangs in the order of the queue until one waits for better servers; no job of its GPU model passes it."""
 
     def __init__(
         self,
@@ -321,8 +305,8 @@ class _Placer:
         self._length_s = length_s
         self._before = offers
         self._closed: set[int] = set()
-        self.offers: dict[JobId, Offer] = {}
-        self.declined: dict[JobId, Reason] = {}
+        self.offers: dict[JobId, Offer] = {}  #: The offers of gangs that wait for better servers
+        self.declined: dict[JobId, Reason] = {}  #: Why a gang that could have been placed was not
 
     def __call__(self, snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
         """Place one gang, as a ``Placer`` does."""

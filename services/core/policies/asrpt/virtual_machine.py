@@ -18,21 +18,13 @@ from services.core.policies.asrpt.heap import Heap
 
 
 class VirtualJob(NamedTuple):
-    """A job that waits for the machine; the order of the fields is the order in which they are compared.
+    """A job that waits for the machine; the order of the fields is the order in which they are compared."""
 
-    Attributes:
-        rank: Minus the user's priority.
-        remaining_s: What the machine still has to do for it.
-        submitted_s: UTC seconds.
-        job_id: Breaks all ties.
-        length_s: What the machine had to do for it in all, ``g/G n~ alpha~min``.
-    """
-
-    rank: int
-    remaining_s: float
-    submitted_s: float
-    job_id: JobId
-    length_s: float
+    rank: int  #: Minus the user's priority
+    remaining_s: float  #: What the machine still has to do for it
+    submitted_s: float  #: UTC seconds
+    job_id: JobId  #: Breaks all ties
+    length_s: float  #: What the machine had to do for it in all, ``g/G n~ alpha~min``
 
 
 class EndedJob(NamedTuple):
@@ -47,19 +39,13 @@ class EndedJob(NamedTuple):
 
 @dataclass(frozen=True)
 class VirtualMachine:
-    """The machine at one instant.
+    """The machine at one instant."""
 
-    Attributes:
-        now_s: That instant, UTC seconds.
-        running: The job on it, None while it idles; its ``remaining_s`` is as of when it last began.
-        ends_s: When that job ends if nothing shorter arrives.
-        waiting: The other jobs.
-    """
-
-    now_s: float = 0.0
+    now_s: float = 0.0  #: That instant, UTC seconds
     running: VirtualJob | None = None
-    ends_s: float = 0.0
-    waiting: Heap[VirtualJob] = field(default_factory=Heap[VirtualJob])
+    """The job on it, None while it idles; its ``remaining_s`` is as of when it last began."""
+    ends_s: float = 0.0  #: When that job ends if nothing shorter arrives
+    waiting: Heap[VirtualJob] = field(default_factory=Heap[VirtualJob])  #: The other jobs
 
     def run(self, arrivals: Sequence[tuple[float, VirtualJob]], now_s: float) -> tuple[VirtualMachine, list[EndedJob]]:
         """Return the machine at ``now_s``, and the jobs that ended on it by then, in order.

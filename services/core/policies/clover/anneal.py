@@ -27,15 +27,13 @@ class AnnealingConfig:
     Attributes:
         start_temperature, end_temperature, cooling: By default from 1 to 0.1 in steps of 0.05 per evaluation, then
             constant.
-        patience: Stop after this many evaluations in a row without a better configuration.
-        max_evaluations: Stop after this many evaluations; 5 minutes at 10 seconds each.
     """
 
     start_temperature: float = 1.0
     end_temperature: float = 0.1
     cooling: float = 0.05
-    patience: int = 5
-    max_evaluations: int = 30
+    patience: int = 5  #: Stop after this many evaluations in a row without a better configuration
+    max_evaluations: int = 30  #: Stop after this many evaluations; 5 minutes at 10 seconds each
 
     def __post_init__(self) -> None:
         if self.patience < 1 or self.max_evaluations < 1:
@@ -50,21 +48,14 @@ class AnnealingConfig:
 
 @dataclass
 class Search:
-    """One optimisation, from an incumbent to the best configuration that was measured.
+    """One optimisation, from an incumbent to the best configuration that was measured."""
 
-    Attributes:
-        goal: What is maximised.
-        intensity_gco2_per_j: Present carbon intensity of energy.
-        measure: Runs a configuration.
-        start: The incumbent: where the search begins, and what is kept if nothing better is found.
-        measured: What was evaluated, in order; excludes ``start``, whose outcome is known.
-    """
-
-    goal: Goal
-    intensity_gco2_per_j: float
-    measure: Measure
-    start: Outcome
+    goal: Goal  #: What is maximised
+    intensity_gco2_per_j: float  #: Present carbon intensity of energy
+    measure: Measure  #: Runs a configuration
+    start: Outcome  #: The incumbent: where the search begins, and what is kept if nothing better is found
     measured: list[Outcome] = field(default_factory=list[Outcome])
+    """What was evaluated, in order; excludes ``start``, whose outcome is known."""
 
     def __post_init__(self) -> None:
         self.best = self.start

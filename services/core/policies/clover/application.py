@@ -16,25 +16,18 @@ from services.core.policies.clover.layouts import SLICES
 class Application:
     """Variants of one model family on slices of one GPU model.
 
-    Attributes:
-        variants: Their names.
-        accuracy: (variants,) per cent, above 0.
-        service_s: (variants, 5) mean service time of a request, NaN where the variant does not run: it was not measured
-            there, or the slice's memory is too small.
-        jitter_s: (variants, 5) standard deviation of the service time.
-        busy_w: (variants, 5) the GPU's draw above idle while the instance works.
-        idle_w: Draw of a whole GPU while nothing runs on it.
-
     Raises:
         DomainError: a variant fits no slice, or a number is out of range; the message names the variant.
     """
 
-    variants: tuple[str, ...]
-    accuracy: Floats
+    variants: tuple[str, ...]  #: Their names
+    accuracy: Floats  #: (variants,) per cent, above 0
     service_s: Floats
-    jitter_s: Floats
-    busy_w: Floats
-    idle_w: float
+    """(variants, 5) mean service time of a request, NaN where the variant does not run: it was not measured there, or
+    the slice's memory is too small."""
+    jitter_s: Floats  #: (variants, 5) standard deviation of the service time
+    busy_w: Floats  #: (variants, 5) the GPU's draw above idle while the instance works
+    idle_w: float  #: Draw of a whole GPU while nothing runs on it
 
     def __post_init__(self) -> None:
         shape = (len(self.variants), len(SLICES))

@@ -17,38 +17,24 @@ QUANTILES: Floats = (np.arange(200, dtype=np.float64) + 0.5) / 200
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured of a configuration.
+    """What was measured of a configuration."""
 
-    Attributes:
-        graph: The configuration.
-        accuracy: Mean over requests of the accuracy of the variant that answered.
-        energy_j: Per request, including idle draw.
-        p95_s: 95th percentile of latency.
-        latency_s: (200,) quantiles of latency at ``QUANTILES``; empty where they are not known.
-    """
-
-    graph: ConfigGraph
-    accuracy: float
-    energy_j: float
-    p95_s: float
+    graph: ConfigGraph  #: The configuration
+    accuracy: float  #: Mean over requests of the accuracy of the variant that answered
+    energy_j: float  #: Per request, including idle draw
+    p95_s: float  #: 95th percentile of latency
     latency_s: Floats = field(default_factory=lambda: np.empty(0))
+    """(200,) quantiles of latency at ``QUANTILES``; empty where they are not known."""
 
 
 @dataclass
 class QueueEvaluator:
-    """Measures configurations by serving the same requests with each; equal graphs are served only once.
+    """Measures configurations by serving the same requests with each; equal graphs are served only once."""
 
-    Attributes:
-        application: What is served.
-        gpus: How many GPUs there are; all of them draw their idle power.
-        rate_per_s: Mean rate of requests.
-        arrivals: The requests.
-    """
-
-    application: Application
-    gpus: int
-    rate_per_s: float
-    arrivals: Arrivals
+    application: Application  #: What is served
+    gpus: int  #: How many GPUs there are; all of them draw their idle power
+    rate_per_s: float  #: Mean rate of requests
+    arrivals: Arrivals  #: The requests
     _known: dict[bytes, Outcome] = field(default_factory=dict[bytes, Outcome])
 
     def __post_init__(self) -> None:

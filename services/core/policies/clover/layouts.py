@@ -87,15 +87,10 @@ def can_be_cut(slices: SliceCounts, gpus: int) -> bool:
 
 @dataclass(frozen=True)
 class Realisation:
-    """How GPUs are cut to hold a set of slices.
+    """How GPUs are cut to hold a set of slices."""
 
-    Attributes:
-        layouts: For each GPU the index of its layout in ``LAYOUTS``.
-        recut: The positions of the GPUs whose layout changes.
-    """
-
-    layouts: tuple[int, ...]
-    recut: tuple[int, ...]
+    layouts: tuple[int, ...]  #: For each GPU the index of its layout in ``LAYOUTS``
+    recut: tuple[int, ...]  #: The positions of the GPUs whose layout changes
 
 
 def realise(slices: SliceCounts, current: Sequence[int], recut_cost: Sequence[float] | None = None) -> Realisation:

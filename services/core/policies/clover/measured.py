@@ -27,21 +27,17 @@ class MeasuredSearch:
 
     Attributes:
         application, gpus: What runs, and on how many GPUs.
-        rate_per_s: Mean rate of requests, for predictions.
         goal, gco2_per_j: What is maximised, and the carbon intensity of energy.
-        first: Configurations a model proposes, which are measured before any neighbour.
-        seed: Seed for the neighbours.
-        config: Schedule and stopping rules.
     """
 
     application: Application
     gpus: int
-    rate_per_s: float
+    rate_per_s: float  #: Mean rate of requests, for predictions
     goal: Goal
     gco2_per_j: float
-    first: Sequence[ConfigGraph]
-    seed: int
-    config: AnnealingConfig
+    first: Sequence[ConfigGraph]  #: Configurations a model proposes, which are measured before any neighbour
+    seed: int  #: Seed for the neighbours
+    config: AnnealingConfig  #: Schedule and stopping rules
 
     def next_graph(self, start: Outcome, measured: Sequence[Outcome]) -> tuple[ConfigGraph | None, Outcome]:
         """Return what to measure next, or None once the stopping rules end the search, and the best so far.

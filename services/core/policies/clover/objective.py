@@ -10,17 +10,11 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True)
 class Baseline:
-    """What configurations are compared with.
+    """What configurations are compared with."""
 
-    Attributes:
-        accuracy: Accuracy of the variant with the highest quality, in the profile's unit; above 0.
-        carbon_gco2: Per request: that variant's energy on whole GPUs times a baseline intensity; above 0.
-        p95_s: Its 95th percentile latency at the same load, which is the SLA.
-    """
-
-    accuracy: float
-    carbon_gco2: float
-    p95_s: float
+    accuracy: float  #: Accuracy of the variant with the highest quality, in the profile's unit; above 0
+    carbon_gco2: float  #: Per request: that variant's energy on whole GPUs times a baseline intensity; above 0
+    p95_s: float  #: Its 95th percentile latency at the same load, which is the SLA
 
     def __post_init__(self) -> None:
         if not (self.accuracy > 0 and self.carbon_gco2 > 0 and self.p95_s > 0):
@@ -29,17 +23,12 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is maximised, and within which limits.
+    """What is maximised, and within which limits."""
 
-    Attributes:
-        baseline: What configurations are compared with.
-        carbon_weight: Lambda of equation 3, 0 to 1.
-        max_accuracy_loss_pct: The accuracy floor, as the permitted loss against the baseline, per cent.
-    """
-
-    baseline: Baseline
-    carbon_weight: float = 0.5
+    baseline: Baseline  #: What configurations are compared with
+    carbon_weight: float = 0.5  #: Lambda of equation 3, 0 to 1
     max_accuracy_loss_pct: float | None = None
+    """The accuracy floor, as the permitted loss against the baseline, per cent."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.carbon_weight <= 1:

@@ -28,15 +28,10 @@ _GAP = 1e-4
 
 @dataclass(frozen=True)
 class Optimum:
-    """What is known of the best configuration.
+    """What is known of the best configuration."""
 
-    Attributes:
-        bound: No configuration has a higher objective, as far as the closed-form model is right; per cent.
-        proposals: Configurations in order of what the programmes promise for them, best first.
-    """
-
-    bound: float
-    proposals: tuple[ConfigGraph, ...]
+    bound: float  #: No configuration has a higher objective, as far as the closed-form model is right; per cent
+    proposals: tuple[ConfigGraph, ...]  #: Configurations in order of what the programmes promise for them, best first
 
 
 def optimum(

@@ -29,67 +29,39 @@ _SPLITTING, _SEARCHING = 0.3, 0.6
 
 @dataclass(frozen=True)
 class Demand:
-    """An application and its demand.
+    """An application and its demand."""
 
-    Attributes:
-        name: Its name, for messages.
-        application: Its variants.
-        rate_per_s: Mean rate of requests.
-        carbon_weight: Lambda.
-        max_accuracy_loss_pct: The accuracy floor; None for none.
-        sla_p95_s: The SLA; None for the p95 of BASE on all GPUs.
-        running: The present configuration; None for BASE.
-    """
-
-    name: str
-    application: Application
-    rate_per_s: float
-    carbon_weight: float = 0.5
-    max_accuracy_loss_pct: float | None = None
-    sla_p95_s: float | None = None
-    running: ConfigGraph | None = None
+    name: str  #: Its name, for messages
+    application: Application  #: Its variants
+    rate_per_s: float  #: Mean rate of requests
+    carbon_weight: float = 0.5  #: Lambda
+    max_accuracy_loss_pct: float | None = None  #: The accuracy floor; None for none
+    sla_p95_s: float | None = None  #: The SLA; None for the p95 of BASE on all GPUs
+    running: ConfigGraph | None = None  #: The present configuration; None for BASE
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """GPUs of one model, and their grid.
+    """GPUs of one model, and their grid."""
 
-    Attributes:
-        gpus: How many there are.
-        layouts: Their present layouts, indices into ``LAYOUTS``.
-        gco2_per_j: Present carbon intensity of energy.
-        baseline_gco2_per_j: The carbon intensity that the objective compares with.
-    """
-
-    gpus: int
-    layouts: tuple[int, ...]
-    gco2_per_j: float
-    baseline_gco2_per_j: float
+    gpus: int  #: How many there are
+    layouts: tuple[int, ...]  #: Their present layouts, indices into ``LAYOUTS``
+    gco2_per_j: float  #: Present carbon intensity of energy
+    baseline_gco2_per_j: float  #: The carbon intensity that the objective compares with
 
 
 @dataclass(frozen=True)
 class Share:
-    """What was found for an application.
+    """What was found for an application."""
 
-    Attributes:
-        gpus: How many GPUs it gets.
-        outcome: Its configuration and what it does, by the queue model.
-        goal: What was maximised.
-        objective: The configuration's objective, per cent.
-        bound: No configuration has a higher objective; None if none keeps the limits.
-        keeps_limits: Whether the SLA and the accuracy floor are kept.
-        evaluations: How many configurations were measured.
-        leading: The best of these that keep the limits, best first.
-    """
-
-    gpus: int
-    outcome: Outcome
-    goal: Goal
-    objective: float
-    bound: float | None
-    keeps_limits: bool
-    evaluations: int
-    leading: Sequence[Outcome] = ()
+    gpus: int  #: How many GPUs it gets
+    outcome: Outcome  #: Its configuration and what it does, by the queue model
+    goal: Goal  #: What was maximised
+    objective: float  #: The configuration's objective, per cent
+    bound: float | None  #: No configuration has a higher objective; None if none keeps the limits
+    keeps_limits: bool  #: Whether the SLA and the accuracy floor are kept
+    evaluations: int  #: How many configurations were measured
+    leading: Sequence[Outcome] = ()  #: The best of these that keep the limits, best first
 
 
 def partition(

@@ -23,25 +23,15 @@ _HALVINGS = 40
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for several configurations.
+    """Predictions for several configurations."""
 
-    Attributes:
-        accuracy: (configurations,) per cent.
-        energy_j: (configurations,) per request, including idle draw.
-        load: (configurations,) requests as a share of what the servers can serve.
-        shares: (configurations, kinds) share of the requests that each kind of server serves.
-        service_s: (kinds,) their service times.
-        busy: (configurations,) probability that a request finds all servers busy.
-        decay_per_s: (configurations,) rate at which long waits become rarer.
-    """
-
-    accuracy: Floats
-    energy_j: Floats
-    load: Floats
-    shares: Floats
-    service_s: Floats
-    busy: Floats
-    decay_per_s: Floats
+    accuracy: Floats  #: (configurations,) per cent
+    energy_j: Floats  #: (configurations,) per request, including idle draw
+    load: Floats  #: (configurations,) requests as a share of what the servers can serve
+    shares: Floats  #: (configurations, kinds) share of the requests that each kind of server serves
+    service_s: Floats  #: (kinds,) their service times
+    busy: Floats  #: (configurations,) probability that a request finds all servers busy
+    decay_per_s: Floats  #: (configurations,) rate at which long waits become rarer
 
     def late_share(self, limit_s: float | Floats) -> Floats:
         """Return the share of requests that take longer than a limit; 1 if the servers cannot keep up.

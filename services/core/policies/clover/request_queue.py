@@ -23,28 +23,18 @@ _NANOSECONDS = 1e9
 
 @dataclass(frozen=True)
 class Served:
-    """What a queue did.
+    """What a queue did."""
 
-    Attributes:
-        latency_s: (requests,) from arrival to completion.
-        kinds: (requests,) which kind of server served each.
-    """
-
-    latency_s: Floats
-    kinds: Ints
+    latency_s: Floats  #: (requests,) from arrival to completion
+    kinds: Ints  #: (requests,) which kind of server served each
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Poisson arrivals at a mean rate of 1 per second, and random numbers for service times, common to all runs.
+    """Poisson arrivals at a mean rate of 1 per second, and random numbers for service times, common to all runs."""
 
-    Attributes:
-        at: (requests,) increasing; divided by a rate they are seconds.
-        normal: (n,) standard normal numbers within three deviations, in the order of their use.
-    """
-
-    at: Floats
-    normal: Floats
+    at: Floats  #: (requests,) increasing; divided by a rate they are seconds
+    normal: Floats  #: (n,) standard normal numbers within three deviations, in the order of their use
 
     @staticmethod
     def drawn(rng: np.random.Generator, requests: int = REQUESTS) -> Arrivals:

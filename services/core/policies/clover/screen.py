@@ -33,33 +33,20 @@ _FLOOR_FIRST = 1e3
 
 @dataclass(frozen=True)
 class ScreenConfig:
-    """How thoroughly to look; the defaults are ours.
+    """How thoroughly to look; the defaults are ours."""
 
-    Attributes:
-        least_gain: What a configuration must promise beyond the best one's objective, per cent.
-        programmes: How many integer programmes propose configurations.
-        anew_pct: Change of intensity after which they propose again, per cent.
-        leaders: Neighbours are predicted until those of this many of the best known configurations are known.
-        pairs: Random neighbours of four edits, in addition to all of one and two.
-        kept: How many of each configuration's best neighbours are remembered.
-        modelled: Maximum runs of the queue model per proposal.
-        corrected: Maximum further runs if those yield nothing, by predictions corrected for the errors found in them.
-        accuracy_tolerance: How far the closed form may fall below the floor, points of accuracy.
-        late_tolerance: How far it may exceed the permitted share of late requests.
-        objective_tolerance: How far its objective may be too low, per cent.
-    """
-
-    least_gain: float = 0.02
-    programmes: int = 3
-    anew_pct: float = 20.0
-    leaders: int = 40
-    pairs: int = 256
-    kept: int = 32
-    modelled: int = 64
+    least_gain: float = 0.02  #: What a configuration must promise beyond the best one's objective, per cent
+    programmes: int = 3  #: How many integer programmes propose configurations
+    anew_pct: float = 20.0  #: Change of intensity after which they propose again, per cent
+    leaders: int = 40  #: Neighbours are predicted until those of this many of the best known configurations are known
+    pairs: int = 256  #: Random neighbours of four edits, in addition to all of one and two
+    kept: int = 32  #: How many of each configuration's best neighbours are remembered
+    modelled: int = 64  #: Maximum runs of the queue model per proposal
     corrected: int = 16
-    accuracy_tolerance: float = 0.015
-    late_tolerance: float = 0.01
-    objective_tolerance: float = 0.2
+    """Maximum further runs if those yield nothing, by predictions corrected for the errors found in them."""
+    accuracy_tolerance: float = 0.015  #: How far the closed form may fall below the floor, points of accuracy
+    late_tolerance: float = 0.01  #: How far it may exceed the permitted share of late requests
+    objective_tolerance: float = 0.2  #: How far its objective may be too low, per cent
 
 
 @dataclass(frozen=True)
@@ -75,17 +62,16 @@ class _Known:
     """Configurations that were predicted, in the order in which they became known.
 
     Attributes:
-        graphs: The configurations; ``places`` has their indices by key.
         accuracy, energy_j, late: The predictions for each.
-        expanded: The indices of those whose neighbours were predicted.
     """
 
     graphs: list[ConfigGraph] = field(default_factory=list[ConfigGraph])
+    """The configurations; ``places`` has their indices by key."""
     places: dict[bytes, int] = field(default_factory=dict[bytes, int])
     accuracy: list[float] = field(default_factory=list[float])
     energy_j: list[float] = field(default_factory=list[float])
     late: list[float] = field(default_factory=list[float])
-    expanded: set[int] = field(default_factory=set[int])
+    expanded: set[int] = field(default_factory=set[int])  #: The indices of those whose neighbours were predicted
 
 
 class Screen:

@@ -21,17 +21,12 @@ def mean_life_s(half_life_s: float) -> float:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tenants' GPU time that still counts.
+    """Tenants' GPU time that still counts."""
 
-    Attributes:
-        at_s: The time to which it applies, UTC seconds.
-        used_gpu_s: GPU seconds by tenant; each second counts half once a half-life has passed.
-        gpus: What each tenant holds from then on.
-    """
-
-    at_s: float = 0.0
+    at_s: float = 0.0  #: The time to which it applies, UTC seconds
     used_gpu_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    gpus: Mapping[str, int] = field(default_factory=dict[str, int])
+    """GPU seconds by tenant; each second counts half once a half-life has passed."""
+    gpus: Mapping[str, int] = field(default_factory=dict[str, int])  #: What each tenant holds from then on
 
     def at(self, now_s: float, half_life_s: float) -> Usage:
         """Return the usage at a later time, if all kept what they hold; an earlier time changes nothing."""

@@ -14,15 +14,10 @@ from services.core.policies.fair.usage import Usage, held_after, mean_life_s
 
 @dataclass(frozen=True)
 class FairMemory(Generic[Memory]):
-    """The memory of the wrapper, including the wrapped policy's.
+    """The memory of the wrapper, including the wrapped policy's."""
 
-    Attributes:
-        inner: The wrapped policy's memory.
-        usage: What tenants have used.
-    """
-
-    inner: Memory
-    usage: Usage = field(default_factory=Usage)
+    inner: Memory  #: The wrapped policy's memory
+    usage: Usage = field(default_factory=Usage)  #: What tenants have used
 
 
 class Fair(Generic[Memory]):

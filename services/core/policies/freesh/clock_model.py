@@ -46,27 +46,17 @@ SWEEPS = 400
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """What one instance did in one interval.
+    """What one instance did in one interval."""
 
-    Attributes:
-        clock_mhz: Its clock.
-        batch: Mean number of requests that it decoded together.
-        report: The latencies that they saw.
-        power_w: Mean over the interval for all its GPUs together; NaN where unknown.
-        queued_s: Mean time that requests waited before their prefill, a part of TTFT and of the end-to-end time.
-        tokens_per_request: Mean length of completed answers; None if there were none.
-        tokens_per_s: Tokens produced per second.
-        busy_share: Share of the interval with requests, 0 .. 1.
-    """
-
-    clock_mhz: float
-    batch: float
-    report: LatencyReport
-    power_w: float = math.nan
+    clock_mhz: float  #: Its clock
+    batch: float  #: Mean number of requests that it decoded together
+    report: LatencyReport  #: The latencies that they saw
+    power_w: float = math.nan  #: Mean over the interval for all its GPUs together; NaN where unknown
     queued_s: float = 0.0
-    tokens_per_request: float | None = None
-    tokens_per_s: float = 0.0
-    busy_share: float = 1.0
+    """Mean time that requests waited before their prefill, a part of TTFT and of the end-to-end time."""
+    tokens_per_request: float | None = None  #: Mean length of completed answers; None if there were none
+    tokens_per_s: float = 0.0  #: Tokens produced per second
+    busy_share: float = 1.0  #: Share of the interval with requests, 0 .. 1.
 
 
 @dataclass(frozen=True, slots=True)

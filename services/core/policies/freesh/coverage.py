@@ -21,17 +21,11 @@ from services.core.policies.freesh.pools import PoolProblem
 
 @dataclass(frozen=True)
 class Coverage:
-    """Instances that together must have a given throughput.
+    """Instances that together must have a given throughput."""
 
-    Attributes:
-        request_class: Their class.
-        reached: (n_locations, n_modes) which instances.
-        needed_qps: Requests per second with head-room, from the regions that reach no others.
-    """
-
-    request_class: int
-    reached: Bools
-    needed_qps: float
+    request_class: int  #: Their class
+    reached: Bools  #: (n_locations, n_modes) which instances
+    needed_qps: float  #: Requests per second with head-room, from the regions that reach no others
 
 
 def coverages(problem: PoolProblem, partition: int, wanted_qps: Floats) -> list[Coverage]:

@@ -11,19 +11,12 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True, slots=True)
 class InstanceLoad:
-    """An instance that serves the request's class, as the dispatcher knows it.
+    """An instance that serves the request's class, as the dispatcher knows it."""
 
-    Attributes:
-        id: Unique.
-        capacity: How many requests it may hold.
-        held: How many it holds.
-        weight: Its relative share of the requests, > 0.
-    """
-
-    id: str
-    capacity: int
-    held: int = 0
-    weight: float = 1.0
+    id: str  #: Unique
+    capacity: int  #: How many requests it may hold
+    held: int = 0  #: How many it holds
+    weight: float = 1.0  #: Its relative share of the requests, > 0
 
     @property
     def has_room(self) -> bool:

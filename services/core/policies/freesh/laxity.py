@@ -36,15 +36,10 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServiceTimes:
-    """How fast the instances of a class serve a request that does not queue.
+    """How fast the instances of a class serve a request that does not queue."""
 
-    Attributes:
-        ttft_s: Time to first token, seconds, >= 0.
-        tbt_s: Time between tokens, seconds, > 0.
-    """
-
-    ttft_s: float
-    tbt_s: float
+    ttft_s: float  #: Time to first token, seconds, >= 0
+    tbt_s: float  #: Time between tokens, seconds, > 0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.ttft_s) and self.ttft_s >= 0 and math.isfinite(self.tbt_s) and self.tbt_s > 0):
@@ -57,33 +52,22 @@ class ServiceTimes:
 
 @dataclass(slots=True)
 class ServingRequest:
-    """A request as the dispatcher sees it.
+    """A request as the dispatcher sees it."""
 
-    Attributes:
-        id: Unique among the requests that are waiting or being served.
-        arrival_s: When it arrived, seconds.
-        output_tokens: How many tokens its answer is predicted to have.
-        input_tokens: Length of its prompt.
-        tokens_done: Tokens of the answer that already exist, if it was preempted.
-        request_class: Its class, such as ``SL``.
-        tenant: Its tenant, for fair shares.
-        excluded: Servers that failed to answer it and may not be given it again; unchanged while it waits.
-        due_s: When its answer must be complete to be in time; infinite if no limit is set.
-        serial: Number of its entry in the queue; managed by the queue.
-        is_late: Whether it can no longer be in time; managed by the queue.
-    """
-
-    id: str
-    arrival_s: float
-    output_tokens: float
-    input_tokens: int = 0
-    tokens_done: float = 0.0
-    request_class: str = ""
-    tenant: str = ""
+    id: str  #: Unique among the requests that are waiting or being served
+    arrival_s: float  #: When it arrived, seconds
+    output_tokens: float  #: How many tokens its answer is predicted to have
+    input_tokens: int = 0  #: Length of its prompt
+    tokens_done: float = 0.0  #: Tokens of the answer that already exist, if it was preempted
+    request_class: str = ""  #: Its class, such as ``SL``
+    tenant: str = ""  #: Its tenant, for fair shares
     excluded: frozenset[str] = frozenset()
-    due_s: float = math.inf
+    """Servers that failed to answer it and may not be given it again; unchanged while it waits."""
+    due_s: float = math.inf  #: When its answer must be complete to be in time; infinite if no limit is set
     serial: int = field(default=-1, repr=False, compare=False)
+    """Number of its entry in the queue; managed by the queue."""
     is_late: bool = field(default=False, repr=False, compare=False)
+    """Whether it can no longer be in time; managed by the queue."""
 
     def __post_init__(self) -> None:
         if not (

@@ -19,21 +19,13 @@ from services.core.domain.serving import LatencyLimits, MiadConfig
 
 @dataclass(frozen=True, slots=True)
 class LatencyReport:
-    """What the requests of one instance saw in the last interval: means, seconds; None where there was nothing to see.
+    """What the requests of one instance saw in the last interval: means, seconds; None where there was none."""
 
-    Attributes:
-        ttft_s: From arrival, for requests that got their first token.
-        tbt_s: For tokens that were produced.
-        e2e_s: From arrival, for requests that ended.
-        in_service: Requests that the instance held at the end of the interval.
-        is_stale: Whether part of it was seen before the clock was last changed.
-    """
-
-    ttft_s: float | None = None
-    tbt_s: float | None = None
-    e2e_s: float | None = None
-    in_service: int = 0
-    is_stale: bool = False
+    ttft_s: float | None = None  #: From arrival, for requests that got their first token
+    tbt_s: float | None = None  #: For tokens that were produced
+    e2e_s: float | None = None  #: From arrival, for requests that ended
+    in_service: int = 0  #: Requests that the instance held at the end of the interval
+    is_stale: bool = False  #: Whether part of it was seen before the clock was last changed
 
     def is_blind(self, limits: LatencyLimits) -> bool:
         """Return whether there are requests in service but no sign that the clock is high enough.

@@ -47,21 +47,19 @@ class PoolModel:
     """The model of one partition, and how to read its solution.
 
     Attributes:
-        model: To be minimised.
         location, request_class, mode: (n_columns,) those of the first variables, the instances.
         kept_location, kept_mode: (n_kept,) those of the variables that follow.
-        lacking_qps: (n_classes,) variables of unserved demand, in a model of shortfall; else empty.
-        is_clipped: Whether a negative rate was counted as 0, so that the model's bound does not bound the objective.
     """
 
-    model: LinearModel
+    model: LinearModel  #: To be minimised
     location: Ints
     request_class: Ints
     mode: Ints
     kept_location: Ints
     kept_mode: Ints
-    lacking_qps: Ints
+    lacking_qps: Ints  #: (n_classes,) variables of unserved demand, in a model of shortfall; else empty
     is_clipped: bool = False
+    """Whether a negative rate was counted as 0, so that the model's bound does not bound the objective."""
 
     def instances(self, values: Floats, shape: tuple[int, int, int]) -> Ints:
         """Return the numbers of instances in a solution: ``shape`` is (n_locations, n_classes, n_modes)."""

@@ -22,24 +22,17 @@ from services.core.domain.solving import Backend, SolveStatus
 
 @dataclass(frozen=True)
 class Partition:
-    """One way to divide requests into classes, and how each mode serves each class.
+    """One way to divide requests into classes, and how each mode serves each class."""
 
-    Attributes:
-        demand_qps: (n_classes, n_steps) requests per second, before head-room.
-        max_qps: (n_classes, n_modes) what one instance serves; 0 if it cannot serve the class.
-        power_w: (n_classes, n_modes) draw of the whole instance at that load.
-        eligible: (n_classes, n_modes) whether the class's latency limits hold (equation 1e, a filter).
-        reach: (n_regions, n_locations, n_classes, n_modes) whether they hold for requests from a region, including the
-            network; None where every region reaches every location.
-        mean_qps: (n_classes, n_steps) mean requests per second, for power below full load; None: ``demand_qps``.
-    """
-
-    demand_qps: Floats
-    max_qps: Floats
-    power_w: Floats
-    eligible: Bools
+    demand_qps: Floats  #: (n_classes, n_steps) requests per second, before head-room
+    max_qps: Floats  #: (n_classes, n_modes) what one instance serves; 0 if it cannot serve the class
+    power_w: Floats  #: (n_classes, n_modes) draw of the whole instance at that load
+    eligible: Bools  #: (n_classes, n_modes) whether the class's latency limits hold (equation 1e, a filter)
     reach: Bools | None = None
+    """(n_regions, n_locations, n_classes, n_modes) whether they hold for requests from a region, including the network;
+    None where every region reaches every location."""
     mean_qps: Floats | None = None
+    """(n_classes, n_steps) mean requests per second, for power below full load; None: ``demand_qps``."""
 
     @property
     def load_qps(self) -> Floats:
@@ -58,14 +51,12 @@ class NodeKind:
 
     Attributes:
         location, gpu_type: Where they are, and the type of their GPUs.
-        nodes: How many nodes.
-        gpus: Number of GPUs of that type on each.
     """
 
     location: int
     gpu_type: int
-    nodes: int
-    gpus: int
+    nodes: int  #: How many nodes
+    gpus: int  #: Number of GPUs of that type on each
 
 
 @dataclass(frozen=True)
@@ -73,39 +64,30 @@ class PoolProblem:
     """The available GPUs, the demand, and the costs of instances.
 
     Attributes:
-        step_s: Length of a step, seconds.
-        rates: (n_locations, n_steps) cost of a kWh in that place and step, in the objective's unit: gCO2, money, or 1.
-        gpus: (n_locations, n_types) GPUs available.
-        mode_gpus: (n_modes, n_types) GPUs that an instance takes.
-        partitions: The partitions to choose from.
-        head_room: Alpha of equation 1b, > 0: the multiple of the demand to be served.
-        running: (n_locations, n_modes) instances running now.
-        locked: (n_locations, n_modes) those among them that are too young to be stopped; at most ``running``.
-        idle_w: (n_modes,) watts of an instance that is kept without requests.
         start_j, stop_j: (n_modes,) energy that a start or a stop takes; 0 if free.
-        negative_rates: How negative rates are interpreted.
-        region_shares: (n_regions,) share of each class's requests that comes from a region; they sum to 1.
-        follows_load: (n_modes,) whether an instance draws ``idle_w`` without requests and more in proportion to what it
-            serves; None if all draw their full power whatever they serve.
-        node_kinds: The nodes on which each instance must fit whole; if there are none for a location and type, only
-            the sums in ``gpus`` count.
     """
 
-    step_s: float
+    step_s: float  #: Length of a step, seconds
     rates: Floats
-    gpus: Ints
-    mode_gpus: Ints
-    partitions: tuple[Partition, ...]
-    head_room: float
-    running: Ints
-    locked: Ints
-    idle_w: Floats
+    """(n_locations, n_steps) cost of a kWh in that place and step, in the objective's unit: gCO2, money, or 1."""
+    gpus: Ints  #: (n_locations, n_types) GPUs available
+    mode_gpus: Ints  #: (n_modes, n_types) GPUs that an instance takes
+    partitions: tuple[Partition, ...]  #: The partitions to choose from
+    head_room: float  #: Alpha of equation 1b, > 0: the multiple of the demand to be served
+    running: Ints  #: (n_locations, n_modes) instances running now
+    locked: Ints  #: (n_locations, n_modes) those among them that are too young to be stopped; at most ``running``
+    idle_w: Floats  #: (n_modes,) watts of an instance that is kept without requests
     start_j: Floats
     stop_j: Floats
-    negative_rates: NegativeRates = NegativeRates.FRUGAL
+    negative_rates: NegativeRates = NegativeRates.FRUGAL  #: How negative rates are interpreted
     region_shares: Floats = field(default_factory=lambda: np.ones(1))
+    """(n_regions,) share of each class's requests that comes from a region; they sum to 1."""
     follows_load: Bools | None = None
+    """(n_modes,) whether an instance draws ``idle_w`` without requests and more in proportion to what it serves; None
+    if all draw their full power whatever they serve."""
     node_kinds: tuple[NodeKind, ...] = ()
+    """The nodes on which each instance must fit whole; if there are none for a location and type, only the sums in
+    ``gpus`` count."""
 
     def __post_init__(self) -> None:
         n_locations, n_steps = self.rates.shape
@@ -183,45 +165,31 @@ class PoolProblem:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """Demand that no plan can serve.
+    """Demand that no plan can serve."""
 
-    Attributes:
-        qps: (n_classes,) unserved part of the demand with head-room.
-        unserved_alone: (n_classes,) whether the class cannot be served even with all GPUs to itself.
-        full: (n_locations, n_types) whether the plan with the least shortfall uses all GPUs that exist there.
-    """
-
-    qps: Floats
-    unserved_alone: Bools
-    full: Bools
+    qps: Floats  #: (n_classes,) unserved part of the demand with head-room
+    unserved_alone: Bools  #: (n_classes,) whether the class cannot be served even with all GPUs to itself
+    full: Bools  #: (n_locations, n_types) whether the plan with the least shortfall uses all GPUs that exist there
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """How many instances run where, and how good that is.
-
-    Attributes:
-        status: ``optimal`` within the requested gap, ``feasible`` with a wider gap, ``infeasible`` with the plan of
-            least shortfall, ``time_limit`` without a plan.
-        solver: The solver that found the plan.
-        partition: The chosen one; None without a plan.
-        instances: (n_locations, n_classes, n_modes) how many run.
-        kept: (n_locations, n_modes) instances kept running without requests.
-        objective: Sum over steps of rate x power x step, unit of ``rates`` times W s; includes starts and stops.
-        bound: No plan has a lower objective.
-        shortfall: Set if the demand cannot be served.
-        note: Anything else a reader should know.
-    """
+    """How many instances run where, and how good that is."""
 
     status: SolveStatus
-    solver: Backend
-    partition: int | None = None
+    """``optimal`` within the requested gap, ``feasible`` with a wider gap, ``infeasible`` with the plan of least
+    shortfall, ``time_limit`` without a plan."""
+    solver: Backend  #: The solver that found the plan
+    partition: int | None = None  #: The chosen one; None without a plan
     instances: Ints = field(default_factory=lambda: np.zeros((0, 0, 0), np.int64))
+    """(n_locations, n_classes, n_modes) how many run."""
     kept: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    """(n_locations, n_modes) instances kept running without requests."""
     objective: float | None = None
-    bound: float | None = None
-    shortfall: Shortfall | None = None
-    note: str = ""
+    """Sum over steps of rate x power x step, unit of ``rates`` times W s; includes starts and stops."""
+    bound: float | None = None  #: No plan has a lower objective
+    shortfall: Shortfall | None = None  #: Set if the demand cannot be served
+    note: str = ""  #: Anything else a reader should know
 
     @property
     def gap(self) -> float | None:

@@ -55,18 +55,14 @@ class Work(NamedTuple):
 
     Attributes:
         input_tokens, output_tokens: Length of the prompt, and the predicted length of the answer.
-        blocks: Keys of the prompt's prefixes that are whole blocks, the shortest first.
-        session: The session to which it says it belongs.
-        adapter: The adapter that it needs; None for the model itself.
-        block_tokens: Length of each block.
     """
 
     input_tokens: int
     output_tokens: float
-    blocks: Sequence[int] = ()
-    session: Hashable = None
-    adapter: str | None = None
-    block_tokens: float = BLOCK_TOKENS
+    blocks: Sequence[int] = ()  #: Keys of the prompt's prefixes that are whole blocks, the shortest first
+    session: Hashable = None  #: The session to which it says it belongs
+    adapter: str | None = None  #: The adapter that it needs; None for the model itself
+    block_tokens: float = BLOCK_TOKENS  #: Length of each block
 
     @property
     def tokens(self) -> int:
@@ -78,11 +74,10 @@ class EnergyProfile(NamedTuple):
     """What requests add to a server's power at the load of its profile.
 
     Attributes:
-        slot_w: Power per request in the batch, watts > 0.
         read_s, token_s: Seconds to read a token of a prompt, and to make one of an answer.
     """
 
-    slot_w: float
+    slot_w: float  #: Power per request in the batch, watts > 0
     read_s: float
     token_s: float
 
@@ -112,23 +107,14 @@ def energy_profile(
 
 @dataclass(slots=True)
 class Given:
-    """A request that was given to a server.
+    """A request that was given to a server."""
 
-    Attributes:
-        work: The request.
-        at_s: When it was given.
-        cached_tokens: Tokens of its prompt that the server need not read.
-        first_s: Predicted time to its first token.
-        read_at_s: When its prompt should have been read, by the server's own reading clock.
-        beside: Tokens that the server held without it.
-    """
-
-    work: Work
-    at_s: float
-    cached_tokens: int
-    first_s: float
-    read_at_s: float
-    beside: float
+    work: Work  #: The request
+    at_s: float  #: When it was given
+    cached_tokens: int  #: Tokens of its prompt that the server need not read
+    first_s: float  #: Predicted time to its first token
+    read_at_s: float  #: When its prompt should have been read, by the server's own reading clock
+    beside: float  #: Tokens that the server held without it
 
 
 class ServerCosts:

@@ -22,15 +22,12 @@ class BeforeGrowth(NamedTuple):
     """A job's state when it last grew.
 
     Attributes:
-        gpus: Its size before that step.
-        efficiency: Progress per joule at that size.
-        power_w: What it drew at that size, including hosts.
         energy_j, gpu_s: The energy and GPU time it had used by then.
     """
 
-    gpus: int
-    efficiency: float
-    power_w: float
+    gpus: int  #: Its size before that step
+    efficiency: float  #: Progress per joule at that size
+    power_w: float  #: What it drew at that size, including hosts
     energy_j: float
     gpu_s: float
 

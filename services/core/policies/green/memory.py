@@ -35,29 +35,22 @@ class GreenMemory:
 
     Columns are (n_jobs,), as the round's table. A round neither makes an object per job nor sorts all jobs completely,
     because thousands may wait; anything that requires this is a property here, computed on demand.
-
-    Attributes:
-        jobs: The jobs of the round's table.
-        queue: Where each job stands in the ranking before users' priorities: ``STARVING``, ``AHEAD`` or ``BEHIND``.
-        key: What orders it within that queue, smallest first.
-        submitted_s: What orders it if ``key`` ties; then the id does.
-        gangs: The size each job had or was to have.
-        lower: Whether it has left the upper queue.
-        held: Whether it waits for greener hours, whatever is free; None: no job does.
-        counted_from: (2, n_jobs) for a job that has starved, its emissions (gCO2) and GPU seconds by then, since only
-            what came after counts; 0 for others; None: no job has starved.
-        grown: For a job that has grown, its state before its last step; kept only if the configuration asks for it.
     """
 
-    jobs: tuple[JobId, ...] = ()
+    jobs: tuple[JobId, ...] = ()  #: The jobs of the round's table
     queue: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    key: Floats = field(default_factory=lambda: np.empty(0))
+    """Where each job stands in the ranking before users' priorities: ``STARVING``, ``AHEAD`` or ``BEHIND``."""
+    key: Floats = field(default_factory=lambda: np.empty(0))  #: What orders it within that queue, smallest first
     submitted_s: Floats = field(default_factory=lambda: np.empty(0))
-    gangs: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    lower: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
-    held: Bools | None = None
+    """What orders it if ``key`` ties; then the id does."""
+    gangs: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))  #: The size each job had or was to have
+    lower: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))  #: Whether it has left the upper queue
+    held: Bools | None = None  #: Whether it waits for greener hours, whatever is free; None: no job does
     counted_from: Floats | None = None
+    """(2, n_jobs) for a job that has starved, its emissions (gCO2) and GPU seconds by then, since only what came after
+    counts; 0 for others; None: no job has starved."""
     grown: Mapping[JobId, BeforeGrowth] = field(default_factory=dict[JobId, BeforeGrowth])
+    """For a job that has grown, its state before its last step; kept only if the configuration asks for it."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GreenMemory) and dump_memory(self) == dump_memory(other)

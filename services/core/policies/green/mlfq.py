@@ -91,23 +91,15 @@ class Green:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What the upper queue's rules decide for the jobs; every column is (n_jobs,).
+    """What the upper queue's rules decide for the jobs; every column is (n_jobs,)."""
 
-    Attributes:
-        before: Where each job stood in the table of the last active round, -1 if it was not there.
-        present: The size each job has, or waits to have.
-        gangs: The size each job should have.
-        lower: Which jobs are in the lower queue from this round on.
-        degradation: Efficiency relative to the minimum gang, NaN where unobserved.
-        grown: As ``GreenMemory.grown``, from this round on.
-    """
-
-    before: Ints
-    present: Ints
-    gangs: Ints
-    lower: Bools
-    degradation: Floats
+    before: Ints  #: Where each job stood in the table of the last active round, -1 if it was not there
+    present: Ints  #: The size each job has, or waits to have
+    gangs: Ints  #: The size each job should have
+    lower: Bools  #: Which jobs are in the lower queue from this round on
+    degradation: Floats  #: Efficiency relative to the minimum gang, NaN where unobserved
     grown: dict[JobId, BeforeGrowth] = field(default_factory=dict[JobId, BeforeGrowth])
+    """As ``GreenMemory.grown``, from this round on."""
 
 
 def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> GreenMemory:

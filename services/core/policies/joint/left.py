@@ -20,15 +20,10 @@ ALL_BUT_DONE = 0.999
 
 @dataclass(frozen=True)
 class Left:
-    """Remaining and whole lengths at the smallest gang and the default power limit, seconds; NaN where unknown.
+    """Remaining and whole lengths at the smallest gang and the default power limit, seconds; NaN where unknown."""
 
-    Attributes:
-        left_s: (n_jobs,) what each job still needs.
-        whole_s: (n_jobs,) the length of all its work.
-    """
-
-    left_s: Floats
-    whole_s: Floats
+    left_s: Floats  #: (n_jobs,) what each job still needs
+    whole_s: Floats  #: (n_jobs,) the length of all its work
 
 
 def left_of(jobs: JobTable, pace: Floats, factors: Floats | None = None) -> Left:

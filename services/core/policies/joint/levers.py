@@ -25,23 +25,14 @@ from services.core.policies.limits import LIMIT
 
 @dataclass(frozen=True)
 class Known:
-    """What a round knows of its jobs; see ``policy``.
+    """What a round knows of its jobs; see ``policy``."""
 
-    Attributes:
-        models: (n_jobs,) index of the GPU model that each has or may have.
-        modes: The modes of all jobs.
-        slower: (n_jobs,) speed at its best size under the least-cost limit, as a share of that at the default.
-        left_s: (n_jobs,) what each still needs at its smallest gang, NaN where unknown.
-        deadline_s: (n_jobs,) when each must be done, UTC seconds.
-        worth: What time is worth.
-    """
-
-    models: Ints
-    modes: Modes
-    slower: Floats
-    left_s: Floats
-    deadline_s: Floats
-    worth: Worth
+    models: Ints  #: (n_jobs,) index of the GPU model that each has or may have
+    modes: Modes  #: The modes of all jobs
+    slower: Floats  #: (n_jobs,) speed at its best size under the least-cost limit, as a share of that at the default
+    left_s: Floats  #: (n_jobs,) what each still needs at its smallest gang, NaN where unknown
+    deadline_s: Floats  #: (n_jobs,) when each must be done, UTC seconds
+    worth: Worth  #: What time is worth
 
 
 def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known: Known, job: int) -> tuple[Effect, ...]:

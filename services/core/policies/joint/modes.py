@@ -31,19 +31,12 @@ UNKNOWN_W = 250.0
 
 @dataclass(frozen=True)
 class Modes:
-    """The gangs that some jobs may have; 0 GPUs and infinite cost beyond a job's last size.
+    """The gangs that some jobs may have; 0 GPUs and infinite cost beyond a job's last size."""
 
-    Attributes:
-        gpus: (n_jobs, n_sizes) gang sizes, ascending.
-        ratio: (n_jobs, n_sizes) speed relative to that at the smallest size.
-        watts: (n_jobs, n_sizes) draw, including the hosts.
-        cost: (n_jobs, n_sizes) watts plus the worth of time, per unit of speed.
-    """
-
-    gpus: Ints
-    ratio: Floats
-    watts: Floats
-    cost: Floats
+    gpus: Ints  #: (n_jobs, n_sizes) gang sizes, ascending
+    ratio: Floats  #: (n_jobs, n_sizes) speed relative to that at the smallest size
+    watts: Floats  #: (n_jobs, n_sizes) draw, including the hosts
+    cost: Floats  #: (n_jobs, n_sizes) watts plus the worth of time, per unit of speed
 
     @cached_property
     def best(self) -> Ints:

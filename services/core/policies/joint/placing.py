@@ -37,18 +37,14 @@ UNKNOWN_LEFT_S = 1_800.0
 
 
 class Seating:
-    """Places the gangs of one round; a gang without a graph is placed like the cluster's other gangs.
-
-    Attributes:
-        until_s: Until when each gang that declined waits, UTC seconds.
-    """
+    """Places the gangs of one round; a gang without a graph is placed like the cluster's other gangs."""
 
     def __init__(self, snapshot: Snapshot, config: JointConfig, declined_since_s: Mapping[JobId, float]) -> None:
         self._snapshot, self._config = snapshot, config
         self._others = PLACERS[snapshot.placement]
         self._method = Method.HEAVY_EDGE if config.placement == "heavy-edge" else Method.REFINED
         self._since_s = declined_since_s
-        self.until_s: dict[JobId, float] = {}
+        self.until_s: dict[JobId, float] = {}  #: Until when each gang that declined waits, UTC seconds
 
     def __call__(self, snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
         """Place one gang, as a ``Placer`` does."""

@@ -57,23 +57,15 @@ class Greedy:
 
 @dataclass(frozen=True)
 class Room:
-    """The devices and the power to share out.
+    """The devices and the power to share out."""
 
-    Attributes:
-        gpus: (n_gpu_models,) number of devices of each GPU model.
-        idle_w: (n_gpu_models,) draw of a free device while its node is on, watts.
-        gpus_per_node: The limit is checked at multiples of this number of GPUs.
-        limit_w: What the cluster may draw, watts; inf for no limit.
-        other_w: What it draws in addition to the jobs and those devices, watts.
-        stays_on: (n_gpu_models,) how many of the devices are on nodes that stay on when unused; None for all.
-    """
-
-    gpus: Ints
-    idle_w: Floats
-    gpus_per_node: int
-    limit_w: float
-    other_w: float = 0.0
+    gpus: Ints  #: (n_gpu_models,) number of devices of each GPU model
+    idle_w: Floats  #: (n_gpu_models,) draw of a free device while its node is on, watts
+    gpus_per_node: int  #: The limit is checked at multiples of this number of GPUs
+    limit_w: float  #: What the cluster may draw, watts; inf for no limit
+    other_w: float = 0.0  #: What it draws in addition to the jobs and those devices, watts
     stays_on: Ints | None = None
+    """(n_gpu_models,) how many of the devices are on nodes that stay on when unused; None for all."""
 
     def idle_draw_w(self, gpu_model: int, held: int) -> float:
         """Return what a model's free devices draw while this many are held, watts.
@@ -148,14 +140,10 @@ def allocate_gpus(
 
 
 class _Walk:
-    """The steps taken so far, and what they leave.
-
-    Attributes:
-        size: The index of each job's present size, -1 for none.
-    """
+    """The steps taken so far, and what they leave."""
 
     def __init__(self, gpus: Ints, draw_w: Floats, gpu_model: Ints, room: Room, *, stops: bool) -> None:
-        self.size = [-1] * len(gpus)
+        self.size = [-1] * len(gpus)  #: The index of each job's present size, -1 for none
         self._more: list[list[int]] = np.diff(gpus, axis=1, prepend=0).tolist()
         self._more_w: list[list[float]] = np.diff(draw_w, axis=1, prepend=0.0).tolist()
         self._gpu_model: list[int] = gpu_model.tolist()

@@ -16,17 +16,12 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True)
 class Choices:
-    """Speed and power of jobs by gang size and control value.
+    """Speed and power of jobs by gang size and control value."""
 
-    Attributes:
-        gpus: (n_jobs, n_sizes) gang sizes, ascending along a row; 0 beyond a job's last size.
-        speed: (n_jobs, n_sizes, n_values) seconds of work done per second; 0 where the job has no such choice.
-        power_w: The same shape: the whole gang's draw with its share of the hosts, watts; above 0 where ``speed`` is.
-    """
-
-    gpus: Ints
-    speed: Floats
+    gpus: Ints  #: (n_jobs, n_sizes) gang sizes, ascending along a row; 0 beyond a job's last size
+    speed: Floats  #: (n_jobs, n_sizes, n_values) seconds of work done per second; 0 where the job has no such choice
     power_w: Floats
+    """The same shape: the whole gang's draw with its share of the hosts, watts; above 0 where ``speed`` is."""
 
     def __post_init__(self) -> None:
         if self.gpus.ndim != 2 or self.speed.shape[:2] != self.gpus.shape or self.speed.shape != self.power_w.shape:

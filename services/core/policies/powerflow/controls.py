@@ -52,21 +52,13 @@ def allocate_controls(speed: Floats, power_w: Floats, limit_w: float, work_s: Fl
 
 @dataclass(frozen=True)
 class Ladders:
-    """The control values worth choosing, one row per gang: each faster than the last and drawing more.
+    """The control values worth choosing, one row per gang: each faster than the last and drawing more."""
 
-    Attributes:
-        value: (n_gangs, n_values) indices into the tables, packed to the left.
-        time_s: (n_gangs, n_values) time per work; inf beyond the last.
-        power_w: (n_gangs, n_values) draw; inf beyond the last.
-        length: (n_gangs,) how many values there are.
-        start: (n_gangs,) the most efficient of them.
-    """
-
-    value: Ints
-    time_s: Floats
-    power_w: Floats
-    length: Ints
-    start: Ints
+    value: Ints  #: (n_gangs, n_values) indices into the tables, packed to the left
+    time_s: Floats  #: (n_gangs, n_values) time per work; inf beyond the last
+    power_w: Floats  #: (n_gangs, n_values) draw; inf beyond the last
+    length: Ints  #: (n_gangs,) how many values there are
+    start: Ints  #: (n_gangs,) the most efficient of them
 
 
 def ladders_of(speed: Floats, power_w: Floats) -> Ladders:

@@ -131,23 +131,14 @@ class Tables:
 
 @dataclass(frozen=True)
 class View:
-    """Rows of Algorithm 1; every column is (n_rows,), in order of precedence.
+    """Rows of Algorithm 1; every column is (n_rows,), in order of precedence."""
 
-    Attributes:
-        jobs: Indices into the job table.
-        gpu_model: GPU model each runs on, or would.
-        holds: Whether the job holds devices and may go on.
-        tables: The tables of all jobs.
-        choices: What each could have.
-        work_s: Seconds of work left at speed 1, NaN where unknown.
-    """
-
-    jobs: Ints
-    gpu_model: Ints
-    holds: Bools
-    tables: Tables
-    choices: Choices
-    work_s: Floats
+    jobs: Ints  #: Indices into the job table
+    gpu_model: Ints  #: GPU model each runs on, or would
+    holds: Bools  #: Whether the job holds devices and may go on
+    tables: Tables  #: The tables of all jobs
+    choices: Choices  #: What each could have
+    work_s: Floats  #: Seconds of work left at speed 1, NaN where unknown
 
 
 def view_of(snapshot: Snapshot, config: PowerflowConfig, model: Ints, fixed_gpus: Ints) -> View:

@@ -33,17 +33,14 @@ class Draw:
 
     Attributes:
         jobs, models, gpus: The index of the job, that of its GPU model, and the size.
-        starts: Whether this plan starts the gang.
-        pinned: Whether its control value must not be changed, because it is being measured.
-        stopping_w: What stopping gangs still draw, watts.
     """
 
     jobs: Ints
     models: Ints
     gpus: Ints
-    starts: Bools
-    pinned: Bools
-    stopping_w: float
+    starts: Bools  #: Whether this plan starts the gang
+    pinned: Bools  #: Whether its control value must not be changed, because it is being measured
+    stopping_w: float  #: What stopping gangs still draw, watts
 
     def first(self, n_gangs: int) -> Draw:
         """Return the same for the first gangs only, dropping the starts beyond them."""
