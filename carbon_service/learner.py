@@ -30,8 +30,7 @@ LEAST_INTERVAL_S = 30.0
 LONGEST_INTERVAL_S = 3600.0
 LOOK_INTERVAL_S = 5.0
 """How often to look for sources that are due: the first history arrives soon after the start."""
-MOST_POINTS = 110_000
-"""A year of five-minute values, twelve of hourly ones."""
+MOST_POINTS = 110_000  #: A year of five-minute values, twelve of hourly ones
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,8 @@ from services.contracts.problems import FieldError
 from services.core.domain.carbon import Signal
 from services.kit.problems import ProblemError
 
-MOST_STEPS = 20_000
-"""The longest curve of one answer; a longer one is refused."""
-PERSISTENCE_DAYS = 2
-"""Days of the grid behind a persistence forecast: the last one, and the one before for its gaps."""
+MOST_STEPS = 20_000  #: The longest curve of one answer; a longer one is refused
+PERSISTENCE_DAYS = 2  #: Days of the grid behind a persistence forecast: the last one, and the one before for its gaps
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,7 @@ log = Log(__name__)
 
 LISTENERS_S = 1.0
 _LOOK_FIRST_S = 2.0
-_LEAST_STREAM = 1 << 20
-"""Bytes of a stream that are kept while the disk lacks of its reserve."""
+_LEAST_STREAM = 1 << 20  #: Bytes of a stream that are kept while the disk lacks of its reserve
 
 
 class Agent(ReportingAgent):

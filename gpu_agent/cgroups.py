@@ -53,8 +53,7 @@ class Cgroups:
         self._is_unified = "memory" in _read(root / "cgroup.controllers").split()
         self._parents: dict[str, Path] = {}
         self._network: network.Network | None = None
-        self.lacking: dict[str, str] = {}
-        """Why there is none, by controller."""
+        self.lacking: dict[str, str] = {}  #: Why there is none, by controller
 
     def prepare(self) -> None:
         """Make the parent groups where this process may."""

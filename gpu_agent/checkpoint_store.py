@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 MANIFEST = "manifest.json"
 PIECE_BYTES = 8 * 2**20
-_AT_ONCE = 4
-"""Pieces of a file that are on their way at once."""
+_AT_ONCE = 4  #: Pieces of a file that are on their way at once
 
 
 class StoreError(Exception):

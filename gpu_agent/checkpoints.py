@@ -34,8 +34,7 @@ from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
-OUTCOME = "checkpoint.json"
-"""File in a rank's folder: its checkpoint is settled, and what is to be said of it."""
+OUTCOME = "checkpoint.json"  #: File in a rank's folder: its checkpoint is settled, and what is to be said of it
 _LOOK_S = 1.0
 
 

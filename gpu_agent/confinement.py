@@ -30,8 +30,7 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
-USERS = "users"
-"""In a rank's folder: the host's list of users, and the tenant's account."""
+USERS = "users"  #: In a rank's folder: the host's list of users, and the tenant's account
 _PROBE_S = 20.0
 _HOST_USERS = Path("/etc/passwd")
 _DNS_PORT = 53

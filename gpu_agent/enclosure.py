@@ -36,8 +36,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _
     *(0x4000, 0x80000),
 )
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
-_NAMED_USER = 0x02
-"""The tag of an entry of an access list that names a user."""
+_NAMED_USER = 0x02  #: The tag of an entry of an access list that names a user
 _O_PATH = getattr(os, "O_PATH", 0)
 SPACES = ("/dev/shm", "/var/tmp", "/tmp")
 """Folders in which everybody may write, and programs expect to; the last one is where the file system is mounted."""

@@ -26,8 +26,7 @@ from services.kit.problems import ProblemError, not_found, problem_response
 
 PROGRESS_PREFIX = "/v1/progress/"
 _MOST_LOG_BYTES = 1 << 20
-_LINE_BYTES = 1 << 13
-"""How far back the start of a line is looked for, of which the end was written after a time."""
+_LINE_BYTES = 1 << 13  #: How far back the start of a line is looked for, of which the end was written after a time
 
 
 class ProgressDoor:
@@ -50,10 +49,8 @@ class ProgressDoor:
             await WebSocketClose()(scope, receive, send)
 
 
-router = APIRouter()
-"""Of an agent that runs jobs."""
-state_router = APIRouter()
-"""Of every agent."""
+router = APIRouter()  #: Of an agent that runs jobs
+state_router = APIRouter()  #: Of every agent
 
 
 def get_agent(request: Request) -> Agent:

@@ -47,14 +47,12 @@ log = Log(__name__)
 
 PIECE_BYTES = 32 * 1024
 MOST_WAITING_PIECES = 8
-MOST_BYTES_PER_S = 32 * 2**20
-"""Output of one session: more would keep the agent from its own work."""
+MOST_BYTES_PER_S = 32 * 2**20  #: Output of one session: more would keep the agent from its own work
 
 _ANSWER_S = 5.0
 _INPUT_PATIENCE_S = 1.0
 _TICK_S = 0.5
-_LAST_WORDS_S = 10.0
-"""How long the end of a session waits for a client that does not read."""
+_LAST_WORDS_S = 10.0  #: How long the end of a session waits for a client that does not read
 _WARN_S = 60.0
 _LONGEST_SOCKET_PATH = 100
 _END_OF_FILE = b"\x04"

@@ -37,18 +37,15 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
-DEFAULT_LOAD = 0.9
-"""Load of a simulated device whose job does not report one."""
+DEFAULT_LOAD = 0.9  #: Load of a simulated device whose job does not report one
 
 OnOwners = Callable[[dict[int, str], dict[int, str]], Awaitable[None]]
 """Is told which allocation holds which device, and which shares it."""
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SIGTERM_CODE, _REFUSED_CODE = -15, 126
-_LOOK_S = 0.2
-"""How often it is checked whether a gang still may start while what it needs is fetched."""
-_LATEST_START = 0.2
-"""A gang is not started in the last part of a lease, because it would be ended again at once."""
+_LOOK_S = 0.2  #: How often it is checked whether a gang still may start while what it needs is fetched
+_LATEST_START = 0.2  #: A gang is not started in the last part of a lease, because it would be ended again at once
 
 
 @dataclass
@@ -146,8 +143,7 @@ class Gangs:
         self._gangs: dict[str, Gang] = {}
         self._told: tuple[dict[int, str], dict[int, str]] | None = None
         self._lease_s = 0.0
-        self.deadline = float("-inf")
-        """When the lease of the last answer is over, on the clock of leases."""
+        self.deadline = float("-inf")  #: When the lease of the last answer is over, on the clock of leases
 
     def __iter__(self) -> Iterator[Gang]:
         return iter(list(self._gangs.values()))

@@ -21,10 +21,8 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 POWERCAP = Path("/sys/class/powercap")
-_LIKELY_PACKAGE_W = 600.0
-"""What no CPU package is built for, for hosts of which nobody says what theirs are."""
-_MOST_LIMIT_W = 1_000.0
-"""A limit above it means that there is none."""
+_LIKELY_PACKAGE_W = 600.0  #: What no CPU package is built for, for hosts of which nobody says what theirs are
+_MOST_LIMIT_W = 1_000.0  #: A limit above it means that there is none
 _LIMITS = ("_max_power_uw", "_power_limit_uw")
 
 

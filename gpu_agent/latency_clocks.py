@@ -41,8 +41,7 @@ Following = Literal["on", "dry_run", "off"]
 
 PACE_S = 0.9
 """Least time between two changes of a clock: a little less than the second between reports, whose arrival varies."""
-BUSY_SHARE = 0.99
-"""Share of time with requests above which a server counts as busy all the time."""
+BUSY_SHARE = 0.99  #: Share of time with requests above which a server counts as busy all the time
 MINUTE_S = 60.0
 
 

@@ -27,8 +27,7 @@ log = Log(__name__)
 
 VERSION = 1
 MOST_KINDS = 64
-MOST_BYTES = 1 << 20
-"""Of a file; one of ``MEMORY`` samples has a tenth of that."""
+MOST_BYTES = 1 << 20  #: Of a file; one of ``MEMORY`` samples has a tenth of that
 SAVE_EVERY = 30
 
 

@@ -48,8 +48,7 @@ FAULTS = counter(
     ["meter", "fault"],
 )
 _CLOCK_STEP_S = 1.0
-_SOURCES = tuple(EnergySource)
-"""The least known last."""
+_SOURCES = tuple(EnergySource)  #: The least known last
 
 
 @dataclass

@@ -84,8 +84,7 @@ class Partitions:
         self._cuts: dict[int, Cut] = {}
         self._can_be_cut: frozenset[int] = frozenset()
         self._look()
-        self.problem = ""
-        """Why what is wanted cannot be written down; empty if it can."""
+        self.problem = ""  #: Why what is wanted cannot be written down; empty if it can
         self._load()
 
     def want(self, wanted: Iterable[WantedPartition]) -> None:

@@ -27,8 +27,7 @@ _SEARCH_S = 0.02
 """CPU time for all lines of one read: the agent has one thread for all jobs of its node."""
 _LEAST_SEARCH_S = 0.0001
 _STRIKES = 3
-LARGEST_NOISE = 1e15
-"""Samples; a greater noise scale says the same: that no batch is too large."""
+LARGEST_NOISE = 1e15  #: Samples; a greater noise scale says the same: that no batch is too large
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,7 @@ class FileReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int] | None = None
-        self.written_s = 0.0
-        """When the last report was written, UTC seconds."""
+        self.written_s = 0.0  #: When the last report was written, UTC seconds
 
     def read(self) -> Report | None:
         """Return the newest report if the file has changed since the last call."""
@@ -121,10 +119,8 @@ class LogReader:
         self._read_at = clock()
         self._skipping = False
         self._strikes = 0
-        self.written_s = 0.0
-        """When the output was last written, UTC seconds."""
-        self.problem = ""
-        """Why the pattern is no longer searched for."""
+        self.written_s = 0.0  #: When the output was last written, UTC seconds
+        self.problem = ""  #: Why the pattern is no longer searched for
         try:
             self._pattern = re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:

@@ -13,8 +13,7 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
-GENERATIONS_KEPT_S = 30 * 86_400
-"""Commands older than this are no longer delivered."""
+GENERATIONS_KEPT_S = 30 * 86_400  #: Commands older than this are no longer delivered
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 _LOOK_S = 5.0
-_SHARE = 0.05
-"""Of the time, at most, in which something is measured."""
+_SHARE = 0.05  #: Of the time, at most, in which something is measured
 _MEASURE = ("nice", "-n", "19", "du", "-sx0B1", "--")
 
 

@@ -25,8 +25,7 @@ log = Log(__name__)
 KEY_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY", "WATTSHIFT_API_KEY")
 """The variables that have an instance's key: those of vLLM and llama.cpp, and one to pass on as an argument."""
 MEMORY = Path("/dev/shm")
-CONTAINER_VARIABLES = ".env"
-"""The file for a container engine; the name of a job's own file never begins with a dot."""
+CONTAINER_VARIABLES = ".env"  #: The file for a container engine; the name of a job's own file never begins with a dot
 
 
 class InputError(Exception):

@@ -57,8 +57,7 @@ EXEC_DOOR = "exec.sock"
 TWIN_STATUS = 75
 LOOK_S = 1.0
 """The longest that the shim sleeps before it reads lease and stop request again."""
-LEFTOVER_GRACE_S = 5.0
-"""How long processes that the command leaves behind have after SIGTERM."""
+LEFTOVER_GRACE_S = 5.0  #: How long processes that the command leaves behind have after SIGTERM
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -49,10 +49,8 @@ class Spool:
         self._saving = asyncio.Lock()
         self._size = 0
         self._last_line = b""
-        self.state: dict[str, Any] | None = None
-        """The meter's state after the last interval."""
-        self.problem = ""
-        """Why intervals cannot be stored now; empty if they can."""
+        self.state: dict[str, Any] | None = None  #: The meter's state after the last interval
+        self.problem = ""  #: Why intervals cannot be stored now; empty if they can
         self._load()
 
     def __len__(self) -> int:

@@ -39,8 +39,7 @@ from services.kit.redis import connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 
-MOST_PLAN_SOLVES = 10_000
-"""Queued or running at once; each planning worker waits for one."""
+MOST_PLAN_SOLVES = 10_000  #: Queued or running at once; each planning worker waits for one
 
 
 def create_app(settings: OptimizerSettings) -> FastAPI:

@@ -15,13 +15,10 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
-ANSWERS_S = 0.5
-"""A Redis that is silent for so long does not answer."""
-AWAY_S = 2.0
-"""One that did not answer is not asked for so long: pages must not wait for it each time."""
+ANSWERS_S = 0.5  #: A Redis that is silent for so long does not answer
+AWAY_S = 2.0  #: One that did not answer is not asked for so long: pages must not wait for it each time
 
-TELL_S = 1.0
-"""How often the other gateways are told of what they could not be told of before."""
+TELL_S = 1.0  #: How often the other gateways are told of what they could not be told of before
 
 
 class EndedSessions:

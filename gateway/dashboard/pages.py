@@ -28,10 +28,8 @@ from services.kit.release import RELEASE
 
 HERE = Path(__file__).parent
 LARGEST_FORM_BYTES = 8 * 1024
-ATTEMPT_S = 600
-"""How long a sign-in through a provider may take."""
-LINK_S = 60
-"""How long a link that signs somebody in can be used."""
+ATTEMPT_S = 600  #: How long a sign-in through a provider may take
+LINK_S = 60  #: How long a link that signs somebody in can be used
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

@@ -31,8 +31,7 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
-_MAJOR = 195
-"""Of NVIDIA's character devices."""
+_MAJOR = 195  #: Of NVIDIA's character devices
 
 
 class NvmlDriver:

@@ -36,12 +36,9 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
-_COLD_C, _WARMTH_C = 28.0, 46.0
-"""Of a GPU that draws nothing, and how much warmer one is that draws all it can."""
-_CONTEXT_GIB = 0.4
-"""Memory an idle device reports in use."""
-_RESIDENT_SHARE = 0.6
-"""Share of its memory that a loaded device reports in use."""
+_COLD_C, _WARMTH_C = 28.0, 46.0  #: Of a GPU that draws nothing, and how much warmer one is that draws all it can
+_CONTEXT_GIB = 0.4  #: Memory an idle device reports in use
+_RESIDENT_SHARE = 0.6  #: Share of its memory that a loaded device reports in use
 
 
 @dataclass

@@ -12,8 +12,7 @@ from services.kit.credentials import Credential, roots_of
 from services.kit.tokens import Outgoing, outgoing_to_node
 
 MOST_NODES = 10_000
-OLD_KEY_HEADER = "x-wattshift-key"
-"""By which agents of the release before learn whose session an exec session is."""
+OLD_KEY_HEADER = "x-wattshift-key"  #: By which agents of the release before learn whose session an exec session is
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from services.kit.projects import check_project
 
 ARRAY_ID = r"array_[0-9a-z]{26}"
 ATTEMPTS = 4
-DEADLOCK = "40P01"
-"""PostgreSQL's code: tasks were locked in another order, by a scheduler that applies a plan."""
+DEADLOCK = "40P01"  #: PostgreSQL's code: tasks were locked in another order, by a scheduler that applies a plan
 
 
 class Arrays:

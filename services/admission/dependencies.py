@@ -12,8 +12,7 @@ from services.contracts.problems import FieldError
 from services.core.domain.dependencies import Condition
 from services.kit.problems import ProblemError
 
-Found = Mapping[str, Sequence[str]]
-"""The ids of the stored jobs and arrays that each word may mean."""
+Found = Mapping[str, Sequence[str]]  #: The ids of the stored jobs and arrays that each word may mean
 
 
 @dataclass

@@ -25,8 +25,7 @@ DEFAULT_TENANT = "default"
 KEY_FILE = "admin.key"
 FIRST_LABEL = "made at the first start"
 NEW_LABEL = "made by admin-key --new"
-OWN_LABELS = (FIRST_LABEL, NEW_LABEL)
-"""Labels of the admin keys that an installation makes itself."""
+OWN_LABELS = (FIRST_LABEL, NEW_LABEL)  #: Labels of the admin keys that an installation makes itself
 FIRST_USER = "admin"
 RETRY_EVERY_S = 0.25
 

@@ -89,8 +89,7 @@ def plot(curve: Sequence[Piece], *, width: int, height: int) -> list[Text]:
     return rows
 
 
-SCALE = 8
-"""Columns to the left of the bars."""
+SCALE = 8  #: Columns to the left of the bars
 
 
 def _times(curve: Sequence[Piece], columns: int, values: Sequence[tuple[float, bool]]) -> str:

@@ -9,8 +9,7 @@ import typer
 from services.cli.errors import EXIT_USAGE, CliError
 from services.kit.plugins import PluginError, load_plugins
 
-LAB = "lab"
-"""The command of the package wattshift-lab."""
+LAB = "lab"  #: The command of the package wattshift-lab
 
 
 def add_plugins() -> None:

@@ -17,8 +17,7 @@ from services.cli.client import Gateway
 from services.cli.errors import EXIT_UNAVAILABLE, CliError
 from wattshift.sessions import Sender, SessionEvent, read_event
 
-EXIT_LOST = 255
-"""As ssh: the connection was lost, so that nobody knows how the command ended."""
+EXIT_LOST = 255  #: As ssh: the connection was lost, so that nobody knows how the command ended
 
 _PIECE_BYTES = 64 * 1024
 _ABANDON_AFTER = 3

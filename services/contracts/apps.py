@@ -39,8 +39,7 @@ LATENCY_BOUNDS_MS: tuple[float, ...] = tuple(round(1.1**step, 4) for step in ran
 class Evaluation(StrEnum):
     """How configurations of a fleet are evaluated."""
 
-    MODEL = "model"
-    """By a queue model with the variants' profiles."""
+    MODEL = "model"  #: By a queue model with the variants' profiles
     MEASURED = "measured"
     """What the model proposes is run and measured, one configuration after the other, while the SLAs have room."""
 
@@ -203,36 +202,24 @@ class AppSpec(Message):
 class FleetPlanState(StrEnum):
     """State of a fleet's plan."""
 
-    SOLVING = "solving"
-    """The optimizer searches for it."""
-    PROPOSED = "proposed"
-    """It is only shown: an application's mode is `fixed`, or the fleet's GPUs cannot be cut."""
-    MEASURING = "measuring"
-    """Traffic to the configuration that runs is measured, to decide which one is tried next."""
-    CARRYING_OUT = "carrying_out"
-    """GPUs are being cut anew and instances replaced, one GPU at a time."""
+    SOLVING = "solving"  #: The optimizer searches for it
+    PROPOSED = "proposed"  #: It is only shown: an application's mode is `fixed`, or the fleet's GPUs cannot be cut
+    MEASURING = "measuring"  #: Traffic to the configuration that runs is measured, to decide which one is tried next
+    CARRYING_OUT = "carrying_out"  #: GPUs are being cut anew and instances replaced, one GPU at a time
     APPLIED = "applied"
-    FAILED = "failed"
-    """It could not be made or carried out; `detail` says why. Instances run on as the GPUs are cut."""
-    SUPERSEDED = "superseded"
-    """Applications, the fleet or its GPUs changed before it was carried out."""
+    FAILED = "failed"  #: It could not be made or carried out; `detail` says why. Instances run on as the GPUs are cut.
+    SUPERSEDED = "superseded"  #: Applications, the fleet or its GPUs changed before it was carried out
 
 
 class FleetPlanTrigger(StrEnum):
     """Why a plan was made."""
 
-    FIRST = "first"
-    """There was none."""
-    PARAMETER = "parameter"
-    """The fleet or one of its applications was changed."""
-    GPUS = "gpus"
-    """GPUs of the fleet were lost or came back."""
-    SLA = "sla"
-    """An application's latency was above its SLA."""
-    ACCURACY = "accuracy"
-    """An application's accuracy was below its floor."""
-    INTENSITY = "intensity"
-    """The carbon intensity was more than 5 % off that of the plan before."""
+    FIRST = "first"  #: There was none
+    PARAMETER = "parameter"  #: The fleet or one of its applications was changed
+    GPUS = "gpus"  #: GPUs of the fleet were lost or came back
+    SLA = "sla"  #: An application's latency was above its SLA
+    ACCURACY = "accuracy"  #: An application's accuracy was below its floor
+    INTENSITY = "intensity"  #: The carbon intensity was more than 5 % off that of the plan before
 
 
 class EvaluationFigures(Message):

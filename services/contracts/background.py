@@ -24,15 +24,11 @@ class WorkState(StrEnum):
 class WorkFailureCode(StrEnum):
     """Stable code for why there is no answer."""
 
-    TIME_LIMIT = "time_limit"
-    """It exceeded its time limit."""
-    WORKER_LOST = "worker_lost"
-    """Its worker died at every attempt, most likely because it ran out of memory."""
+    TIME_LIMIT = "time_limit"  #: It exceeded its time limit
+    WORKER_LOST = "worker_lost"  #: Its worker died at every attempt, most likely because it ran out of memory
     INVALID_PROBLEM = "invalid_problem"
-    UNAVAILABLE = "unavailable"
-    """Another service that it needs did not answer."""
-    OUTDATED = "outdated"
-    """What it was made from has changed so much that the answer cannot be used."""
+    UNAVAILABLE = "unavailable"  #: Another service that it needs did not answer
+    OUTDATED = "outdated"  #: What it was made from has changed so much that the answer cannot be used
     INTERNAL = "internal"
 
 

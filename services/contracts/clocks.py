@@ -13,8 +13,7 @@ from services.core.domain.serving import LatencyLimits, MiadConfig
 class ClockPolicy(StrEnum):
     """How the clocks of a pool's GPUs are set."""
 
-    DEFAULT = "default"
-    """They are not: devices choose their clocks, or follow the policy in force."""
+    DEFAULT = "default"  #: They are not: devices choose their clocks, or follow the policy in force
     MIAD = "miad"
     """Every second: times `factor` after a second in which a limit was exceeded, else lower by `step_mhz`."""
     LEARNED = "learned"

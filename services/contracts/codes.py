@@ -33,8 +33,7 @@ class ProblemCode(StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
 
 
-PROBLEMS = "/problems"
-"""Where the public API has a page for each code, to which the `type` of a problem leads."""
+PROBLEMS = "/problems"  #: Where the public API has a page for each code, to which the `type` of a problem leads
 
 MEANINGS: dict[str, tuple[str, str]] = {
     ProblemCode.BODY_NOT_JSON: ("The body is not JSON.", "Send JSON, in UTF-8, as `application/json`."),

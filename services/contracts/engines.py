@@ -18,11 +18,9 @@ from services.contracts.nodes import Count, DeviceIndex, EnergyInterval, Reading
 from services.contracts.schema import Instant, Message, Name, NodeMessage, Text
 from services.core.domain.signal import Signal
 
-OURS = "wattshift"
-"""The engine of jobs and nodes that agents of this control plane look after."""
+OURS = "wattshift"  #: The engine of jobs and nodes that agents of this control plane look after
 
-ENGINE_LABEL = "engine"
-"""The label of a job that says which engine runs it."""
+ENGINE_LABEL = "engine"  #: The label of a job that says which engine runs it
 
 QUEUEING = frozenset({"slurm", "kueue"})
 """Engines with a queue of their own: who starts first when GPUs are free is theirs to say, by their users' priorities,
@@ -45,17 +43,14 @@ ExternalId = Annotated[Text, Field(min_length=1, max_length=200)]
 class Places(StrEnum):
     """Who chooses the nodes of a job."""
 
-    OURS = "ours"
-    """The plan: exact devices."""
-    THEIRS = "theirs"
-    """The engine: a plan is sizes and moments, and what the engine did is compared with it."""
+    OURS = "ours"  #: The plan: exact devices
+    THEIRS = "theirs"  #: The engine: a plan is sizes and moments, and what the engine did is compared with it
 
 
 class EngineMode(StrEnum):
     """Whether decisions are carried out."""
 
-    DRY_RUN = "dry_run"
-    """Nothing of the engine is changed; what would have been done is counted."""
+    DRY_RUN = "dry_run"  #: Nothing of the engine is changed; what would have been done is counted
     CONTROL = "control"
 
 
@@ -204,13 +199,11 @@ class EngineReport(NodeMessage):
 class EngineAction(StrEnum):
     """What should happen to a job."""
 
-    HOLD = "hold"
-    """It waits, until it is released or the hold expires."""
+    HOLD = "hold"  #: It waits, until it is released or the hold expires
     RELEASE = "release"
     REQUEUE = "requeue"
     """It is stopped, and waits on hold; one that has not started is put on hold."""
-    SHRINK = "shrink"
-    """It runs on, on fewer GPUs; only of a job that is reported to be shrinkable."""
+    SHRINK = "shrink"  #: It runs on, on fewer GPUs; only of a job that is reported to be shrinkable
     CANCEL = "cancel"
 
 

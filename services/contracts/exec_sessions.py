@@ -12,13 +12,10 @@ from services.contracts.jobs import Argument
 from services.contracts.schema import Flag, Int, Message, Name, Text
 
 MOST_COMMAND_BYTES = 64 * 1024
-MOST_INPUT_BYTES = 256 * 1024
-"""Bytes of standard input in one request."""
+MOST_INPUT_BYTES = 256 * 1024  #: Bytes of standard input in one request
 
-SILENCE_S = 30.0
-"""A session whose client has sent nothing for this long is ended."""
-BEAT_S = 8.0
-"""How often a client that has nothing else to send says that it is there."""
+SILENCE_S = 30.0  #: A session whose client has sent nothing for this long is ended
+BEAT_S = 8.0  #: How often a client that has nothing else to send says that it is there
 
 SignalName = Literal["INT", "TERM", "QUIT", "HUP", "KILL", "USR1", "USR2"]
 

@@ -41,7 +41,6 @@ def _lenient(value: Any) -> datetime:
 
 
 _SCHEMA = WithJsonSchema({"type": "string", "format": "date-time"})
-AwareInstant = Annotated[datetime, BeforeValidator(_aware), _SCHEMA]
-"""A time with a time zone."""
+AwareInstant = Annotated[datetime, BeforeValidator(_aware), _SCHEMA]  #: A time with a time zone
 LenientInstant = Annotated[datetime, BeforeValidator(_lenient), _SCHEMA]
 """A time; UTC if it has no time zone, midnight if it is only a date."""

@@ -25,8 +25,7 @@ LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=
 Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=32_768)]
 
 
-SliceName = Literal["1g", "2g", "3g", "4g", "7g"]
-"""A MIG slice by its size, in sevenths of a GPU."""
+SliceName = Literal["1g", "2g", "3g", "4g", "7g"]  #: A MIG slice by its size, in sevenths of a GPU
 
 
 class GpuRequest(Message):
@@ -117,10 +116,8 @@ class Progress(Message):
 class Processes(StrEnum):
     """How many processes the command of a job is started as."""
 
-    PER_GPU = "per_gpu"
-    """One for each GPU of the gang, each with its own `RANK` and `LOCAL_RANK`."""
-    PER_NODE = "per_node"
-    """One on each node of the gang, as launchers such as `torchrun` expect."""
+    PER_GPU = "per_gpu"  #: One for each GPU of the gang, each with its own `RANK` and `LOCAL_RANK`
+    PER_NODE = "per_node"  #: One on each node of the gang, as launchers such as `torchrun` expect
 
 
 class ServiceTerms(Message):

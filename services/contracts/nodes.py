@@ -53,20 +53,16 @@ class EnergySource(NodeValue, unknown="modelled"):
     COUNTER = "counter"
     SAMPLED = "sampled"
     SIMULATED = "simulated"
-    ESTIMATED = "estimated"
-    """A slice's share of what its GPU used."""
+    ESTIMATED = "estimated"  #: A slice's share of what its GPU used
     MODELLED = "modelled"
 
 
 class Basis(NodeValue, unknown="meter"):
     """Why a line of the ledger is not booked as it was reported."""
 
-    METER = "meter"
-    """A meter showed what its hardware cannot have used, or nothing: its agent modelled it instead."""
-    HARDWARE = "hardware"
-    """More was reported than the node's hardware can use: it is booked at that bound."""
-    LIFE = "life"
-    """A part was reported as of a gang that was not there: it is idle."""
+    METER = "meter"  #: A meter showed what its hardware cannot have used, or nothing: its agent modelled it instead
+    HARDWARE = "hardware"  #: More was reported than the node's hardware can use: it is booked at that bound
+    LIFE = "life"  #: A part was reported as of a gang that was not there: it is idle
     RETURNED = "returned"
     """It gives energy back to idle that an earlier line charged a job outside the life of its gang, or it takes it."""
 
@@ -228,10 +224,8 @@ class NodeRegistration(NodeMessage):
 class NodeRole(StrEnum):
     """What may register under a node's name."""
 
-    AGENT = "agent"
-    """Of a host, whose devices it reports and whose gangs it runs."""
-    ENGINE = "engine"
-    """The bridge to an engine such as Slurm, which reports the nodes and jobs of that."""
+    AGENT = "agent"  #: Of a host, whose devices it reports and whose gangs it runs
+    ENGINE = "engine"  #: The bridge to an engine such as Slurm, which reports the nodes and jobs of that
 
 
 class NodeEnrolmentSpec(Message):
@@ -301,8 +295,7 @@ class CredentialState(StrEnum):
     """How a node proves who it is."""
 
     OWN = "own"
-    SHARED = "shared"
-    """By the join token that nodes of the release before share: it has not enrolled yet."""
+    SHARED = "shared"  #: By the join token that nodes of the release before share: it has not enrolled yet
     REVOKED = "revoked"
 
 
@@ -439,33 +432,23 @@ class EndedBy(NodeValue, unknown="other"):
     ITSELF = "itself"
     STOP = "stop"
     """A StopGang, or a reply that no longer named the allocation. Exit code 0 need not mean that the work is done."""
-    LEASE = "lease"
-    """The node could not renew its lease in time."""
-    AGENT = "agent"
-    """The agent was shut down together with its ranks."""
-    HOST = "host"
-    """The host restarted, or the process that supervises the rank was killed."""
-    REFUSED = "refused"
-    """It was never started: the command does not fit this node."""
+    LEASE = "lease"  #: The node could not renew its lease in time
+    AGENT = "agent"  #: The agent was shut down together with its ranks
+    HOST = "host"  #: The host restarted, or the process that supervises the rank was killed
+    REFUSED = "refused"  #: It was never started: the command does not fit this node
     CANNOT_START = "cannot_start"
     """It was never started, and trying again is of no use: its account, folder or program cannot be had."""
-    TIME_LIMIT = "time_limit"
-    """It ran for as long as its job may run at a time."""
-    OTHER = "other"
-    """As only a later release knows."""
+    TIME_LIMIT = "time_limit"  #: It ran for as long as its job may run at a time
+    OTHER = "other"  #: As only a later release knows
 
 
 class Listener(NodeValue, unknown="unchecked"):
     """Who listens on the port of a service instance."""
 
-    OWN = "own"
-    """A process of its own."""
-    NONE = "none"
-    """Nobody."""
-    FOREIGN = "foreign"
-    """Another process, which would be taken for it."""
-    UNCHECKED = "unchecked"
-    """Somebody; the agent may not look at the instance's processes."""
+    OWN = "own"  #: A process of its own
+    NONE = "none"  #: Nobody
+    FOREIGN = "foreign"  #: Another process, which would be taken for it
+    UNCHECKED = "unchecked"  #: Somebody; the agent may not look at the instance's processes
 
 
 class ClockMinute(NodeMessage):
@@ -533,13 +516,10 @@ class RankStatus(NodeMessage):
 class PartitionState(NodeValue, unknown="pending"):
     """How far a node has got with a partition that it was asked for."""
 
-    PENDING = "pending"
-    """The node has not begun: work still runs on the GPU, or it has not heard of it yet."""
-    BUSY = "busy"
-    """The driver says that the GPU is in use, by a process that is not a job; the node tries again."""
+    PENDING = "pending"  #: The node has not begun: work still runs on the GPU, or it has not heard of it yet
+    BUSY = "busy"  #: The driver says that the GPU is in use, by a process that is not a job; the node tries again
     APPLIED = "applied"
-    FAILED = "failed"
-    """The GPU is cut as before."""
+    FAILED = "failed"  #: The GPU is cut as before
 
 
 class WantedPartition(NodeMessage):
@@ -589,17 +569,12 @@ class GpuPartition(Message):
 class GpuFaultCause(NodeValue, unknown="other"):
     """What is wrong with a GPU."""
 
-    LOST = "lost"
-    """It has fallen off the bus, or does not answer."""
-    XID = "xid"
-    """The driver reported a critical error of the device."""
-    ECC = "ecc"
-    """Its memory has errors that cannot be corrected."""
+    LOST = "lost"  #: It has fallen off the bus, or does not answer
+    XID = "xid"  #: The driver reported a critical error of the device
+    ECC = "ecc"  #: Its memory has errors that cannot be corrected
     TEMPERATURE = "temperature"
-    FOREIGN_PROCESS = "foreign_process"
-    """A process computes on it that belongs to no job."""
-    OTHER = "other"
-    """As only a later release knows."""
+    FOREIGN_PROCESS = "foreign_process"  #: A process computes on it that belongs to no job
+    OTHER = "other"  #: As only a later release knows
 
 
 class GpuFault(NodeMessage):
@@ -718,8 +693,7 @@ class NodeState(StrEnum):
 
     UP = "up"
     LOST = "lost"
-    ASLEEP = "asleep"
-    """Powered down or waking, so that no heartbeats are expected."""
+    ASLEEP = "asleep"  #: Powered down or waking, so that no heartbeats are expected
 
 
 class PowerState(StrEnum):
@@ -728,8 +702,7 @@ class PowerState(StrEnum):
     ON = "on"
     GOING_DOWN = "going_down"
     """It is being powered down and gets no more work."""
-    OFF = "off"
-    """A gang that is planned on the node wakes it."""
+    OFF = "off"  #: A gang that is planned on the node wakes it
     WAKING = "waking"
     FAILED = "failed"
     """It did not wake, or sent no heartbeats while it was to go down. Plans leave it out until it sends one."""

@@ -64,8 +64,7 @@ class DataParallelLayout(Message):
     computation_s: Real = Field(default=0, ge=0, description="Forward and backward computation of one replica.")
 
 
-PlacementJob = ParallelLayout | ModelLayout | DataParallelLayout
-"""The jobs for which a placement can be planned."""
+PlacementJob = ParallelLayout | ModelLayout | DataParallelLayout  #: The jobs for which a placement can be planned
 
 
 def placement_job(document: Any) -> PlacementJob:

@@ -15,8 +15,7 @@ from services.core.domain.serving import MAX_REGIONS, TABLE_7, LatencyLimits, Ne
 MAX_LOCATIONS, MAX_MODES, MAX_PARTITIONS, MAX_CLASSES, MAX_STEPS = 1_000, 100, 20, 100, 2_016
 MAX_COLUMNS = 500_000
 """Maximum number of combinations of location, class and mode in one partition."""
-MAX_NODE_GPUS = 32
-"""Beyond, there are too many ways to fill a node."""
+MAX_NODE_GPUS = 32  #: Beyond, there are too many ways to fill a node
 GCO2_PER_KWH_OF_LB_PER_MWH = 0.45359237
 
 TIE_SHARE = 1e-4

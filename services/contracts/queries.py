@@ -26,8 +26,7 @@ GroupBy = Literal["job", "user", "project", "tenant", "model", "zone", "node", "
 OtherGroup = Literal["user", "project", "tenant", "model", "zone", "node", "day", "week", "month"]
 """Of these there are few enough for one answer."""
 
-RequestGroup = Literal["model", "key", "class", "tenant", "day"]
-"""What requests can be summed by."""
+RequestGroup = Literal["model", "key", "class", "tenant", "day"]  #: What requests can be summed by
 
 LabelFilter = Annotated[str, StringConstraints(pattern=r"^[^\x00=]{1,63}=[^\x00]{0,255}$")]
 
@@ -192,8 +191,7 @@ class HoursQuery(Message):
     end: Instant | None = Field(default=None, description="Only hours that begin before this time; now, if not given.")
 
 
-LINE_MEDIA = {"csv": "text/csv", "jsonl": "application/x-ndjson"}
-"""Of exports of the ledger's lines, by their format."""
+LINE_MEDIA = {"csv": "text/csv", "jsonl": "application/x-ndjson"}  #: Of exports of the ledger's lines, by their format
 
 
 class LinesQuery(Message):

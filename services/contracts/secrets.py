@@ -10,8 +10,7 @@ from services.contracts.schema import Instant, Message, Name, NodeMessage
 
 MAX_SECRET_BYTES = 65_536
 MAX_SECRETS_OF_A_JOB = 50
-SECRETS_DIR = "WATTSHIFT_SECRETS_DIR"
-"""The variable that names the folder of a job's secret files."""
+SECRETS_DIR = "WATTSHIFT_SECRETS_DIR"  #: The variable that names the folder of a job's secret files
 
 EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 SecretFileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]

@@ -60,10 +60,8 @@ Tokens = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 class PlanMode(StrEnum):
     """What happens to a pool's plans."""
 
-    AUTOMATIC = "automatic"
-    """They are carried out."""
-    FIXED = "fixed"
-    """They are only proposed: nothing is started or stopped until an operator applies one."""
+    AUTOMATIC = "automatic"  #: They are carried out
+    FIXED = "fixed"  #: They are only proposed: nothing is started or stopped until an operator applies one
 
 
 class PoolPlace(Message):
@@ -344,16 +342,11 @@ class PoolChange(Message):
 class InstanceState(StrEnum):
     """State of an instance."""
 
-    WANTED = "wanted"
-    """It is planned, but its job has not been submitted yet."""
-    STARTING = "starting"
-    """It waits for GPUs or loads its model."""
-    READY = "ready"
-    """Requests can be sent to it."""
-    DRAINING = "draining"
-    """It finishes the requests it holds; no more may be sent to it."""
-    STOPPING = "stopping"
-    """Its process is being stopped."""
+    WANTED = "wanted"  #: It is planned, but its job has not been submitted yet
+    STARTING = "starting"  #: It waits for GPUs or loads its model
+    READY = "ready"  #: Requests can be sent to it
+    DRAINING = "draining"  #: It finishes the requests it holds; no more may be sent to it
+    STOPPING = "stopping"  #: Its process is being stopped
     ENDED = "ended"
 
 
@@ -483,35 +476,23 @@ class PlanOutcome(StrEnum):
     """What happened to a plan."""
 
     APPLIED = "applied"
-    PROPOSED = "proposed"
-    """It waits for an operator to apply it, as the pool's mode is `fixed`."""
-    LATE = "late"
-    """It was not ready in time; the previous plan remains."""
-    FAILED = "failed"
-    """It could not be made; the previous plan remains."""
-    SUPERSEDED = "superseded"
-    """The pool was changed or a newer plan was applied first."""
+    PROPOSED = "proposed"  #: It waits for an operator to apply it, as the pool's mode is `fixed`
+    LATE = "late"  #: It was not ready in time; the previous plan remains
+    FAILED = "failed"  #: It could not be made; the previous plan remains
+    SUPERSEDED = "superseded"  #: The pool was changed or a newer plan was applied first
 
 
 class PlanTrigger(StrEnum):
     """Why a plan was made."""
 
-    CLOCK = "clock"
-    """It was due."""
-    REQUEST = "request"
-    """An operator asked for it."""
-    NODE_LOST = "node_lost"
-    """A place has fewer GPUs than the plan before knew."""
-    NODE_BACK = "node_back"
-    """A place has more GPUs than the plan before knew."""
-    SHORTFALL = "shortfall"
-    """The instances that were planned do not fit any more: others have taken the GPUs."""
-    GPUS_FREED = "gpus_freed"
-    """The plan before lacked GPUs, and others have released some."""
-    DEMAND = "demand"
-    """More requests arrive than the plan before has capacity for."""
-    INTENSITY = "intensity"
-    """The carbon intensity is far from what the plan before was made for."""
+    CLOCK = "clock"  #: It was due
+    REQUEST = "request"  #: An operator asked for it
+    NODE_LOST = "node_lost"  #: A place has fewer GPUs than the plan before knew
+    NODE_BACK = "node_back"  #: A place has more GPUs than the plan before knew
+    SHORTFALL = "shortfall"  #: The instances that were planned do not fit any more: others have taken the GPUs
+    GPUS_FREED = "gpus_freed"  #: The plan before lacked GPUs, and others have released some
+    DEMAND = "demand"  #: More requests arrive than the plan before has capacity for
+    INTENSITY = "intensity"  #: The carbon intensity is far from what the plan before was made for
 
 
 EVENTS = frozenset(PlanTrigger) - {PlanTrigger.CLOCK, PlanTrigger.REQUEST}

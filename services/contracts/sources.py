@@ -9,8 +9,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from services.contracts.schema import Instant, Int, Message, Name, NodeMessage
 
-UPLOAD_CHUNK_BYTES = 512 * 1024
-"""Bytes of every chunk of an upload but the last: as Base64, one fits into a request."""
+UPLOAD_CHUNK_BYTES = 512 * 1024  #: Bytes of every chunk of an upload but the last: as Base64, one fits into a request
 
 _GIT_URL = re.compile(
     r"(https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?|ssh://([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?"

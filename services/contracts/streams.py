@@ -14,10 +14,8 @@ HINTS_STREAM = "wattshift:hints"
 
 HINTS_MAX_LENGTH = 10_000
 
-FIRST_ENTRY = "0-0"
-"""Behind this id are all entries of a stream."""
-NEWEST_ENTRY = "$"
-"""Behind this id are those that come from now on."""
+FIRST_ENTRY = "0-0"  #: Behind this id are all entries of a stream
+NEWEST_ENTRY = "$"  #: Behind this id are those that come from now on
 COMMAND_FIELD = "command"
 TRACEPARENT_FIELD = "traceparent"
 """What a command is part of: a span, as W3C Trace Context has it, `;` and the id of a request, or one of them."""
@@ -32,12 +30,10 @@ ROUTERS_HASH = "wattshift:routers"
 """Router processes that are alive: by id, `RouterState` as JSON with the time at which it was written."""
 
 
-ROUTER_LIMITS_HASH = "wattshift:router-limits"
-"""What router processes have let through: by id, `LimitsState` as JSON."""
+ROUTER_LIMITS_HASH = "wattshift:router-limits"  #: What router processes have let through: by id, `LimitsState` as JSON
 
 
-GATEWAY_LIMITS_HASH = "wattshift:gateway-limits"
-"""The same of gateways."""
+GATEWAY_LIMITS_HASH = "wattshift:gateway-limits"  #: The same of gateways
 
 
 def ended_session(session_id: str) -> str:

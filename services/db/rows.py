@@ -20,8 +20,7 @@ from typing import Any, TypeVar, cast
 
 from services.db.database import Connection, Record
 
-R = TypeVar("R", bound=tuple[object, ...])
-"""A class made with ``NamedTuple``."""
+R = TypeVar("R", bound=tuple[object, ...])  #: A class made with ``NamedTuple``
 
 
 class RowShapeError(Exception):

@@ -22,10 +22,8 @@ from services.kit.logging import Known, Log
 log = Log(__name__)
 
 _REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
-HEADERS = "wattshift.headers"
-"""Where the scope of a request that has begun has its headers by name."""
-CLIENT_LEFT = 499
-"""What is logged as the status of a request whose client left before its answer began."""
+HEADERS = "wattshift.headers"  #: Where the scope of a request that has begun has its headers by name
+CLIENT_LEFT = 499  #: What is logged as the status of a request whose client left before its answer began
 
 _UNASKED = frozenset({"/healthz", "/readyz", "/metrics", "/v1/metrics", "/internal/agents/metrics"})
 """What probes and Prometheus ask for all day."""

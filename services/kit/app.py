@@ -38,8 +38,7 @@ from services.kit.tokens import Caller, Incoming
 
 log = Log(__name__)
 
-EXIT_NOT_STARTED = 3
-"""As uvicorn itself ends where an application does not start."""
+EXIT_NOT_STARTED = 3  #: As uvicorn itself ends where an application does not start
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 

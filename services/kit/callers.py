@@ -12,8 +12,7 @@ from dataclasses import dataclass
 READ_ONLY, USER, OPERATOR, ADMIN = "read_only", "user", "operator", "admin"
 """``services.contracts.identity.Role``, as text."""
 
-NODE = "node"
-"""The audience that stands for every agent; one node's is ``node/NAME``."""
+NODE = "node"  #: The audience that stands for every agent; one node's is ``node/NAME``
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from services.kit.http import ServiceClient
 from services.kit.problems import ProblemError
 
 PAGE_POINTS = 10_000
-MOST_POINTS = 200_000
-"""Of one history."""
+MOST_POINTS = 200_000  #: Of one history
 
 Params = dict[str, str | int | float]
 

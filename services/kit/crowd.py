@@ -30,8 +30,7 @@ MOST_OF_PEER = 128
 MOST_UNKNOWN = 1_024
 MOST_UNKNOWN_BYTES = 16 * 1024 * 1024
 """Sent by all unknown connections together in the requests that are under way."""
-CONNECTION = "wattshift.connection"
-"""Where the state of a request has the number of its connection."""
+CONNECTION = "wattshift.connection"  #: Where the state of a request has the number of its connection
 LOOPBACK = "loopback"
 TELL_S = 60.0
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
@@ -163,8 +162,7 @@ class Crowd:
         return "" if host in proxies else peer_network(host)
 
 
-CROWD = Crowd(resource.getrlimit(resource.RLIMIT_NOFILE)[0] % 2**63 // 2)
-"""Of this process, at all ports."""
+CROWD = Crowd(resource.getrlimit(resource.RLIMIT_NOFILE)[0] % 2**63 // 2)  #: Of this process, at all ports
 
 
 def show_known(scope: Any) -> None:

@@ -31,8 +31,7 @@ log = Log(__name__)
 
 FILE = "credential.json"
 TOKEN_FILE = "enroll-token"
-REFRESH_EVERY_S = 3_600.0
-"""How often a node asks what has changed; a secret that was dropped is accepted for so long."""
+REFRESH_EVERY_S = 3_600.0  #: How often a node asks what has changed; a secret that was dropped is accepted for so long
 LEARN_EVERY_S = 5.0
 """How often a node asks, at most, whether services have a new secret, because one that it does not know has called."""
 _UNAUTHENTICATED = 401

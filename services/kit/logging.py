@@ -145,8 +145,7 @@ class _Output(logging.StreamHandler[IO[str]]):
         self.setFormatter(formatter)
         self._lines = formatter
         self._waiting: list[str] = []
-        self._turn: asyncio.AbstractEventLoop | None = None
-        """At the end of whose turn it writes."""
+        self._turn: asyncio.AbstractEventLoop | None = None  #: At the end of whose turn it writes
 
     def put(self, level: int, event: str, fields: dict[str, Any], exc_info: Any, known: Known | None) -> None:
         """Write one event."""

@@ -24,8 +24,7 @@ from services.kit.release import RELEASE
 
 log = Log(__name__)
 
-KEPT_S = 5.0
-"""How long what was read is shown again: several Prometheus servers cost no more than one."""
+KEPT_S = 5.0  #: How long what was read is shown again: several Prometheus servers cost no more than one
 READ_WITHIN_S = 5.0
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -33,8 +32,7 @@ LONG_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 10_800.0, 43_200.0, 86_40
 """Bounds for what lasts from seconds to a week."""
 
 Labels = tuple[str, ...]
-Read = Callable[[], Awaitable[Iterable[Metric]]]
-"""Returns what is so now."""
+Read = Callable[[], Awaitable[Iterable[Metric]]]  #: Returns what is so now
 
 disable_created_metrics()  # pyright: ignore[reportUnknownMemberType]
 REGISTRY = CollectorRegistry()

@@ -15,8 +15,7 @@ from pathlib import Path
 
 PULSE_FILE = "WATTSHIFT_PULSE_FILE"
 EVERY_S = 1.0
-OLD_AFTER_S = 20.0
-"""A file that was last touched so long ago has no process whose loop turns."""
+OLD_AFTER_S = 20.0  #: A file that was last touched so long ago has no process whose loop turns
 
 
 class Pulse:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 KEY_PREFIX = "wattshift:celery:"
 
-UNSETTLED = KEY_PREFIX + "unacked"
-"""The hash of the messages, of all queues, that a worker has taken and not settled."""
+UNSETTLED = KEY_PREFIX + "unacked"  #: The hash of the messages, of all queues, that a worker has taken and not settled
 
 
 def queue_key(queue: str) -> str:

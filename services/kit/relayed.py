@@ -11,8 +11,7 @@ from services.contracts.streams import NodeStream, StreamEntries, StreamRead
 from services.kit.control_plane import ControlPlane
 from services.kit.problems import ProblemError
 
-_WITHIN_S = 10.0
-"""Longer than a read waits for entries."""
+_WITHIN_S = 10.0  #: Longer than a read waits for entries
 
 
 class RelayedRedis:

@@ -17,8 +17,7 @@ IdempotencyKey = Annotated[
         description="The same key with the same body returns the same work.",
     ),
 ]
-LARGE_BODY = {"x-large-body": True}
-"""A route's ``openapi_extra`` where its body may be as large as a batch's."""
+LARGE_BODY = {"x-large-body": True}  #: A route's ``openapi_extra`` where its body may be as large as a batch's
 
 
 class EventStream(StreamingResponse):

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 import aiohttp
 from yarl import URL
 
-SCRAPED_WITHIN_S = 8.0
-"""Less than the ten seconds that Prometheus waits by default."""
+SCRAPED_WITHIN_S = 8.0  #: Less than the ten seconds that Prometheus waits by default
 LARGEST_BYTES = 64 * 2**20
 SERVICE_UP = (
     "# HELP wattshift_service_up 1 for a process that showed its figures, 0 for one that did not.\n"

@@ -24,8 +24,7 @@ from services.kit.tls import Tls
 from services.kit.tls import check as check_tls
 
 EXIT_BAD_SETTINGS = 2
-PUBLIC = ("gateway", "router")
-"""Services that users reach."""
+PUBLIC = ("gateway", "router")  #: Services that users reach
 NO_SERVICE_TOKEN = "WATTSHIFT_SERVICE_TOKEN is not set: Secret by which the services recognise each other."
 NOT_POSTGRES = "DATABASE_URL must be the postgresql:// address of a server"
 SECRET_VARIABLES = frozenset(

@@ -24,10 +24,8 @@ from services.kit.problems import ProblemError
 
 ALGORITHM = "HS256"
 LIFETIME_S = 300
-REUSED_S = 60
-"""How long a token is sent again."""
-LEEWAY_S = 60
-"""By how much the clocks of two hosts may differ."""
+REUSED_S = 60  #: How long a token is sent again
+LEEWAY_S = 60  #: By how much the clocks of two hosts may differ
 MOST_KEPT = 10_000
 LONGEST_TOKEN = 4_096
 

@@ -37,16 +37,12 @@ Method = Literal["ridge", "persistence"]
 
 HORIZON_H, LONGEST_H = 96, 168
 LAG_DAYS = 14
-OFFSETS_H = (-1, 0, 1)
-"""Moments to learn from lie so far from the forecast's hour of day."""
-PENALTIES = (2e-3, 1e-2, 5e-2)
-"""Of the ridge, as shares of the features' total variance."""
+OFFSETS_H = (-1, 0, 1)  #: Moments to learn from lie so far from the forecast's hour of day
+PENALTIES = (2e-3, 1e-2, 5e-2)  #: Of the ridge, as shares of the features' total variance
 LEAST_TRAINING_DAYS, LEAST_BACKTEST_DAYS = 14, 7
 BACKTEST_SHARE, MOST_BACKTEST_DAYS = 0.2, 180
-LEAST_KNOWN = 0.5
-"""Of the hours around a moment that is learned from; the others are filled."""
-FOLDS = 5
-"""Parts of the history that are held out in turn to learn the quantiles."""
+LEAST_KNOWN = 0.5  #: Of the hours around a moment that is learned from; the others are filled
+FOLDS = 5  #: Parts of the history that are held out in turn to learn the quantiles
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ HOUR_S, DAY_H = 3600.0, 24
 MOST_DAYS = 3 * 365
 LONGEST_GAP_H = 7 * DAY_H
 """Between the last value known and the moment of forecasting."""
-SHAPE_DAYS = 14
-"""Over which the steps within an hour are averaged."""
+SHAPE_DAYS = 14  #: Over which the steps within an hour are averaged
 
 
 @dataclass(frozen=True)

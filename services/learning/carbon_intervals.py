@@ -17,8 +17,7 @@ from services.core.domain.arrays import Floats, Ints
 
 DAY_H, ROUGH_DAYS = 24, 13
 QUANTILES = (0.1, 0.9)
-LEAST_ROUGHNESS = 0.1
-"""Of the usual one: after days without any change the intervals do not close."""
+LEAST_ROUGHNESS = 0.1  #: Of the usual one: after days without any change the intervals do not close
 
 
 def inside(values: Floats, root: bool) -> Floats:

@@ -29,8 +29,7 @@ from services.learning.traffic_boosting import Boosting
 JUDGED_STEPS, MOMENTS = 2 * DAY_STEPS, 192
 """The backtest's span, which has each hour of the day twice, and its moments: with both, a moment each quarter of an
 hour, and twice what the highest service level has to see."""
-LEAST_ORIGINS = 12
-"""An hour to judge by, after the two that margins are learned from."""
+LEAST_ORIGINS = 12  #: An hour to judge by, after the two that margins are learned from
 LEAST_REFIT_STEPS, REFIT_SHARE = 24, 0.1
 """A fit is as old at most as two hours, or a tenth of the history where that is more."""
 

@@ -19,8 +19,7 @@ from services.learning.one_thread import one_thread
 
 _new_boosting = cast("Callable[..., Regressor]", import_module("sklearn.ensemble").HistGradientBoostingRegressor)
 
-LATEST_STEPS = 14 * DAY_STEPS
-"""Learned from at most two weeks: longer ones cost more than seconds."""
+LATEST_STEPS = 14 * DAY_STEPS  #: Learned from at most two weeks: longer ones cost more than seconds
 
 
 @dataclass(frozen=True)

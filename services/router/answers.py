@@ -26,10 +26,8 @@ log = Log(__name__)
 
 PASSED_OUT = (b"content-type", b"content-encoding", b"retry-after", b"x-ratelimit-", b"openai-", b"anthropic-")
 """Beginnings of the names of headers that pass to the client."""
-UNBUFFERED: Header = (b"x-accel-buffering", b"no")
-"""Has nginx pass a stream on as it comes."""
-LARGEST_USAGE_BYTES = 256 * 1024
-"""The usage of a larger answer is looked for in its last bytes only."""
+UNBUFFERED: Header = (b"x-accel-buffering", b"no")  #: Has nginx pass a stream on as it comes
+LARGEST_USAGE_BYTES = 256 * 1024  #: The usage of a larger answer is looked for in its last bytes only
 
 
 class AnswerPasser:

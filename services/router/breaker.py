@@ -5,23 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-FAILURES = 3
-"""So many in a row eject a server; a connection that cannot be made does so at once."""
+FAILURES = 3  #: So many in a row eject a server; a connection that cannot be made does so at once
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
-MOST_EJECTIONS = 6
-"""From which on the pause is the longest."""
+MOST_EJECTIONS = 6  #: From which on the pause is the longest
 
 
 class BreakerState(StrEnum):
     """Whether requests pass."""
 
-    CLOSED = "closed"
-    """All pass."""
-    OPEN = "open"
-    """None passes."""
-    HALF_OPEN = "half_open"
-    """One passes, to see whether the server answers again."""
+    CLOSED = "closed"  #: All pass
+    OPEN = "open"  #: None passes
+    HALF_OPEN = "half_open"  #: One passes, to see whether the server answers again
 
 
 @dataclass(slots=True)

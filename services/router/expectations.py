@@ -11,8 +11,7 @@ from services.router.tokens import USUAL_BYTES_PER_TOKEN, TokenCounter
 from services.router.turn import Expected
 
 BLOCK_CHARACTERS = round(BLOCK_TOKENS * USUAL_BYTES_PER_TOKEN)
-MOST_BLOCKS = 1_024
-"""Beginnings of a prompt are told apart by whole blocks, as many as this: some 131,000 tokens."""
+MOST_BLOCKS = 1_024  #: Beginnings of a prompt are told apart by whole blocks, as many as this: some 131,000 tokens
 
 
 class Expectations:

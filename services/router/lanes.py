@@ -39,14 +39,10 @@ from services.router.upstream import Connection, UpstreamError
 
 WANTED_WITHIN_S = 45.0
 """A pool without instances wants one so soon after a request came (``serving``); else that waits for none."""
-RETIME_SHARE = 0.1
-"""The queue is ordered anew when its servers' times have changed by so much."""
-SPARE_SHARE = 0.9
-"""Of a server's places, what requests that only get what others leave may take."""
-SPARE_OF_LIMIT = 0.8
-"""Of the time that a class allows between tokens, up to which they may slow others down."""
-SPARE_SLOWDOWN = 0.1
-"""By how much they may slow others down where the class has no such limit."""
+RETIME_SHARE = 0.1  #: The queue is ordered anew when its servers' times have changed by so much
+SPARE_SHARE = 0.9  #: Of a server's places, what requests that only get what others leave may take
+SPARE_OF_LIMIT = 0.8  #: Of the time that a class allows between tokens, up to which they may slow others down
+SPARE_SLOWDOWN = 0.1  #: By how much they may slow others down where the class has no such limit
 SPARE_LOOK_S = 0.25
 
 

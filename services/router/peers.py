@@ -22,8 +22,7 @@ from services.router.fleet import Fleet
 
 log = Log(__name__)
 
-ALIVE_S = 6.0
-"""A process that has not written for so long does not count."""
+ALIVE_S = 6.0  #: A process that has not written for so long does not count
 FORGOTTEN_S = 60.0
 
 

@@ -15,8 +15,7 @@ from services.router.outgoing import RequestWriter
 from services.router.upstream import Connection, Limits, UpstreamError
 
 PROBE_S = 2.0
-TRIAL_S = 20.0
-"""Within which a server on trial has to make a token."""
+TRIAL_S = 20.0  #: Within which a server on trial has to make a token
 LARGEST = 4 * 1024 * 1024
 
 

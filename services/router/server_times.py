@@ -28,8 +28,7 @@ KV_USE = (
     "llamacpp:kv_cache_usage_ratio",
 )
 """Requests that a server works on, and that wait inside it; the share of its KV cache in use."""
-READ_S = 0.5
-"""A server that takes longer to state its metrics is not waited for: reports are due every second."""
+READ_S = 0.5  #: A server that takes longer to state its metrics is not waited for: reports are due every second
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,10 @@ from services.router.fleet import Fleet, Pool
 
 log = Log(__name__)
 
-KEPT_S = 900.0
-"""How long a window is sent again when its answers' lengths become known."""
-MOST_SILENT_S = 300
-"""How far back silence is reported, after serving was away."""
+KEPT_S = 900.0  #: How long a window is sent again when its answers' lengths become known
+MOST_SILENT_S = 300  #: How far back silence is reported, after serving was away
 MOST_WINDOWS = 720
-MOST_REQUESTS = 50_000
-"""Of one report."""
+MOST_REQUESTS = 50_000  #: Of one report
 
 
 class _Window:

@@ -24,15 +24,12 @@ import httptools
 from services.kit.edge.exchange import Header
 from services.kit.networks import Network, is_within
 
-HIGH_WATER = 256 * 1024
-"""Bytes of an answer that may wait for a slow client before its server is read no further."""
+HIGH_WATER = 256 * 1024  #: Bytes of an answer that may wait for a slow client before its server is read no further
 MOST_HEAD_BYTES = 64 * 1024
 """Of an answer that are no part of its body, one after another: headers, trailers, what chunks carry besides."""
-KEPT_S = 60.0
-"""How long an unused connection is kept."""
+KEPT_S = 60.0  #: How long an unused connection is kept
 CHECK_S = 0.5
-NAMES_AGE_S = 5.0
-"""How long the addresses of a name are used before it is resolved again."""
+NAMES_AGE_S = 5.0  #: How long the addresses of a name are used before it is resolved again
 
 
 class UpstreamError(Exception):

@@ -21,8 +21,7 @@ from services.router.upstream import UpstreamError
 
 log = Log(__name__)
 
-PAUSE_S = 2.0
-"""Between two attempts to fetch a key that could not be had."""
+PAUSE_S = 2.0  #: Between two attempts to fetch a key that could not be had
 
 
 class UpstreamKeys:

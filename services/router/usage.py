@@ -22,11 +22,9 @@ from services.router.turn import Tokens
 log = Log(__name__)
 
 WINDOW_S = 60
-MOST_WINDOWS = 1_440
-"""Windows kept while telemetry does not answer: a day."""
+MOST_WINDOWS = 1_440  #: Windows kept while telemetry does not answer: a day
 
-Key = tuple[str, str, str, str, str]
-"""Job, tenant, key, model, class."""
+Key = tuple[str, str, str, str, str]  #: Job, tenant, key, model, class
 
 
 class UsageReporter:

@@ -56,11 +56,9 @@ Entry = tuple[str, Any]
 Answer = dict[str, list[list[Entry]]] | list[tuple[str, list[Entry]]]
 """What Redis has of streams, in version 3 and version 2 of its protocol: the entries of each, with their ids."""
 
-LATE_AFTER_S = 60.0
-"""A turn that takes longer is reported as one that may never end."""
+LATE_AFTER_S = 60.0  #: A turn that takes longer is reported as one that may never end
 
-ATTEMPTS = 5
-"""How often a round is repeated after a concurrent change, before it waits for the next tick."""
+ATTEMPTS = 5  #: How often a round is repeated after a concurrent change, before it waits for the next tick
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from services.db.database import Database
 from services.kit.settings import NOT_POSTGRES, exit_with, is_postgres
 from services.scheduler.repository import restored
 
-GENERATIONS = 1_000
-"""A job is not given GPUs so often between a backup and its restore."""
+GENERATIONS = 1_000  #: A job is not given GPUs so often between a backup and its restore
 
 
 async def make_fit(database: Database) -> int:

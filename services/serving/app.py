@@ -48,8 +48,7 @@ from services.serving.traffic import TrafficReports
 
 log = Log(__name__)
 
-FORM_BYTES = 64 * 1024
-"""Of an upload, what is not the file."""
+FORM_BYTES = 64 * 1024  #: Of an upload, what is not the file
 WORKERS_LOOK_S = 0.5
 """Time between checks for plans that wait for a worker; short, because an operator may be waiting for one."""
 

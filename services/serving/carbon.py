@@ -21,8 +21,7 @@ from services.kit.problems import ProblemError
 from services.serving.planning.problem import intensity_of
 from services.serving.settings import ServingSettings
 
-INTENSITY_AGE_S = 30.0
-"""How long an intensity is used before the carbon service is asked again."""
+INTENSITY_AGE_S = 30.0  #: How long an intensity is used before the carbon service is asked again
 BASELINE_S, BASELINE_AGE_S = 7 * 86_400.0, 600.0
 
 

@@ -22,32 +22,19 @@ from services.core.domain.jobs import JobState
 class InstanceReason(StrEnum):
     """Why an instance waits, leaves or ended, if that is not its job's own reason. The codes are public API."""
 
-    LOADING = "loading"
-    """Its process runs and does not answer yet."""
-    ADMISSION_UNAVAILABLE = "admission_unavailable"
-    """Its job could not be submitted yet."""
-    REFUSED = "refused"
-    """Its job was refused."""
-    JOB_MISSING = "job_missing"
-    """Its job no longer exists."""
-    PORT_TAKEN = "port_taken"
-    """Another process listens on its port, and would be given its requests."""
-    KEY_REFUSED = "key_refused"
-    """Its server refuses the key that it was given."""
-    NOT_READY = "not_ready"
-    """It did not answer within ``ready_timeout_s``."""
-    UNHEALTHY = "unhealthy"
-    """It was silent for ``unhealthy_timeout_s``."""
-    NOT_NEEDED = "not_needed"
-    """The plan in force does not need it."""
-    TERMS_CHANGED = "terms_changed"
-    """The pool was changed: another one takes its place."""
-    POOL_DELETED = "pool_deleted"
-    """Its pool is being deleted."""
-    APP_DELETED = "app_deleted"
-    """Its application is being deleted."""
-    REPARTITIONED = "repartitioned"
-    """Its GPU is cut anew, or given to other instances."""
+    LOADING = "loading"  #: Its process runs and does not answer yet
+    ADMISSION_UNAVAILABLE = "admission_unavailable"  #: Its job could not be submitted yet
+    REFUSED = "refused"  #: Its job was refused
+    JOB_MISSING = "job_missing"  #: Its job no longer exists
+    PORT_TAKEN = "port_taken"  #: Another process listens on its port, and would be given its requests
+    KEY_REFUSED = "key_refused"  #: Its server refuses the key that it was given
+    NOT_READY = "not_ready"  #: It did not answer within ``ready_timeout_s``
+    UNHEALTHY = "unhealthy"  #: It was silent for ``unhealthy_timeout_s``
+    NOT_NEEDED = "not_needed"  #: The plan in force does not need it
+    TERMS_CHANGED = "terms_changed"  #: The pool was changed: another one takes its place
+    POOL_DELETED = "pool_deleted"  #: Its pool is being deleted
+    APP_DELETED = "app_deleted"  #: Its application is being deleted
+    REPARTITIONED = "repartitioned"  #: Its GPU is cut anew, or given to other instances
 
 
 SENTENCES = {
@@ -73,8 +60,7 @@ LEFT_AS_PLANNED = (
 """The reasons of instances that left without a fault."""
 
 
-APP_PREFIX = "app:"
-"""Of an application's name in ``pool_instances.pool``; no pool's name has a colon."""
+APP_PREFIX = "app:"  #: Of an application's name in ``pool_instances.pool``; no pool's name has a colon
 
 NOT_OF_PROCESS = {"name", "idle_w", "start_s", "stop_s", "start_wh", "stop_wh", "max_requests"}
 """Of a mode: what may change while its instances keep running."""

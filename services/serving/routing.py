@@ -45,10 +45,8 @@ from services.serving.repository.fleets import variant_and_slice
 from services.serving.repository.routing import PoolRow, ServerRow
 from services.serving.settings import ServingSettings
 
-TABLE_AGE_S = 0.2
-"""Routers that ask at the same moment get the same table."""
-HELD_AGE_S = 5.0
-"""How long a router's word counts about what it holds."""
+TABLE_AGE_S = 0.2  #: Routers that ask at the same moment get the same table
+HELD_AGE_S = 5.0  #: How long a router's word counts about what it holds
 
 
 class Routing:

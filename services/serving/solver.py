@@ -106,8 +106,7 @@ class PlanSolver:
                 await asyncio.sleep(LONGEST_PAUSE_S)
 
 
-Answer = PartitionResult | str
-"""What a search found, or why it found nothing."""
+Answer = PartitionResult | str  #: What a search found, or why it found nothing
 Search = Callable[[str, PartitionRequest], Awaitable[Answer]]
 """Searches for the plan of an id; asked again for the same id it is the same search."""
 

@@ -23,8 +23,7 @@ from services.serving.settings import ServingSettings
 
 log = Log(__name__)
 
-EARLY_S = 60.0
-"""How far a reporter's clock may be ahead."""
+EARLY_S = 60.0  #: How far a reporter's clock may be ahead
 MAX_POINTERS = 50
 
 

@@ -54,15 +54,12 @@ from services.serving.solver import NotSolvedError, PlanSolver
 
 log = Log(__name__)
 
-SPARE_S = 2.0
-"""Left before the deadline for what is done besides solving."""
-IDLE_S = 10.0
-"""A worker without a plan ends after so long; until then the next plan is spared its start."""
+SPARE_S = 2.0  #: Left before the deadline for what is done besides solving
+IDLE_S = 10.0  #: A worker without a plan ends after so long; until then the next plan is spared its start
 LOOK_S = 0.5
 TURN_WITHIN_S = 60.0
 """A worker that holds its turn for longer stands still; the plan is then checked against others' when it is applied."""
-HARD_LIMIT_S = 30.0
-"""After the soft time limit: for code that does not come back to Python."""
+HARD_LIMIT_S = 30.0  #: After the soft time limit: for code that does not come back to Python
 
 
 class AskedPlan(Message):

@@ -35,8 +35,7 @@ SETTLED = timedelta(hours=6)
 """After its end a day's jobs have mostly ended, and nodes have delivered their energy."""
 DAYS_BACK = 7
 ATTEMPTS = 3
-Z_90 = 1.645
-"""Standard deviations to either side between which a normal variable lies at 90 %."""
+Z_90 = 1.645  #: Standard deviations to either side between which a normal variable lies at 90 %
 UNANSWERED = ("width", "batch", "power_limit")
 """Levers to which jobs of a history answer not at all: it has each at the one width and power that it ran at."""
 ZONE = "zone"

@@ -29,8 +29,7 @@ from services.simulator.workload import Behaviour, CarbonTrace, ClusterSpec, Job
 
 HOUR_S = 3_600.0
 HORIZON_S = 14 * 86_400.0
-LONGEST_S = 20.0
-"""Most wall-clock time for one policy."""
+LONGEST_S = 20.0  #: Most wall-clock time for one policy
 ANY_BOARD = "A100-SXM4-40GB"
 
 Report = Callable[[str, int, int], None]

@@ -15,11 +15,9 @@ from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
 
-TOO_LARGE = 2.0**53
-"""From here on, floats are not exact whole numbers."""
+TOO_LARGE = 2.0**53  #: From here on, floats are not exact whole numbers
 TWICE = ("row occurs twice and counts once", "rows occur twice and count once")
-LINES_NAMED = 5
-"""Lines named per reason; the others are only counted."""
+LINES_NAMED = 5  #: Lines named per reason; the others are only counted
 
 
 class TraceFormatError(DomainError):

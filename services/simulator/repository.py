@@ -27,8 +27,7 @@ _FORGET_OLDER = text("""
     AND id NOT IN (SELECT id FROM simulations WHERE tenant_id = :tenant_id ORDER BY id DESC LIMIT :keep)
 """)
 
-SAVINGS_TENANT = "_savings"
-"""Whose runs are the replays of days; names of tenants begin with a letter or a digit."""
+SAVINGS_TENANT = "_savings"  #: Whose runs are the replays of days; names of tenants begin with a letter or a digit
 
 _FORGET_ENDED = text("""
     DELETE FROM simulations WHERE ended_at < now() - make_interval(days => 1) * :keep_days AND tenant_id <> :kept

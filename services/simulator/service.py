@@ -42,8 +42,7 @@ from services.simulator.sources import Sources
 from services.simulator.training import OptionError, opened
 
 DAY_S = 86_400.0
-TAIL_DAYS = 7.0
-"""The grid is read for this long after the requested days too, because jobs still run then."""
+TAIL_DAYS = 7.0  #: The grid is read for this long after the requested days too, because jobs still run then
 HISTORY_FORMAT = "wattshift"
 
 

@@ -36,8 +36,7 @@ from services.simulator.readers.jobs import read_jobs
 from services.simulator.savings import lever_savings
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
-UNLEARNED = ("perfect", "none")
-"""Predictors that are not learned from the jobs of a run."""
+UNLEARNED = ("perfect", "none")  #: Predictors that are not learned from the jobs of a run
 
 Progress = Callable[[str, int, int], None]
 """Called with the policy, the number of its jobs that have ended, and the number of all."""

@@ -24,8 +24,7 @@ from services.core.domain.mig import WHOLE, SlicePlace, placed, sevenths_of
 from services.core.parallel.graph import JobGraph
 from services.core.profiles.recurrence import Runs
 
-ANY_MODEL = "*"
-"""The key of a profile's behaviour on GPU models it does not name."""
+ANY_MODEL = "*"  #: The key of a profile's behaviour on GPU models it does not name
 
 
 @dataclass(frozen=True)
@@ -336,12 +335,9 @@ def _cuts(text: str, gpus: int, model: GpuModel) -> tuple[tuple[SlicePlace, ...]
 class ForecastKind(StrEnum):
     """What a policy sees of the hours ahead."""
 
-    PERFECT = "perfect"
-    """What will really be."""
-    PERSISTENCE = "persistence"
-    """The same hour of the last day that is known."""
-    FILE = "file"
-    """Forecasts as they were issued at the time."""
+    PERFECT = "perfect"  #: What will really be
+    PERSISTENCE = "persistence"  #: The same hour of the last day that is known
+    FILE = "file"  #: Forecasts as they were issued at the time
 
 
 @dataclass(frozen=True)

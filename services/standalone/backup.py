@@ -64,8 +64,7 @@ class Manifest:
     files: dict[str, str] = field(default_factory=dict)
 
 
-Advance = Callable[[str, int, int], None]
-"""Is told what is being done, and how many steps of how many are done."""
+Advance = Callable[[str, int, int], None]  #: Is told what is being done, and how many steps of how many are done
 
 
 def _no_report(what: str, done: int, of: int) -> None: ...

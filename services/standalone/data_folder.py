@@ -87,15 +87,13 @@ class StackStatus:
 
 _LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
 _STATUS = TypeAdapter(StackStatus)
-_STATUS_BYTES = 1 << 20
-"""With less room on its disk, `run.json` may not be written any more."""
+_STATUS_BYTES = 1 << 20  #: With less room on its disk, `run.json` may not be written any more
 
 
 class DataFolder:
     """The paths of one data folder, and its few small files."""
 
-    RESTORING = "restoring"
-    """A file in a folder that is being restored from a backup, and is not complete."""
+    RESTORING = "restoring"  #: A file in a folder that is being restored from a backup, and is not complete
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).expanduser().absolute()

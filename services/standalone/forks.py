@@ -47,8 +47,7 @@ _PR_SET_PDEATHSIG, _PR_GET_TID_ADDRESS = 1, 40
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, -1)
 _MOST_FILES = 16
-_TITLE = "-" * 512
-"""An argument in whose place a process writes its own command line."""
+_TITLE = "-" * 512  #: An argument in whose place a process writes its own command line
 
 
 def imported_by(services: Iterable[Service], workers: Iterable[str]) -> tuple[str, ...]:

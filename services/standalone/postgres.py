@@ -22,14 +22,11 @@ from services.standalone.probes import PostgresProbe
 from services.standalone.process import Account, Address, Process, StackError, connected
 
 USER = DATABASE = "wattshift"
-SYSTEM_USER = "nobody"
-"""What the server runs as where root starts it."""
+SYSTEM_USER = "nobody"  #: What the server runs as where root starts it
 
-_PORT = 5432
-"""A part of the socket's name."""
+_PORT = 5432  #: A part of the socket's name
 
-_WAL_SHARE = 0.05
-"""Of the disk, for the write-ahead log."""
+_WAL_SHARE = 0.05  #: Of the disk, for the write-ahead log
 
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}  # macOS wants a locale in the environment
 _SETTINGS = {

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-Address = Path | tuple[str, int]
-"""Where a process listens: its socket, or host and port."""
+Address = Path | tuple[str, int]  #: Where a process listens: its socket, or host and port
 
 _MOST_BYTES = 65_536
 _READY_WITHIN_S = 5.0

@@ -47,8 +47,7 @@ AGENT = Service("agent", "gpu_agent.app", "GPU_AGENT_", 8070)
 MIGRATIONS = ("-m", "migrations")
 NEW_ADMIN_KEY = ("-m", "services.admission.admin_key")
 ROOT = Path(__file__).resolve().parents[2]
-_SHOWN = ("examples", "clients")
-"""Of the checkout, beside its Python: what jobs of the examples need."""
+_SHOWN = ("examples", "clients")  #: Of the checkout, beside its Python: what jobs of the examples need
 _ONE_AT_A_TIME = ("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
 WORKERS = {
     "worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", "-Q", "optimizer,lengths", *_ONE_AT_A_TIME),

@@ -19,8 +19,7 @@ BASES = (Path("/run"), Path("/tmp"))
 
 LONGEST_PATH = 107 if sys.platform == "linux" else 103
 POSTGRES = "postgres"
-VALKEY = "valkey.sock"
-"""The folder in it that belongs to PostgreSQL's account, which can make its socket nowhere else."""
+VALKEY = "valkey.sock"  #: The folder in it that belongs to PostgreSQL's account, which can make its socket nowhere else
 
 _PREFIX = "wattshift-"
 _LONGEST_NAME = f"{_PREFIX}12345678/{POSTGRES}/.s.PGSQL.5432"

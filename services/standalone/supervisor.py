@@ -41,11 +41,9 @@ LONGEST_PAUSE_S = 10.0
 HEALTHY_AFTER_S = 5.0
 """A process that ran this long is started again at once; one that keeps dying waits twice as long each time."""
 
-REPAIR_AFTER = 3
-"""A process that ends so often in a row before it is ready is repaired, where that is possible."""
+REPAIR_AFTER = 3  #: A process that ends so often in a row before it is ready is repaired, where that is possible
 
-EARLY_ENDS = 5
-"""A process that ends this often before it was ever ready is given up."""
+EARLY_ENDS = 5  #: A process that ends this often before it was ever ready is given up
 
 PROBE_EVERY_S = 0.05
 LACKS_WITHIN_S = 10.0
@@ -53,8 +51,7 @@ ROTATE_EVERY_S = 5.0
 LOOK_EVERY_S = 5.0
 """At what is being started, whether it works: each look reads the whole table of processes."""
 
-LAST_WORK_S = 3_600.0
-"""How long a process may take to end that is put to sleep, and has just begun something."""
+LAST_WORK_S = 3_600.0  #: How long a process may take to end that is put to sleep, and has just begun something
 
 LOG_BYTES = 10_000_000
 

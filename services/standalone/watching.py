@@ -19,14 +19,11 @@ from dataclasses import dataclass
 
 import psutil
 
-EVERY_S = 2.0
-"""Between two probes of a process that answers."""
+EVERY_S = 2.0  #: Between two probes of a process that answers
 
-AGAIN_S = 0.5
-"""Between two probes of one that does not."""
+AGAIN_S = 0.5  #: Between two probes of one that does not
 
-THOROUGHLY_EVERY = 5
-"""Of so many probes, one asks as well what the process lacks."""
+THOROUGHLY_EVERY = 5  #: Of so many probes, one asks as well what the process lacks
 
 STOPPED_MISSES = 2
 IDLE_MISSES = 4
@@ -36,8 +33,7 @@ START_S = 120.0
 LONGEST_STEP_S = 15.0
 """What counts at most between two probes: if more has passed, this machine or the supervisor itself stood still."""
 
-_IDLE_SHARE = 0.005
-"""Of a processor: a process that uses less does nothing."""
+_IDLE_SHARE = 0.005  #: Of a processor: a process that uses less does nothing
 
 _BUSY_SHARE = 0.1
 """Of a processor: one that answers, is not ready and uses less waits for others. A database that recovers

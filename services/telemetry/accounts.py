@@ -17,11 +17,9 @@ from services.core.accounting.uncertainty import Cell, half_widths
 from services.core.domain.units import J_PER_KWH
 from services.telemetry.repository.accounts import DoneRow, MeanRow, PartRow, SpentRow
 
-TOKENS = 1_000.0
-"""Tokens are counted in thousands."""
+TOKENS = 1_000.0  #: Tokens are counted in thousands
 
-DIGITS = 100
-"""Sums of the ledger are exact, and rounded once: they do not depend on what it is grouped by."""
+DIGITS = 100  #: Sums of the ledger are exact, and rounded once: they do not depend on what it is grouped by
 
 
 @dataclass(frozen=True, slots=True)

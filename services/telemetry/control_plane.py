@@ -8,8 +8,7 @@ from services.contracts.nodes import EnergyInterval, EnergySource, Usage
 from services.telemetry.ledger import Ledger, Reporter
 
 NODE = "control-plane"
-SLOT_S = 600.0
-"""Length of a line: a start or an end of telemetry leaves out no more than that."""
+SLOT_S = 600.0  #: Length of a line: a start or an end of telemetry leaves out no more than that
 
 
 async def book_control_plane(ledger: Ledger, zone: str, power_w: float, now_s: float) -> None:

@@ -14,8 +14,7 @@ from services.db.figures import pool_of
 from services.kit.metrics import Bounded, Labels, Metrics, counter, gauge
 from services.telemetry.repository.nodes import Json, NodeRow, nodes
 
-MOST_PROJECTS = 500
-"""Of all tenants together, in labels; the energy of further ones is that of ``other``."""
+MOST_PROJECTS = 500  #: Of all tenants together, in labels; the energy of further ones is that of ``other``
 ASLEEP = frozenset({PowerState.GOING_DOWN, PowerState.OFF, PowerState.WAKING})
 GIB = 2.0**30
 

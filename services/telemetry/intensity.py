@@ -28,8 +28,7 @@ from services.kit.problems import ProblemError, unavailable
 
 log = Log(__name__)
 
-MAX_STEPS = 1_000
-"""Of an outlook that is told to others."""
+MAX_STEPS = 1_000  #: Of an outlook that is told to others
 
 _A_DAY_EITHER_WAY = {"past_s": 86_400.0, "ahead_s": 86_400.0}
 """The forecast prices energy while the carbon service does not answer."""
@@ -103,8 +102,7 @@ def _kind(point: IntensityPoint) -> str:
     return "estimated" if kind == "measured" and point.is_estimated else kind
 
 
-LastUsed = Callable[[str], Awaitable["Intensity | None"]]
-"""Returns the last intensity the ledger used in a zone."""
+LastUsed = Callable[[str], Awaitable["Intensity | None"]]  #: Returns the last intensity the ledger used in a zone
 
 
 class IntensitySource:

@@ -6,8 +6,7 @@ from services.contracts.reports import Invariant, InvariantReport
 from services.db.database import Database
 from services.telemetry.repository.rules import breaches_of
 
-SHOWN = 3
-"""How many breaches of a rule are listed."""
+SHOWN = 3  #: How many breaches of a rule are listed
 
 
 async def check_invariants(database: Database) -> InvariantReport:

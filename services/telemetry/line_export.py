@@ -15,8 +15,7 @@ from services.telemetry.repository.reports import Subject
 from services.telemetry.repository.seals import Sign
 from services.telemetry.seals import Signer
 
-AT_ONCE = 2
-"""Exports hold a connection for as long as their clients read; the others are the ledger's."""
+AT_ONCE = 2  #: Exports hold a connection for as long as their clients read; the others are the ledger's
 PIECES_AHEAD = 2
 
 

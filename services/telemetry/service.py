@@ -68,8 +68,7 @@ UNKNOWN_NODE = ProblemError(
 )
 
 
-_Energy = tuple[str, Sequence[EnergyInterval]]
-"""A node's token, and its intervals."""
+_Energy = tuple[str, Sequence[EnergyInterval]]  #: A node's token, and its intervals
 
 
 @dataclass

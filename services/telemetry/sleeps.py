@@ -7,8 +7,7 @@ from services.db.database import Database
 from services.telemetry.ledger import Ledger, Reporter
 from services.telemetry.repository import energy
 
-LIFE = "power"
-"""Stands for the agent's run in lines that no agent reported; their sequence is the period's id."""
+LIFE = "power"  #: Stands for the agent's run in lines that no agent reported; their sequence is the period's id
 BOOK_EVERY_S = 5.0
 
 

@@ -27,8 +27,7 @@ from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
-BATCH = 8
-"""Messages that one webhook is sent at once."""
+BATCH = 8  #: Messages that one webhook is sent at once
 
 FIRST_DELAY_S = 5.0
 LONGEST_DELAY_S = 6 * 3_600.0

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from services.kit.text import decoded
 
-LOCAL = "local"
-"""The name of this machine's own installation, which needs no login."""
+LOCAL = "local"  #: The name of this machine's own installation, which needs no login
 
 
 class LoginsError(Exception):

@@ -18,8 +18,7 @@ from services.contracts.codes import ProblemCode
 from services.core.domain.jobs import JobState
 
 FINAL = {state.value for state in JobState if state.is_final}
-STREAM = "both"
-"""What is shown unless a stream is asked for."""
+STREAM = "both"  #: What is shown unless a stream is asked for
 POLL_S = 0.5
 EXIT_INTERRUPTED = 130
 

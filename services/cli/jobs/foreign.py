@@ -64,8 +64,7 @@ _WHY_NOT = {
 _CONDITIONS = {"afterok": "ok", "afterany": "any", "afternotok": "not_ok"}
 _COUNT = re.compile(r"(?:gpu|(?:gpu:)?(?:(?P<count>\d{1,6})|(?P<type>[^:]*[^:\d][^:]*?)(?::(?P<of_type>\d{1,6}))?))")
 _VARIABLE = re.compile(r"\b(?:SLURM|PBS|LSB)_[A-Z_]+")
-_FOLDERS = ("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD")
-"""Where the script was submitted."""
+_FOLDERS = ("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD")  #: Where the script was submitted
 _SRUN = re.compile(r"^\s*(?:exec\s+|time\s+)?srun\s", re.MULTILINE)
 
 

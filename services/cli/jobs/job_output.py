@@ -11,8 +11,7 @@ from services.cli.client import Gateway
 from services.cli.errors import EXIT_UNAVAILABLE, CliError
 
 PIECE_BYTES = 1 << 20
-LAST_LINES = 10
-"""Lines of a failed job's standard error that are shown beside why it failed."""
+LAST_LINES = 10  #: Lines of a failed job's standard error that are shown beside why it failed
 _LAST_BYTES = 1 << 14
 _TRIES = 6
 

@@ -33,8 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program."
 Watch = Annotated[
     bool, typer.Option("--watch", "-w", help="Show it again every two seconds until Ctrl-C.", show_default=False)
 ]
-WIDE = 120
-"""Columns of a terminal that shows everything of a list of jobs."""
+WIDE = 120  #: Columns of a terminal that shows everything of a list of jobs
 
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="The job's number, such as 12, its id, its beginning, or its name.")

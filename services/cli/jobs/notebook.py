@@ -24,8 +24,7 @@ from services.cli.jobs.submit import check_folders, signed, submit_all
 from services.cli.terminal import LostError
 
 PORT = "{port}"
-PORT_VARIABLE = "MASTER_PORT"
-"""Of the ports of its node, the job alone has this one."""
+PORT_VARIABLE = "MASTER_PORT"  #: Of the ports of its node, the job alone has this one
 POLL_S = 0.5
 _MOST_FAILURES = 5
 # The token is made where it is used: what the job's spec has, all of its tenant can read.

@@ -23,8 +23,7 @@ from services.contracts.jobs import JobSpec
 from services.contracts.launchers import WRAPPER
 
 POLL_S = 0.5
-PATIENCE_S = 20
-"""How long the job stays for a fetcher that does not come, or is silent."""
+PATIENCE_S = 20  #: How long the job stays for a fetcher that does not come, or is silent
 _STAY = """[ "${NODE_RANK:-0}${LOCAL_RANK:-0}" = 00 ] || exec "$@"
 trap : HUP INT TERM
 "$@"

@@ -14,8 +14,7 @@ from pathlib import Path
 from services.cli.errors import EXIT_USAGE, CliError
 
 DIRECTIVE = "#WATTSHIFT"
-LONGEST_BYTES = 32_768
-"""As long as an argument of a command may be."""
+LONGEST_BYTES = 32_768  #: As long as an argument of a command may be
 
 _SHELLS = frozenset(("sh", "bash", "dash", "ksh", "zsh"))
 _RUN_FROM_FILE = (

@@ -23,8 +23,7 @@ from services.cli.jobs.submit import check_folders, signed, submit_all
 from services.cli.terminal import LostError, run_session
 
 DEFAULT_TIME, DEFAULT_GRACE = "1h", "30s"
-ATTEND_S = 60
-"""How long the job waits for its terminal before it gives its GPUs back."""
+ATTEND_S = 60  #: How long the job waits for its terminal before it gives its GPUs back
 
 _HOLD = f"""\
 [ "$WATTSHIFT_NNODES" = 1 ] || {{ echo "the GPUs of a shell must be on one node; ask for fewer" >&2; exit 1; }}

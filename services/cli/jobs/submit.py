@@ -202,8 +202,7 @@ def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | No
     return accepted
 
 
-OF_JOBS = {"job.started", "job.ended"}
-"""Events of webhooks that take messages about jobs."""
+OF_JOBS = {"job.started", "job.ended"}  #: Events of webhooks that take messages about jobs
 JOB, RUN, SENT = "What the job is", "How it may run", "Submitting"
 
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from services.core.parallel.graph import JobGraph
     from services.core.parallel.mapping import Mapping
 
-TIMES = 5
-"""A placement is timed so often; a programme, which may take a minute, once."""
+TIMES = 5  #: A placement is timed so often; a programme, which may take a minute, once
 
 group = typer.Typer(help="Plan without a control plane.", no_args_is_help=True)
 

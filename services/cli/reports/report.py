@@ -26,8 +26,7 @@ from services.kit.files import whole
 from services.kit.text import write_row
 
 PAGE_LINES = 10_000
-LATE_S = 60.0
-"""How long lines of the ledger come late, usually."""
+LATE_S = 60.0  #: How long lines of the ledger come late, usually
 GROUPS: tuple[str, ...] = get_args(GroupBy)
 REQUEST_GROUPS: tuple[str, ...] = get_args(RequestGroup)
 COLUMNS = (

@@ -16,12 +16,10 @@ from services.kit.release import RELEASE
 from services.simulator.report.charts import bars
 from services.simulator.report.look import STYLE
 
-OTHERS = ("day", "project", "user", "zone", "model")
-"""What the page is made of, besides the jobs."""
+OTHERS = ("day", "project", "user", "zone", "model")  #: What the page is made of, besides the jobs
 
 HEAD = ("jobs", "energy", "location-based", "market-based", "embodied", "baseline", "to baseline")
-MOST_LINES = 25
-"""Longer lists end with the sum of the rest; the CSV has all."""
+MOST_LINES = 25  #: Longer lists end with the sum of the rest; the CSV has all
 MOST_BARS = 31
 NO_CHECKSUM = "0" * 64
 CHECKSUM = re.compile(r'(<code id="checksum">)([0-9a-f]{64})(</code>)')

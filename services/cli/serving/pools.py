@@ -23,8 +23,7 @@ PoolArgument = Annotated[str, typer.Argument(metavar="NAME", help="The pool's na
 
 LOG_COLUMNS = ("arrived_at", "input_tokens", "output_tokens")
 WINDOW_S = 5
-BATCH_WINDOWS, BATCH_REQUESTS = 720, 50_000
-"""Of one report: an hour, or less where much came."""
+BATCH_WINDOWS, BATCH_REQUESTS = 720, 50_000  #: Of one report: an hour, or less where much came
 WAIT_S = 0.5
 CARRIED = ("applied", "proposed")
 ASKED_BY = {

@@ -274,8 +274,7 @@ def carbon(
 
 
 DAY_S = 86_400.0
-WINDOW_S = 4 * 3_600.0
-"""Of the grid: how long the greenest window is that is named."""
+WINDOW_S = 4 * 3_600.0  #: Of the grid: how long the greenest window is that is named
 
 
 def curve_of(outlook: Any) -> list[Piece]:

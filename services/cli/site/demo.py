@@ -32,11 +32,9 @@ from services.standalone.processes import lack_of_gpus
 
 WORKLOAD = Path(__file__).parents[3] / "examples" / "workload.json"
 
-GRID_S_PER_S = 900
-"""A recorded day of the grid passes in 96 s: the workload sees both dirty and green hours."""
+GRID_S_PER_S = 900  #: A recorded day of the grid passes in 96 s: the workload sees both dirty and green hours
 
-ROUND_S = 5
-"""In grid time this is 75 minutes; the paper's round is 30."""
+ROUND_S = 5  #: In grid time this is 75 minutes; the paper's round is 30
 
 ENVIRONMENT = {
     "CARBON_REPLAY_SPEED": str(GRID_S_PER_S),

@@ -36,8 +36,7 @@ from services.standalone import joining, root_secret, stack
 from services.standalone.data_folder import DataFolder, StackStatus
 from services.standalone.process import BadInputError, StackError
 
-SAY_EVERY_S = 5.0
-"""What a start waits for, at most."""
+SAY_EVERY_S = 5.0  #: What a start waits for, at most
 
 DataDir = Annotated[
     Path | None,

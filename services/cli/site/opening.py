@@ -25,8 +25,7 @@ _OF_THE_SYSTEM = frozenset(
 _CODE = Path(__file__).resolve().parents[3]
 _R, _W, _X = 4, 2, 1
 
-Entries = dict[tuple[int, int], int]
-"""Rights by the kind of an entry and the id that it names."""
+Entries = dict[tuple[int, int], int]  #: Rights by the kind of an entry and the id that it names
 
 
 def may_be_opened(folder: Path, kept: Collection[Path]) -> bool:

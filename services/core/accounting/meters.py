@@ -18,32 +18,25 @@ from services.core.domain.gpus import likeliest_gpu_model
 
 LIMIT_MARGIN = 1.2
 """A board's mean power over a limit that it enforces: the limit, and what its control loop and its sensor are off."""
-CURVE_MARGIN = 1.5
-"""A host's power over the peak of its configured curve, which is rarely measured."""
+CURVE_MARGIN = 1.5  #: A host's power over the peak of its configured curve, which is rarely measured
 READ_SLACK_S = 1.0
 """By how much the moments of two readings can be off together: a counter that is refreshed, a thread that waits."""
-UNKNOWN_HOST_W = 10_000.0
-"""What no host draws beside its GPUs; the bound of one that does not say its own."""
-LONGEST_GAP_S = 90.0
-"""If two samples of power are further apart than this, the energy between them is modelled."""
+UNKNOWN_HOST_W = 10_000.0  #: What no host draws beside its GPUs; the bound of one that does not say its own
+LONGEST_GAP_S = 90.0  #: If two samples of power are further apart than this, the energy between them is modelled
 
 CHECK_S, CHECK_PATIENCE_S = 10.0, 60.0
 """A counter is compared with integrated power over the first; one that disagrees has until the second to agree."""
-CHECK_FACTOR = 2.0
-"""By how much the two may differ: sampled power misses what happens between samples."""
+CHECK_FACTOR = 2.0  #: By how much the two may differ: sampled power misses what happens between samples
 
 
 class Fault(StrEnum):
     """Why a reading is not accepted as a measurement."""
 
-    RISE = "rise"
-    """More than the hardware can draw in the time."""
-    FALL = "fall"
-    """Less than before, and no wrap."""
+    RISE = "rise"  #: More than the hardware can draw in the time
+    FALL = "fall"  #: Less than before, and no wrap
     GAP = "gap"
     """So long after the one before that the counter may have wrapped more than once, or nobody knows the power."""
-    POWER = "power"
-    """A power that the hardware cannot draw."""
+    POWER = "power"  #: A power that the hardware cannot draw
 
 
 def board_most_w(model: str, limits_w: Sequence[float | None]) -> float:

@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 METERED = 0.05
 """NVML, ``nvmlDeviceGetPowerUsage``: within 5 % of the current power draw. RAPL is taken to be no worse."""
-MODELLED = 0.30
-"""The GHG Protocol's guidance on uncertainty ranks figures by accuracy: high 5 %, good 15 %, fair 30 %."""
-PUBLISHED = 0.15
-"""A carbon intensity that its provider measured; ``GUESSED``: it was estimated, held or forecast."""
+MODELLED = 0.30  #: The GHG Protocol's guidance on uncertainty ranks figures by accuracy: high 5 %, good 15 %, fair 30 %
+PUBLISHED = 0.15  #: A carbon intensity that its provider measured; ``GUESSED``: it was estimated, held or forecast
 GUESSED = 0.30
 
 

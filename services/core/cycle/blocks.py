@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
-MASK_BITS = 62
-"""Devices of a node that a mask shows."""
+MASK_BITS = 62  #: Devices of a node that a mask shows
 ORDERS = MASK_BITS.bit_length()
 
 

@@ -20,8 +20,7 @@ from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, 
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.plain_members import plain_members
 
-ROWS = 256
-"""So many are turned into lists at a time."""
+ROWS = 256  #: So many are turned into lists at a time
 BITS: Ints = np.int64(1) << np.arange(63, dtype=np.int64)
 
 
@@ -29,22 +28,14 @@ BITS: Ints = np.int64(1) << np.arange(63, dtype=np.int64)
 class Verdict(IntEnum):
     """What filling decides for a ranked job."""
 
-    KEEP = 0
-    """Continues as it is."""
-    START = 1
-    """Waits, and its devices are free."""
-    AWAIT = 2
-    """Waits, and its devices are or will be released by others."""
-    RESIZE = 3
-    """Runs, and comes back at its new size."""
-    OUT = 4
-    """Runs, and better-ranked jobs take its devices."""
-    OVER_QUOTA = 5
-    """Its tenant may not hold that many GPUs."""
-    SHORT = 6
-    """Waits, and better-ranked jobs have the devices it could use."""
-    NOWHERE = 7
-    """Waits, and no GPU model it may use has as many devices."""
+    KEEP = 0  #: Continues as it is
+    START = 1  #: Waits, and its devices are free
+    AWAIT = 2  #: Waits, and its devices are or will be released by others
+    RESIZE = 3  #: Runs, and comes back at its new size
+    OUT = 4  #: Runs, and better-ranked jobs take its devices
+    OVER_QUOTA = 5  #: Its tenant may not hold that many GPUs
+    SHORT = 6  #: Waits, and better-ranked jobs have the devices it could use
+    NOWHERE = 7  #: Waits, and no GPU model it may use has as many devices
 
 
 KEEP, START, AWAIT, RESIZE, OUT, OVER_QUOTA, SHORT, NOWHERE = map(int, Verdict)

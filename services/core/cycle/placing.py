@@ -20,8 +20,7 @@ from services.core.domain.errors import DomainError
 from services.core.domain.ids import NodeId
 from services.core.domain.placement import NodeShare, Placement
 
-FEW_NODES = 64
-"""Among fewer nodes one that a gang fills exactly is found sooner in a list."""
+FEW_NODES = 64  #: Among fewer nodes one that a gang fills exactly is found sooner in a list
 NEVER_TIGHT = int(np.iinfo(np.int64).max)
 
 

@@ -22,8 +22,7 @@ from services.core.domain.plain_members import plain_members
 class Preemption(Enum):
     """Whether running jobs may be stopped for higher-ranked ones."""
 
-    NEVER = "never"
-    """The policy lets every job run to its end."""
+    NEVER = "never"  #: The policy lets every job run to its end
     LATER = "later"
     """Not in this round, but in the next active one; a job that will then displace others has that as its reason."""
     NOW = "now"

@@ -33,8 +33,7 @@ from services.core.domain.packing import pack
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.reasons import Reason
 
-Device = tuple[int, int]
-"""Node and device, by their indices."""
+Device = tuple[int, int]  #: Node and device, by their indices
 
 
 def place_services(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:

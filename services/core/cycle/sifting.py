@@ -14,8 +14,7 @@ from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
 from services.core.cycle.sorting import MANY, among_first
 from services.core.domain.arrays import Bools, Floats, Ints
 
-FEW = 16
-"""Fewer jobs are sorted, or visited one by one, sooner than sifted."""
+FEW = 16  #: Fewer jobs are sorted, or visited one by one, sooner than sifted
 
 Keys = tuple[Floats | Ints | Bools, ...]
 

@@ -35,8 +35,7 @@ _NOWHERE: Bools = np.empty(0, dtype=np.bool_)
 Curves = Mapping[tuple[int, ControlKind], ControlCurve]
 """What is known of one kind of job: a curve by GPU model (its index) and kind of control."""
 
-Gangs = Mapping[int, GangTable]
-"""What is known of one kind of job's gangs, by GPU model (its index)."""
+Gangs = Mapping[int, GangTable]  #: What is known of one kind of job's gangs, by GPU model (its index)
 
 
 @plain_members
@@ -57,8 +56,7 @@ QUEUED, STARTING, RUNNING, PREEMPTING = map(int, Phase)
 class Trigger(StrEnum):
     """Why the round is held."""
 
-    ACTIVE = "active"
-    """The clock: priorities are recomputed and jobs may be preempted."""
+    ACTIVE = "active"  #: The clock: priorities are recomputed and jobs may be preempted
     PASSIVE = "passive"
     """An arrival, an end or a release: free GPUs are filled from the last ranking, no job is preempted."""
 

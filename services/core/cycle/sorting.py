@@ -9,10 +9,8 @@ import numpy as np
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 
-QUEUES = 16
-"""Whole numbers over no more values are sorted part by part."""
-MANY = 512
-"""Beyond that, rows are sorted by their first key alone, and those that tie by the others."""
+QUEUES = 16  #: Whole numbers over no more values are sorted part by part
+MANY = 512  #: Beyond that, rows are sorted by their first key alone, and those that tie by the others
 
 
 def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | None = None) -> Ints:

@@ -13,8 +13,7 @@ from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.signal import Signal
 
-LEAST_MEASURED = 0.9
-"""A mean over the past is unknown where less than this share of it was measured."""
+LEAST_MEASURED = 0.9  #: A mean over the past is unknown where less than this share of it was measured
 _ALL_KNOWN: Bools = np.empty(0, dtype=np.bool_)
 
 

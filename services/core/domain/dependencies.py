@@ -9,12 +9,9 @@ from enum import Enum, StrEnum
 class Condition(StrEnum):
     """How a job must have ended before another may start. An array has ended when all of its tasks have."""
 
-    OK = "ok"
-    """It succeeded; of an array, every task did."""
-    ANY = "any"
-    """It ended, in whatever way."""
-    NOT_OK = "not_ok"
-    """It failed or was cancelled; of an array, at least one task did."""
+    OK = "ok"  #: It succeeded; of an array, every task did
+    ANY = "any"  #: It ended, in whatever way
+    NOT_OK = "not_ok"  #: It failed or was cancelled; of an array, at least one task did
 
 
 class Verdict(Enum):
@@ -22,8 +19,7 @@ class Verdict(Enum):
 
     MET = "met"
     OPEN = "open"
-    IMPOSSIBLE = "impossible"
-    """It can no longer be met: what has ended does not change any more."""
+    IMPOSSIBLE = "impossible"  #: It can no longer be met: what has ended does not change any more
 
 
 @dataclass(frozen=True, slots=True)

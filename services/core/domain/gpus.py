@@ -133,8 +133,7 @@ def likeliest_gpu_model(name: str) -> GpuModel | None:
     return max(chips, key=lambda board: len(board.chip), default=None)
 
 
-SLICE_SEVENTHS = (1, 2, 3, 4, 7)
-"""The sizes of slices that a GPU can be cut into: 1g, 2g, 3g, 4g and 7g."""
+SLICE_SEVENTHS = (1, 2, 3, 4, 7)  #: The sizes of slices that a GPU can be cut into: 1g, 2g, 3g, 4g and 7g
 
 SLICE_SM_PERCENT = (14, 28, 43, 57, 100)
 """Of the multiprocessors, for CUDA MPS, which stands in for slices on boards without MIG."""

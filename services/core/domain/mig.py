@@ -14,20 +14,16 @@ from typing import NamedTuple
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import SLICE_SEVENTHS, GpuModel, mig_memory_gib
 
-MEMORY_SLOTS = 8
-"""Memory slots of a GPU."""
+MEMORY_SLOTS = 8  #: Memory slots of a GPU
 
-WHOLE = SLICE_SEVENTHS[-1]
-"""Sevenths of a whole GPU, and of the slice that has all of its compute."""
+WHOLE = SLICE_SEVENTHS[-1]  #: Sevenths of a whole GPU, and of the slice that has all of its compute
 
 _WIDTHS: Mapping[int, int] = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 _STARTS: Mapping[int, tuple[int, ...]] = {1: tuple(range(7)), 2: (0, 2, 4), 3: (0, 4), 4: (0,), 7: (0,)}
 
-MAX_SLICES = 7
-"""The most slices of one GPU."""
+MAX_SLICES = 7  #: The most slices of one GPU
 
-FIRST_SLICE_INDEX = 1_024
-"""Units below it are whole GPUs, by the driver's order; from it on they are slices."""
+FIRST_SLICE_INDEX = 1_024  #: Units below it are whole GPUs, by the driver's order; from it on they are slices
 
 
 class SlicePlace(NamedTuple):

@@ -17,8 +17,7 @@ class Progress:
     best: float | None = None  #: Objective of the best solution so far, None before there is one
 
 
-Report = Callable[[Progress], None]
-"""Called with the progress of work, often: it has to be quick."""
+Report = Callable[[Progress], None]  #: Called with the progress of work, often: it has to be quick
 
 
 def unreported(progress: Progress) -> None:

@@ -9,11 +9,9 @@ from enum import StrEnum
 
 from services.core.domain.errors import DomainError
 
-CLASSES = ("SS", "SL", "LS", "LL")
-"""Of requests: input length first: ``SL`` is a short input with a long output."""
+CLASSES = ("SS", "SL", "LS", "LL")  #: Of requests: input length first: ``SL`` is a short input with a long output
 
-MAX_REGIONS = 6
-"""Of clients: one more would make a plan's model 127 rows for each class (``freesh.coverage``)."""
+MAX_REGIONS = 6  #: Of clients: one more would make a plan's model 127 rows for each class (``freesh.coverage``)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +51,9 @@ class NegativeRates(StrEnum):
     FRUGAL = "frugal"  # no instance whose requests the others of its class could serve
 
 
-WINDOW_S, STEP_S = 5.0, 300.0
-"""Routers count requests by windows; pools are planned by steps, each of 60 windows."""
+WINDOW_S, STEP_S = 5.0, 300.0  #: Routers count requests by windows; pools are planned by steps, each of 60 windows
 
-STEPS_AHEAD = 6
-"""Steps that a plan looks ahead."""
+STEPS_AHEAD = 6  #: Steps that a plan looks ahead
 
 SERVICE = 0.95
 """A query short waits or is lost, one spare costs the power of an idle share of an instance: 0.95 says that the
@@ -68,5 +64,4 @@ LEAST_SERVICE, MOST_SERVICE = 0.5, 0.99
 SLO_LATENCIES = 5.0
 """A request violates its SLO if it takes longer than this many times ``Lat``. Source: FREESH section 3.3."""
 
-WINDOW_LATENCIES = 1.4
-"""Tokens are in time within this many times ``Lat``, alpha_LLF. Source: FREESH appendix C.2."""
+WINDOW_LATENCIES = 1.4  #: Tokens are in time within this many times ``Lat``, alpha_LLF. Source: FREESH appendix C.2.

@@ -28,24 +28,17 @@ class SolveStatus(StrEnum):
 class Method(StrEnum):
     """How a placement is found."""
 
-    HEAVY_EDGE = "heavy-edge"
-    """The paper's greedy cut."""
-    REFINED = "refined"
-    """The greedy cut, then exchanges while they shorten the iteration; never longer than it."""
-    ILP = "ilp"
-    """The least iteration time, by a mixed-integer programme; never longer than ``refined``."""
+    HEAVY_EDGE = "heavy-edge"  #: The paper's greedy cut
+    REFINED = "refined"  #: The greedy cut, then exchanges while they shorten the iteration; never longer than it
+    ILP = "ilp"  #: The least iteration time, by a mixed-integer programme; never longer than ``refined``
 
 
 class Wait(StrEnum):
     """Why a job gets no GPUs."""
 
-    GPUS = "gpus"
-    """There are too few for it and the jobs that come before it."""
-    POWER_LIMIT = "power_limit"
-    """The power limit leaves too little for it."""
-    TENSOR_GROUPS = "tensor_groups"
-    """Its tensor groups find no nodes with enough free GPUs."""
+    GPUS = "gpus"  #: There are too few for it and the jobs that come before it
+    POWER_LIMIT = "power_limit"  #: The power limit leaves too little for it
+    TENSOR_GROUPS = "tensor_groups"  #: Its tensor groups find no nodes with enough free GPUs
 
 
-MAX_LEADING = 10
-"""Configurations of an application that a partition may name beside the chosen one."""
+MAX_LEADING = 10  #: Configurations of an application that a partition may name beside the chosen one

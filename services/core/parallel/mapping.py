@@ -35,8 +35,7 @@ class Mapper:
         self.graph = graph
         self.model = IterationModel(graph, network)
         self.edges: Edges = edges_of(graph)
-        self.narrowest = int(graph.size.min())
-        """GPUs of its smallest replica."""
+        self.narrowest = int(graph.size.min())  #: GPUs of its smallest replica
 
     def counts(self, servers: Ints, method: Method) -> Ints | None:
         """Return replicas by class and server, (n_classes, n_servers), or None if tensor groups do not fit.

@@ -26,8 +26,7 @@ from services.core.parallel.graph import AllReduce, JobGraph, Stage
 from services.core.parallel.iteration import IterationModel, Network
 from services.core.parallel.layers import Layer
 
-CUT_GPUS = 16
-"""The largest pipeline that is cut freely; the search grows with its square."""
+CUT_GPUS = 16  #: The largest pipeline that is cut freely; the search grows with its square
 MAX_GPUS = 65_536
 
 

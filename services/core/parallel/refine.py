@@ -15,8 +15,7 @@ import numpy as np
 from services.core.domain.arrays import Ints
 from services.core.parallel.iteration import IterationModel
 
-WORK = 4_000_000
-"""Table look-ups all descents together may spend: some tens of milliseconds."""
+WORK = 4_000_000  #: Table look-ups all descents together may spend: some tens of milliseconds
 ORDERS_WORK = 400_000
 ORDERS = 256
 DESCENTS = 4

@@ -27,11 +27,9 @@ from services.core.policies.powerflow.allocate import Greedy, Room, allocate_gpu
 from services.core.policies.powerflow.choices import Choices
 from services.core.policies.powerflow.controls import allocate_controls
 
-_W = 1e-6
-"""Watts by which sums of watts may differ from one another."""
+_W = 1e-6  #: Watts by which sums of watts may differ from one another
 
-Shares = tuple[tuple[int, int], ...]
-"""Where a gang sits: (node, how many of its GPUs), in the order of its ranks."""
+Shares = tuple[tuple[int, int], ...]  #: Where a gang sits: (node, how many of its GPUs), in the order of its ranks
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,7 @@ class Effect:
     detail: str  #: For a user: what it is compared with, or why a figure is unknown
 
 
-Runs = tuple[tuple[float, float], ...]
-"""When a job runs: begins and ends, UTC seconds, ascending."""
+Runs = tuple[tuple[float, float], ...]  #: When a job runs: begins and ends, UTC seconds, ascending
 
 
 @dataclass(frozen=True)

@@ -118,11 +118,9 @@ POLICIES: dict[str, PolicyEntry] = {
 }
 """By name, in alphabetical order."""
 
-FAIR = "fair+"
-"""Before a policy's name: the same policy, with its GPUs shared between tenants."""
+FAIR = "fair+"  #: Before a policy's name: the same policy, with its GPUs shared between tenants
 
-ALIASES = {"las+zeus": "zeus+las", "zeus+gandiva": "gandiva+zeus"}
-"""Other names that operators may write."""
+ALIASES = {"las+zeus": "zeus+las", "zeus+gandiva": "gandiva+zeus"}  #: Other names that operators may write
 
 LAB = frozenset(
     {

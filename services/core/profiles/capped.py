@@ -40,8 +40,7 @@ from services.core.profiles.residuals import Residuals, fit_residuals
 from services.core.profiles.terms import throughput_bounds, throughput_terms, throughput_units
 from services.core.profiles.throughput import ThroughputParameters, times
 
-KNEE = 8.0
-"""How sharply a limit sets in; measured curves bend within some 10 % of the demand."""
+KNEE = 8.0  #: How sharply a limit sets in; measured curves bend within some 10 % of the demand
 MEASURED = ("seconds_per_iteration", "energy_j_per_iteration")
 SPEED = ThroughputParameters._fields
 OWN = ("static_w", "alpha_w", "theta", "beta_w", "sync_w", "exponent")

@@ -12,11 +12,9 @@ import numpy as np
 
 from services.core.domain.arrays import Bools, Floats
 
-Predict = Callable[[Floats], Floats]
-"""(k, n_parameters) candidate parameters to (k, n_points) predictions, all > 0."""
+Predict = Callable[[Floats], Floats]  #: (k, n_parameters) candidate parameters to (k, n_points) predictions, all > 0
 
-ROBUST_AT = 0.15
-"""Relative errors beyond this count ever less: a step that was disturbed must not bend the curve."""
+ROBUST_AT = 0.15  #: Relative errors beyond this count ever less: a step that was disturbed must not bend the curve
 STEP = 1e-7
 MAX_STEPS = 200
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 
-CANDIDATES = 50
-"""Batch sizes tried between the least and the largest, as in the authors' implementation."""
+CANDIDATES = 50  #: Batch sizes tried between the least and the largest, as in the authors' implementation
 SLACK = 1e-8
 
 

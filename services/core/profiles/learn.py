@@ -27,8 +27,7 @@ from services.core.profiles.terms import (
 )
 from services.core.profiles.throughput import ThroughputParameters, times
 
-LOOSE = 1e-3
-"""Pull of a parameter without a prior: enough to choose between equals, too little to bias."""
+LOOSE = 1e-3  #: Pull of a parameter without a prior: enough to choose between equals, too little to bias
 MAX_BREAKS = 6
 
 

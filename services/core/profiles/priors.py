@@ -21,8 +21,7 @@ from services.core.profiles.throughput import ThroughputParameters
 
 VOLTAGE_RISE = 1.3
 """Voltage at the top clock against that at ``f0``: our reading, which puts the best clock near ``f0``."""
-REST = 0.5
-"""Share of a step's draw at its usual batch that the batch does not change."""
+REST = 0.5  #: Share of a step's draw at its usual batch that the batch does not change
 
 
 @dataclass(frozen=True)

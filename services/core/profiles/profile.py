@@ -22,19 +22,14 @@ from services.core.profiles.observations import Observations
 from services.core.profiles.priors import believed_capped, believed_draw, believed_speed, family_of
 from services.core.profiles.throughput import ThroughputParameters
 
-JobModel = EnergyModel | CappedModel
-"""By clock, or by power limit."""
-MAX_CONFIGURATIONS = 128
-"""Configurations kept of a job, those seen last; a gang of twelve sizes at ten clocks each."""
-MAX_COUNT = 16.0
-"""Measurements an old mean counts for: later ones then replace it slowly, should the job change."""
-PULL = 0.1
-"""A parameter that is off its prior by all of itself costs as much as one point that is wrong by a tenth."""
+JobModel = EnergyModel | CappedModel  #: By clock, or by power limit
+MAX_CONFIGURATIONS = 128  #: Configurations kept of a job, those seen last; a gang of twelve sizes at ten clocks each
+MAX_COUNT = 16.0  #: Measurements an old mean counts for: later ones then replace it slowly, should the job change
+PULL = 0.1  #: A parameter that is off its prior by all of itself costs as much as one point that is wrong by a tenth
 TIMES = frozenset(ThroughputParameters._fields) - {"gamma1", "gamma2"}
 """The parameters that all grow with the length of a step."""
 DYNAMIC_W = frozenset({"alpha_w", "beta_w", "sync_w"})
-UNSEEN_NOISE = 0.7
-"""Relative error to expect for a job without points."""
+UNSEEN_NOISE = 0.7  #: Relative error to expect for a job without points
 
 
 @dataclass(frozen=True)

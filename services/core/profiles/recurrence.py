@@ -20,8 +20,7 @@ import numpy as np
 
 from services.core.domain.arrays import Bools, Floats, Ints
 
-EXACT = 0.01
-"""A prediction that is off by less than this share of the truth counts as exact."""
+EXACT = 0.01  #: A prediction that is off by less than this share of the truth counts as exact
 
 
 def group_id(meta: Mapping[str, object]) -> int:

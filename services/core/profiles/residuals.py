@@ -26,18 +26,14 @@ from services.core.domain.arrays import Floats
 from services.core.profiles.observations import Observations
 
 COLUMNS = ("gpus", "local_batch", "control", "nodes")
-LEAST_POINTS = 8
-"""Fewer points leave nothing to choose scales by."""
-MOST_TO_CHOOSE_BY = 200
-"""Scales are chosen on so many points, evenly spread; the correction itself uses all."""
+LEAST_POINTS = 8  #: Fewer points leave nothing to choose scales by
+MOST_TO_CHOOSE_BY = 200  #: Scales are chosen on so many points, evenly spread; the correction itself uses all
 GANG_SCALES = (0.3, 1.0, 3.0)
 BATCH_SCALES = (0.1, 0.3, 1.0, 3.0)
 CONTROL_SCALES = (0.3, 1.0)
 """In natural logarithms: 0.1 is a tenth more, 1 is 2.7 times as much. Nodes have the scale of GPUs."""
-NOISES = (0.03, 0.1, 0.3, 1.0)
-"""Variance of a point's own disturbance, as a multiple of that of the process."""
-WORTH_IT = 0.95
-"""The share of the form's error that may be left for the correction to be used."""
+NOISES = (0.03, 0.1, 0.3, 1.0)  #: Variance of a point's own disturbance, as a multiple of that of the process
+WORTH_IT = 0.95  #: The share of the form's error that may be left for the correction to be used
 
 
 @dataclass(frozen=True)

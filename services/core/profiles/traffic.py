@@ -25,11 +25,9 @@ from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEPS_AHEAD, WINDOW_S
 
-WINDOWS = 60
-"""Windows in a step."""
+WINDOWS = 60  #: Windows in a step
 DAY_STEPS = 288
-HEAD_ROOM = 1.1
-"""Pools are planned for this many times the predicted peak."""
+HEAD_ROOM = 1.1  #: Pools are planned for this many times the predicted peak
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from services.core.profiles.traffic import DAY_STEPS, Traffic
 
 LEVEL_STEPS, LAGS = 3, 6
 SPANS = (12, 36, DAY_STEPS)
-LEAST_LEVEL_QPS = 1 / WINDOW_S
-"""One request in a window: where nothing came of late, ratios are to this."""
+LEAST_LEVEL_QPS = 1 / WINDOW_S  #: One request in a window: where nothing came of late, ratios are to this
 
 
 def levels_qps(history: Traffic, origins: Ints) -> Floats:

@@ -172,8 +172,7 @@ class ModelBuilder:
         )
 
 
-CHECKS_A_WORK_UNIT = 2_000
-"""Both are about a second of one core."""
+CHECKS_A_WORK_UNIT = 2_000  #: Both are about a second of one core
 
 
 @dataclass(frozen=True)

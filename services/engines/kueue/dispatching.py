@@ -28,17 +28,13 @@ from services.engines.kueue.reading import (
 )
 from services.engines.kueue.settings import KueueSettings
 
-MULTIKUEUE = "kueue.x-k8s.io/multikueue"
-"""The controllerName of MultiKueue's AdmissionChecks."""
+MULTIKUEUE = "kueue.x-k8s.io/multikueue"  #: The controllerName of MultiKueue's AdmissionChecks
 GPU_MODEL, PUE = "wattshift.io/gpu-model", "wattshift.io/pue"
 """What operators write on a MultiKueueCluster beside its grid zone; by default GPUs are unknown, the PUE is 1."""
-CLUSTERS = "wattshift.io/clusters"
-"""What users read: the clusters in order, with the grams expected in each."""
+CLUSTERS = "wattshift.io/clusters"  #: What users read: the clusters in order, with the grams expected in each
 _MOST = 20
-_TIE = 0.01
-"""Clusters whose grams differ by less than this share of the least are a tie."""
-_POD_W = 100.0
-"""Watts of a pod without GPUs; of those of one workload only the zones matter."""
+_TIE = 0.01  #: Clusters whose grams differ by less than this share of the least are a tie
+_POD_W = 100.0  #: Watts of a pod without GPUs; of those of one workload only the zones matter
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ DEADLINE, FLEXIBLE, STEER, STOPPABLE = (
 """What users write on their jobs' pods: by when they are to be done, or for how long they may be delayed; ``off`` for
 those that are to be left alone; and whether they may be evicted, to start again from a checkpoint."""
 
-ZONE = "wattshift.io/zone"
-"""What operators write on a ResourceFlavor: the grid zone of its nodes."""
+ZONE = "wattshift.io/zone"  #: What operators write on a ResourceFlavor: the grid zone of its nodes
 
 MOST_GPUS = 1_024
 _QUANTITY = re.compile(r"(\d+)([kMG]?)")

@@ -38,8 +38,7 @@ NOTE, START, GRAMS = (f"wattshift.io/{name}" for name in ("note", "expected-star
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 30.0, 600.0
 """For how long Kueue is asked not to try a workload again: plans change, and it cannot be called back earlier."""
 
-Slot = tuple[str, int]
-"""A node of ours, and one of its GPUs."""
+Slot = tuple[str, int]  #: A node of ours, and one of its GPUs
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from services.engines.ray.reading import (
 )
 from services.engines.ray.settings import RaySettings
 
-_ALL = {"limit": "10000", "detail": "true"}
-"""As many as Ray answers with at most; it says when there are more."""
+_ALL = {"limit": "10000", "detail": "true"}  #: As many as Ray answers with at most; it says when there are more
 
 
 class RaySilentError(Exception):

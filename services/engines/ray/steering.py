@@ -28,8 +28,7 @@ from services.engines.ray.settings import RaySettings
 OPTED_OUT, NOT_OURS = "its user opted out", "it does not run by wattshift.ray"
 QUEUE = "ray"
 """Ray has no queues: all jobs are in one."""
-OVERDUE = 124
-"""The exit status of ``wattshift.ray`` where a command reached its time limit."""
+OVERDUE = 124  #: The exit status of ``wattshift.ray`` where a command reached its time limit
 _ASKS_PER_S = 200
 _AGAIN_S = 2.0
 

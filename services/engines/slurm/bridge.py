@@ -25,8 +25,7 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
-UNREAD = "Slurm's row of it cannot be read"
-"""Why a node takes no work that was read before."""
+UNREAD = "Slurm's row of it cannot be read"  #: Why a node takes no work that was read before
 
 
 class Slurm(Protocol):

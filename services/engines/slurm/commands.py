@@ -16,8 +16,7 @@ from services.engines.slurm.steering import Changes
 
 _FOR_JOB = re.compile(r"^(?P<words>.*) for job (?P<number>\d+)", re.MULTILINE)
 _UNWRITABLE = re.compile("[\"'\x00-\x1f]")
-_LISTED = 200
-"""Jobs named in one line of scontrol."""
+_LISTED = 200  #: Jobs named in one line of scontrol
 
 
 class SlurmSilentError(Exception):

@@ -14,13 +14,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-TAG = re.compile(r"wattshift:(?P<id>\S+)")
-"""In the admin comment: our name for the job."""
+TAG = re.compile(r"wattshift:(?P<id>\S+)")  #: In the admin comment: our name for the job
 HOLD = re.compile(r"wattshift-hold:(?P<until>\d+)(?:/(?P<own>\d+))?")
 """In the admin comment: the begin time that we set, UTC seconds, and the one still ahead that it replaced, if any. Also
 written by ``deploy/slurm/job_submit.lua``. Any other begin time is the user's or Slurm's."""
-NOTE = "[wattshift]"
-"""In the comment: what stands before it is the user's."""
+NOTE = "[wattshift]"  #: In the comment: what stands before it is the user's
 _OPTION = re.compile(r"wattshift:(?P<options>\S+)")
 _GPUS = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:,=()]+))?[:=](?P<count>\d+)")
 _INDEX = re.compile(r"gpu(?::(?P<type>[^:,()]+))?:(?P<count>\d+)(?:\((?:IDX|S):(?P<numbers>[\d,-]+)[^)]*\))?")

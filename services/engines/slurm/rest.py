@@ -27,8 +27,7 @@ from services.kit.logging import Log
 log = Log(__name__)
 T = TypeVar("T")
 
-VERSIONS = tuple(range(36, 44))
-"""v0.0.36 to v0.0.43; those from v0.0.39 on by their published descriptions alone."""
+VERSIONS = tuple(range(36, 44))  #: v0.0.36 to v0.0.43; those from v0.0.39 on by their published descriptions alone
 _PATH = re.compile(r"^/slurm/v0\.0\.(\d+)/jobs/?$")
 AWAY_S = 60.0
 MOST_BY_REST = 100

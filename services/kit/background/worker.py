@@ -26,8 +26,7 @@ log = Log(__name__)
 
 R = TypeVar("R")
 
-PROGRESS_S = 1.0
-"""Progress is written no oftener than this."""
+PROGRESS_S = 1.0  #: Progress is written no oftener than this
 
 DATABASE_PATIENCE_S = 60.0
 """How long an answer is kept while the database is unreachable; after that the work is done again."""

@@ -20,8 +20,7 @@ from services.kit.problems import ProblemError
 log = Log(__name__)
 
 _BOOT = "engine"
-_MOST = 100
-"""Intervals kept of a node while the control plane does not answer."""
+_MOST = 100  #: Intervals kept of a node while the control plane does not answer
 
 
 class ModelledEnergy:

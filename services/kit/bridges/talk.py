@@ -30,10 +30,8 @@ from services.kit.problems import ProblemError
 
 log = Log(__name__)
 
-PRESENT_EVERY_S = 30.0
-"""How often all jobs are named, so that those that the engine has lost are noticed."""
-_TOGETHER_S = 0.1
-"""Decisions of one round come in several commands, and jobs change together."""
+PRESENT_EVERY_S = 30.0  #: How often all jobs are named, so that those that the engine has lost are noticed
+_TOGETHER_S = 0.1  #: Decisions of one round come in several commands, and jobs change together
 
 
 class Talk:

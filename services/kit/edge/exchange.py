@@ -21,8 +21,7 @@ from services.kit import access, traces
 from services.kit.problems import ProblemError
 
 Header = tuple[bytes, bytes]
-UNWATCHED_S = 0.02
-"""How long a request is worked on before anyone looks whether its client is still there."""
+UNWATCHED_S = 0.02  #: How long a request is worked on before anyone looks whether its client is still there
 
 _REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # a job's output is text, whatever it looks like

@@ -26,8 +26,7 @@ class _Bucket:
     taken: int = 0
 
 
-MOST_ADDRESSES = 10_000
-"""Addresses remembered at once; the one that has been silent longest is forgotten first."""
+MOST_ADDRESSES = 10_000  #: Addresses remembered at once; the one that has been silent longest is forgotten first
 
 
 class RateLimiter:

@@ -29,13 +29,10 @@ QUIET_S = 2.0
 """A process that has had no request for so long, while nothing is open elsewhere, looks this often until it gets one.
 It lets nothing through meanwhile, and at the first look after it, at most its burst more than if it had looked all the
 time. What is open elsewhere counts against a tenant's first request here, so that its end must be seen at once."""
-ANSWERS_S = 2.0
-"""A Redis that is silent for so long does not answer."""
-ALIVE_S = 3.0
-"""What a process that has not written for so long said to have open does not count."""
+ANSWERS_S = 2.0  #: A Redis that is silent for so long does not answer
+ALIVE_S = 3.0  #: What a process that has not written for so long said to have open does not count
 FORGOTTEN_S = 60.0
-TOLD_S = 600.0
-"""A tenant that has sent nothing for so long is left out."""
+TOLD_S = 600.0  #: A tenant that has sent nothing for so long is left out
 
 
 class SharedLimits:

@@ -34,8 +34,7 @@ from services.router.usage import UsageReporter
 
 log = Log(__name__)
 
-BUSY = frozenset({429, 503})
-"""Statuses of an instance that has not worked on the request: another one is asked."""
+BUSY = frozenset({429, 503})  #: Statuses of an instance that has not worked on the request: another one is asked
 FAILING = frozenset({502, 503, 504})
 """Statuses by which an instance itself says that it does not work; three in a row eject it for a while."""
 FRESH_S = 1.0

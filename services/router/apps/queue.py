@@ -27,8 +27,7 @@ class Outcome(StrEnum):
     """It works, and took no more."""
     FAILED = "failed"
     UNREACHABLE = "unreachable"
-    NOT_ASKED = "not_asked"
-    """Nothing: the client left, or the request was never sent."""
+    NOT_ASKED = "not_asked"  #: Nothing: the client left, or the request was never sent
 
 
 class NotAssignedError(Exception):

@@ -27,8 +27,7 @@ from services.router.fleet import Fleet
 log = Log(__name__)
 
 LONGEST_LINE = 64 * 1024
-HELLO_S = 5.0
-"""How long a connection may take to say who it is."""
+HELLO_S = 5.0  #: How long a connection may take to say who it is
 CONNECT_S = 2.0
 
 

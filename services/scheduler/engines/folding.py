@@ -16,8 +16,7 @@ from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 from services.scheduler.ingest.gangs import EndReason, GangState
 
-Devices = Mapping[str, Sequence[int]]
-"""What a job holds, by node."""
+Devices = Mapping[str, Sequence[int]]  #: What a job holds, by node
 
 
 CANCELLED_THERE = "cancelled_in_engine"

@@ -8,8 +8,7 @@ from services.contracts.explanations import LengthEstimate
 from services.contracts.jobs import JobSpec
 from services.scheduler.repository.predictions import Predictions
 
-LEAST_PROGRESS = 0.01
-"""A job that reports less than this share as done says too little of its speed."""
+LEAST_PROGRESS = 0.01  #: A job that reports less than this share as done says too little of its speed
 
 
 @dataclass(frozen=True)

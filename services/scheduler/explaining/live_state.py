@@ -32,12 +32,9 @@ from services.scheduler.repository.snapshots import JobRow
 
 LengthSource = Literal["progress", "prediction", "time_limit", "assumed"]
 
-ASSUMED_GPU_S = 3_600.0
-"""Length of a job of which nothing is known, where nothing is known of any job, GPU seconds."""
-LEAST_LEFT = 0.1
-"""A job that has run for as long as predicted, or longer, is taken to need this share of it still."""
-POWER_STEP_W = 5.0
-"""Measured powers are rounded to this, so that jobs share profiles."""
+ASSUMED_GPU_S = 3_600.0  #: Length of a job of which nothing is known, where nothing is known of any job, GPU seconds
+LEAST_LEFT = 0.1  #: A job that has run for as long as predicted, or longer, is taken to need this share of it still
+POWER_STEP_W = 5.0  #: Measured powers are rounded to this, so that jobs share profiles
 
 
 @dataclass

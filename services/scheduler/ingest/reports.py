@@ -62,8 +62,7 @@ class Ingested:
         return any((self.nodes_lost, self.running, self.stopped, self.ended))
 
 
-ShareReports = Mapping[tuple[str, str], ShareReport]
-"""The last reports on shares, by allocation and node."""
+ShareReports = Mapping[tuple[str, str], ShareReport]  #: The last reports on shares, by allocation and node
 
 
 class Ingest:

@@ -28,8 +28,7 @@ from services.scheduler.repository.documents import StoredStepTimes
 from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.profiles import TableRow
 
-DIGITS = 2
-"""Significant digits of noise scales: a little more or less changes no batch."""
+DIGITS = 2  #: Significant digits of noise scales: a little more or less changes no batch
 
 
 @dataclass(frozen=True)

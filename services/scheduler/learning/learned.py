@@ -31,10 +31,8 @@ from services.scheduler.repository.profiles import LearnedRow, NewProfile, News,
 
 log = Log(__name__)
 
-WIDEST = 64
-"""Gang sizes are predicted up to here, and up to the widest that was measured."""
-BATCH_DOUBLINGS = np.arange(-4, 11)
-"""Batches at which step times are kept, as powers of two of the base batch."""
+WIDEST = 64  #: Gang sizes are predicted up to here, and up to the widest that was measured
+BATCH_DOUBLINGS = np.arange(-4, 11)  #: Batches at which step times are kept, as powers of two of the base batch
 
 
 @dataclass(frozen=True)

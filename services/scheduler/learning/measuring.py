@@ -39,8 +39,7 @@ LEAST_SHARE = 0.4
 REPORTS = 3.0
 """Times between two reports, at the default, that an interval leaves room for: it waits for its first and its last
 report, which may come half as often at its value."""
-SHARE = 0.8
-"""Of the rest, what is measured; the nodes need what is left to set their devices and to report."""
+SHARE = 0.8  #: Of the rest, what is measured; the nodes need what is left to set their devices and to report
 TOO_RARE = "It reports progress every {:.0f} s: too rarely to measure a second value."
 
 

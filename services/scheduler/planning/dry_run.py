@@ -37,8 +37,7 @@ from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import JobRow, SpecRow
 
-DRAFT = JobId("job_zzzzzzzzzzzzzzzzzzzzzzzzzz")
-"""Sorts behind every job that was submitted."""
+DRAFT = JobId("job_zzzzzzzzzzzzzzzzzzzzzzzzzz")  #: Sorts behind every job that was submitted
 
 HOUR_S = 3_600.0
 

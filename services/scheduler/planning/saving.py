@@ -24,8 +24,7 @@ from services.scheduler.repository.savings import EndedRow, EnergyRow
 log = Log(__name__)
 
 EVERY_S = 600.0
-LATE_S = 6 * 3_600.0
-"""Energy that was used before the end of a day is in the ledger so long after it."""
+LATE_S = 6 * 3_600.0  #: Energy that was used before the end of a day is in the ledger so long after it
 KEPT_DAYS = 5
 """So long, what was mirrored of all of a day's jobs is surely kept; then a day is settled, whatever is missing."""
 

@@ -60,8 +60,7 @@ class Loaded:
     predictions: Predictions | None = None
     withheld: Sequence[Withheld] = ()
     """Queued jobs that are not in the snapshot, as far as it is not written down yet why."""
-    said: Said = field(default_factory=Said)
-    """Why each job waits, as it is written down."""
+    said: Said = field(default_factory=Said)  #: Why each job waits, as it is written down
 
 
 async def load(

@@ -29,8 +29,7 @@ from services.kit.text import decoded
 from services.scheduler.settings import SchedulerSettings
 
 PLACEHOLDERS = frozenset({"node", "address"})
-SAID = 300
-"""Characters kept of a hook's last output."""
+SAID = 300  #: Characters kept of a hook's last output
 
 
 class HookError(Exception):

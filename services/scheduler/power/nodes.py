@@ -31,11 +31,9 @@ log = Log(__name__)
 
 LOOK_EVERY_S = 1.0
 LONGEST_BACKOFF_S = 300.0
-STAYS_ON_S = 3_600.0
-"""For so long plans leave a node on that could not be powered down."""
+STAYS_ON_S = 3_600.0  #: For so long plans leave a node on that could not be powered down
 
-WOKEN = (Reason.NEEDED.value, SENTENCES[Reason.NEEDED])
-"""Why a start wakes nodes: code and sentence."""
+WOKEN = (Reason.NEEDED.value, SENTENCES[Reason.NEEDED])  #: Why a start wakes nodes: code and sentence
 BY_OPERATOR = ("operator", "An operator asked for it.")
 
 

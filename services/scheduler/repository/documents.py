@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-Json = dict[str, Any]
-"""A document that is passed on, or validated by a contract before anything in it is read."""
+Json = dict[str, Any]  #: A document that is passed on, or validated by a contract before anything in it is read
 
 
 class StoredShare(TypedDict):

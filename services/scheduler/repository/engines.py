@@ -301,8 +301,7 @@ class DecidedRow(NamedTuple):
     decision: Json
 
 
-Claim = tuple[str, str, int]
-"""Allocation, node and device."""
+Claim = tuple[str, str, int]  #: Allocation, node and device
 
 
 async def lock_unfolded(connection: Connection, limit: int) -> list[UnfoldedRow]:

@@ -24,12 +24,9 @@ from services.db.rows import columns_of, fetch_rows
 from services.scheduler.repository import snapshots
 from services.scheduler.repository.snapshots import JobRow
 
-FULL_EVERY_S = 600.0
-"""Everything is read again so often, long before the numbers of transactions come round."""
-FEW = 1_000
-"""So few jobs are read in full sooner than they are compared."""
-CHANGED_SHARE = 0.3
-"""Where more than that has changed, everything is read again."""
+FULL_EVERY_S = 600.0  #: Everything is read again so often, long before the numbers of transactions come round
+FEW = 1_000  #: So few jobs are read in full sooner than they are compared
+CHANGED_SHARE = 0.3  #: Where more than that has changed, everything is read again
 
 _SERVER = "SELECT pg_postmaster_start_time()"
 
@@ -184,8 +181,7 @@ class KeptJobs:
         self._few = few
         self._known: _Known | None = None
         self._last = 0
-        self.read_again = 0
-        """How many rows the last reading had to read."""
+        self.read_again = 0  #: How many rows the last reading had to read
 
     def forget(self) -> None:
         """Read everything the next time, since something may have been missed."""

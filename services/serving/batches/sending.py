@@ -18,12 +18,10 @@ from services.serving.repository.batch_work import ClaimedLine, Outcome
 
 log = Log(__name__)
 
-MOST_FAILURES = 5
-"""A line at which servers have failed so often gets their last answer as its result."""
+MOST_FAILURES = 5  #: A line at which servers have failed so often gets their last answer as its result
 TIMEOUT_S = 3_600.0
 AWAY_S = 5.0
-UNKNOWN_S = 30.0
-"""Before a line is sent again after an answer that says the router does not know the model, or us."""
+UNKNOWN_S = 30.0  #: Before a line is sent again after an answer that says the router does not know the model, or us
 NO_ROOM = frozenset({429, 503})
 FAILED = frozenset({500, 502, 504})
 

@@ -39,15 +39,12 @@ log = Log(__name__)
 
 LOOK_S = 0.5
 FORGET_S = 600.0
-MARGIN_S = 3_600.0
-"""Lines are planned to be answered so long before their batch expires."""
+MARGIN_S = 3_600.0  #: Lines are planned to be answered so long before their batch expires
 FORECAST_AGE_S, HORIZON_S = 300.0, WINDOW_S + 3_600.0
 LINES_AT_ONCE = 500
-TYPICAL = Work(500, 200)
-"""The request for which servers' energies are compared."""
+TYPICAL = Work(500, 200)  #: The request for which servers' energies are compared
 
-Points = list[tuple[float, float, float]]
-"""Start and end, UTC seconds, and gCO2/kWh."""
+Points = list[tuple[float, float, float]]  #: Start and end, UTC seconds, and gCO2/kWh
 
 
 class Forecasts:

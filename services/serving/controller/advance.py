@@ -12,11 +12,9 @@ from services.contracts.serving import InstanceState, ServerProbes
 from services.serving.controller.probes import KeyCheck
 from services.serving.instances import SENTENCES, Instance, InstanceJob, InstanceReason
 
-IN_A_ROW = 2
-"""How many equal answers in a row show that an instance is silent, or holds no more requests."""
+IN_A_ROW = 2  #: How many equal answers in a row show that an instance is silent, or holds no more requests
 
-Change = dict[str, Any]
-"""Columns and their new values; a value may equal the present one."""
+Change = dict[str, Any]  #: Columns and their new values; a value may equal the present one
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,7 @@ from services.serving.settings import ServingSettings
 
 log = Log(__name__)
 
-PATIENCE_S = 5.0
-"""A job that has waited longer than this for GPUs waits for GPUs that others hold."""
+PATIENCE_S = 5.0  #: A job that has waited longer than this for GPUs waits for GPUs that others hold
 DELETE_EVERY_S = 3_600.0
 SUBMISSIONS = "submissions"
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from services.contracts.serving import InstanceState
 
-Combination = tuple[str, str]
-"""A place and a mode."""
+Combination = tuple[str, str]  #: A place and a mode
 Target = Mapping[Combination, Mapping[str | None, int]]
 """How many instances there should be, by request class; those under None are only kept, and none is started for it."""
 

@@ -13,12 +13,9 @@ ANY_GPUS = ("", "")
 class Outlook(Enum):
     """The prospects of an instance that is not ready."""
 
-    COMES = auto()
-    """It is starting."""
-    WAITS = auto()
-    """It waits for GPUs that others hold."""
-    STUCK = auto()
-    """It failed and is retried, has no node, or takes longer than it should."""
+    COMES = auto()  #: It is starting
+    WAITS = auto()  #: It waits for GPUs that others hold
+    STUCK = auto()  #: It failed and is retried, has no node, or takes longer than it should
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,10 @@ import aiohttp
 
 from services.kit.metric_sums import metric_sum
 
-LARGEST_ANSWER = 4 * 1024 * 1024
-"""Most bytes of metrics that are read; a longer answer is not used."""
+LARGEST_ANSWER = 4 * 1024 * 1024  #: Most bytes of metrics that are read; a longer answer is not used
 
 REFUSALS = frozenset({401, 403})
-KEYED_PATH = "/v1/models"
-"""A path that servers protect by their key; most answer their health to anybody."""
+KEYED_PATH = "/v1/models"  #: A path that servers protect by their key; most answer their health to anybody
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,12 +23,9 @@ T = TypeVar("T")
 class KeyCheck(StrEnum):
     """How a server treats the key that its instance was given."""
 
-    CHECKED = "checked"
-    """It answers with it, and refuses without."""
-    UNCHECKED = "unchecked"
-    """It answers whoever asks."""
-    REFUSED = "refused"
-    """It does not answer with it."""
+    CHECKED = "checked"  #: It answers with it, and refuses without
+    UNCHECKED = "unchecked"  #: It answers whoever asks
+    REFUSED = "refused"  #: It does not answer with it
 
 
 class Prober:

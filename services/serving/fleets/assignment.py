@@ -10,12 +10,9 @@ from typing import Any
 from services.contracts.serving import InstanceState
 from services.core.policies.clover.layouts import LAYOUT_COUNTS, LAYOUTS, counts_of
 
-Gpu = tuple[str, int]
-"""Node and index."""
-Sizes = tuple[int, ...]
-"""Slices of a GPU in sevenths, the largest first; none: it is whole."""
-Kind = tuple[str, str, str]
-"""Application, variant and slice, the slice as ``2g``; ``7g`` is a whole GPU."""
+Gpu = tuple[str, int]  #: Node and index
+Sizes = tuple[int, ...]  #: Slices of a GPU in sevenths, the largest first; none: it is whole
+Kind = tuple[str, str, str]  #: Application, variant and slice, the slice as ``2g``; ``7g`` is a whole GPU
 Assignment = Mapping[Gpu, tuple[Kind, ...]]
 
 WHOLE = "7g"

@@ -48,15 +48,12 @@ from services.serving.repository.fleets import PlanRecord
 
 log = Log(__name__)
 
-WINDOW_S = 5
-"""Routers report requests in windows of so many seconds."""
-REPORTED_WITHIN_S = 6.0
-"""After so long all routers have reported a window."""
+WINDOW_S = 5  #: Routers report requests in windows of so many seconds
+REPORTED_WITHIN_S = 6.0  #: After so long all routers have reported a window
 PATIENCE = 5.0
 LEAST_PATIENCE_S = 60.0
 """An evaluation may take so many times as long as asked, and at least so long, until there are answers enough."""
-CANDIDATES = 5
-"""Configurations that the optimizer is asked for."""
+CANDIDATES = 5  #: Configurations that the optimizer is asked for
 
 
 class Evaluator:

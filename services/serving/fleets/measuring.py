@@ -41,8 +41,7 @@ from services.serving.fleets.problem import slice_name
 from services.serving.repository.apps import Seen
 from services.solving.partition import demands_of, instances_of
 
-Configuration = Mapping[str, list[VariantInstances]]
-"""The instances of each application."""
+Configuration = Mapping[str, list[VariantInstances]]  #: The instances of each application
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from services.core.policies.clover.prediction import predict
 from services.serving.fleets.assignment import Gpu, GpuState, Kind, Sizes, layout_of, sizes_of
 from services.solving.partition import demand_of
 
-INSTANCE_COST = 2.0
-"""How many GPUs are rather cut than an instance stopped."""
+INSTANCE_COST = 2.0  #: How many GPUs are rather cut than an instance stopped
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,10 @@ from services.serving.repository import Queries
 from services.serving.repository.apps import AppRecord, Seen
 from services.serving.repository.fleets import FleetRecord, PlanRecord, variant_and_slice
 
-WINDOW_S = 60.0
-"""Requests of this time are looked at, less what is older than the last change of instances."""
+WINDOW_S = 60.0  #: Requests of this time are looked at, less what is older than the last change of instances
 LEAST_ARRIVALS = 20
-LEAST_SPAN_S = 20.0
-"""With fewer, or over less time, the rate is the application's own estimate."""
-LONGEST_RETRY_S = 3_600.0
-"""Longest wait after a failure; what failed longer ago is tried again."""
+LEAST_SPAN_S = 20.0  #: With fewer, or over less time, the rate is the application's own estimate
+LONGEST_RETRY_S = 3_600.0  #: Longest wait after a failure; what failed longer ago is tried again
 
 
 @dataclass(frozen=True)

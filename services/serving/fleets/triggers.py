@@ -10,10 +10,8 @@ from typing import Any
 from services.contracts.apps import FleetPlanState, FleetPlanTrigger
 from services.serving.fleets.assignment import Gpu
 
-INTENSITY_PCT = 5.0
-"""Change of the carbon intensity after which a fleet is planned anew (Clover, section 4.2)."""
-LEAST_ANSWERS = 20
-"""Fewer answers say nothing about latency or accuracy."""
+INTENSITY_PCT = 5.0  #: Change of the carbon intensity after which a fleet is planned anew (Clover, section 4.2)
+LEAST_ANSWERS = 20  #: Fewer answers say nothing about latency or accuracy
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from itertools import chain
 from services.contracts.serving import PlanTrigger, PoolPlanResult, PoolSpec
 from services.serving.planning.cluster import Cluster, gpus_by_place, installed_by_place, misfits
 
-INTENSITY_TOLERANCE = 0.25
-"""How far an intensity may be from its forecast, as a share of the places' mean intensity."""
+INTENSITY_TOLERANCE = 0.25  #: How far an intensity may be from its forecast, as a share of the places' mean intensity
 DEMAND_WINDOWS = 3
 """A peak of one or two windows of 5 s is what queues are for; from so many known windows on, the mean counts."""
 

@@ -35,8 +35,7 @@ from services.core.domain.serving import STEP_S, STEPS_AHEAD
 from services.serving.instances import InstanceTerms, pool_blueprint
 from services.serving.planning.cluster import PlaceGpus
 
-MAX_TYPES = 50
-"""Of GPUs in one problem."""
+MAX_TYPES = 50  #: Of GPUs in one problem
 FITS = "fits--"
 """Begins the name of a stand-in for a GPU type: so many instances of a size fit on whole nodes of a place."""
 

@@ -16,14 +16,12 @@ from services.serving.repository.cluster import read_cluster
 from services.serving.repository.plans import StandingPlan
 from services.serving.settings import ServingSettings
 
-OVER = timedelta(seconds=60)
-"""The traffic that is compared with what was planned for."""
+OVER = timedelta(seconds=60)  #: The traffic that is compared with what was planned for
 RESCUE_SHARE = 1 / 6
 INTENSITY_GAP_S = 300.0
 """A forecast that is off at once would be off again after each plan: one for each of its steps is enough."""
 
-Signals = Mapping[str, tuple[str, str | None]]
-"""Zone and signal by place."""
+Signals = Mapping[str, tuple[str, str | None]]  #: Zone and signal by place
 
 
 class EventWatch:

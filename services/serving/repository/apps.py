@@ -111,8 +111,7 @@ class AppRecord:
         return APP_PREFIX + self.name
 
 
-REPORTED_WITHIN_S = 12.0
-"""After the end of a window of 5 seconds; the next window's report is due then, too."""
+REPORTED_WITHIN_S = 12.0  #: After the end of a window of 5 seconds; the next window's report is due then, too
 LEAST_SPAN_S = 10.0
 
 

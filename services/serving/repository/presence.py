@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-LOOK_S = 5.0
-"""How often to look whether another process has made the first pool, fleet or application."""
+LOOK_S = 5.0  #: How often to look whether another process has made the first pool, fleet or application
 
 
 class Presence:

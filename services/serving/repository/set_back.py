@@ -20,10 +20,8 @@ PAST = {
     "apps": _OBJECT,
 }
 """Columns that only ever say what has been."""
-EVERY_S = 5.0
-"""How often to look for such times."""
-AGO_S = 60.0
-"""How long ago they are said to be then: what has been written since the clock was set back is newer."""
+EVERY_S = 5.0  #: How often to look for such times
+AGO_S = 60.0  #: How long ago they are said to be then: what has been written since the clock was set back is newer
 SINCE = {
     "pool_plans": "SELECT created_at FROM pools WHERE name = pool_plans.pool",
     "pool_instances": """

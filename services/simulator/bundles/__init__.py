@@ -65,8 +65,7 @@ class Bundle:
 
 
 BUNDLED_ZONES = ("US-CAL-CISO", "GB", "SE", "PL", "CA-ON")
-GRIDS_BEGIN_S = 1_672_444_800.0
-"""2022-12-31 00:00 UTC."""
+GRIDS_BEGIN_S = 1_672_444_800.0  #: 2022-12-31 00:00 UTC
 
 
 def rows_of(file: str, package: str = OURS) -> Iterator[dict[str, str]]:

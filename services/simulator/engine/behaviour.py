@@ -19,14 +19,11 @@ from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Work
 
 ControlValues = tuple[tuple[ControlKind, float], ...]
 """The controls set on a gang's devices, by kind; empty at the defaults."""
-Shares = tuple[int, ...]
-"""How many GPUs a gang has on each node, ascending; empty if that makes no difference."""
+Shares = tuple[int, ...]  #: How many GPUs a gang has on each node, ascending; empty if that makes no difference
 Key = tuple[int, int, int, int, ControlValues, Shares, int]
 
-_TUNING_DRAW = 1
-"""Beside the seed, so that other draws by it stay independent."""
-FIXED_BATCH = -1
-"""The stage of a job that keeps the batch size its user chose."""
+_TUNING_DRAW = 1  #: Beside the seed, so that other draws by it stay independent
+FIXED_BATCH = -1  #: The stage of a job that keeps the batch size its user chose
 
 
 @dataclass(frozen=True, slots=True)

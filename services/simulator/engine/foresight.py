@@ -36,8 +36,7 @@ class Foresight:
         self._due_s = -math.inf
         self.work_s: Floats = np.full(len(workload), math.nan)
         """(n_jobs,) as predicted at submission; NaN for jobs not yet submitted."""
-        self.spreads: dict[JobId, float] = {}
-        """Of the live jobs, as ``Snapshot.length_spreads`` has them."""
+        self.spreads: dict[JobId, float] = {}  #: Of the live jobs, as ``Snapshot.length_spreads`` has them
 
     def at_arrival(self, row: int, now_s: float) -> float:
         """Return the job's predicted work as a share of its true work."""

@@ -11,10 +11,8 @@ from services.core.domain.carbon import CarbonCurve, CarbonOutlook
 from services.simulator.workload import CarbonTrace, ForecastKind
 
 DAY_S = 86_400.0
-LEARNED_FROM = 28
-"""So many issues of a forecast before one say how far it may be off."""
-LEAST_ISSUES = 10
-"""With fewer than so many, nothing is known of that."""
+LEARNED_FROM = 28  #: So many issues of a forecast before one say how far it may be off
+LEAST_ISSUES = 10  #: With fewer than so many, nothing is known of that
 
 
 class Grid:

@@ -12,8 +12,7 @@ from services.core.cycle.placers import PLACERS
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 
-TUNING_SHARES = {"all": 1.0, "half": 0.5, "none": 0.0}
-"""The share of jobs whose batch size may follow the gang."""
+TUNING_SHARES = {"all": 1.0, "half": 0.5, "none": 0.0}  #: The share of jobs whose batch size may follow the gang
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,9 @@ from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
 from services.simulator.workload import ClusterSpec, JobProfile, Workload
 
-ROUNDING = 1e-9
-"""Changes of power smaller than this share are none."""
-Asked = tuple[int, float, bytes]
-"""What a job asks for: sevenths, memory in GiB, and the GPU models it may use."""
-Turn = tuple[tuple[bool, int, float, str], int]
-"""A job that waits: its ``slice_turn``, and its row of the workload."""
+ROUNDING = 1e-9  #: Changes of power smaller than this share are none
+Asked = tuple[int, float, bytes]  #: What a job asks for: sevenths, memory in GiB, and the GPU models it may use
+Turn = tuple[tuple[bool, int, float, str], int]  #: A job that waits: its ``slice_turn``, and its row of the workload
 
 
 @dataclass(slots=True)

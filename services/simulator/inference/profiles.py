@@ -24,8 +24,7 @@ from services.core.policies.clover.application import Application
 from services.simulator.raw import ReadReport, TraceFormatError
 from services.simulator.readers.text import number, open_text, table
 
-_P95 = 1.6449
-"""Standard deviations from the mean to the 95th percentile of a normal distribution."""
+_P95 = 1.6449  #: Standard deviations from the mean to the 95th percentile of a normal distribution
 _COLUMNS = ("gpu", "family", "variant", "sm_percent", "mean_ms", "p95_ms", "gpu_power_w")
 _SIZES: Mapping[int, int] = dict(zip(SLICE_SM_PERCENT, SLICE_SEVENTHS, strict=True))
 

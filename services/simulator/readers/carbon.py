@@ -17,10 +17,8 @@ from services.simulator.readers.text import utc_s
 from services.simulator.workload import CarbonTrace, ForecastKind, IssuedForecasts
 
 DAY_S = 86_400.0
-FORECASTS = ("perfect", "persistence", "issued")
-"""Forecasts that need no file; the last is for bundled zones only."""
-LONGEST_GAP_S = DAY_S
-"""A longer gap is refused: holding one value for days would be inventing data."""
+FORECASTS = ("perfect", "persistence", "issued")  #: Forecasts that need no file; the last is for bundled zones only
+LONGEST_GAP_S = DAY_S  #: A longer gap is refused: holding one value for days would be inventing data
 
 
 def signal_named(name: str | Signal) -> Signal:

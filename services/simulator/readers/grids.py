@@ -23,8 +23,7 @@ SIGNALS = {
     **{signal.value: signal for signal in Signal},
 }
 
-LEAST_MEDIAN, MOST_MEDIAN = 1.0, 2_000.0
-"""gCO2/kWh; grids are seldom cleaner or dirtier for most of the time."""
+LEAST_MEDIAN, MOST_MEDIAN = 1.0, 2_000.0  #: gCO2/kWh; grids are seldom cleaner or dirtier for most of the time
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from services.simulator.raw import TOO_LARGE, TWICE, ReadReport, TraceFormatErro
 
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
-LONGEST_LINE = 2**24
-"""Characters; a few kilobytes can unpack to gigabytes without the end of a line."""
+LONGEST_LINE = 2**24  #: Characters; a few kilobytes can unpack to gigabytes without the end of a line
 MILLISECONDS = (1e12, 1e13)
 """From 2001 to 2286, in milliseconds; seconds have two digits less at least, and digits of a date and time more."""
 LEAST_SECONDS = 1e8

@@ -70,11 +70,9 @@ HOST_W_PER_GPU = 2 * HOST_IDLE_W_PER_GPU
 WAITING_FRACTION = 0.15
 """(70 - 30) / (300 - 30) of an A40's dynamic range, taking 30 W for its idle draw; an A100's (85 - 55) / (400 - 55) is
 0.09."""
-FAST_LINKS = "dgx-ext"
-"""The tag of Sia's tables whose nodes have the fastest links."""
+FAST_LINKS = "dgx-ext"  #: The tag of Sia's tables whose nodes have the fastest links
 SIZES: Ints = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], dtype=np.int64)
-MOST_GPUS = 1 << 20
-"""More than any gang has."""
+MOST_GPUS = 1 << 20  #: More than any gang has
 REFERENCE_GPU = "RTX3090"
 _TAGS = {"T4": "aws", "A100": "dgx-ext", "H100": "dgx-ext", "H200": "dgx-ext"}
 POWER_BOARDS = {"V100": "V100-PCIE-32GB", "P100": "P100-PCIE-16GB", "H200": "H200-SXM-141GB"}

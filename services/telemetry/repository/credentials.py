@@ -11,8 +11,7 @@ from services.contracts.nodes import NodeKeys, NodeRole
 from services.db.database import Connection
 from services.db.rows import fetch_row, fetch_rows
 
-ANY_NEW_NODE = ""
-"""In the place of a node's name: a token for a host whose name no node has."""
+ANY_NEW_NODE = ""  #: In the place of a node's name: a token for a host whose name no node has
 
 _LOCKED = """
 SELECT credential_sha256, redis_sha256, enrolment, next_credential_sha256, next_redis_sha256, next_enrolment,

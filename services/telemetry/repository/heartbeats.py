@@ -181,8 +181,7 @@ RETURNING p.node_id
 
 _WANTED_PARTITIONS = "SELECT gpu, revision, sizes FROM gpu_partitions WHERE node_id = $1 ORDER BY gpu"
 
-Beat = tuple[str, Heartbeat]
-"""A node's token, and what it says."""
+Beat = tuple[str, Heartbeat]  #: A node's token, and what it says
 
 
 async def renew(

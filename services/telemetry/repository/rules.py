@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from services.db.database import Database
 from services.telemetry.repository.lines import EARLY_LINES, KNOWN_LATE_S, LATE_DAYS, LATE_LINES, LEDGER, METERED
 
-LEDGER_TOLERANCE = 1e-3
-"""Device energy = sum over owners + idle, to within this share."""
+LEDGER_TOLERANCE = 1e-3  #: Device energy = sum over owners + idle, to within this share
 
-ROUNDING_J = 1e-3
-"""By how much sums of floats may differ in addition."""
+ROUNDING_J = 1e-3  #: By how much sums of floats may differ in addition
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from services.db import locks
 from services.db.database import Connection, Database
 from services.db.rows import fetch_row, fetch_rows
 
-NOTHING = bytes(32)
-"""Stands for the hash before the first."""
+NOTHING = bytes(32)  #: Stands for the hash before the first
 
 Sign = Callable[[str], tuple[bytes | None, bytes | None]]
 """Returns the public key and the signature of a text; None both: the installation has no key."""

@@ -13,8 +13,7 @@ from services.core.domain.arrays import Bools, Ints
 from services.core.domain.errors import DomainError
 from services.core.policies.clover.layouts import SLICES, SliceCounts, can_be_cut
 
-GED_THRESHOLD = 4
-"""Graphs within this distance are neighbours (§4.2)."""
+GED_THRESHOLD = 4  #: Graphs within this distance are neighbours (§4.2)
 _TRIES = 10_000
 
 

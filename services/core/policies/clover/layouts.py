@@ -17,8 +17,7 @@ from services.core.solvers.solve import solve
 SLICES = SLICE_SEVENTHS
 """The slice types 1g, 2g, 3g, 4g and 7g, in sevenths of a GPU; everything counted by slice type is in this order."""
 
-SliceCounts = tuple[int, int, int, int, int]
-"""How many slices of each type."""
+SliceCounts = tuple[int, int, int, int, int]  #: How many slices of each type
 
 LAYOUTS: tuple[tuple[int, ...], ...] = (
     (7,),

@@ -16,8 +16,7 @@ import numpy as np
 from services.core.domain.arrays import Floats, Ints
 from services.core.policies.clover.application import Application
 
-TAIL = 0.05
-"""Share of requests beyond the 95th percentile."""
+TAIL = 0.05  #: Share of requests beyond the 95th percentile
 _HALVINGS = 40
 
 

@@ -25,10 +25,8 @@ from services.core.policies.clover.objective import Goal
 from services.core.policies.clover.optimum import proposals
 from services.core.policies.clover.prediction import TAIL, Predictions, predict
 
-_BEYOND = 1e6
-"""Worth of what is predicted to break a limit, below that of everything else."""
-_FLOOR_FIRST = 1e3
-"""A point of accuracy below the floor is as bad as so many times all requests late."""
+_BEYOND = 1e6  #: Worth of what is predicted to break a limit, below that of everything else
+_FLOOR_FIRST = 1e3  #: A point of accuracy below the floor is as bad as so many times all requests late
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import Any
 from services.core.cycle.plan import Plan, Start
 from services.core.cycle.snapshot import Snapshot
 
-FORGOTTEN_GPU_S = 1.0
-"""Usage below this is dropped."""
+FORGOTTEN_GPU_S = 1.0  #: Usage below this is dropped
 
 
 def mean_life_s(half_life_s: float) -> float:

@@ -29,15 +29,11 @@ from services.core.domain.errors import DomainError
 from services.core.domain.serving import LatencyLimits, MiadConfig
 from services.core.policies.freesh.miad import Clocks, LatencyReport, miad_clock
 
-MEMORY = 600
-"""Samples that are remembered."""
-ENOUGH_SAMPLES, ENOUGH_CLOCKS = 30, 4
-"""Samples, and different clocks among them, before the model is used."""
+MEMORY = 600  #: Samples that are remembered
+ENOUGH_SAMPLES, ENOUGH_CLOCKS = 30, 4  #: Samples, and different clocks among them, before the model is used
 REFIT_EVERY = 30
-MARGIN = 0.90
-"""Predicted means are kept below so much of their thresholds."""
-GOOD_ERROR = 0.15
-"""Mean relative error of predicted TBT up to which the model is used."""
+MARGIN = 0.90  #: Predicted means are kept below so much of their thresholds
+GOOD_ERROR = 0.15  #: Mean relative error of predicted TBT up to which the model is used
 CANDIDATES = 25
 """About so many of the supported clocks are compared, from the highest down: power is flat near the best one."""
 GHZ = 1e-3
@@ -84,18 +80,13 @@ class FittedClocks:
 class Unused(StrEnum):
     """Why MIAD decides in place of the learned model."""
 
-    FEW_SAMPLES = "few_samples"
-    """Fewer than ``ENOUGH_SAMPLES`` seconds with requests are known."""
+    FEW_SAMPLES = "few_samples"  #: Fewer than ``ENOUGH_SAMPLES`` seconds with requests are known
     FEW_CLOCKS = "few_clocks"
     """They were at fewer than ``ENOUGH_CLOCKS`` clocks, or without known power: nothing says what another one does."""
-    ERROR = "error"
-    """The model is off by more than ``GOOD_ERROR``."""
-    EXCEEDED = "exceeded"
-    """A limit is exceeded now."""
-    NO_SIGNAL = "no_signal"
-    """Requests are in service and nothing was seen of them at this clock; it is kept."""
-    NO_REQUESTS = "no_requests"
-    """The instance has none."""
+    ERROR = "error"  #: The model is off by more than ``GOOD_ERROR``
+    EXCEEDED = "exceeded"  #: A limit is exceeded now
+    NO_SIGNAL = "no_signal"  #: Requests are in service and nothing was seen of them at this clock; it is kept
+    NO_REQUESTS = "no_requests"  #: The instance has none
 
 
 class ClockLearner:

@@ -38,8 +38,7 @@ from services.core.policies.freesh.coverage import Coverage, coverages
 from services.core.policies.freesh.pools import PoolProblem
 from services.core.solvers.model import LinearModel, ModelBuilder
 
-STRICTLY = 1e-6
-"""Share of an instance's throughput by which "less than" is kept: solvers know "at most" only."""
+STRICTLY = 1e-6  #: Share of an instance's throughput by which "less than" is kept: solvers know "at most" only
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from services.core.domain.units import J_PER_KWH
 from services.core.profiles.model_server import BATCH_SLOWDOWN, PREFILL_BASE_TOKENS
 from services.core.profiles.prefix_cache import PrefixCache
 
-ALIKE = 0.05
-"""Carbon within so much of the least is as good: among those, the one that answers first is taken."""
+ALIKE = 0.05  #: Carbon within so much of the least is as good: among those, the one that answers first is taken
 ALIKE_PACE = 0.25
 """Servers that are slower than the fastest by less count as fast as it: what was seen of them varies by as much."""
 BALANCE_SHARE, BALANCE_REQUESTS = 0.25, 2.0
@@ -35,17 +34,13 @@ USUAL_REQUEST_TOKENS = 1_300.0
 """Of a request in the batches by which ``BATCH_SLOWDOWN`` was fitted: prompt, answer and ``PREFILL_BASE_TOKENS``."""
 USUAL_READ_TOKENS = 1_000.0
 """Tokens that a prefill reads in a profile's time to the first token, ``PREFILL_BASE_TOKENS`` included."""
-USUAL_TTFT_S, USUAL_TBT_S = 0.2, 0.03
-"""Assumed of a server that has neither a profile nor answers yet."""
+USUAL_TTFT_S, USUAL_TBT_S = 0.2, 0.03  #: Assumed of a server that has neither a profile nor answers yet
 SLOWDOWN_PER_TOKEN = BATCH_SLOWDOWN / USUAL_REQUEST_TOKENS
-IDLE_SHARE = 0.4
-"""Idle power as a share of full power, where the profile does not state it."""
-NEW_SHARE = 0.1
-"""Weight of the newest answer in a server's mean times."""
+IDLE_SHARE = 0.4  #: Idle power as a share of full power, where the profile does not state it
+NEW_SHARE = 0.1  #: Weight of the newest answer in a server's mean times
 ADAPTER_S, MOST_ADAPTERS = 0.5, 4
 """Time to load an adapter (LoRA), and how many of those used last a server is thought to have loaded."""
-KV_FULL = 0.95
-"""Of its KV cache, from where on a server has the next request wait for one to end."""
+KV_FULL = 0.95  #: Of its KV cache, from where on a server has the next request wait for one to end
 CACHE_TOKENS, BLOCK_TOKENS, MOST_SESSIONS = 2**19, 128, 10_000
 """What a server is thought to have cached: tokens of prompts, in blocks; sessions."""
 

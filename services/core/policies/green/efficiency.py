@@ -14,8 +14,7 @@ from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.ids import JobId
 
-LEAST_DEGRADATION = 1e-9
-"""Below this a job makes no progress at all; the floor keeps priorities finite."""
+LEAST_DEGRADATION = 1e-9  #: Below this a job makes no progress at all; the floor keeps priorities finite
 
 
 class BeforeGrowth(NamedTuple):

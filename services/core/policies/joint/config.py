@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from services.core.policies.parameters import Parameter, check_parameters
 
-LOST_TIMES = 4.0
-"""How many hours gained an hour is worth that a job takes longer than as its user asked for it."""
+LOST_TIMES = 4.0  #: How many hours gained an hour is worth that a job takes longer than as its user asked for it
 
 
 @dataclass(frozen=True)

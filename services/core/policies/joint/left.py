@@ -13,8 +13,7 @@ import numpy as np
 from services.core.cycle.snapshot import JobTable
 from services.core.domain.arrays import Floats
 
-REPORTED = 1e-3
-"""From this share of its work on, a job's own progress says how long it is."""
+REPORTED = 1e-3  #: From this share of its work on, a job's own progress says how long it is
 ALL_BUT_DONE = 0.999
 
 

@@ -21,12 +21,10 @@ from services.core.policies.goodput_by_size import goodput_of
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.hosts import hosts_w, models_of
 
-WAITING_SHARE = 0.3
-"""Of its draw at work that a GPU takes while it waits for others, idle draw included."""
+WAITING_SHARE = 0.3  #: Of its draw at work that a GPU takes while it waits for others, idle draw included
 LEAST_MORE = 1e-3
 """GPU seconds that a step takes more at least, per second of work: tuned batches may scale better than linearly."""
-UNKNOWN_W = 250.0
-"""Draw of a GPU of a job before any was measured."""
+UNKNOWN_W = 250.0  #: Draw of a GPU of a job before any was measured
 
 
 @dataclass(frozen=True)

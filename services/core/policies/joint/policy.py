@@ -44,8 +44,7 @@ from services.core.policies.joint.worth import Worth
 from services.core.policies.levers import Effect
 from services.core.policies.limits import Going, with_limits
 
-STAY = 2.0
-"""How many times a step of a gang counts that the job has already, where GPUs are short."""
+STAY = 2.0  #: How many times a step of a gang counts that the job has already, where GPUs are short
 
 
 class Joint:
