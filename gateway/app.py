@@ -134,11 +134,7 @@ async def shared(limits: Limits, ended: EndedSessions, settings: GatewaySettings
 
 
 def create_edge(
-    settings: GatewaySettings,
-    session: aiohttp.ClientSession,
-    urls: dict[Upstream, str],
-    keys: KeyCache,
-    limits: Limits,
+    settings: GatewaySettings, session: aiohttp.ClientSession, urls: dict[Upstream, str], keys: KeyCache, limits: Limits
 ) -> Edge[Route]:
     """Return the edge with everything it needs."""
     tokens = {upstream: outgoing(settings.credential, upstream.name.lower()) for upstream in urls}

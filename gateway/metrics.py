@@ -74,11 +74,7 @@ class MetricsGatherer:
     """Asks every service for its metrics, and adds the gateway's own."""
 
     def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        places: Places,
-        tokens: Mapping[Upstream, Outgoing],
-        own: Metrics,
+        self, session: aiohttp.ClientSession, places: Places, tokens: Mapping[Upstream, Outgoing], own: Metrics
     ) -> None:
         self._session = session
         self._places = places

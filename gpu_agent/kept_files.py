@@ -46,11 +46,7 @@ class KeptFiles:
     """
 
     def __init__(
-        self,
-        launcher: Launcher,
-        node_id: str,
-        limits: ExecLimits,
-        start_of: Callable[[RankFolder], StartGang | None],
+        self, launcher: Launcher, node_id: str, limits: ExecLimits, start_of: Callable[[RankFolder], StartGang | None]
     ) -> None:
         self._launcher = launcher
         self._node_id = node_id

@@ -22,16 +22,7 @@ from gpu_agent.processes import cpu_seconds
 from gpu_agent.shim import clock, kernel_boot
 from gpu_agent.spool import Spool
 from services.contracts.nodes import Basis, DeviceInfo, DeviceReading, EnergyInterval, EnergySource, Usage
-from services.core.accounting.meters import (
-    Booked,
-    Bound,
-    Counter,
-    CounterCheck,
-    Fault,
-    advance,
-    board_most_w,
-    sampled,
-)
+from services.core.accounting.meters import Booked, Bound, Counter, CounterCheck, Fault, advance, board_most_w, sampled
 from services.core.accounting.slices import SliceUse, split_slice_energy
 from services.core.domain.gpus import likeliest_gpu_model
 from services.kit.ids import utc_now

@@ -80,11 +80,7 @@ class Scratch:
     """
 
     def __init__(
-        self,
-        gangs: Iterable[Gang],
-        home_of: Callable[[StartGang], Path | None],
-        job_bytes: int,
-        tenant_bytes: int,
+        self, gangs: Iterable[Gang], home_of: Callable[[StartGang], Path | None], job_bytes: int, tenant_bytes: int
     ) -> None:
         self._gangs = gangs
         self._home_of = home_of

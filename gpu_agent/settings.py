@@ -154,8 +154,7 @@ class AgentSettings(SharedSettings):
     static_w: float = Field(100.0, ge=0, description="Watts of everything that is neither GPU nor CPU.")
 
     run_as: str = Field(
-        "",
-        description="User that jobs of the owner's tenants run as if the agent is root; empty: their tenant's own.",
+        "", description="User that jobs of the owner's tenants run as if the agent is root; empty: their tenant's own."
     )
     owner_tenants: Annotated[list[str], NoDecode] = Field(
         default_factory=lambda: ["default"],

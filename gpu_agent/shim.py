@@ -562,8 +562,7 @@ class _Shim:
         os.close(gate_out)
         os.close(error_in)
         write_facts(
-            STARTED,
-            {"pid": min(self._running), "shim": shim, "started_at": time.time(), "kernel_boot": kernel_boot()},
+            STARTED, {"pid": min(self._running), "shim": shim, "started_at": time.time(), "kernel_boot": kernel_boot()}
         )
         self._look(clock())
         if self._ending:

@@ -81,11 +81,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
         await queue.ping()
 
     app = create_service(
-        "Wattshift optimizer",
-        settings,
-        lifespan=lifespan,
-        readiness=readiness,
-        max_body_bytes=settings.max_body_bytes,
+        "Wattshift optimizer", settings, lifespan=lifespan, readiness=readiness, max_body_bytes=settings.max_body_bytes
     )
     app.include_router(endpoints.router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)

@@ -105,12 +105,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         )
         agent_tokens = AgentTokens(settings.credential, settings.service_token)
         logs = Logs(
-            engine,
-            jobs,
-            session,
-            tokens=agent_tokens,
-            timeout_s=settings.agent_timeout_s,
-            poll_s=settings.log_poll_s,
+            engine, jobs, session, tokens=agent_tokens, timeout_s=settings.agent_timeout_s, poll_s=settings.log_poll_s
         )
         capacity = CapacityCache(read_capacity, settings.capacity_max_age_s)
         submissions = Submissions(committer, capacity, References(engine), arrays.find, disk)

@@ -37,10 +37,7 @@ async def get_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> 
     return await arrays.get(caller, array_id)
 
 
-@router.post(
-    "/v1/arrays/{array_id}/cancel",
-    responses=WRONG_STATE,
-)
+@router.post("/v1/arrays/{array_id}/cancel", responses=WRONG_STATE)
 async def cancel_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> JobArray:
     """Cancel all tasks of an array.
 
@@ -49,10 +46,7 @@ async def cancel_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) 
     return await arrays.steer(caller, array_id, Command.CANCEL)
 
 
-@router.post(
-    "/v1/arrays/{array_id}/hold",
-    responses=WRONG_STATE,
-)
+@router.post("/v1/arrays/{array_id}/hold", responses=WRONG_STATE)
 async def hold_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> JobArray:
     """Hold all tasks of an array.
 
@@ -61,10 +55,7 @@ async def hold_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) ->
     return await arrays.steer(caller, array_id, Command.HOLD)
 
 
-@router.post(
-    "/v1/arrays/{array_id}/release",
-    responses=WRONG_STATE,
-)
+@router.post("/v1/arrays/{array_id}/release", responses=WRONG_STATE)
 async def release_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> JobArray:
     """Release the held tasks of an array.
 

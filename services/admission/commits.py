@@ -40,12 +40,7 @@ class Committer:
     """Gathers drafts into commits; its ``run`` must be running."""
 
     def __init__(
-        self,
-        repository: SubmissionRepository,
-        on_commit: Callable[[], None],
-        *,
-        max_jobs: int,
-        patience_s: float,
+        self, repository: SubmissionRepository, on_commit: Callable[[], None], *, max_jobs: int, patience_s: float
     ) -> None:
         self._repository = repository
         self._on_commit = on_commit

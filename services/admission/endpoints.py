@@ -80,11 +80,7 @@ async def get_job(
     return Response(body, media_type="application/json", headers=headers)
 
 
-@router.post(
-    "/v1/jobs/{job_id}/cancel",
-    tags=["jobs"],
-    responses=WRONG_STATE,
-)
+@router.post("/v1/jobs/{job_id}/cancel", tags=["jobs"], responses=WRONG_STATE)
 async def cancel_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
     """Cancel a job.
 
@@ -93,11 +89,7 @@ async def cancel_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
     return await jobs.steer(caller, job_id, Command.CANCEL)
 
 
-@router.post(
-    "/v1/jobs/{job_id}/hold",
-    tags=["jobs"],
-    responses=WRONG_STATE,
-)
+@router.post("/v1/jobs/{job_id}/hold", tags=["jobs"], responses=WRONG_STATE)
 async def hold_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
     """Hold a job.
 
@@ -106,21 +98,13 @@ async def hold_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
     return await jobs.steer(caller, job_id, Command.HOLD)
 
 
-@router.post(
-    "/v1/jobs/{job_id}/release",
-    tags=["jobs"],
-    responses=WRONG_STATE,
-)
+@router.post("/v1/jobs/{job_id}/release", tags=["jobs"], responses=WRONG_STATE)
 async def release_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
     """Release a held job."""
     return await jobs.steer(caller, job_id, Command.RELEASE)
 
 
-@router.post(
-    "/v1/jobs/{job_id}/forget-checkpoint",
-    tags=["jobs"],
-    responses=WRONG_STATE,
-)
+@router.post("/v1/jobs/{job_id}/forget-checkpoint", tags=["jobs"], responses=WRONG_STATE)
 async def forget_checkpoint(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
     """Let a job start over elsewhere.
 

@@ -31,8 +31,7 @@ class AdmissionSettings(SealingSettings):
         description="Account that the jobs of the installation's own admin key run as on nodes; empty: its tenant's.",
     )
     webhook_key: str = Field(
-        "",
-        description="Secret that those of webhooks follow from; by default WATTSHIFT_SERVICE_TOKEN.",
+        "", description="Secret that those of webhooks follow from; by default WATTSHIFT_SERVICE_TOKEN."
     )
     max_jobs_per_commit: int = Field(
         default=2_000, ge=1, description="Jobs in one commit; submissions beyond that wait for the next commit."

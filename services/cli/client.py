@@ -68,8 +68,7 @@ def gateway_url() -> str:
         return "http://127.0.0.1:8000"
     except (ValueError, KeyError, TypeError):
         raise CliError(
-            f"{data_dir() / 'run.json'} is corrupt: `wattshift down` and `wattshift up` write a new one",
-            EXIT_USAGE,
+            f"{data_dir() / 'run.json'} is corrupt: `wattshift down` and `wattshift up` write a new one", EXIT_USAGE
         ) from None
 
 
@@ -149,10 +148,7 @@ class Gateway:
     @contextmanager
     def stream(self, path: str, *, method: str = "GET", json: Any = None, **params: Any) -> Iterator[httpx.Response]:
         """Open a response that continues until the server ends it."""
-        with (
-            _for_the_user(self.url),
-            self._client.stream(path, method=method, json=json, params=params) as answer,
-        ):
+        with _for_the_user(self.url), self._client.stream(path, method=method, json=json, params=params) as answer:
             yield answer
 
     def put(self, path: str, body: Any) -> Any:

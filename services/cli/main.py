@@ -92,12 +92,10 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def wattshift(
     show_version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     cluster: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Talk to this cluster (see `clusters`); also WATTSHIFT_CLUSTER."),
+        str | None, typer.Option(metavar="NAME", help="Talk to this cluster (see `clusters`); also WATTSHIFT_CLUSTER.")
     ] = None,
 ) -> None:
     """Run GPU work on time with the least carbon."""

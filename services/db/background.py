@@ -115,9 +115,7 @@ class WorkRepository:
                 if known is not None:
                     return Submitted(known, is_new=False)
             same = and_(
-                work.c.tenant_id == draft.tenant_id,
-                work.c.problem_sha256 == problem.sha256,
-                work.c.state.in_(KEPT),
+                work.c.tenant_id == draft.tenant_id, work.c.problem_sha256 == problem.sha256, work.c.state.in_(KEPT)
             )
             # Locked, so that it cannot be cancelled between being found and being answered with.
             known = (await connection.execute(select(work.c.id).where(same).with_for_update())).scalar()
@@ -216,8 +214,7 @@ class WorkRepository:
         """Take work that is queued, or whose worker's lease has expired; return it, or None."""
         work = self._work
         free = or_(
-            work.c.state == WorkState.QUEUED,
-            and_(work.c.state == WorkState.RUNNING, work.c.lease_until < func.now()),
+            work.c.state == WorkState.QUEUED, and_(work.c.state == WorkState.RUNNING, work.c.lease_until < func.now())
         )
         values = {"state": WorkState.RUNNING, "claim": claim, "lease_until": _from_now(lease_s)}
         values |= {"started_at": func.now(), "attempts": work.c.attempts + 1}

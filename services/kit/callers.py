@@ -68,9 +68,7 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
             roles=(READ_ONLY, USER),
         ),
     },
-    "router": {
-        "serving": _calls(r"POST /v1/(chat/completions|completions|embeddings)", roles=(USER,)),
-    },
+    "router": {"serving": _calls(r"POST /v1/(chat/completions|completions|embeddings)", roles=(USER,))},
     "simulator": {
         "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),
         "scheduler": _calls(r"GET /internal/comparisons/[^/]+"),
@@ -89,7 +87,7 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
             r"GET /v1/state",
             _METRICS,
             roles=_EVERYBODY,
-        ),
+        )
     },
 }
 """By who is asked, then by who asks."""

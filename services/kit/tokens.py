@@ -72,12 +72,7 @@ class Outgoing:
         return {"authorization": self.authorization(identity), **traces.passed_on()}
 
     def _sign(self, identity: Identity | None, now_s: int) -> str:
-        claims: dict[str, Any] = {
-            "iss": self._issuer,
-            "aud": self._audience,
-            "iat": now_s,
-            "exp": now_s + LIFETIME_S,
-        }
+        claims: dict[str, Any] = {"iss": self._issuer, "aud": self._audience, "iat": now_s, "exp": now_s + LIFETIME_S}
         if identity is not None:
             claims["act"] = identity.model_dump(mode="json", exclude_none=True)
         return jwt.encode(claims, self._key, ALGORITHM)

@@ -56,11 +56,7 @@ def candidates(service: float = SERVICE) -> list[Forecaster]:
 
 
 def forecast_demand(
-    history: Traffic,
-    assumed_qps: Floats | None,
-    *,
-    head_room: float = HEAD_ROOM,
-    service: float = SERVICE,
+    history: Traffic, assumed_qps: Floats | None, *, head_room: float = HEAD_ROOM, service: float = SERVICE
 ) -> Demand:
     """Return the peaks to plan pools for, from the traffic so far.
 

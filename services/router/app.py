@@ -363,10 +363,7 @@ def server_config(router: Router) -> ServerConfig:
 
 
 def run_worker(
-    settings: RouterSettings,
-    sockets: Sequence[socket.socket],
-    name: str | None = None,
-    metrics: Path | None = None,
+    settings: RouterSettings, sockets: Sequence[socket.socket], name: str | None = None, metrics: Path | None = None
 ) -> None:
     """Run one router process until SIGTERM, on the given sockets or else on its own.
 

@@ -219,8 +219,7 @@ class Fleet:
             alone = pools.get(name)
             if alone is None:
                 alone = pools[name] = Pool(
-                    RoutedPool(name=name, tenant_id=spec.tenant_id, tenants=spec.tenants, models=left),
-                    is_planned=False,
+                    RoutedPool(name=name, tenant_id=spec.tenant_id, tenants=spec.tenants, models=left), is_planned=False
                 )
             alone.servers.append(server)
 

@@ -29,14 +29,7 @@ FORGOTTEN_S = 60.0
 class Peers:
     """This process as one of the router processes."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        fleet: Fleet,
-        coordinator: Coordinator,
-        router: str,
-        at_least: int = 1,
-    ) -> None:
+    def __init__(self, redis: Redis, fleet: Fleet, coordinator: Coordinator, router: str, at_least: int = 1) -> None:
         """Take what is kept up to date with the other processes, and how many processes there are at least."""
         self._redis = redis
         self._fleet = fleet

@@ -108,12 +108,7 @@ class TrafficReporter:
             )
             caller = Identity(tenant_id=pool.spec.tenant_id, role=Role.USER, key_id="router")
             await self._serving.request(
-                "POST",
-                f"/v1/pools/{name}/traffic",
-                body=report,
-                identity=caller,
-                retry=True,
-                attempts=2,
+                "POST", f"/v1/pools/{name}/traffic", body=report, identity=caller, retry=True, attempts=2
             )
             for _, window, found in due:
                 window.sent = found

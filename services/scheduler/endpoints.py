@@ -314,11 +314,7 @@ def _description(entry: registry.PolicyDescription, active: str | None) -> Polic
         values |= {"unit": each.unit or None, "choices": list(each.choices) or None}
         parameters.append(PolicyParameter.model_validate(values))
     return PolicyDescription(
-        name=entry.name,
-        summary=entry.summary,
-        source=entry.paper,
-        active=entry.name == active,
-        parameters=parameters,
+        name=entry.name, summary=entry.summary, source=entry.paper, active=entry.name == active, parameters=parameters
     )
 
 

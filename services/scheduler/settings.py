@@ -87,9 +87,7 @@ class SchedulerSettings(SharedSettings):
         10, gt=0, description="Time between checks of the cluster's power while the policy limits it; each is a round."
     )
     power_settle_s: float = Field(
-        5,
-        ge=0,
-        description="How long after a change measured power is ignored, until agents have acted and reported.",
+        5, ge=0, description="How long after a change measured power is ignored, until agents have acted and reported."
     )
     measures_controls: bool = Field(
         True,

@@ -34,10 +34,7 @@ def shares_of(state: State, rows: Sequence[ShareRow]) -> TenantShares:
     waits = [each for each in items if each.waiting_jobs and each.used_gpu_hours is not None]
     jain = jain_index((each.used_gpu_hours or 0.0) / each.weight for each in waits) if len(waits) > 1 else math.nan
     return TenantShares(
-        policy=state.policy,
-        active=used_gpu_s is not None,
-        jain=None if math.isnan(jain) else jain,
-        items=items,
+        policy=state.policy, active=used_gpu_s is not None, jain=None if math.isnan(jain) else jain, items=items
     )
 
 

@@ -123,10 +123,7 @@ class ServingSettings(WorkSettings, SealingSettings):
         validation_alias=_renamed("INSTANCE_PROBE_TIMEOUT_S"),
     )
     instance_probes_at_once: int = Field(
-        default=200,
-        ge=1,
-        description="Probes under way at once.",
-        validation_alias=_renamed("INSTANCE_PROBES_AT_ONCE"),
+        default=200, ge=1, description="Probes under way at once.", validation_alias=_renamed("INSTANCE_PROBES_AT_ONCE")
     )
 
     batch_keep_days: float = Field(

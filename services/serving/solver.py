@@ -83,10 +83,7 @@ class PlanSolver:
         solve_id, self._solve_id = self._solve_id, None
         try:
             await self._optimizer.request(
-                *("DELETE", f"/v1/optimize/{solve_id}"),
-                identity=PLANNER,
-                attempts=1,
-                timeout_s=CANCEL_WITHIN_S,
+                *("DELETE", f"/v1/optimize/{solve_id}"), identity=PLANNER, attempts=1, timeout_s=CANCEL_WITHIN_S
             )
         except ProblemError as error:
             if error.status != 409:  # it has ended

@@ -88,11 +88,7 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
         await queue.ping()
 
     app = create_service(
-        "Wattshift simulator",
-        settings,
-        lifespan=lifespan,
-        readiness=readiness,
-        max_body_bytes=settings.max_body_bytes,
+        "Wattshift simulator", settings, lifespan=lifespan, readiness=readiness, max_body_bytes=settings.max_body_bytes
     )
     app.include_router(endpoints.router)
     app.include_router(comparison_endpoints.router)

@@ -544,11 +544,7 @@ def erase(data_dir: Path | str | None = None) -> None:
 
 
 def changes_of(
-    data_dir: Path | str | None = None,
-    *,
-    nodes: str | None = None,
-    port: int | None = None,
-    listen: str | None = None,
+    data_dir: Path | str | None = None, *, nodes: str | None = None, port: int | None = None, listen: str | None = None
 ) -> list[str]:
     """Return a line for each remembered option that `up` with these options would replace."""
     before = remembered_options(data_dir)

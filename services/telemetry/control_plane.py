@@ -28,11 +28,6 @@ async def book_control_plane(ledger: Ledger, zone: str, power_w: float, now_s: f
         source=EnergySource.MODELLED,
     )
     interval = EnergyInterval(
-        boot_id="power",
-        sequence=sequence,
-        start_at=start_at,
-        end_at=end_at,
-        metered_gpu_energy_j=0.0,
-        usages=[usage],
+        boot_id="power", sequence=sequence, start_at=start_at, end_at=end_at, metered_gpu_energy_j=0.0, usages=[usage]
     )
     await ledger.store(Reporter(NODE, zone, EnergySource.MODELLED), [interval])

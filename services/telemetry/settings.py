@@ -34,8 +34,7 @@ class TelemetrySettings(SealingSettings):
         "their settings, where the server lets nobody make users.",
     )
     node_redis_url: str = Field(
-        "",
-        description="Where nodes reach Valkey or Redis, without user and password; by default where telemetry does.",
+        "", description="Where nodes reach Valkey or Redis, without user and password; by default where telemetry does."
     )
     join_url: str = Field(
         "", description="Where hosts join over TLS by `wattshift join`; `wattshift up --listen` sets it."

@@ -29,14 +29,8 @@ from services.db import locks
 from services.db.tables.admission import api_keys, audit_log, tenants, users
 from services.kit.ids import new_id, utc_now
 
-_WORKING = (
-    api_keys.c.revoked_at.is_(None),
-    api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > func.now()),
-)
-_VALID = (
-    *_WORKING,
-    ~exists().where(users.c.id == api_keys.c.user_id, users.c.disabled_at.is_not(None)),
-)
+_WORKING = (api_keys.c.revoked_at.is_(None), api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > func.now()))
+_VALID = (*_WORKING, ~exists().where(users.c.id == api_keys.c.user_id, users.c.disabled_at.is_not(None)))
 _KEYS = select(api_keys, users.c.name.label("user")).outerjoin(users, users.c.id == api_keys.c.user_id)
 _NOT_NOTED = (api_keys.c.last_used_at.is_(None) | (api_keys.c.last_used_at < func.now() - timedelta(seconds=60))).label(
     "not_noted"

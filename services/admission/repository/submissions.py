@@ -226,10 +226,7 @@ class _Resolver:
     """Decides on each draft in turn, given the database and the drafts before it in the same commit."""
 
     def __init__(
-        self,
-        accounts: dict[str, Account],
-        stored: dict[tuple[str, str], _StoredSubmission],
-        there: dict[str, MadeJob],
+        self, accounts: dict[str, Account], stored: dict[tuple[str, str], _StoredSubmission], there: dict[str, MadeJob]
     ) -> None:
         self._accounts = accounts
         self._stored = stored

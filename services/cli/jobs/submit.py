@@ -238,8 +238,7 @@ def submit(
     model: Annotated[str | None, typer.Option(help="GPU model, as nodes report it.", rich_help_panel=JOB)] = None,
     memory: Annotated[str | None, typer.Option(help="Least memory of each GPU, GiB.", rich_help_panel=JOB)] = None,
     slice: Annotated[
-        str | None,
-        typer.Option(help="Run on a MIG slice of this size, 1g, 2g, 3g, 4g or 7g.", rich_help_panel=JOB),
+        str | None, typer.Option(help="Run on a MIG slice of this size, 1g, 2g, 3g, 4g or 7g.", rich_help_panel=JOB)
     ] = None,
     container: Annotated[
         str | None, typer.Option(help="Container image to run in.", metavar="IMAGE", rich_help_panel=JOB)
@@ -631,12 +630,7 @@ def _is_opened(runner: Runner, folder: Path, *, writes: bool) -> bool:
 
 
 def _ways_round(
-    runner: Runner,
-    found: Sequence[Obstacle],
-    spec: JobSpec,
-    folder: Path | None,
-    typed: Sequence[str],
-    is_ours: bool,
+    runner: Runner, found: Sequence[Obstacle], spec: JobSpec, folder: Path | None, typed: Sequence[str], is_ours: bool
 ) -> list[str]:
     """Return the lines to type instead when a job's account keeps it from running as typed."""
 

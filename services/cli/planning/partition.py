@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 def partition(
     file: Annotated[Path, typer.Argument(help="GPUs and applications as JSON; docs/optimizer.md describes it.")],
     graph: Annotated[
-        Path | None,
-        typer.Option(help="Also write the configuration graphs to a file that ends in .graphml or .dot."),
+        Path | None, typer.Option(help="Also write the configuration graphs to a file that ends in .graphml or .dot.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -46,8 +46,7 @@ def training(
     jobs: Annotated[str, typer.Option(help="A bundled trace (green-year, green-day) or a file.")],
     carbon: Annotated[str, typer.Option(help="A bundled zone (SE, GB, PL, US-CAL-CISO, CA-ON) or a file.")],
     cluster: Annotated[
-        str,
-        typer.Option(help="NODESxGPUS:MODEL, several separated by commas; with MIG slices 2x4:A100[3g,2g,2g]."),
+        str, typer.Option(help="NODESxGPUS:MODEL, several separated by commas; with MIG slices 2x4:A100[3g,2g,2g].")
     ] = "32x2:RTX3090",
     format: Annotated[
         str | None, typer.Option(help="Format of the job file; by default recognised by its header.")
@@ -75,8 +74,7 @@ def training(
     host_idle_w: Annotated[float, typer.Option(help="Host power per idle GPU, watts.")] = 30.0,
     horizon_hours: Annotated[float, typer.Option(help="How far ahead policies see the grid.")] = 48.0,
     placement: Annotated[
-        str,
-        typer.Option(help="consolidated, buddy, first-fit, heavy-edge or refined, unless the policy places."),
+        str, typer.Option(help="consolidated, buddy, first-fit, heavy-edge or refined, unless the policy places.")
     ] = "consolidated",
     predictor: Annotated[
         str, typer.Option(help="Predictor of job lengths: perfect or none; for recurring jobs forest, mean or median.")

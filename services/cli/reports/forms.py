@@ -306,10 +306,7 @@ def sci_ai(
         "embodied_gco2": None if embodied_g is None else embodied_g * share,
     }
     trained_g = sum(line["footprint"]["carbon_gco2"] for line in report["lines"]) - servers["carbon_gco2"]
-    provider = {
-        "training_gco2": trained_g,
-        "embodied_gco2": None if embodied_g is None else embodied_g * (1 - share),
-    }
+    provider = {"training_gco2": trained_g, "embodied_gco2": None if embodied_g is None else embodied_g * (1 - share)}
     tokens = sum(line["input_tokens"] + line["output_tokens"] for line in requests["lines"])
     trained = {unit["unit"]: unit["amount"] for unit in report["units"]}
     flop = sum(each.value for each in facts.training_flop.values()) or None

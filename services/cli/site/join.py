@@ -45,8 +45,7 @@ _WITHIN_S = 10.0
 _UNAUTHENTICATED, _FAULT = 401, 500
 
 DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Folder for all state; by default WATTSHIFT_DATA_DIR, or .wattshift."),
+    Path | None, typer.Option("--data-dir", help="Folder for all state; by default WATTSHIFT_DATA_DIR, or .wattshift.")
 ]
 
 

@@ -39,12 +39,7 @@ KEEP, RESIZE, OVER_QUOTA = int(Verdict.KEEP), int(Verdict.RESIZE), int(Verdict.O
 
 
 def reconcile(
-    snapshot: Snapshot,
-    ranking: Ranking,
-    *,
-    preemption: Preemption,
-    place: Placer | None = None,
-    backfill: bool = True,
+    snapshot: Snapshot, ranking: Ranking, *, preemption: Preemption, place: Placer | None = None, backfill: bool = True
 ) -> Plan:
     """Return the plan that brings the cluster to the state a ranking asks for.
 

@@ -42,13 +42,7 @@ Choice = Callable[[list[Going], ControlCurve], list[float | None]]
 
 
 def with_limits(
-    snapshot: Snapshot,
-    plan: Plan,
-    asked: Collection[JobId],
-    window_s: float,
-    choose: Choice,
-    *,
-    anew: bool = True,
+    snapshot: Snapshot, plan: Plan, asked: Collection[JobId], window_s: float, choose: Choice, *, anew: bool = True
 ) -> tuple[Plan, frozenset[JobId]]:
     """Return a plan with power limits for all gangs that run by it, and the gangs for which measurement was requested.
 

@@ -64,12 +64,7 @@ def _program(pulp: Any, time_limit_s: float | None, relative_gap: float, **optio
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces PuLP 4
         return pulp.PULP_CBC_CMD(
-            msg=False,
-            threads=1,
-            timeLimit=time_limit_s,
-            gapRel=relative_gap,
-            options=["randomCbcSeed 1"],
-            **options,
+            msg=False, threads=1, timeLimit=time_limit_s, gapRel=relative_gap, options=["randomCbcSeed 1"], **options
         )
 
 

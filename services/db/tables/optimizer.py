@@ -16,14 +16,7 @@ solves = Table(
     Column("progress", JSONB),
     Index("solves_by_tenant", "tenant_id", "id"),
     Index("solves_live", "state", postgresql_where=LIVE),
-    Index(
-        "solves_one_per_problem",
-        "tenant_id",
-        "kind",
-        "problem_sha256",
-        unique=True,
-        postgresql_where=KEPT,
-    ),
+    Index("solves_one_per_problem", "tenant_id", "kind", "problem_sha256", unique=True, postgresql_where=KEPT),
 )
 """Problems, and their answers once a worker has solved them."""
 

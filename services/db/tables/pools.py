@@ -54,13 +54,7 @@ pool_plans = Table(
     Column("decided_at", Timestamp),
     Index("pool_plans_by_pool", "pool", "id"),
     Index("pool_plans_undecided", "pool", postgresql_where=text("outcome IS NULL")),
-    Index(
-        "pool_plans_one_per_problem",
-        "pool",
-        "problem_sha256",
-        unique=True,
-        postgresql_where=KEPT,
-    ),
+    Index("pool_plans_one_per_problem", "pool", "problem_sha256", unique=True, postgresql_where=KEPT),
 )
 """``slot_at`` is the half hour of the clock that the plan is for, ``from_at`` when its first step begins; ``outcome``
 is what was done with the answer."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    Index,
-    Table,
-)
+from sqlalchemy import Index, Table
 
 from services.db.metadata import metadata
 from services.db.tables.work import LIVE, work_columns

@@ -18,13 +18,7 @@ simulations = Table(
     Index("simulations_by_tenant", "tenant_id", "id"),
     Index("simulations_live", "state", postgresql_where=LIVE),
     Index("simulations_by_input", "inputs", postgresql_using="gin"),
-    Index(
-        "simulations_one_per_problem",
-        "tenant_id",
-        "problem_sha256",
-        unique=True,
-        postgresql_where=KEPT,
-    ),
+    Index("simulations_one_per_problem", "tenant_id", "problem_sha256", unique=True, postgresql_where=KEPT),
 )
 """What-if runs, and their progress."""
 

@@ -10,8 +10,7 @@ node_agents = table("node_agents", *map(column, ("id", "state", "agent_url", "en
 reported_work = table("reported_work", *map(column, ("job_id", "done", "total", "updated_at")))
 
 footprints = table(
-    "footprints",
-    *map(column, ("job_id", "energy_j", "gpu_energy_j", "estimated_energy_j", "carbon_gco2", "gpu_s")),
+    "footprints", *map(column, ("job_id", "energy_j", "gpu_energy_j", "estimated_energy_j", "carbon_gco2", "gpu_s"))
 )
 
 gangs = table("gangs", *map(column, ("id", "job_id", "generation")), column("shares", JSONB))

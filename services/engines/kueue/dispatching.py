@@ -218,10 +218,7 @@ def _cluster_of(document: Json) -> WorkerCluster:
     except (TypeError, ValueError):
         pue = 1.0
     return WorkerCluster(
-        name_of(document),
-        str(said.get(ZONE) or ""),
-        str(said.get(GPU_MODEL) or ""),
-        pue if 1.0 <= pue <= 10.0 else 1.0,
+        name_of(document), str(said.get(ZONE) or ""), str(said.get(GPU_MODEL) or ""), pue if 1.0 <= pue <= 10.0 else 1.0
     )
 
 

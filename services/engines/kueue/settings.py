@@ -42,10 +42,7 @@ class KueueSettings(BridgeSettings):
         False, description="Whether it nominates the worker clusters of MultiKueue, in a manager cluster."
     )
     dispatch_wait_s: float = Field(
-        300.0,
-        gt=0,
-        le=86_400,
-        description="How long a nominated cluster has to take a workload before the next may.",
+        300.0, gt=0, le=86_400, description="How long a nominated cluster has to take a workload before the next may."
     )
     dispatch_length_s: float = Field(
         3_600.0, gt=0, le=1e7, description="How long workloads are expected to run that do not say how long they may."

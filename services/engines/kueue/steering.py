@@ -20,16 +20,7 @@ from services.contracts.engines import (
     EngineNode,
     EngineShare,
 )
-from services.engines.kueue.reading import (
-    DEADLINE,
-    FLEXIBLE,
-    MOST_GPUS,
-    STEER,
-    STOPPABLE,
-    Json,
-    Queues,
-    Workload,
-)
+from services.engines.kueue.reading import DEADLINE, FLEXIBLE, MOST_GPUS, STEER, STOPPABLE, Json, Queues, Workload
 from services.engines.kueue.settings import KueueSettings
 
 PENDING, READY, RETRY = "Pending", "Ready", "Retry"

@@ -157,9 +157,7 @@ def nodes_of(nodes: Sequence[RayNode], settings: RaySettings) -> list[EngineNode
 
 
 def devices_of(
-    wanted: Mapping[str, Mapping[str, float]],
-    nodes: Sequence[RayNode],
-    held: Mapping[str, Mapping[str, Sequence[int]]],
+    wanted: Mapping[str, Mapping[str, float]], nodes: Sequence[RayNode], held: Mapping[str, Mapping[str, Sequence[int]]]
 ) -> dict[str, dict[str, list[int]]]:
     """Return which GPUs jobs count as holding, by job and our names of nodes; those that held some before keep them.
 

@@ -28,9 +28,7 @@ CARRIED_OUT = histogram(
 )
 REFUSALS = counter("wattshift_engine_refusals_total", "Decisions that the engine would not carry out.")
 REPORTS = counter(
-    "wattshift_engine_reports_total",
-    "Reports to the control plane: taken, refused, or not answered.",
-    ["outcome"],
+    "wattshift_engine_reports_total", "Reports to the control plane: taken, refused, or not answered.", ["outcome"]
 )
 
 

@@ -315,11 +315,7 @@ class Explanations:
         """Return what the what-if service has; if it is down, the rest of the answer is not affected."""
         try:
             return await self._simulator.call(
-                "GET",
-                f"/internal/comparisons/{job_id}",
-                PolicyComparison,
-                attempts=1,
-                timeout_s=COMPARISON_TIMEOUT_S,
+                "GET", f"/internal/comparisons/{job_id}", PolicyComparison, attempts=1, timeout_s=COMPARISON_TIMEOUT_S
             )
         except (ProblemError, ValidationError) as error:
             log.warning("comparison.unknown", job=job_id, error=str(error))
@@ -327,14 +323,7 @@ class Explanations:
             return PolicyComparison(status=Outcome.PENDING, detail=detail)
 
     def _explanation(
-        self,
-        facts: Facts,
-        state: JobState,
-        *,
-        summary: str,
-        reason: str | None,
-        detail: str | None,
-        **parts: object,
+        self, facts: Facts, state: JobState, *, summary: str, reason: str | None, detail: str | None, **parts: object
     ) -> Explanation:
         row = facts.row
         lines, left_out = story_of(facts.events, row.submitted_at)

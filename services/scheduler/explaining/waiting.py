@@ -17,14 +17,7 @@ from services.core.domain.reasons import Reason
 from services.core.policies.registry import entry_of
 from services.scheduler.explaining.lengths import remaining
 from services.scheduler.explaining.levers import of_round
-from services.scheduler.planning.dry_run import (
-    Length,
-    emissions,
-    first_node_for,
-    latest_start_s,
-    power_of,
-    slices_for,
-)
+from services.scheduler.planning.dry_run import Length, emissions, first_node_for, latest_start_s, power_of, slices_for
 from services.scheduler.planning.live_view import DryRound
 from services.scheduler.reasons import detail_of
 from services.scheduler.repository.predictions import Predictions

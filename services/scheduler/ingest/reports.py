@@ -31,14 +31,7 @@ from services.scheduler.ingest.gangs import (
 )
 from services.scheduler.power.device_controls import take_refusals, unacknowledged_shares
 from services.scheduler.repository import gangs, jobs, outbox
-from services.scheduler.repository.gangs import (
-    CONTROL_COLUMNS,
-    Earlier,
-    LiveGang,
-    LostShare,
-    RankReport,
-    StoppableGang,
-)
+from services.scheduler.repository.gangs import CONTROL_COLUMNS, Earlier, LiveGang, LostShare, RankReport, StoppableGang
 from services.scheduler.repository.outbox import Outgoing
 from services.scheduler.settings import SchedulerSettings
 
@@ -379,12 +372,7 @@ async def mark_stopping(
 
 
 async def stop_gang(
-    connection: Connection,
-    gang: LiveGang | StoppableGang,
-    reason: EndReason,
-    *,
-    detail: str,
-    code: str | None = None,
+    connection: Connection, gang: LiveGang | StoppableGang, reason: EndReason, *, detail: str, code: str | None = None
 ) -> bool:
     """Begin to stop a gang: its allocation, its job, and a command to each node; return whether it was running.
 

@@ -69,11 +69,7 @@ def read_curves(path: Path) -> KnownCurves:
 
 
 def known_of(
-    jobs: JobRows,
-    gpu_models: tuple[str, ...],
-    operators: KnownCurves,
-    learned: Tables,
-    host_w: Mapping[str, float],
+    jobs: JobRows, gpu_models: tuple[str, ...], operators: KnownCurves, learned: Tables, host_w: Mapping[str, float]
 ) -> tuple[dict[str, int], tuple[Curves, ...], tuple[Gangs, ...]]:
     """Return the row of each kind of job in ``Snapshot.control_curves`` and ``Snapshot.gangs``, and those two.
 

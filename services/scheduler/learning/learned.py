@@ -78,13 +78,7 @@ def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus
     batch = np.where(batch > 0, batch, whole / gpus)
     units = np.ones(gpus.size) if base is None else gpus * batch / base
     seen = Observations.of(
-        step_s * units,
-        gpus=gpus,
-        nodes=nodes,
-        control=value,
-        local_batch=batch,
-        mean_power_w=power_w,
-        axis=control,
+        step_s * units, gpus=gpus, nodes=nodes, control=value, local_batch=batch, mean_power_w=power_w, axis=control
     )
     profile = JobProfile.of(gpu_model, family, control).observe(seen)
     widest = max(WIDEST, int(gpus.max()))

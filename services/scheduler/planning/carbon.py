@@ -23,13 +23,7 @@ class CarbonWatch:
     """Knows the last outlook of each zone; asks for a newer one at most every ``refresh_s``."""
 
     def __init__(
-        self,
-        carbon: Carbon,
-        default_zone: str,
-        *,
-        refresh_s: float,
-        window_s: float,
-        default_gco2_per_kwh: float,
+        self, carbon: Carbon, default_zone: str, *, refresh_s: float, window_s: float, default_gco2_per_kwh: float
     ) -> None:
         self._carbon = carbon
         self._default_zone = default_zone

@@ -146,11 +146,7 @@ def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
 
 
 def estimate_of(
-    policy: str,
-    snapshot: Snapshot,
-    action: Start | Hold | None,
-    spec: JobSpec,
-    predictions: Predictions,
+    policy: str, snapshot: Snapshot, action: Start | Hold | None, spec: JobSpec, predictions: Predictions
 ) -> StartEstimate:
     """Return the estimate that follows from a round's action on the draft."""
     jobs, nodes = snapshot.jobs, snapshot.nodes

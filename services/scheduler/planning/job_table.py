@@ -19,12 +19,7 @@ from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import EfficiencyRow, JobRow
 
-PHASES = {
-    "queued": Phase.QUEUED,
-    "starting": Phase.STARTING,
-    "running": Phase.RUNNING,
-    "preempting": Phase.PREEMPTING,
-}
+PHASES = {"queued": Phase.QUEUED, "starting": Phase.STARTING, "running": Phase.RUNNING, "preempting": Phase.PREEMPTING}
 
 
 def phase_of(job: JobRow) -> Phase:

@@ -25,15 +25,7 @@ from services.scheduler.learning.batches import with_permitted
 from services.scheduler.learning.curves import KnownCurves, known_of
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.apply import Said
-from services.scheduler.planning.cluster import (
-    Cluster,
-    drawn_w,
-    host_w,
-    idle_w,
-    node_table,
-    settable,
-    shared_pairs,
-)
+from services.scheduler.planning.cluster import Cluster, drawn_w, host_w, idle_w, node_table, settable, shared_pairs
 from services.scheduler.planning.job_table import eligible_kinds, job_table, length_spreads
 from services.scheduler.planning.service_instances import held_devices, held_w, hold_devices, waiting_instances
 from services.scheduler.planning.slices import cut_gpus, waiting_slice_jobs, without_held
@@ -100,13 +92,7 @@ async def load(
         rows, Cluster.of(rows, covers), trigger, outlooks, settings, curves or {}, predictions, at_rest=at_rest
     )
     return Loaded(
-        snapshot,
-        rows.state.policy,
-        rows.state.parameters,
-        rows.state.memory,
-        predictions,
-        unexplained,
-        Said.of(rows),
+        snapshot, rows.state.policy, rows.state.parameters, rows.state.memory, predictions, unexplained, Said.of(rows)
     )
 
 

@@ -28,13 +28,7 @@ from services.db.job_specs import (
 )
 from services.db.rows import fetch_rows
 from services.scheduler.repository import profiles, rounds
-from services.scheduler.repository.documents import (
-    Json,
-    StoredDevice,
-    StoredReading,
-    StoredServiceTerms,
-    StoredShare,
-)
+from services.scheduler.repository.documents import Json, StoredDevice, StoredReading, StoredServiceTerms, StoredShare
 from services.scheduler.repository.jobs import KEEPS_CHECKPOINTS
 
 _COLUMNS = f"""

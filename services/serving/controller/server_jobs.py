@@ -39,11 +39,7 @@ def job_document(instance: Instance) -> str:
         "name": f"{owner}-{mode.name}"[:LONGEST_NAME],
         "command": mode.command,
         "image": mode.image,
-        "environment": {
-            **mode.environment,
-            f"WATTSHIFT_{kind.upper()}": owner,
-            "WATTSHIFT_INSTANCE": instance.id,
-        },
+        "environment": {**mode.environment, f"WATTSHIFT_{kind.upper()}": owner, "WATTSHIFT_INSTANCE": instance.id},
         "working_dir": mode.working_dir,
         "gpus": gpus,
         "progress": {"source": "none"},

@@ -114,12 +114,7 @@ class Carrier:
                 await queries.apps.change(app.name, planned_revision=revision, plan_id=plan.id)
 
     async def fail(
-        self,
-        queries: Queries,
-        fleet: FleetState,
-        plan: PlanRecord,
-        detail: str,
-        result: PartitionResult | None = None,
+        self, queries: Queries, fleet: FleetState, plan: PlanRecord, detail: str, result: PartitionResult | None = None
     ) -> PlanRecord:
         """End a plan that failed; the next one has to wait, longer after each failure."""
         record = fleet.record

@@ -224,14 +224,7 @@ class Evaluator:
         await self._end(queries, fleet, plan, search, following, is_in_force=is_in_force)
 
     async def _end(
-        self,
-        queries: Queries,
-        fleet: FleetState,
-        plan: PlanRecord,
-        search: FleetSearch,
-        end: End,
-        *,
-        is_in_force: bool,
+        self, queries: Queries, fleet: FleetState, plan: PlanRecord, search: FleetSearch, end: End, *, is_in_force: bool
     ) -> PlanRecord:
         """End a search; bring up the chosen configuration unless it already runs."""
         searches = self._searches(plan)

@@ -14,12 +14,7 @@ from datetime import datetime
 
 import numpy as np
 
-from services.contracts.apps import (
-    AppEvaluation,
-    EvaluationFigures,
-    FleetEvaluation,
-    FleetSearch,
-)
+from services.contracts.apps import AppEvaluation, EvaluationFigures, FleetEvaluation, FleetSearch
 from services.contracts.partition import (
     SLICE_NAMES,
     ApplicationPlan,

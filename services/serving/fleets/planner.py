@@ -25,18 +25,10 @@ from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import repeat
 from services.serving.carbon import Baselines, Intensities
-from services.serving.fleets.assignment import (
-    base,
-    with_base_of,
-)
+from services.serving.fleets.assignment import base, with_base_of
 from services.serving.fleets.carrying import Carrier, progress_of, write_targets
 from services.serving.fleets.evaluator import CANDIDATES, Evaluator
-from services.serving.fleets.problem import (
-    idle_w_of,
-    in_core,
-    partition_request,
-    wanted_of,
-)
+from services.serving.fleets.problem import idle_w_of, in_core, partition_request, wanted_of
 from services.serving.fleets.state import (
     FleetState,
     free_gpus,

@@ -243,11 +243,7 @@ def _go_on(
         missing = _missing(wanted, instances)
         detail = f"{missing} was not ready on {named(gpu)} within {limits.start_s:.0f} s."
         return replace(
-            step,
-            assignment={**present, gpu: progress.after[gpu]},
-            progress=None,
-            outcome=Outcome.FAILED,
-            detail=detail,
+            step, assignment={**present, gpu: progress.after[gpu]}, progress=None, outcome=Outcome.FAILED, detail=detail
         )
     if not there and progress.cut_since_s is None:
         progress = replace(progress, cut_since_s=now_s)
@@ -329,11 +325,7 @@ def _with_room(there: Iterable[Placed], kinds: Iterable[Kind], sizes: Sizes) -> 
 
 
 def _is_free(
-    gpu: Gpu,
-    progress: Progress,
-    present: Assignment,
-    gpus: Mapping[Gpu, GpuState],
-    instances: Sequence[Placed],
+    gpu: Gpu, progress: Progress, present: Assignment, gpus: Mapping[Gpu, GpuState], instances: Sequence[Placed]
 ) -> bool:
     """Whether a GPU is whole and stays so, and nothing runs or is to run on it."""
     is_whole = not progress.layouts[gpu] and _is_cut(gpus[gpu], ())

@@ -221,12 +221,7 @@ def _draft(
     slot: Slot, trigger: PlanTrigger, caller: Identity | None, deadline_at: datetime, after: Standing | None
 ) -> Draft:
     pool = slot.pool
-    key: dict[str, Any] = {
-        "pool": pool.name,
-        "made": pool.created_at,
-        "revision": pool.revision,
-        "slot": slot.slot_at,
-    }
+    key: dict[str, Any] = {"pool": pool.name, "made": pool.created_at, "revision": pool.revision, "slot": slot.slot_at}
     if after is not None:
         key |= {"event": trigger, "after": after.plan_id, "event_before": after.event_at}
     if trigger is PlanTrigger.REQUEST:

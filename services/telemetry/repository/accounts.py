@@ -125,11 +125,7 @@ class AccountRows(NamedTuple):
     done: list[DoneRow]
 
 
-async def account_rows(
-    connection: Connection,
-    by: Dimensions,
-    about: Subject,
-) -> AccountRows:
+async def account_rows(connection: Connection, by: Dimensions, about: Subject) -> AccountRows:
     """Return what the accounts of a period are computed from.
 
     There are no means if daily sums of old lines are part of the period: a sum does not tell when the energy was used.

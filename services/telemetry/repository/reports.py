@@ -85,14 +85,7 @@ WITH {metered}
 SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM metered l WHERE {period}
 """
 
-PARTS = {
-    "sums": SUMS,
-    "boards": BOARDS,
-    "amounts": AMOUNTS,
-    "period": PERIOD,
-    "owned": OWNED,
-    "metered": METERED,
-}
+PARTS = {"sums": SUMS, "boards": BOARDS, "amounts": AMOUNTS, "period": PERIOD, "owned": OWNED, "metered": METERED}
 """What the queries above are made of."""
 
 # Consecutive lines under one intensity are one use; a job's lines are numbered by where the intensity changes. A line
@@ -246,12 +239,7 @@ async def period_end(connection: Connection, start_at: datetime | None, end_at: 
 
 
 async def sums(
-    connection: Connection,
-    by: Dimensions,
-    about: Subject,
-    *,
-    after: tuple[str, str] | None,
-    limit: int,
+    connection: Connection, by: Dimensions, about: Subject, *, after: tuple[str, str] | None, limit: int
 ) -> Sums:
     """Return sums over the lines that begin in a period, with at most ``limit`` groups after the one named ``after``.
 

@@ -199,12 +199,7 @@ RULES = (
         "No gang holds a device of a node that is powered down and not being woken.",
         "{node} is {state}: {claimed} claimed",
     ),
-    Rule(
-        "one_gang_per_job",
-        _ONE_GANG,
-        "Every job has at most one live gang.",
-        "{job} has {gangs}",
-    ),
+    Rule("one_gang_per_job", _ONE_GANG, "Every job has at most one live gang.", "{job} has {gangs}"),
     Rule(
         "no_job_in_limbo",
         _LIMBO,

@@ -293,11 +293,7 @@ class _Placer:
     """Places gangs in the order of the queue until one waits for better servers; no job of its GPU model passes it."""
 
     def __init__(
-        self,
-        snapshot: Snapshot,
-        config: AsrptConfig,
-        offers: Mapping[JobId, Offer],
-        length_s: Mapping[JobId, float],
+        self, snapshot: Snapshot, config: AsrptConfig, offers: Mapping[JobId, Offer], length_s: Mapping[JobId, float]
     ) -> None:
         self._snapshot = snapshot
         self._config = config

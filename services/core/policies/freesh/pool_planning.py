@@ -161,11 +161,7 @@ def objective_of(problem: PoolProblem, plan: PoolPlan) -> float:
 
 
 def _best(
-    problem: PoolProblem,
-    wanted: Mapping[int, Floats],
-    backend: Backend,
-    budget: _Budget,
-    incumbent: PoolPlan | None,
+    problem: PoolProblem, wanted: Mapping[int, Floats], backend: Backend, budget: _Budget, incumbent: PoolPlan | None
 ) -> PoolPlan:
     candidates: list[_Candidate] = []
     for index, wanted_qps in wanted.items():
@@ -234,11 +230,7 @@ def _near(model: PoolModel, relaxation: Solution, share: float, below: int) -> L
 
 
 def _plan_of(
-    problem: PoolProblem,
-    wanted: Mapping[int, Floats],
-    candidates: list[_Candidate],
-    backend: Backend,
-    budget: _Budget,
+    problem: PoolProblem, wanted: Mapping[int, Floats], candidates: list[_Candidate], backend: Backend, budget: _Budget
 ) -> PoolPlan:
     best = min(candidates, key=lambda each: (each.objective, each.partition))
     bound = min(each.bound for each in candidates)

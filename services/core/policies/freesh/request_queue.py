@@ -130,11 +130,7 @@ class RequestQueue:
         self._add(request)
 
     def peek(
-        self,
-        *,
-        behind: Collection[str] = (),
-        without: Collection[frozenset[str]] = (),
-        now_s: float = -math.inf,
+        self, *, behind: Collection[str] = (), without: Collection[frozenset[str]] = (), now_s: float = -math.inf
     ) -> ServingRequest | None:
         """Return the next request, or None.
 

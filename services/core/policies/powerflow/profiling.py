@@ -109,7 +109,5 @@ def begun(
     sizes = {each.action.job_id: each.gpus for each in found}
     profiled = {job_id: (*memory.profiled.get(job_id, ()), gpus) for job_id, gpus in sizes.items()}
     return replace(
-        memory,
-        measured={**memory.measured, **dict.fromkeys(sizes, until_s)},
-        profiled={**memory.profiled, **profiled},
+        memory, measured={**memory.measured, **dict.fromkeys(sizes, until_s)}, profiled={**memory.profiled, **profiled}
     )
