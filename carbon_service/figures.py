@@ -19,7 +19,6 @@ BY_SOURCE = ("zone", "signal", "provider")
 
 
 def show_figures(metrics: Metrics, zones: Zones, service: CarbonService) -> None:
-    """Register all metrics of the carbon service."""
 
     async def read_intensities() -> Iterable[Metric]:
         found: list[tuple[Labels, CurrentIntensity]] = []

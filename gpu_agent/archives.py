@@ -24,7 +24,6 @@ def unpack(archive: Path, into: Path, most_bytes: int, account: Account | None =
     Files are written before links, and never through one. Of a file's mode, only the execute permission is kept.
 
     Args:
-        archive: The file.
         into: The folder, which is made. Nobody else may be able to write there.
         most_bytes: The largest total size, unpacked.
         account: Who owns what is unpacked; None for this process's user.

@@ -27,7 +27,6 @@ Instruction = tuple[int, int, int, int | str, int] | str
 
 
 def op(code: int, target: int = 0, source: int = 0, at: int | str = 0, value: int = 0) -> Instruction:
-    """Return one instruction."""
     return (code, target, source, at, value)
 
 

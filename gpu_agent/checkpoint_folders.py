@@ -47,7 +47,6 @@ class Seen:
         return leads_inside(path, self.target)
 
     def entry(self) -> Entry:
-        """Return the entry for a manifest."""
         return Entry.model_validate(
             {"kind": self.kind, "mode": self.mode, "size_bytes": self.size_bytes, "target": self.target}
         )

@@ -15,7 +15,6 @@ from services.kit.metrics import Metrics, gauge, single
 
 
 def show_figures(metrics: Metrics, agent: Agent | MeasuringAgent) -> None:
-    """Register all metrics of the agent."""
 
     async def read_agent() -> Iterable[Metric]:
         state = agent.describe()

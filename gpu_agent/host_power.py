@@ -148,7 +148,6 @@ class RaplPower:
         return HostEnergy(total_j, per_cpu_s, tuple(faults))
 
     def state(self) -> dict[str, Any]:
-        """Return the counters."""
         counters_uj = {name: round(counter.reading_j * 1e6) for name, counter in self._counters.items()}
         return {"counters_uj": counters_uj, "busy_s": self._busy_s}
 

@@ -68,7 +68,6 @@ class LearnedClocks:
         self._is_failing = False
 
     def learner(self, kind: ServerKind) -> ClockLearner:
-        """Return what is known of a kind."""
         return self._find(kind).learner
 
     def add(self, kind: ServerKind, sample: ClockSample) -> ClockLearner:

@@ -73,11 +73,9 @@ class ReportingAgent:
     # --- what others say
 
     async def start(self) -> None:
-        """Start the loops."""
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """Stop the loops."""
         raise NotImplementedError
 
     async def _send_heartbeat(self) -> None:

@@ -20,7 +20,6 @@ from services.kit.celery import leave_process
 
 
 def solve_worker(engine: AsyncEngine, lease_s: float, *, on_lost_claim: Callable[[], None] = leave_process) -> Worker:
-    """Return a worker that solves."""
     return Worker(
         "solve",
         solve_repository(engine),

@@ -47,9 +47,6 @@ def known_providers() -> Entries:
 def read_settings(sources: Mapping[str, Iterable[str]], entries: Entries) -> dict[str, ProviderSettings]:
     """Return the settings of the providers that zones name, from the environment.
 
-    Args:
-        sources: The names of the providers of every zone.
-
     Raises:
         ZoneConfigError: A zone names an unknown provider, or one whose settings are missing or invalid.
     """

@@ -20,7 +20,6 @@ class AbsentDriver:
         self.why = why
 
     def devices(self) -> list[DeviceInfo]:
-        """Return no devices."""
         return []
 
     def read(self, index: int) -> Sample:
@@ -32,7 +31,6 @@ class AbsentDriver:
         self._refuse(index)
 
     def dead(self) -> list[DeadDevice]:
-        """Return no devices."""
         return []
 
     def health(self, index: int) -> Health:
@@ -40,7 +38,6 @@ class AbsentDriver:
         self._refuse(index)
 
     def events(self) -> list[DeviceEvent]:
-        """Return no events."""
         return []
 
     def refresh(self) -> bool:
@@ -68,7 +65,6 @@ class AbsentDriver:
         self._refuse(index)
 
     def device_nodes(self) -> dict[int, tuple[int, int]]:
-        """Return no device nodes."""
         return {}
 
     def relative_speed(self, index: int) -> float | None:

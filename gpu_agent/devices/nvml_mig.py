@@ -69,7 +69,6 @@ class NvmlMig:
         self._look()
 
     def slices(self) -> list[DeviceInfo]:
-        """Return the slices, by place."""
         return [self._instances[index].info for index in sorted(self._instances)]
 
     def has(self, index: int) -> bool:

@@ -172,7 +172,6 @@ class SimulatedDriver:
         return SliceSample(activity, resident_gib)
 
     def dead(self) -> list[DeadDevice]:
-        """Return no devices."""
         return []
 
     def health(self, index: int) -> Health:
@@ -234,7 +233,6 @@ class SimulatedDriver:
         self._change(index, clock_mhz=clock_mhz)
 
     def reset_clock(self, index: int) -> None:
-        """Return to the highest clock."""
         self._change(index, clock_mhz=self._model.highest_clock_mhz)
 
     def set_power_limit(self, index: int, limit_w: float) -> None:

@@ -76,7 +76,6 @@ class Zeusd:
         self._ask("POST", f"/gpu/{what}", gpu_ids=str(gpu), block="true", **values)
 
     def close(self) -> None:
-        """Close its connections."""
         self._client.close()
 
     def _ask(self, method: str, path: str, **query: str | int) -> Any:

@@ -56,7 +56,6 @@ class Access:
         return found
 
     async def create_tenant(self, caller: Identity, spec: TenantSpec) -> Tenant:
-        """Create a tenant."""
         async with self._engine.begin() as connection:
             tenant = await AccessRepository(connection).insert_tenant(spec)
             if tenant is None:
@@ -83,7 +82,6 @@ class Access:
         return tenant.model_copy(update={"limits": limits})
 
     async def tenant(self, tenant_id: str) -> Tenant:
-        """Return a tenant."""
         async with self._engine.connect() as connection:
             tenant = await AccessRepository(connection).tenant(tenant_id)
         if tenant is None:

@@ -22,7 +22,6 @@ class _Wrong:
     errors: list[FieldError] = field(default_factory=list[FieldError])
 
     def add(self, pointer: str, detail: str) -> None:
-        """Note what is wrong with a field."""
         self.errors.append(FieldError(pointer=pointer, detail=detail))
 
     def problem(self) -> ProblemError:

@@ -111,7 +111,6 @@ class Users:
         return UserList(items=items, next_cursor=write_cursor(items[-1].name) if len(found) > page.limit else None)
 
     async def own(self, caller: Identity) -> OwnIdentity:
-        """Return who the caller is."""
         user = None
         if caller.user_id is not None:
             async with self._engine.connect() as connection:

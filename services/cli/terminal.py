@@ -37,8 +37,6 @@ def run_session(
     """Run a command in a job with this process's streams; return its exit status, and why it ended if not by itself.
 
     Args:
-        gateway: Where the job is.
-        job_id: The job.
         body: The request; with a ``terminal``, this process's terminal is passed through.
         on_started: Called once the command runs.
 

@@ -370,7 +370,6 @@ class JobSpec(Message):
 
 
 def task_name(array_name: str, index: int) -> str:
-    """Return the name of a task of an array."""
     return f"{array_name}.{index}"
 
 

@@ -62,7 +62,6 @@ class NodeStream(StrEnum):
         return cls(name.rpartition(":")[2])
 
     def name_of(self, node_id: str) -> str:
-        """Return the name of this stream of a node."""
         return (command_stream if self is NodeStream.COMMANDS else latency_stream)(node_id)
 
 

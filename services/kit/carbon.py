@@ -36,7 +36,6 @@ class Carbon:
         self._limits = {"attempts": attempts, "timeout_s": timeout_s}
 
     async def zones(self) -> ZoneList:
-        """Return the zones with their signals."""
         return await self._client.call("GET", "/v1/carbon/zones", ZoneList, **self._limits)
 
     async def current(self, zone: str, signal: str | None = None) -> CurrentIntensity:

@@ -78,7 +78,6 @@ class Log:
         self.emit(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
-        """Log a failure."""
         self.emit(logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
@@ -109,7 +108,6 @@ class _Formatter(logging.Formatter):
     def line(
         self, at_s: float, level: int, event: str, fields: dict[str, Any], trace: str, known: Known | None = None
     ) -> str:
-        """Return the line of an event, and those of its traceback."""
         if request_id := traces.request_id():
             fields = {**fields, "request_id": request_id}
         if (trace_id := traces.trace_id()) is not None:
@@ -148,7 +146,6 @@ class _Output(logging.StreamHandler[IO[str]]):
         self._turn: asyncio.AbstractEventLoop | None = None  #: At the end of whose turn it writes
 
     def put(self, level: int, event: str, fields: dict[str, Any], exc_info: Any, known: Known | None) -> None:
-        """Write one event."""
         trace = self._lines.formatException(exc_info) if exc_info else ""
         line = self._lines.line(time.time(), level, event, fields, trace, known) + "\n"
         loop = asyncio._get_running_loop() if level < logging.WARNING else None  # pyright: ignore[reportPrivateUsage]
@@ -166,7 +163,6 @@ class _Output(logging.StreamHandler[IO[str]]):
         self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
         with cast("RLock", self.lock):
             self._turn = None
             if not self._waiting:

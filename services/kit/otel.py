@@ -86,7 +86,6 @@ class OpenTelemetry:
             CeleryInstrumentor().instrument(**given)
 
     def trace_id(self) -> str | None:
-        """Return the id of the current trace."""
         found = trace.get_current_span().get_span_context()
         return trace.format_trace_id(found.trace_id) if found.is_valid else None
 

@@ -109,7 +109,6 @@ def validation_problem(errors: Sequence[ErrorDetails | dict[str, Any]]) -> Probl
 
 
 def as_problem(error: Exception) -> ProblemError:
-    """Return the problem that a client gets for an exception."""
     match error:
         case ProblemError():
             return error

@@ -16,7 +16,6 @@ _LASTS = timedelta(days=36_500)
 
 
 def new_certificate(name: str) -> str:
-    """Return a new key and its certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

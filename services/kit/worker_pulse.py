@@ -17,7 +17,6 @@ from services.kit.pulse import EVERY_S, Pulse
 
 
 def add_pulse(app: Celery) -> None:
-    """Give the workers of an app a pulse."""
     app.conf.worker_consumer = PatientConsumer
     app.steps["worker"].add(_Beating)
     app.pulse = Pulse()

@@ -117,7 +117,6 @@ def steps_of(times_s: Floats, values: Floats, step_s: float) -> Floats:
     Args:
         times_s: (n,) when each value took effect, increasing.
         values: (n,) gCO2/kWh.
-        step_s: Length of a step.
 
     Raises:
         DomainError: An hour is not a whole number of steps.

@@ -139,7 +139,6 @@ def within_hours(times_s: Floats, values: Floats, until_s: float, step_s: float)
         times_s: (n,) when each value took effect, UTC seconds.
         values: (n,) gCO2/kWh.
         until_s: Values that begin then or later are ignored.
-        step_s: Length of a step.
     """
     steps = round(HOUR_S / step_s) if step_s < HOUR_S and HOUR_S % step_s == 0 else 1
     shape = np.zeros((DAY_H, steps))

@@ -120,7 +120,6 @@ class ForestModel:
     trees: list[FittedTree]  #: scikit-learn's trees
 
     def predict(self, group: Ints, user: Ints) -> Predictions:
-        """Return the predictions for jobs of these groups and users."""
         at_group = np.minimum(np.searchsorted(self.groups, group), self.groups.size - 1)
         seen = self.groups[at_group] == group
         low, high = (np.searchsorted(self.pairs[:, 0], group, side=side) for side in ("left", "right"))

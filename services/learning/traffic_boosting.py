@@ -46,7 +46,6 @@ class Boosting:
         return LAGS
 
     def fit(self, history: Traffic) -> BoostingModel:
-        """Return the model of a history."""
         start = max(0, len(history) - LATEST_STEPS - DAY_STEPS)
         recent = history.since(start)
         origins = np.arange(max(1, len(recent) - LATEST_STEPS), len(recent))

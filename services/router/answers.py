@@ -41,8 +41,6 @@ class AnswerPasser:
         """Pass on an answer that is not a stream; return the status that it counts as: 502 if it is not JSON.
 
         Args:
-            turn: The request.
-            server: The server that answers it.
             connection: The connection, whose headers have arrived.
             give_back: Gives back the server, and returns the request's share of its time in seconds.
 

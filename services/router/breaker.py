@@ -34,7 +34,6 @@ class Breaker:
     trial: object | None = None
 
     def state(self, now_s: float) -> BreakerState:
-        """Return the state at a moment."""
         if self.opened_s is None:
             return BreakerState.CLOSED
         if now_s - self.opened_s < self.pause_s:
@@ -68,7 +67,6 @@ class Breaker:
             self.trial = request
 
     def succeeded(self) -> None:
-        """Note an answer."""
         self.failures = 0
         self.ejections = 0
         self.opened_s = None
@@ -83,7 +81,6 @@ class Breaker:
         """Note a failure, and return whether it ejects the server.
 
         Args:
-            now_s: The moment.
             request: The request that failed; None for a probe.
             is_certain: Whether one such failure is enough, for example if no connection can be made.
         """

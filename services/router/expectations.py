@@ -46,8 +46,6 @@ class Expectations:
         """Learn from a complete answer.
 
         Args:
-            pool: The pool that answered.
-            expected: What was expected of the request.
             input_tokens: As the server stated them; None if it did not.
             answer_tokens: Length of one of the requested answers; 0 teaches nothing.
         """

@@ -53,7 +53,6 @@ class Gate:
         """Have ``handle`` answer a request, or ``refuse`` if it raises before the answer has begun.
 
         Args:
-            exchange: The request.
             handle: Answers it.
             own_error: What its door raises to refuse a request.
             refuse: Answers with such an error.

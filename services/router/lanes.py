@@ -181,7 +181,6 @@ class Lane:
         """Return the server that a request may be sent to, after waiting for one in the lane's order if need be.
 
         Args:
-            ticket: The request.
             timeout_s: How long it waits for room.
             first_s: How long it waits for a first server, if the pool has none and one is or will be wanted.
 
@@ -418,7 +417,6 @@ class Lanes:
         self._lanes: dict[str, Lane] = {}
 
     def all(self) -> list[Lane]:
-        """Return all lanes."""
         return list(self._lanes.values())
 
     def of(self, pool: Pool, request_class: str) -> Lane:

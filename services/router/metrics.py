@@ -59,7 +59,6 @@ class Counter:
         self.values: dict[Labels, float] = {}
 
     def add(self, labels: Labels, amount: float = 1.0) -> None:
-        """Add to one combination."""
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
     def amounts(self) -> list[Amounts]:
@@ -85,7 +84,6 @@ class Histogram:
         self._found: dict[Labels, list[float]] = {}
 
     def observe(self, labels: Labels, value: float) -> None:
-        """Count a value."""
         found = self._found.get(labels)
         if found is None:
             found = self._found[labels] = [0.0] * (len(self._bounds) + 2)
@@ -182,7 +180,6 @@ class Metrics:
         )
 
     def all(self) -> dict[str, Counter | Histogram]:
-        """Return counters and histograms by name."""
         return {found.name: found for found in vars(self).values() if isinstance(found, Counter | Histogram)}
 
     def lines(self, gauges: Iterable[Gauge]) -> Iterator[str]:

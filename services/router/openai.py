@@ -135,7 +135,6 @@ def read(content: bytes, boundary: bytes | None = None, *, may_repeat: bool = Tr
     """Read what the router needs of a body; the model server judges the rest.
 
     Args:
-        content: The body.
         boundary: What separates its parts if it is a form.
         may_repeat: Whether requests of its kind may be sent twice.
 

@@ -78,7 +78,6 @@ class Trials:
                 task.add_done_callback(lambda _, name=server.id: self.running.pop(name, None))
 
     async def end(self) -> None:
-        """End the trials in progress."""
         await end_tasks(list(self.running.values()))
 
     def _model(self, server: Server) -> str | None:

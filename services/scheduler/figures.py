@@ -53,7 +53,6 @@ def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float
 
 
 def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop, settings: SchedulerSettings) -> None:
-    """Register the metrics of what the scheduler owns."""
 
     async def read_cluster() -> Iterable[Metric]:
         async with database.connection() as connection:

@@ -276,7 +276,6 @@ class Scheduler:
         return None
 
     def _decide(self, loaded: Loaded, policy: Policy[Any], is_stored: bool, began: float) -> tuple[Decided, Any]:
-        """Return what to do, and what the policy remembers."""
         if is_stored and loaded.memory is None and self._memory:
             memory = self._memory[1]
         else:

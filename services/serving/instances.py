@@ -130,7 +130,6 @@ class Blueprint:
 
 
 def pool_blueprint(spec: PoolSpec) -> Blueprint:
-    """Return the specs of a pool's instances."""
     return Blueprint(spec.probes, spec.places, spec.modes)
 
 

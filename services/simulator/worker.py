@@ -20,7 +20,6 @@ from services.simulator.training import opened
 def simulation_worker(
     engine: AsyncEngine, lease_s: float, *, on_lost_claim: Callable[[], None] = leave_process
 ) -> Worker:
-    """Return a worker that runs simulations."""
     repository = SimulationRepository(engine)
 
     def answer(work: WorkRecord, worker: Worker) -> Any:

@@ -135,7 +135,6 @@ def restore(folder: DataFolder, source: Path, environment: Mapping[str, str], ad
 
 
 def read_manifest(source: Path) -> Manifest:
-    """Return the manifest of a backup."""
     try:
         with tarfile.open(source) as archive:
             member = archive.extractfile(MANIFEST)

@@ -32,7 +32,6 @@ class Identities:
         self._redis_password = password
 
     def credential(self, service: str) -> Credential:
-        """Return the credential of a service."""
         return Credential.derived(service, roots_of(self.roots))
 
     def credential_of(self, process: str) -> dict[str, str]:

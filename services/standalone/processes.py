@@ -205,7 +205,6 @@ def command_process(name: str, arguments: Sequence[str], environment: Mapping[st
 
 
 def queues_of(worker: str) -> list[str]:
-    """Return the queues from which a worker takes messages."""
     words = WORKERS[worker]
     return words[words.index("-Q") + 1].split(",")
 

@@ -83,7 +83,6 @@ class Patience:
         return 2.0 if self.misses < STOPPED_MISSES else 10.0
 
     def answered(self) -> None:
-        """Record an answer."""
         self.__init__(has_answered=True)
 
     def missed(self, after_s: float, found: Activity) -> str:

@@ -78,7 +78,6 @@ def embodied_gco2(gpu_s: Mapping[str | None, float], inputs: Inputs, unknown: se
 
     Args:
         gpu_s: GPU seconds by model; None stands for an unknown board.
-        inputs: The stated inputs.
         unknown: Gets the name of every input that is missing.
 
     Source: SCI specification, M = TE x TS x RS with TS = time reserved / expected lifespan and RS = 1 per GPU.
@@ -135,7 +134,6 @@ def zone_intensities(parts: Iterable[PartRow], inputs: Inputs) -> list[ZoneInten
 
 
 def known_means(rows: Iterable[MeanRow]) -> dict[str, float]:
-    """Return the known means, by zone."""
     return {row.zone: row.gco2_per_kwh for row in rows if row.gco2_per_kwh is not None}
 
 

@@ -13,8 +13,6 @@ async def past_jobs(database: Database, query: PastJobsQuery, tenant_id: str | N
     """Return one page of the jobs submitted in a period, including those that have not ended.
 
     Args:
-        database: Of the database.
-        query: The period and the page.
         tenant_id, project: Whose jobs; None for those of all tenants or projects.
 
     Raises:

@@ -43,8 +43,6 @@ async def footprint_report(
     its own jobs, no idle share, and the sum of its lines as metered energy.
 
     Args:
-        database: The database with the ledger.
-        query: Period, groups and page.
         tenant_id, project: Whose jobs; None for those of all tenants or projects.
         settings: What the operator states about the installation.
     """

@@ -18,8 +18,6 @@ async def request_report(database: Database, query: RequestQuery, tenant_id: str
     """Return requests of a period by group; the servers' whole energy and the unattributed rest for operators only.
 
     Args:
-        database: The database with the ledger.
-        query: Period and group.
         tenant_id: Whose requests; None for all, for operators.
     """
     async with database.transaction("repeatable_read", readonly=True) as connection:

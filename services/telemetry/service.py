@@ -266,7 +266,6 @@ class Telemetry:
         return job
 
     async def list_nodes(self, query: NodeQuery) -> NodeList:
-        """Return every node, or one page of them."""
         after, limit = read_cursor(query.cursor, NAME_PATTERN), query.limit
         most = None if limit is None else limit + 1
         found = await nodes.nodes(self.database, after=after, limit=most, clocks=query.clocks)
@@ -336,10 +335,8 @@ class Telemetry:
         """Have a GPU cut like this; its node does it once no gang runs on it.
 
         Args:
-            node_id: The GPU's node.
             gpu: Its index.
             sizes: In sevenths, in the order of their places; empty for a whole GPU.
-            operator: Who asks for it.
 
         Raises:
             ProblemError: 404 if there is no such node or GPU; 409 if it cannot be cut, or is reserved for a fleet.

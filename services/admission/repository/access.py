@@ -132,7 +132,6 @@ class AccessRepository:
         return None if row is None else _user(row)
 
     async def user_of_id(self, user_id: str) -> User | None:
-        """Return a user by id."""
         row = (await self._connection.execute(select(users).where(users.c.id == user_id))).mappings().one_or_none()
         return None if row is None else _user(row)
 

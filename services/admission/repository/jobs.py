@@ -207,7 +207,6 @@ class JobRepository:
         await self._connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
     async def add_event(self, job_id: str, tenant_id: str, event: str, **data: Any) -> None:
-        """Add an event."""
         await self._connection.execute(
             insert(job_events).values(job_id=job_id, tenant_id=tenant_id, type=event, data=data)
         )
@@ -236,7 +235,6 @@ class JobRepository:
         return not (await self._connection.execute(query)).scalar_one()
 
     async def agents_up(self) -> dict[str, Agent]:
-        """Return the agents of the nodes that are up, by node."""
         node = node_agents.c
         reached = select(node_agents).where(node.state == "up", node.agent_url != "")  # a bridge to an engine has none
         known = await self._connection.execute(reached.order_by(node.id))

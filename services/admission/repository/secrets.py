@@ -45,7 +45,6 @@ class SecretRepository:
         await self._connection.execute(select(func.pg_advisory_xact_lock(SECRETS, func.hashtext(tenant_id))))
 
     async def count(self, tenant_id: str) -> int:
-        """Return how many secrets a tenant has."""
         query = select(func.count()).select_from(secrets).where(secrets.c.tenant_id == tenant_id)
         return (await self._connection.execute(query)).scalar_one()
 

@@ -119,10 +119,8 @@ class Receiver:
         """Return whether an event is for this webhook.
 
         Args:
-            event: What happened.
             tenant_id: To whom; None for events of the cluster.
             project: In which project.
-            at: When.
             is_asked: Whether the job asks that webhooks for other messages about jobs are sent this one too.
         """
         return (
@@ -148,7 +146,6 @@ class WebhookRepository:
         self._connection = connection
 
     async def insert(self, webhook_id: str, tenant_id: str, spec: WebhookSpec, secret_sha256: bytes) -> Webhook:
-        """Store a webhook."""
         values = {**spec.model_dump(mode="json"), "id": webhook_id, "tenant_id": tenant_id}
         query = insert(webhooks).values(**values, secret_sha256=secret_sha256).returning(webhooks)
         return _webhook((await self._connection.execute(query)).mappings().one())
@@ -194,7 +191,6 @@ class WebhookRepository:
         return None if row is None else _delivery(row)
 
     async def delete(self, webhook_id: str) -> None:
-        """Delete a webhook and its messages."""
         await self._connection.execute(delete(webhooks).where(webhooks.c.id == webhook_id))
 
     async def revision(self, webhook_id: str) -> int:
@@ -236,7 +232,6 @@ class WebhookRepository:
         return None if row is None else Position(row.transaction_id, row.sequence)
 
     async def receivers(self) -> list[Receiver]:
-        """Return the webhooks that are enabled."""
         query = select(webhooks).where(webhooks.c.disabled_at.is_(None)).order_by(webhooks.c.id)
         rows = (await self._connection.execute(query)).mappings()
         return [

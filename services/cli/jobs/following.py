@@ -47,7 +47,6 @@ def follow(
 
     Args:
         gateway: Where the job is.
-        job_id: The job.
         stream: ``both``, ``stdout`` or ``stderr``.
         raw: Whether the output may control the terminal.
         tail: How many of the existing lines to begin with; by default all.

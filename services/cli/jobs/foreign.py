@@ -83,8 +83,6 @@ def obeyed(
     """Return what a script's foreign lines mean as options of ``wattshift submit``, and what is not obeyed.
 
     Args:
-        name: The script's name.
-        text: Its whole text.
         lines: Its foreign lines, with their numbers.
         given: The options that take precedence over these lines, by the names of ``submit``'s parameters.
 

@@ -169,7 +169,6 @@ def piped(
     """Run a command in a job; return its exit status, and why it ended if not by itself.
 
     Args:
-        gateway: Where the job is.
         found: The job's id.
         command: Program and arguments.
         out: Takes standard output.

@@ -85,9 +85,7 @@ def obstacles(runner: Runner, folder: Path | None, programs: Sequence[Program], 
     """Return what keeps an account from using a job's folder and programs, in the order in which it is met.
 
     Args:
-        runner: The account.
         folder: The job's working folder; None if the job brings its own.
-        programs: What the job runs.
         writes: Whether it must be able to write to its folder.
     """
     found: list[Obstacle] = []

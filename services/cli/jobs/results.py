@@ -60,7 +60,6 @@ def checked_results(paths: list[str], specs: list[JobSpec], *, ends: bool) -> li
 
     Args:
         paths: As given on the command line.
-        specs: The jobs.
         ends: Whether the command waits for the jobs to end.
 
     Raises:

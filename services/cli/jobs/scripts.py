@@ -39,7 +39,6 @@ class Script:
         """Return the program and arguments that run the script.
 
         Args:
-            arguments: The script's own arguments.
             path: Where the job finds the file; only Python without a ``#!`` line is run from there, beside its modules.
 
         Raises:

@@ -191,10 +191,8 @@ def spec_of(
     """Return the spec made from options and a command, with the caller's folder and chosen variables.
 
     Args:
-        options: As they were given.
         command: Program and arguments; empty for the container's own.
         name: The job's name unless the options give one.
-        environment: The caller's variables.
         source: The job's files, if they travel with it: it runs among them, and not in the caller's folder.
         elsewhere: Whether the job runs on other machines, which lack the caller's programs.
 

@@ -569,8 +569,6 @@ def check_folders(
     root's is opened to the account.
 
     Args:
-        gateway: Where they are submitted.
-        specs: The jobs.
         writes: Whether they must be able to write to their folders.
         typed: The words after ``wattshift submit`` if they describe the only job.
         opens: Whether folders may be opened; otherwise those that could be count as open.

@@ -50,7 +50,6 @@ def render(whole: Report, made_at: datetime, more: Report | None = None) -> str:
 
     Args:
         whole: The report of a period by job, and also by each of ``OTHERS``.
-        made_at: When it was made.
         more: The same by two dimensions at once, if a table of these is wanted.
     """
     reports = {table["group_by"]: {**whole, "lines": table["lines"]} for table in whole["also"]}

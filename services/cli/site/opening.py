@@ -32,7 +32,6 @@ def may_be_opened(folder: Path, kept: Collection[Path]) -> bool:
     """Return whether this process may open a folder: none of the system's, and none by which a job could become root.
 
     Args:
-        folder: A job's working folder.
         kept: What the installation needs; a folder may neither lie in it nor contain it.
     """
     if sys.platform != "linux" or os.geteuid() != 0:

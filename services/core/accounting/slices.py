@@ -36,7 +36,6 @@ def split_slice_energy(energy_j: float, idle_j: float, slices: Mapping[Key, Slic
     Args:
         energy_j: Energy of the whole GPU; finite and >= 0.
         idle_j: What it would have drawn idle, counted up to ``energy_j``; 0 if unknown.
-        slices: The slices, by any key.
 
     Raises:
         DomainError: an energy or an activity is out of range or not a number, or there is no slice.

@@ -33,7 +33,6 @@ class JobCurves:
     of: Ints | None = None  #: (n_jobs,) index into ``curves``; None: every job has the first
 
     def of_job(self, row: int) -> CarbonCurve:
-        """Return the curve of one of the jobs."""
         return self.curves[0 if self.of is None else int(self.of[row])]
 
     def each(self, figure: Callable[[CarbonCurve], float]) -> float | Floats:

@@ -52,7 +52,6 @@ def stopping(snapshot: Snapshot) -> Ints:
 
 
 def every_job(snapshot: Snapshot) -> Ints:
-    """Return the indices of all jobs."""
     return np.arange(len(snapshot.jobs))
 
 

@@ -28,7 +28,6 @@ def patterns(sizes: Sequence[int], room: int) -> list[tuple[int, ...]]:
 
     Args:
         sizes: Distinct, each > 0.
-        room: GPUs of the node.
     """
     if not sizes:
         return [()]

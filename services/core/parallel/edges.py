@@ -27,7 +27,6 @@ class Edges:
 
 
 def edges_of(graph: JobGraph) -> Edges:
-    """Return the edges of a job's graph."""
     stages = graph.stages
     between = [
         2.0 * stage.output_bytes / (stage.replicas * following.replicas) for stage, following in pairwise(stages)

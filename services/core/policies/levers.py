@@ -116,7 +116,6 @@ def compared(lever: Lever, curve: CarbonCurve, chosen: Way, without: Way, detail
 
 
 def unknown(lever: Lever, detail: str) -> Effect:
-    """Return an effect of unknown size."""
     return Effect(lever, None, None, detail)
 
 

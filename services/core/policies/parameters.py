@@ -97,7 +97,6 @@ def _frozen(value: object) -> object:
 
 
 def describe_parameters(config_type: type) -> tuple[ParameterDescription, ...]:
-    """Return a description of each parameter of a config."""
     defaults = {declared.name: cast(object, declared.default) for declared in fields(config_type)}
     return tuple(
         ParameterDescription(

@@ -82,7 +82,6 @@ class EarlierRuns:
     of_all: bool = False
 
     def fit(self, history: Runs) -> GroupTable:
-        """Return the statistic of every group."""
         order = np.lexsort((history.amount, history.group))
         groups, first, count = np.unique(history.group[order], return_index=True, return_counts=True)
         amount = history.amount[order]
@@ -108,7 +107,6 @@ class GroupTable:
     unseen: float = 0.0
 
     def predict(self, group: Ints, user: Ints) -> Predictions:
-        """Return the values of these groups."""
         del user
         if not self.groups.size:
             return Predictions(np.zeros(group.size), np.zeros(group.size), np.zeros(group.size, dtype=np.bool_))

@@ -79,7 +79,6 @@ class Traffic:
         return Traffic(self.peaks_qps[:step], None if self.counts is None else self.counts[:step])
 
     def since(self, step: int) -> Traffic:
-        """Return the traffic from the given step on."""
         return Traffic(self.peaks_qps[step:], None if self.counts is None else self.counts[step:])
 
 
@@ -242,15 +241,12 @@ class LeastError:
         return 0
 
     def replayed(self, score: Backtest) -> Backtest:
-        """Return the backtest itself."""
         return score
 
     def cost_qps(self, score: Backtest) -> float:
-        """Return the error."""
         return float(score.mae_qps.sum())
 
     def ready(self, model: Model, score: Backtest) -> Model:
-        """Return the model itself."""
         del score
         return model
 

@@ -43,7 +43,6 @@ class Bridge:
         self._queues_at_s = -1e9
 
     def take(self, decisions: Sequence[EngineDecision]) -> None:
-        """Take in decisions."""
         self._talk.take(decisions)
 
     async def run(self) -> None:

@@ -70,7 +70,6 @@ class Dispatcher:
         return sorted({each.zone for clusters in self._clusters.values() for each in clusters if each.zone})[:100]
 
     def take_outlooks(self, outlooks: Iterable[ZoneOutlook]) -> None:
-        """Take in the outlooks that were answered."""
         self._outlooks = {each.zone: each for each in outlooks}
         self._asked_at_s = time.monotonic()
 

@@ -267,7 +267,6 @@ def _count(pod_set: Json) -> int:
 
 
 def name_of(document: Json) -> str:
-    """Return the name of an object."""
     return str(as_dict(document.get("metadata")).get("name") or "")
 
 

@@ -50,7 +50,6 @@ def why_not(workload: Workload, queues: Queues) -> str:
 
 
 def cluster_queue_of(workload: Workload, queues: Queues) -> str:
-    """Return the ClusterQueue that a workload is in."""
     return workload.cluster_queue or queues.clusters.get((workload.namespace, workload.queue), "")
 
 

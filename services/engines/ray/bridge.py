@@ -45,7 +45,6 @@ class Bridge:
         self._energy = ModelledEnergy(settings.energy_interval_s)
 
     def take(self, decisions: Sequence[EngineDecision]) -> None:
-        """Take in decisions."""
         self._talk.take(decisions)
 
     def told(self, submission: str, entry: Entry) -> Told:

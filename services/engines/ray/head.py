@@ -47,7 +47,6 @@ class Head:
         return str((await self._get("/api/version")).get("ray_version", ""))[:100]
 
     async def jobs(self) -> list[RayJob]:
-        """Return all jobs that Ray remembers."""
         return self._read(read_jobs, await self._get("/api/jobs/"))
 
     async def nodes(self) -> list[RayNode]:

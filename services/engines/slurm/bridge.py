@@ -67,7 +67,6 @@ class Bridge:
         self._energy = ModelledEnergy(settings.energy_interval_s)
 
     def take(self, decisions: Sequence[EngineDecision]) -> None:
-        """Take in decisions."""
         self._talk.take(decisions)
 
     async def run(self) -> None:

@@ -40,7 +40,6 @@ class Commands:
         return _read(read_jobs, document), version_of(document)
 
     async def nodes(self) -> Rows[SlurmNode]:
-        """Return the nodes with GPUs."""
         return _read(read_nodes, await self._json("sinfo", "--json"))
 
     async def change(self, changes: Changes) -> dict[int, str]:

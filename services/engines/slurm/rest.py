@@ -67,7 +67,6 @@ class Rest:
         return await self._commands.jobs() if found is None else found
 
     async def nodes(self) -> Rows[SlurmNode]:
-        """Return the nodes with GPUs."""
         found = await self._read("nodes", read_nodes)
         if found is None or not all(node.partitions for node in found):  # v0.0.36 does not name partitions
             return await self._commands.nodes()

@@ -256,7 +256,6 @@ def changes_of(
 def _waiting(
     job: SlurmJob, name: str, decision: EngineDecision | None, settings: SlurmSettings, now_s: float, *, heard: bool
 ) -> dict[str, str]:
-    """Return the fields to set for a waiting job."""
     mark = _mark(job.hold_s, job.own_begin_s) if job.is_held else ""
     wanted = {} if job.tag == name else _tagged(job, name, mark)
     if decision is None:

@@ -103,7 +103,6 @@ class NotedControlPlane(ControlPlane):
     figures: BridgeFigures
 
     async def call(self, what: str, body: BaseModel, answer: type[M], timeout_s: float) -> M:
-        """Call the control plane, and record the call."""
         try:
             found = await super().call(what, body, answer, timeout_s)
         except ProblemError as error:

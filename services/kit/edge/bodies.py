@@ -74,7 +74,6 @@ class Body:
         return self._counted
 
     def release(self) -> None:
-        """Release the bytes."""
         self._reader.give_back(self._counted)
         self._counted = 0
         self._pieces.clear()

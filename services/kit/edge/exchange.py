@@ -81,7 +81,6 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": [*headers, *self.extra]})
 
     async def refuse(self, problem: ProblemError) -> None:
-        """Send a problem."""
         body = problem.document(self.request_id.decode()).model_dump_json(exclude_none=True).encode()
         headers = [(name.lower().encode(), value.encode()) for name, value in problem.headers.items()]
         await self.answer(problem.status, [(b"content-type", MEDIA_TYPE.encode()), *headers], body)

@@ -74,7 +74,6 @@ class Coordinator:
             peer.close()
 
     def ticket(self, app: str, tenant: str) -> Ticket:
-        """Return a ticket for a request."""
         return Ticket(next(self._ids), app, tenant, lambda _: None)
 
     async def take(self, ticket: Ticket, timeout_s: float) -> str:

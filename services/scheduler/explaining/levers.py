@@ -131,7 +131,6 @@ def _batch(ledger: Ledger, spec: JobSpec) -> Effect:
 
 
 def shown(effects: Sequence[Effect]) -> list[LeverEffect]:
-    """Return effects in the form in which they are shown."""
     return [
         LeverEffect(
             lever=each.lever.value,

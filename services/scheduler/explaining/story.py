@@ -53,7 +53,6 @@ def length_words(seconds: float) -> str:
 
 
 def gpus_words(gpus: int) -> str:
-    """Return a number of GPUs in words."""
     return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
 
 

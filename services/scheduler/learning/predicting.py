@@ -55,7 +55,6 @@ class Predicting:
         log.info("lengths.in_force", model=active, groups=0 if table is None else len(table.groups))
 
     def predict(self, rows: Sequence[SpecRow]) -> Predictions:
-        """Return the predictions for jobs."""
         hashed = [job_group(row.tenant_id, row.spec) for row in rows]
         group, user = (np.array([pair[at] for pair in hashed], dtype=np.int64) for at in (0, 1))
         table, n_jobs = self._table, len(rows)
@@ -112,7 +111,6 @@ def remaining_s(gpu_s: Floats, progress: Floats, attained_gpu_s: Floats, min_gpu
         gpu_s: GPU seconds predicted for the whole job; NaN where nothing is.
         progress: Share of the work that is done; NaN where none is reported, so that ``attained_gpu_s`` counts instead.
         attained_gpu_s: GPU seconds that the job has held its GPUs for.
-        min_gpus: Size of the smallest gang.
     """
     left = np.where(np.isnan(progress), gpu_s - attained_gpu_s, gpu_s * (1.0 - progress))
     return np.maximum(left, 0.0) / min_gpus

@@ -147,7 +147,6 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
     """Write a plan.
 
     Args:
-        decided: The plan, and what it was made from.
         ports: First and last port for rank 0.
         measured_values: How many values of a control a gang is measured at.
 

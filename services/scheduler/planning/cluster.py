@@ -118,7 +118,6 @@ def node_table(cluster: Cluster, zones: Sequence[str]) -> NodeTable:
 
 
 def shared_pairs(claims: Sequence[ClaimRow], jobs: Sequence[JobRow]) -> tuple[tuple[JobId, JobId], ...]:
-    """Return the pairs of jobs that share a device."""
     if len(set(claims)) == len(claims):
         return ()
     on: dict[ClaimRow, list[JobId]] = {}
@@ -132,7 +131,6 @@ def shared_pairs(claims: Sequence[ClaimRow], jobs: Sequence[JobRow]) -> tuple[tu
 
 
 def device_indices(node: NodeRow) -> set[int]:
-    """Return the indices of a node's devices."""
     return {device["index"] for device in node.devices}
 
 

@@ -30,7 +30,6 @@ def hold_devices(jobs: JobRows) -> Bools:
 
 
 def held_devices(nodes: Sequence[NodeRow], instances: Sequence[JobRow]) -> dict[str, set[int]]:
-    """Return the devices that service instances hold, by node."""
     there = {node.id: device_indices(node) for node in nodes}
     held: dict[str, set[int]] = {}
     for share in (share for instance in instances for share in instance.shares or ()):

@@ -130,7 +130,6 @@ class Controller(BaseModel):
         return self
 
     def password(self) -> str:
-        """Return the secret."""
         if self.password_file is not None:
             try:
                 return self.password_file.read_text().strip()

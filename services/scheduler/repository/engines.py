@@ -415,7 +415,6 @@ async def holders(connection: Connection) -> list[HeldRow]:
 
 
 async def devices(connection: Connection) -> dict[str, list[int]]:
-    """Return the devices of engines' nodes."""
     found: dict[str, list[int]] = {}
     for row in await connection.fetch(DEVICES):
         found.setdefault(row["id"], []).append(row["device"])
@@ -423,7 +422,6 @@ async def devices(connection: Connection) -> dict[str, list[int]]:
 
 
 async def claims(connection: Connection) -> set[Claim]:
-    """Return the claims of engines' jobs."""
     return {(row[0], row[1], row[2]) for row in await connection.fetch(CLAIMS)}
 
 

@@ -224,12 +224,10 @@ async def energy_by_zone(connection: Connection, job_id: str) -> list[ZoneEnergy
 
 
 async def names(connection: Connection, job_ids: Sequence[str]) -> dict[str, str]:
-    """Return the names of jobs, by id."""
     return {record["id"]: record["name"] for record in await connection.fetch(NAMES, list(job_ids))}
 
 
 async def of_project(connection: Connection, job_ids: Sequence[str], project: str) -> set[str]:
-    """Return which of these jobs belong to a project."""
     return {record["id"] for record in await connection.fetch(OF_PROJECT, list(job_ids), project)}
 
 

@@ -422,7 +422,6 @@ async def controls(connection: Connection) -> ControlsByNode:
 
 
 def by_gang(rows: Iterable[ControlsReport]) -> ControlsByNode:
-    """Return reports by allocation and node."""
     found: dict[str, dict[str, ControlsStatus]] = {}
     for row in rows:
         found.setdefault(row.allocation_id, {})[row.node_id] = ControlsStatus.model_validate(row.settings)
@@ -539,7 +538,6 @@ async def give_up_asleep(connection: Connection, allocation_id: str, node_ids: S
 
 
 async def earlier(connection: Connection, job_id: str) -> Earlier:
-    """Return how earlier gangs of a job ended."""
     return await fetch_row(connection, Earlier, EARLIER, job_id) or Earlier()
 
 

@@ -131,7 +131,6 @@ async def hold(connection: Connection, waiting: Sequence[Waiting]) -> None:
 
 
 async def note(connection: Connection, job_id: str, event: str, data: Json) -> None:
-    """Add an event to a job."""
     await connection.execute(EVENT, job_id, event, data)
 
 

@@ -203,7 +203,6 @@ async def step(
 
 
 async def end(connection: Connection, allocation_id: str, state: str, detail: str) -> None:
-    """End a measurement."""
     await connection.execute(END, allocation_id, state, detail)
 
 

@@ -190,7 +190,6 @@ async def due(connection: Connection, min_off_s: float) -> list[DueNode]:
 
 
 async def booting(connection: Connection) -> int:
-    """Return how many nodes are booting."""
     return await connection.fetchval(BOOTING)
 
 
@@ -217,7 +216,6 @@ async def set_off(connection: Connection, node_id: str, heartbeat_at: datetime |
 
 
 async def set_on(connection: Connection, node_id: str) -> None:
-    """Note that a node is on."""
     await connection.execute(ON, node_id)
 
 

@@ -101,7 +101,6 @@ class ModelRow(NamedTuple):
 
 
 async def active_model(connection: Connection) -> ActiveModel | None:
-    """Return which model is in force."""
     return await fetch_row(connection, ActiveModel, ACTIVE)
 
 

@@ -201,5 +201,4 @@ async def plans(connection: Connection, before: int | None, limit: int) -> list[
 
 
 async def plan(connection: Connection, number: int) -> PlanRow | None:
-    """Return one recorded round."""
     return await fetch_row(connection, PlanRow, f"{PLANS} WHERE round = $1", number)

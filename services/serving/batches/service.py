@@ -123,7 +123,6 @@ class Batches:
     async def files(
         self, caller: Identity, limit: int, after: str | None, purpose: str | None, *, ascending: bool
     ) -> BatchFileList:
-        """Return a page of files."""
         async with self._repository.reading() as queries:
             found = await queries.batches.files(
                 caller.tenant_id, limit + 1, purpose=purpose, after=after, ascending=ascending

@@ -39,7 +39,6 @@ def advance(
     """Return the columns of an instance that change now; observations from an earlier state are ignored.
 
     Args:
-        instance: The instance.
         seen: What was observed of it.
         probes: How it is probed.
         now: The database's time.

@@ -129,7 +129,6 @@ def base(
     """Return BASE: every application's most accurate variant on whole GPUs, in proportion to its load.
 
     Args:
-        gpus: The fleet's GPUs.
         loads: How many GPUs each variant keeps busy, by application and variant.
         present: Which instances belong on them now; as many as possible stay.
     """

@@ -95,7 +95,6 @@ def graph_of(application: Application, instances: Sequence[VariantInstances]) ->
 
 
 def running_of(kinds: Mapping[Kind, int]) -> dict[str, list[VariantInstances]]:
-    """Return instances by application."""
     found: dict[str, list[VariantInstances]] = {}
     for (name, variant, size), count in sorted(kinds.items()):
         if count > 0:
@@ -104,7 +103,6 @@ def running_of(kinds: Mapping[Kind, int]) -> dict[str, list[VariantInstances]]:
 
 
 def kinds_of(configuration: Configuration) -> Counter[Kind]:
-    """Return the instances of a configuration."""
     return Counter(
         {
             (name, each.variant, each.slice): each.count
@@ -213,7 +211,6 @@ def next_step(
 
     Args:
         search: What was measured, including the last evaluation.
-        searches: Searches by application.
         planned: What the optimizer found, in case what runs breaks a limit.
         blocked: Why no other configuration may be tried after the present one.
         now: The present.

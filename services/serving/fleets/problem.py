@@ -66,13 +66,10 @@ def partition_request(
     """Return the problem of a fleet: all its applications share its GPUs.
 
     Args:
-        fleet: Its spec.
-        apps: Its applications.
         gpus: Those that are up, in the order of the answer's layouts.
         running: What belongs on them now; the search begins there if the GPUs can hold it.
         gco2_per_kwh: Intensity now.
         baseline_gco2_per_kwh: Intensity that savings are measured against.
-        seed: Seed of the search.
         candidates: How many configurations of each application to ask for besides the best.
 
     Raises:
@@ -130,11 +127,6 @@ def layouts_for(
     wanted: Mapping[Kind, int], sizes: Mapping[Gpu, Sizes], running: Mapping[Gpu | None, int]
 ) -> dict[Gpu, Sizes]:
     """Return how to cut GPUs to hold some instances, so that few GPUs are cut and few instances have to stop for it.
-
-    Args:
-        wanted: The instances.
-        sizes: How the GPUs are cut now.
-        running: How many instances are on each of them.
 
     Raises:
         DomainError: The GPUs cannot hold the instances.

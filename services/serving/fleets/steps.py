@@ -199,7 +199,6 @@ def carry_out(
 
 
 def on(gpu: Gpu, instances: Iterable[Placed]) -> list[Placed]:
-    """Return the instances on a GPU."""
     return [each for each in instances if each.gpu == gpu]
 
 

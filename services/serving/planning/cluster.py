@@ -76,7 +76,6 @@ class Cluster:
         """Return the nodes with the GPUs that a pool may have.
 
         Args:
-            pool: Its name.
             by_plans_in_force: Whether other pools get what their plans in force want; by default, they get what plans
                 that may still be put in force want.
         """
@@ -95,7 +94,6 @@ class Cluster:
         return without_needs(nodes, [*(need for each in others for need in each.awaited), *planned])
 
     def installed(self) -> list[Node]:
-        """Return the nodes with all their GPUs."""
         return [Node(node.zone, node.labels, Counter(node.devices.values())) for node in self.nodes]
 
 

@@ -98,7 +98,6 @@ def mean_qps(
 
     Args:
         windows: Counts by the window's start, all sources together.
-        window_s: Length of a window.
     """
     if len(windows) < DEMAND_WINDOWS:
         return {}

@@ -89,7 +89,6 @@ def problem_of(
     """Return the problem for the five-minute steps until the pool is planned again.
 
     Args:
-        spec: The pool's spec.
         demand: Demand by partition, of which the first steps are taken.
         intensity: Intensity by place; empty if it is unknown and the objective is not carbon.
         gpus: GPUs by place.

@@ -169,7 +169,6 @@ class BatchWorkRows:
         await self._connection.execute(_TAKE_BACK, {"kept": list(kept)})
 
     async def add_lines(self, batch_id: str, lines: Sequence[Line]) -> None:
-        """Store lines of a batch."""
         values = {"batch": batch_id, "numbers": [each.number for each in lines]}
         values |= {"custom_ids": [each.custom_id for each in lines], "models": [each.model for each in lines]}
         await self._connection.execute(_ADD_LINES, {**values, "bodies": [each.body for each in lines]})

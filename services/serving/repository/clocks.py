@@ -45,7 +45,6 @@ class ClockRows:
         self._connection = connection
 
     async def now(self, jobs: Collection[str]) -> dict[str, InstanceClock]:
-        """Return the clocks of running jobs, by job."""
         rows = (await self._connection.execute(NOW, {"jobs": list(jobs)})).mappings()
         return {row["job_id"]: _clock(row) for row in rows}
 

@@ -71,7 +71,6 @@ class Figures(NamedTuple):
 
 
 async def read(engine: AsyncEngine) -> Figures:
-    """Return the present figures."""
     async with engine.connect() as connection:
         return Figures(
             [Instances(*row) for row in await connection.execute(INSTANCES)],

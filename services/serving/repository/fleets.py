@@ -108,7 +108,6 @@ class FleetRows(SpecRows[FleetRecord]):
         return record_of(FleetRecord, row, spec=FleetSpec.model_validate(row["spec"]), assignment=assignment)
 
     async def names(self) -> list[str]:
-        """Return the names of all fleets."""
         return list((await self._connection.execute(select(fleets.c.name).order_by(fleets.c.name))).scalars())
 
     async def set_assignment(self, name: str, assignment: Assignment) -> None:
@@ -116,14 +115,12 @@ class FleetRows(SpecRows[FleetRecord]):
         await self.change(name, assignment=write_assignment(assignment))
 
     async def remove(self, name: str) -> None:
-        """Remove a fleet and its plans."""
         await self._connection.execute(delete(fleet_plans).where(fleet_plans.c.fleet == name))
         await super().remove(name)
 
     # GPUs
 
     async def gpus(self, names: Collection[str]) -> dict[str, list[GpuState]]:
-        """Return the GPUs of fleets, by fleet."""
         found: dict[str, list[GpuState]] = defaultdict(list)
         for row in (await self._connection.execute(GPUS, {"fleets": list(names)})).mappings():
             sizes = present_sizes(row["devices"] or [], row["gpu"])
@@ -191,7 +188,6 @@ class FleetRows(SpecRows[FleetRecord]):
         return None if row is None else _plan(row)
 
     async def plan(self, fleet: str, plan_id: str) -> PlanRecord | None:
-        """Return one of a fleet's plans."""
         query = select(fleet_plans).where(fleet_plans.c.fleet == fleet, fleet_plans.c.id == plan_id)
         row = (await self._connection.execute(query)).mappings().one_or_none()
         return None if row is None else _plan(row)

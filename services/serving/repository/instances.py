@@ -180,7 +180,6 @@ class InstanceRows:
             await self._connection.execute(query.values({name: bindparam(f"new_{name}") for name in columns}), rows)
 
     async def add(self, instances: Sequence[NewInstance]) -> None:
-        """Add instances that are wanted."""
         await self._connection.execute(
             insert(pool_instances),
             [

@@ -169,5 +169,4 @@ class EndpointRows(SpecRows[Endpoint]):
         return Endpoint.model_validate({name: row[name] for name in Endpoint.model_fields})
 
     async def all(self) -> list[Endpoint]:
-        """Return all endpoints, by name."""
         return await self._read(select(model_endpoints).order_by(model_endpoints.c.name))

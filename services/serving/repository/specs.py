@@ -74,11 +74,9 @@ class SpecRows(Generic[R]):
         return (await self._connection.execute(statement.returning(self.table.c.name))).one_or_none() is not None
 
     async def change(self, name: str, **columns: Any) -> None:
-        """Change columns of a row."""
         await self._connection.execute(update(self.table).where(self.table.c.name == name).values(columns))
 
     async def set_spec(self, name: str, spec: BaseModel, **columns: Any) -> None:
-        """Replace a spec."""
         await self.change(name, spec=spec.model_dump(mode="json"), updated_at=func.now(), **columns)
 
     async def mark_deleted(self, name: str) -> None:
@@ -86,7 +84,6 @@ class SpecRows(Generic[R]):
         await self.change(name, deleted_at=func.now(), updated_at=func.now())
 
     async def remove(self, name: str) -> None:
-        """Remove a row."""
         await self._connection.execute(delete(self.table).where(self.table.c.name == name))
 
     async def _read(self, query: Select[Any]) -> list[R]:

@@ -24,7 +24,6 @@ class Events:
         return self._heap[0][0] if self._heap else math.inf
 
     def push(self, time_s: float, kind: int, subject: int, generation: int = 0) -> None:
-        """Add an event."""
         self._sequence += 1
         heapq.heappush(self._heap, (time_s, kind, self._sequence, subject, generation))
 

@@ -31,7 +31,6 @@ class Recorder:
         self._samples: list[tuple[float, ...]] = []
 
     def started(self, row: int, now_s: float, gpus: int) -> None:
-        """Record a start."""
         if not self._first[row]:
             self._first[row] = gpus
             self._started[row] = now_s
@@ -45,7 +44,6 @@ class Recorder:
         self._carbon[row] += carbon_gco2
 
     def ended(self, row: int, now_s: float) -> None:
-        """Record an end."""
         self._ended[row] = now_s
         self.completed += 1
 
@@ -79,7 +77,6 @@ class Recorder:
         self._samples.append((now_s, *sums[:3], intensity, held, float(queued), float(high), float(holding - high)))
 
     def columns(self, predicted_work_s: Floats) -> JobColumns:
-        """Return every job's row."""
         floats = (self._workload.submitted_s, *map(np.array, (self._started, self._ended)))
         amounts = map(np.array, (self._gpu_s, self._energy_j, self._carbon))
         counts = [self.preemptions, self.failures, self._first, self._last, self._most]

@@ -176,7 +176,6 @@ class Slices:
         return sum(map(len, self._queues.values()))
 
     def holding(self) -> list[int]:
-        """Return the jobs that hold a slice."""
         return list(self._holders)
 
     def may_start(self) -> bool:

@@ -50,7 +50,6 @@ class Measured:
 
 
 def bundled(name: str) -> Path:
-    """Return the path of a bundled file."""
     return Path(str(resources.files("services.simulator.bundles").joinpath(name)))
 
 

@@ -110,7 +110,6 @@ def height_of(value: float, low: float, top: float) -> float:
 
 
 def text(x: float, y: float, words: str, anchor: str, size: int = 11, fill: str = INK, turned: str = "") -> str:
-    """Return words at a position."""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {turned}'
     return f'<text {place} font-size="{size}" fill="{fill}">{escape(words)}</text>'
 

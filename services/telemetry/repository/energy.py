@@ -239,7 +239,6 @@ async def count_marked(connection: Connection, counts: Mapping[str, int]) -> Non
 
 
 async def add_footprints(connection: Connection, footprints: Sequence[FootprintRow]) -> None:
-    """Add to the footprints of jobs."""
     await connection.execute(ADD_FOOTPRINTS, *_columns(FootprintRow, footprints))
 
 

@@ -80,7 +80,6 @@ async def note(connection: Connection, node_id: str, faults: list[GpuFault]) -> 
 
     Args:
         connection: In the transaction of the heartbeat, with the node's row locked.
-        node_id: The node.
         faults: All present faults, the worst of each GPU; if one has several, the last counts.
 
     Returns:

@@ -117,7 +117,6 @@ class Written:
         self.size = 0
 
     async def take(self, piece: bytes) -> None:
-        """Pass on a piece."""
         self._hash.update(piece)
         self.size += len(piece)
         await self._output(piece)
@@ -138,7 +137,6 @@ async def write_seals(connection: Connection, about: Subject, written: Written, 
 
     Args:
         connection: In the transaction that read the lines.
-        about: The period.
         written: What was written of the lines.
         owner: Joins the names of a line's job and board.
         sign: Signs the end.

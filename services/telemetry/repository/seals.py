@@ -166,7 +166,6 @@ async def foldable_day(connection: Connection, before: datetime) -> FoldableDay 
 
 
 async def next_sum(connection: Connection) -> int:
-    """Return the number of the next sum."""
     return (await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)).number + 1
 
 
@@ -201,5 +200,4 @@ async def newest_keys(connection: Connection) -> list[SealedKey]:
 
 
 async def add_key(connection: Connection, key: SealedKey) -> None:
-    """Store a key."""
     await connection.execute("INSERT INTO ledger_keys (public_key, sealed) VALUES ($1, $2)", *key)

@@ -50,7 +50,6 @@ class Heap(Generic[Item]):
         return self._tree[1]
 
     def with_item(self, item: Item) -> Heap[Item]:
-        """Return the heap with one more item."""
         return self._of(_merged(self._tree, (1, item, None, None)), self._size + 1)
 
     def without_first(self) -> Heap[Item]:

@@ -94,6 +94,5 @@ class VirtualMachine:
         return VirtualMachine(self.now_s, first, self.now_s + first.remaining_s, waiting.without_first())
 
     def job_ids(self) -> set[JobId]:
-        """Return every job on the machine."""
         ids = {job.job_id for job in self.waiting}
         return ids if self.running is None else ids | {self.running.job_id}

@@ -44,7 +44,6 @@ class QueueEvaluator:
             raise DomainError("the rate of requests is a number above 0")
 
     def measure(self, graph: ConfigGraph) -> Outcome:
-        """Return the outcome of a configuration."""
         found = self._known.get(graph.key)
         if found is None:
             found = self._known[graph.key] = self._measure(graph)

@@ -261,10 +261,8 @@ class ServerCosts:
         """Learn from a complete answer.
 
         Args:
-            given: Its request.
             first_s: Time from being given to the server to its first token; None if that was not seen.
             served_s: Time to its last token.
-            tokens: Length of the answer.
         """
         self._has_answered = True
         if first_s is None:

@@ -76,7 +76,6 @@ class Powerflow:
     def _within(
         self, snapshot: Snapshot, memory: PowerflowMemory, capacity: Capacity, view: View, room: Room
     ) -> tuple[Plan, PowerflowMemory]:
-        """Return the plan within this room, and the memory after it."""
         config, active = self.config, snapshot.trigger is Trigger.ACTIVE
         view, sizes = allocate(snapshot, view, room, capacity, config, active=active)
         ranking = ranking_of(snapshot, view, sizes, room)

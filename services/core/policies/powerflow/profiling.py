@@ -104,7 +104,6 @@ def to_measure(
 def begun(
     snapshot: Snapshot, memory: PowerflowMemory, found: Collection[Measurement], config: PowerflowConfig
 ) -> PowerflowMemory:
-    """Return the memory with these measurements begun."""
     until_s = snapshot.now_s + config.restart_s + config.profiling_s + config.grace_s
     sizes = {each.action.job_id: each.gpus for each in found}
     profiled = {job_id: (*memory.profiled.get(job_id, ()), gpus) for job_id, gpus in sizes.items()}
