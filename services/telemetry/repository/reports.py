@@ -241,7 +241,7 @@ async def period_end(connection: Connection, start_at: datetime | None, end_at: 
 async def sums(
     connection: Connection, by: Dimensions, about: Subject, *, after: tuple[str, str] | None, limit: int
 ) -> Sums:
-    """Return sums over the lines that begin in a period, with at most ``limit`` groups after the one named ``after``."""
+    """Return sums over the lines that begin in a period; at most ``limit`` groups after the one named ``after``."""
     return Sums(
         groups=await group_rows(connection, by, about, after=after, limit=limit),
         totals=await fetch_rows(connection, TotalRow, TOTALS.format(**PARTS), *about),
