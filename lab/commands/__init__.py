@@ -1,4 +1,5 @@
-"""``wattshift lab``: experiments of many simulations, past requests in virtual time, and models fitted to measurements.
+"""``wattshift lab``: experiments of many simulations, past requests in virtual time, placements
+of one job, and models fitted to measurements.
 
 An entry point adds it to the command line.
 """
@@ -10,11 +11,12 @@ import typer
 from lab.commands.experiment import experiment
 from lab.commands.fit import group as fit
 from lab.commands.inference import inference
+from lab.commands.placement import placement
 from lab.commands.profile_inference import group as profile
 from lab.commands.serving import serving
 
 app = typer.Typer(help="Remake what papers say, and compare with it.", no_args_is_help=True)
-for command in (experiment, inference, serving):
+for command in (experiment, inference, placement, serving):
     app.command()(command)
 app.add_typer(fit, name="fit")
 app.add_typer(profile, name="profile")

@@ -27,12 +27,12 @@ from functools import cache
 
 import numpy as np
 
+from lab.placement.architectures import ARCHITECTURES
+from lab.placement.planner import plan_layout
 from services.core.cycle.graph_placing import extremes_s, mapper_of
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.gpus import GPU_MODELS
-from services.core.parallel.architectures import ARCHITECTURES
 from services.core.parallel.iteration import Network
-from services.core.parallel.planner import plan_layout
 from services.core.profiles.recurrence import Runs
 from services.simulator.raw import RawJobs, TraceFormatError
 from services.simulator.recipes.measured import HOST_W_PER_GPU, REFERENCE_GPU, median_fraction, power_w

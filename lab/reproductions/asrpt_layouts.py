@@ -13,14 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.placement.architectures import architecture
+from lab.placement.mapping import Mapper, Method
+from lab.placement.planner import plan_layout
 from lab.reproductions.marked import fill
 from lab.reproductions.powerflow_day import rows_of
-from services.core.domain.solving import Method
-from services.core.parallel.architectures import architecture
 from services.core.parallel.graph import JobGraph, data_parallel
 from services.core.parallel.iteration import Network
-from services.core.parallel.mapping import Mapper
-from services.core.parallel.planner import plan_layout
 
 PATTERNS, SEED = 20, 20
 PAPER = Network()

@@ -1,8 +1,8 @@
-"""The parallel layout of a training job, as part of a job spec and as input of ``wattshift plan placement``."""
+"""The parallel layout of a training job, as part of a job spec."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -42,44 +42,3 @@ class ParallelLayout(Message):
 
     stages: list[Stage] = Field(min_length=1, max_length=512)
     all_reduce: Literal["ring", "tree"] = "ring"
-
-
-class ModelLayout(Message):
-    """A common model by name, for which the planner finds a layout."""
-
-    model: str
-    gpus: Int = Field(ge=1, le=MAX_GANG_GPUS)
-    batch: Int | None = Field(
-        default=None, ge=1, description="Mini-batch of each pipeline; by default the one in the paper."
-    )
-    tensor_parallel: Int | None = Field(default=None, ge=1, le=1024)
-    all_reduce: Literal["ring", "tree"] = "ring"
-
-
-class DataParallelLayout(Message):
-    """Pure data parallelism of a model that is known only by its size."""
-
-    gpus: Int = Field(ge=1, le=MAX_GANG_GPUS)
-    parameter_bytes: Real = Field(ge=0)
-    computation_s: Real = Field(default=0, ge=0, description="Forward and backward computation of one replica.")
-
-
-PlacementJob = ParallelLayout | ModelLayout | DataParallelLayout  #: The jobs for which a placement can be planned
-
-
-def placement_job(document: Any) -> PlacementJob:
-    """Return the job in a JSON document, whose kind is told by one of its keys; for a job spec, its layout.
-
-    Raises:
-        ValidationError: The document is not a valid job of any form.
-    """
-    kind: type[PlacementJob] = DataParallelLayout
-    if isinstance(document, dict):
-        keys = cast("dict[str, Any]", document)
-        if "layout" in keys:
-            document, kind = keys["layout"], ParallelLayout
-        elif "stages" in keys:
-            kind = ParallelLayout
-        elif "model" in keys:
-            kind = ModelLayout
-    return kind.model_validate(document)

@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from lab.placement.mapping import Mapper, Mapping, Method
+from lab.placement.planner import plan_layout
 from lab.reproductions.asrpt_layouts import PATTERNS, SEED, patterns
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices
-from services.core.domain.solving import Method
 from services.core.parallel.graph import JobGraph, data_parallel
 from services.core.parallel.iteration import Network
-from services.core.parallel.mapping import Mapper, Mapping
-from services.core.parallel.planner import plan_layout
 from tests.benchmarks.results import write_result
 from tests.support.builders import a_job, a_node, a_snapshot
 

@@ -31,6 +31,11 @@ def test_a_former_name_answers_with_the_new_one(name: str) -> None:
     assert caught.value.exit_code == 2
 
 
+def test_a_placement_is_asked_of_the_lab() -> None:
+    with pytest.raises(CliError, match=r"^`plan placement` is now `wattshift lab placement`$"):
+        app(["plan", "placement", "--model", "vgg19", "--gpus", "8"], standalone_mode=False)
+
+
 @pytest.mark.parametrize(
     "words", [["fit", "throughput", "points.csv"], ["profile", "inference", "x.json", "--node", "a"]]
 )
@@ -47,7 +52,7 @@ def test_the_lab_adds_its_commands_where_it_is_installed() -> None:
 
     (group,) = (each for each in commands.registered_groups if each.name == "lab")
     assert {each.callback.__name__ for each in group.typer_instance.registered_commands if each.callback} == {
-        *("experiment", "inference", "serving")
+        *("experiment", "inference", "placement", "serving")
     }
     assert {each.name for each in group.typer_instance.registered_groups} == {"fit", "profile"}
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lab.experiments.cell import run_cell
+from lab.placement.planner import plan_layout
 from lab.reproductions import (
     asrpt,
     asrpt_forest,
@@ -33,7 +34,6 @@ from lab.reproductions import (
     traffic,
 )
 from lab.serving.requests import read_requests
-from services.core.parallel.planner import plan_layout
 from services.core.policies.freesh.classes import PARTITIONS
 from services.core.profiles.traffic import LastPeak, backtest
 from services.learning.traffic_boosting import Boosting

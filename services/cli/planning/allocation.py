@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.output import console, print_json, table
-from services.cli.planning.solving import solving_bar
+from services.cli.output import console, table
+from services.cli.planning.solving import checked, print_solution, solved
 from services.cli.values import json_document
-from services.contracts.invalid import first_error
 from services.core.domain.controls import ControlKind
-from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
     from services.contracts.allocation import AllocationResult, JobAllocation
@@ -32,24 +28,14 @@ def allocation(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Give jobs GPUs, power limits or clocks, and places on nodes, within a power limit."""
-    from pydantic import ValidationError
-
     from services.contracts.allocation import AllocationProblem, AllocationRequest
     from services.solving.allocation import solve_allocation
 
-    try:
-        request = AllocationRequest.model_validate(json_document(file))
-    except ValidationError as error:
-        raise CliError(f"{file}: {first_error(error, whole='the file')}", EXIT_USAGE) from None
-    began_s = time.perf_counter()
-    try:
-        with solving_bar(quiet=as_json) as report:
-            result = solve_allocation(AllocationProblem.model_validate(request.model_dump()), report)
-    except DomainError as error:
-        raise CliError(f"{file}: {error}", EXIT_USAGE) from None
-    solve_s = time.perf_counter() - began_s
+    request = checked(json_document(file), AllocationRequest, str(file))
+    problem = AllocationProblem.model_validate(request.model_dump())
+    result, solve_s = solved(file, lambda report: solve_allocation(problem, report), quiet=as_json)
     if as_json:
-        print_json(result.model_dump(mode="json", exclude={"kind"}) | {"solve_s": round(solve_s, 4)})
+        print_solution(result, solve_s)
     else:
         _show(result, request.power_limit_w, solve_s)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.output import console, print_json, table
-from services.cli.planning.solving import solving_bar
+from services.cli.output import console, table
+from services.cli.planning.solving import checked, print_solution, solved
 from services.cli.values import json_document
-from services.contracts.invalid import first_error
-from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
     from services.contracts.partition import PartitionResult
@@ -27,8 +23,6 @@ def partition(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Choose model variants and the slices of GPUs they run on, for little carbon at high accuracy within an SLA."""
-    from pydantic import ValidationError
-
     from services.contracts.partition import PartitionProblem, PartitionRequest
     from services.solving.partition import solve_partition
 
@@ -36,23 +30,15 @@ def partition(
         from services.cli.graphs import check_graph_file
 
         check_graph_file(graph)
-    try:
-        request = PartitionRequest.model_validate(json_document(file))
-    except ValidationError as error:
-        raise CliError(f"{file}: {first_error(error, whole='the file')}", EXIT_USAGE) from None
-    began_s = time.perf_counter()
-    try:
-        with solving_bar(quiet=as_json) as report:
-            result = solve_partition(PartitionProblem.model_validate(request.model_dump()), report)
-    except DomainError as error:
-        raise CliError(f"{file}: {error}", EXIT_USAGE) from None
-    solve_s = time.perf_counter() - began_s
+    request = checked(json_document(file), PartitionRequest, str(file))
+    problem = PartitionProblem.model_validate(request.model_dump())
+    result, solve_s = solved(file, lambda report: solve_partition(problem, report), quiet=as_json)
     if graph is not None:
         from services.cli.graphs import configuration_graphs, write_graphs
 
         write_graphs(graph, configuration_graphs(request, result))
     if as_json:
-        print_json(result.model_dump(mode="json", exclude={"kind"}) | {"solve_s": round(solve_s, 4)})
+        print_solution(result, solve_s)
     else:
         _show(result, solve_s)
 

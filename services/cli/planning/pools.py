@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.output import console, print_json, table
-from services.cli.planning.solving import solving_bar
+from services.cli.output import console, table
+from services.cli.planning.solving import print_solution, solved
 from services.cli.values import json_document
 from services.contracts.invalid import explained, field_of
-from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
     from services.contracts.pools import PoolsRequest, PoolsResult
@@ -64,15 +62,9 @@ def pools(
     if partition == ANY:
         given["partition"] = None
     request = _request(file, given)
-    began_s = time.perf_counter()
-    try:
-        with solving_bar(quiet=as_json) as report:
-            result = solve_pools(request, report)
-    except DomainError as error:
-        raise CliError(f"{file}: {error}", EXIT_USAGE) from None
-    solve_s = time.perf_counter() - began_s
+    result, solve_s = solved(file, lambda report: solve_pools(request, report), quiet=as_json)
     if as_json:
-        print_json(result.model_dump(mode="json", exclude={"kind"}) | {"solve_s": round(solve_s, 4)})
+        print_solution(result, solve_s)
     else:
         hours = request.step_s * len(request.locations[0].intensity) / 3_600
         show_plan(result, hours=hours, has_running=bool(request.running), found_in_s=solve_s)

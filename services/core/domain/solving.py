@@ -30,7 +30,6 @@ class Method(StrEnum):
 
     HEAVY_EDGE = "heavy-edge"  #: The paper's greedy cut
     REFINED = "refined"  #: The greedy cut, then exchanges while they shorten the iteration; never longer than it
-    ILP = "ilp"  #: The least iteration time, by a mixed-integer programme; never longer than ``refined``
 
 
 class Wait(StrEnum):

@@ -76,18 +76,3 @@ def _parent(vertex: int, n: int) -> int:
     low = vertex & -vertex
     above = (vertex ^ low) | (low << 1)
     return above if above < n else vertex ^ low
-
-
-def cut_bytes(graph: JobGraph, edges: Edges, server: Ints) -> float:
-    """Return the bytes per iteration on edges whose ends sit on different servers; ``server``: (n_vertices,)."""
-    a, b = edges.ends[:, 0], edges.ends[:, 1]
-    cut = float(edges.weights[server[a] != server[b]].sum())
-    servers = int(server.max()) + 1
-    counts = [
-        np.bincount(server[start:end], minlength=servers)
-        for start, end in zip(graph.first[:-1].tolist(), graph.first[1:].tolist(), strict=True)
-    ]
-    for weight, here, there in zip(edges.between.tolist(), counts[:-1], counts[1:], strict=True):
-        apart = int(here.sum()) * int(there.sum()) - int((here * there).sum())
-        cut += weight * apart
-    return cut

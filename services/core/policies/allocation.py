@@ -164,7 +164,7 @@ def allocate(
 
     Args:
         nodes: The nodes, and the power limit to keep.
-        method: How replicas are placed; not ``Method.ILP``.
+        method: How replicas are placed.
 
     Raises:
         DomainError: running jobs hold GPUs that do not exist, or of the wrong model.

@@ -29,8 +29,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from lab.placement.layers import Layer, block, convolution, dense, pooled, transformer
 from services.core.domain.errors import DomainError
-from services.core.parallel.layers import Layer, block, convolution, dense, pooled, transformer
 
 TOKENS = 512
 SINGLE_FLOPS_PER_S = 0.5 * 15.7e12

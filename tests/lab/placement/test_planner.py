@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.placement.architectures import ARCHITECTURES, architecture
+from lab.placement.planner import MAX_GPUS, plan_layout
 from services.core.domain.errors import DomainError
-from services.core.parallel.architectures import ARCHITECTURES, architecture
 from services.core.parallel.graph import JobGraph, Stage, data_parallel
-from services.core.parallel.planner import MAX_GPUS, plan_layout
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.core.parallel.architectures import ARCHITECTURES, architecture
+from lab.placement.architectures import ARCHITECTURES, architecture
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``wattshift plan placement``: what it prints, and how it refuses."""
+"""``wattshift lab placement``: what it prints, and how it refuses."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from lab.commands import app
+from lab.placement.mapping import Mapper, Mapping
 from services.cli.errors import CliError
-from services.cli.main import app
-from services.core.parallel.mapping import Mapper, Mapping
 
 PAIR = {"stages": [{"replicas": 2, "parameter_bytes": 2e7, "output_bytes": 2e6}, {"replicas": 2}]}
 
 
 def placed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """Return what the command prints as JSON."""
-    app(["plan", "placement", *arguments, "--json"], standalone_mode=False)
+    app(["placement", *arguments, "--json"], standalone_mode=False)
     return json.loads(capsys.readouterr().out)
 
 
@@ -70,7 +70,7 @@ def test_the_first_placement_of_a_process_is_not_timed(
         return true(self, *arguments, **named)
 
     monkeypatch.setattr(Mapper, "map", placing)
-    monkeypatch.setattr("services.cli.planning.plan.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     found = placed(capsys, str(job), "--servers", "2,1,1", "--method", method)
 
     assert len(calls) == placements
@@ -85,7 +85,7 @@ def test_the_other_forms_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str], job: Path) -> None:
-    app(["plan", "placement", str(job), "--servers", "2,1,1"], standalone_mode=False)
+    app(["placement", str(job), "--servers", "2,1,1"], standalone_mode=False)
 
     shown = capsys.readouterr().out
     assert "S1-R1 S1-R2" in shown
@@ -119,5 +119,5 @@ def test_a_mistake_is_one_line_and_an_exit_code(
     if content not in (None, "absent"):
         file.write_text(content)
     with pytest.raises(CliError, match=complaint) as caught:
-        app(["plan", "placement", *([] if content is None else [str(file)]), *arguments], standalone_mode=False)
+        app(["placement", *([] if content is None else [str(file)]), *arguments], standalone_mode=False)
     assert caught.value.exit_code == code

@@ -19,12 +19,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from lab.placement.architectures import Architecture, architecture
+from lab.placement.layers import Layer
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.parallel.architectures import Architecture, architecture
 from services.core.parallel.graph import AllReduce, JobGraph, Stage
 from services.core.parallel.iteration import IterationModel, Network
-from services.core.parallel.layers import Layer
 
 CUT_GPUS = 16  #: The largest pipeline that is cut freely; the search grows with its square
 MAX_GPUS = 65_536

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lab.placement.mapping import Mapper, Method
 from services.core.domain.errors import DomainError
-from services.core.domain.solving import Method
 from services.core.parallel.edges import double_binary_trees, edges_of
 from services.core.parallel.graph import AllReduce, JobGraph, Stage, data_parallel
 from services.core.parallel.iteration import IterationModel, Network
-from services.core.parallel.mapping import Mapper, counts_of
+from services.core.parallel.mapping import counts_of
 from tests.support.graphs import SLOW, cases, written_out_s
 from tests.unit.parallel.test_iteration import FIGURE_2
 
