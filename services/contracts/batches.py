@@ -97,7 +97,9 @@ class BatchCarbon(Message):
         description="Against the same energy at the moment the batch came, in equal shares at all places that serve "
         "its models; null if that was not known."
     )
-    repeated_lines: int = Field(description="Lines that were sent again because a crash or a lost answer left open what became of them.")
+    repeated_lines: int = Field(
+        description="Lines that were sent again because a crash or a lost answer left open what became of them."
+    )
 
 
 class Batch(Message):
