@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.dashboard.ended import EndedSessions
 from gateway.dashboard.sessions import CSRF_HEADER, Seals, Session, cookie_of
 from services.contracts.codes import ProblemCode
+from services.kit.access import HEADERS
 from services.kit.edge.exchange import Exchange
 from services.kit.problems import ProblemError
 
@@ -46,4 +47,5 @@ class SessionMiddleware:
                 await Exchange.open(scope, receive, send).refuse(refusal)
                 return
             scope["headers"] = [*scope["headers"], (b"authorization", session.authorization)]
+            scope[HEADERS] = {**headers, b"authorization": session.authorization}
         await self._app(scope, receive, send)

@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from services.contracts.identity import Identity, KeyLookup, ResolvedKey, Role, TenantLimits
+from services.kit.access import AccessLog
 from services.kit.heads import ServerConfig
 from tests.gateway.peer import Handler, a_peer
 from tests.support.ports import Ports
@@ -75,7 +76,7 @@ async def a_gateway(
             )
         )
         port = ports.take(28_100)
-        server = uvicorn.Server(ServerConfig(app, port=port, timeout_graceful_shutdown=1))
+        server = uvicorn.Server(ServerConfig(AccessLog(app), port=port, timeout_graceful_shutdown=1))
         server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
         serving = asyncio.create_task(server.serve())
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20))
