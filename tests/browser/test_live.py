@@ -99,3 +99,28 @@ def test_without_a_stream_a_page_asks_again(open_page: OpenPage, site: Installat
     site.gateway.call("PUT", "/v1/policies/active", body={"name": "sjf", "parameters": {}})
 
     expect(page.locator("#active-name")).to_have_text("sjf")
+
+
+def test_what_could_not_be_read_at_first_is_read_later(open_page: OpenPage) -> None:
+    page = open_page("/")
+    refused: set[str] = set()
+
+    def refuse_once(route: Route) -> None:
+        path = route.request.url.partition("?")[0]
+        if path in refused:
+            return route.continue_()
+        refused.add(path)
+        return route.fulfill(status=429, content_type="application/problem+json", body="{}")
+
+    page.add_init_script(NEVER_ASKS_AGAIN)
+    page.route(lambda url: "/v1/" in url and "/v1/events" not in url, refuse_once)
+    page.reload()
+    expect(page.locator(".notice").first).to_contain_text("429")
+
+    expect(page.locator("main .loading:visible")).to_have_count(0)
+    expect(page.locator("#policy-name")).to_be_visible()
+    for path in ("/admin", "/reports", "/policies"):
+        refused.clear()
+        page.goto(path)
+        expect(page.locator("main .loading:visible").first).to_be_visible()
+        expect(page.locator("main .loading:visible")).to_have_count(0)

@@ -130,7 +130,9 @@ def test_the_rows_of_a_report_add_up_to_its_total(
     assert sum(grams[:-1]) == pytest.approx(grams[-1], rel=1e-9)
     expect(rows.nth(-2)).to_contain_text("idle")
     rows.first.get_by_role("link").click()
-    expect(page).to_have_url(re.compile(r"/jobs\?project="))
+    expect(page).to_have_url(re.compile(r"/reports\?.*group=job.*project="))
+    page.locator("#groups").get_by_role("link", name="folded").click()
+    expect(page).to_have_url(re.compile(rf"/jobs\?array={queue['folded']}"))
 
 
 def test_a_report_is_saved_as_one_page_that_asks_nobody(open_page: OpenPage, queue: dict[str, str]) -> None:

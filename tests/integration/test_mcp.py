@@ -32,12 +32,13 @@ async def test_each_answer_of_a_tool_equals_that_of_the_api(installation: Instal
         made = await called("submit", job=spec, idempotency_key="once")
         assert (await called("submit", job=spec, idempotency_key="once"))["id"] == made["id"]
         (listed,) = get("/v1/jobs", project="assistants")["items"]
-        fixed = ("id", "number", "name", "spec", "submitted_at")
+        fixed = ("id", "number", "name", "submitted_at")
         assert {name: made[name] for name in fixed} == {name: listed[name] for name in fixed}
         (ended,) = installation.wait_for_ends([made["id"]], 60)
         assert ended["state"] == "succeeded"
 
-        assert await called("explain", job_id=made["id"]) == get(f"/v1/jobs/{made['id']}/explain")
+        explained = await called("explain", job_id=made["id"])
+        assert explained | {"as_of": ""} == get(f"/v1/jobs/{made['id']}/explain") | {"as_of": ""}
 
         asked = {"policy": ["fifo"], "jobs": "green-day", "carbon": "GB", "days": 1}
         simulated = await called("what_if", simulation=asked, wait_s=300)

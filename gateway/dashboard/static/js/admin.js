@@ -3,10 +3,12 @@ import { all, get, send, withQuery } from "./api.js";
 import { by, fill, h, table } from "./dom.js";
 import { ago, at, badge, count, digits, percent, unknown, words } from "./format.js";
 import { meter } from "./charts.js";
+import { persistently } from "./live.js";
 import { busy, clear, refused } from "./forms.js";
 import { confirmed, me, notice, trying } from "./shell.js";
 
 const UNITS = { gpu_h: "GPU h", kwh: "kWh", gco2: "g CO₂" };
+const ROWS = { class: "rows" };
 const NUMBERS = new Set(["max_gpus", "max_active_jobs", "share_weight", "amount", "requests_per_s", "burst"]);
 
 /** Return what was filled in, numbers as numbers and times with their zone. */
@@ -71,7 +73,7 @@ async function showTenants() {
       h("td", { class: "number" }, count(used.get(each.id)?.waiting_jobs ?? 0)), h("td", { class: "number" }, count(each.limits.max_active_jobs)), h("td", { class: "number" }, digits(each.limits.share_weight)), h("td", { class: "number" }, count(each.limits.requests_per_s)), h("td", { class: "time" }, at(each.created_at)),
       h("td", {}, me.isAdmin ? h("button", { type: "button", class: "quiet", onclick: () => row.replaceWith(h("tr", {}, h("td", { colspan: "9" }, limitsForm(each)))) }, "Change") : ""));
     return row;
-  })));
+  }), ROWS));
 }
 
 let keys = [];
@@ -89,7 +91,7 @@ async function showKeys(further = false) {
       h("td", {}, badge(over ? "cancelled" : "good", each.revoked_at ? "revoked" : over ? "expired" : "valid")), h("td", { class: "time" }, each.last_used_at ? at(each.last_used_at, ago) : "never"), h("td", { class: "time" }, each.expires_at ? at(each.expires_at) : "never"),
       h("td", { class: "number" }, over ? "" : [act("Rotate", `Replace ${each.label || each.id} by a new key? The old one ends at once.`, async () => { showSecret(await send("POST", `/v1/keys/${each.id}/rotate`, {})); await showKeys(); }),
         act("Revoke", `Revoke ${each.label || each.id}? Whoever uses it is out within seconds.`, async () => { await send("DELETE", `/v1/keys/${each.id}`); await showKeys(); })]));
-  })));
+  }), ROWS));
 }
 
 function showSecret(made, place = by("secret"), what = "The new key.") {
@@ -112,13 +114,13 @@ async function showUsers() {
   const path = (each) => `/v1/tenants/${tenant}/users/${each.name}`;
   fill(by("users"), users.length ? table("Users", [["User"], ["Account on nodes"], ["State"], ["Since"], [""]], users.map((each) => h("tr", {}, h("td", { class: "name" }, each.name), h("td", {}, each.account ?? "the tenant's"),
     h("td", {}, badge(each.disabled_at ? "cancelled" : "good", each.disabled_at ? "disabled" : "active")), h("td", { class: "time" }, at(each.created_at)),
-    h("td", { class: "number" }, each.disabled_at ? asking("Enable", null, () => send("PATCH", path(each), { disabled: false }), showUsers) : asking("Disable", `Disable ${each.name}? All keys of that user are refused.`, () => send("PATCH", path(each), { disabled: true }), showUsers))))) : h("p", { class: "empty" }, "This tenant has no users; its keys belong to the tenant."));
+    h("td", { class: "number" }, each.disabled_at ? asking("Enable", null, () => send("PATCH", path(each), { disabled: false }), showUsers) : asking("Disable", `Disable ${each.name}? All keys of that user are refused.`, () => send("PATCH", path(each), { disabled: true }), showUsers)))), ROWS) : h("p", { class: "empty" }, "This tenant has no users; its keys belong to the tenant."));
 }
 
 async function showSecrets() {
   const { items } = await get("/v1/secrets");
   fill(by("secrets"), items.length ? table("Secrets", [["Name"], ["Project"], ["Set"], [""]], items.map((each) => h("tr", {}, h("td", { class: "name" }, each.name, h("small", {}, `version ${each.version}`)), h("td", {}, each.project || "all"), h("td", { class: "time" }, at(each.updated_at, ago)),
-    h("td", { class: "number" }, me.mayChange ? asking("Delete", `Delete ${each.name}? Jobs that name it do not start any more.`, () => send("DELETE", withQuery(`/v1/secrets/${each.name}`, { project: each.project })), showSecrets) : "")))) : h("p", { class: "empty" }, "There are no secrets."));
+    h("td", { class: "number" }, me.mayChange ? asking("Delete", `Delete ${each.name}? Jobs that name it do not start any more.`, () => send("DELETE", withQuery(`/v1/secrets/${each.name}`, { project: each.project })), showSecrets) : ""))), ROWS) : h("p", { class: "empty" }, "There are no secrets."));
 }
 
 async function showWebhooks() {
@@ -126,24 +128,24 @@ async function showWebhooks() {
   const path = (each) => `/v1/webhooks/${each.id}`;
   fill(by("webhooks"), items.length ? table("Webhooks", [["Address"], ["State"], [""]], items.map((each) => h("tr", {}, h("td", { class: "name" }, each.url, h("small", {}, each.events.join(", "), each.project ? `, only ${each.project}` : "")),
     h("td", {}, badge(each.enabled ? (each.failing_since ? "bad" : "good") : "cancelled", each.enabled ? (each.failing_since ? "failing" : "works") : "disabled"), each.disabled_reason || each.failing_since ? h("small", {}, each.disabled_reason ?? ["since ", at(each.failing_since)]) : null),
-    h("td", { class: "number" }, me.mayChange ? [asking("Test", null, async () => { await send("POST", `${path(each)}/test`); notice("A test message is on its way.", "good"); }, showWebhooks), asking("Delete", `Delete the webhook to ${each.url}?`, () => send("DELETE", path(each)), showWebhooks)] : "")))) : h("p", { class: "empty" }, "There are no webhooks."));
+    h("td", { class: "number" }, me.mayChange ? [asking("Test", null, async () => { await send("POST", `${path(each)}/test`); notice("A test message is on its way.", "good"); }, showWebhooks), asking("Delete", `Delete the webhook to ${each.url}?`, () => send("DELETE", path(each)), showWebhooks)] : ""))), ROWS) : h("p", { class: "empty" }, "There are no webhooks."));
 }
 
 async function showEngines() {
   const { items } = await get("/v1/engines");
   fill(by("engines"), items.length ? table("Engines", [["Engine"], ["Mode"], ["State"], ["GPUs", "number"], ["Jobs"]], items.map((each) => h("tr", {}, h("td", { class: "name" }, each.name, h("small", {}, `${each.kind} ${each.version}`)), h("td", {}, words(each.mode), each.queues?.length ? h("small", {}, each.queues.join(", ")) : null),
     h("td", {}, badge(each.problem || !each.heard ? "bad" : "good", each.problem ?? (each.heard ? "heard" : "silent")), h("small", {}, at(each.reported_at, ago))), h("td", { class: "number" }, `${count(each.gpus_in_use)} of ${count(each.gpus)}`),
-    h("td", {}, Object.entries(each.jobs).map(([state, n]) => `${count(n)} ${words(state)}`).join(", ") || "none")))) : h("p", { class: "empty" }, "No other scheduler is connected. ", h("code", {}, "wattshift engine --help"), " says how Slurm, Kueue and Ray are."));
+    h("td", {}, Object.entries(each.jobs).map(([state, n]) => `${count(n)} ${words(state)}`).join(", ") || "none"))), ROWS) : h("p", { class: "empty" }, "No other scheduler is connected. ", h("code", {}, "wattshift engine --help"), " says how Slurm, Kueue and Ray are."));
 }
 
 async function showBudgets() {
   const { items } = await get("/v1/budgets");
-  fill(by("budgets"), items.length ? table("Budgets", [["Tenant"], ["Project"], ["Used", "number"], [""], ["Amount", "number"], ["Beyond it"], [""]], items.map((each) => {
+  fill(by("budgets"), items.length ? table("Budgets", [["Tenant"], ["Project"], ["Used", "number"], ["Share"], ["Amount", "number"], ["Beyond it"], [""]], items.map((each) => {
     const share = each.amount ? each.used / each.amount : 1;
     return h("tr", {}, h("td", {}, each.tenant_id), h("td", {}, each.project ?? "all together"), h("td", { class: "number" }, each.month ? `${digits(each.used)} ${UNITS[each.quantity]}` : unknown()),
       h("td", { class: "share" }, meter(each.used, each.amount, `${percent(share)} used`, share >= 1 ? "bad" : share > 0.8 ? "warn" : "")), h("td", { class: "number" }, `${digits(each.amount)} ${UNITS[each.quantity]}`), h("td", {}, each.exceeded ? badge("bad", each.action === "hold" ? "jobs held" : "exceeded") : each.action),
       h("td", {}, me.isAdmin ? h("button", { type: "button", class: "quiet", onclick: async () => { if (await confirmed(`Remove this budget of ${each.tenant_id}?`, "Remove")) { await trying(() => send("DELETE", `/v1/budgets/${each.id}`)); await trying(showBudgets); } } }, "Remove") : ""));
-  })) : h("p", { class: "empty" }, "There are no budgets."));
+  }), ROWS) : h("p", { class: "empty" }, "There are no budgets."));
 }
 
 /** Return the details of an entry of the audit log as words: `{max_gpus: 5}` becomes "max GPUs 5". */
@@ -171,7 +173,7 @@ async function showAudit(further = false) {
   older = page.next_cursor;
   by("more-audit").hidden = !older;
   fill(by("audit"), audit.length ? table("Audit log, newest first", [["When"], ["What"], ["Of"], ["By"], ["With"]], audit.map((each) => h("tr", {}, h("td", { class: "time" }, at(each.at)), h("td", {}, words(each.action.replace(".", " "))), h("td", { class: "name" }, each.target), h("td", {}, ...whoDid(each)),
-    h("td", { class: "why" }, inWords(each.data))))) : h("p", { class: "empty" }, "Nothing was done."));
+    h("td", { class: "why" }, inWords(each.data)))), ROWS) : h("p", { class: "empty" }, "Nothing was done."));
 }
 
 onSubmit("new-tenant", ({ id, ...limits }) => send("POST", "/v1/tenants", { id, limits }), showTenants);
@@ -184,5 +186,8 @@ by("audit-filter").addEventListener("submit", (event) => { event.preventDefault(
 by("more-audit").addEventListener("click", (event) => busy(event.target, () => trying(() => showAudit(true))));
 by("more-keys")?.addEventListener("click", (event) => busy(event.target, () => trying(() => showKeys(true))));
 by("users-tenant")?.addEventListener("change", () => trying(showUsers));
-const shown = [showTenants, showBudgets, showSecrets, showWebhooks, showEngines, ...(me.isAdmin ? [showUsers] : [])];
-Promise.all([...shown, ...(me.isAdmin ? [showKeys] : [])].map(trying)).then(() => trying(showAudit)); // which names keys by their labels
+const first = [showTenants, showBudgets, showSecrets, showWebhooks, showEngines, ...(me.isAdmin ? [showUsers, showKeys] : [])];
+persistently(async () => {
+  await Promise.all(first.map((show) => show()));
+  persistently(showAudit); // which names keys by their labels
+});

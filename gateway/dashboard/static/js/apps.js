@@ -95,5 +95,5 @@ async function show() {
   showRuns(app, instances.items.filter((each) => each.ended_at === null));
 }
 
-live(["apps", "footprints"], 5_000, () => trying(show));
+live(["apps", "footprints"], 5_000, show);
 for (const id of ["app", "period"]) by(id).addEventListener("change", () => trying(show));

@@ -62,12 +62,13 @@ export function reconcile(body, items, { key, stamp, make }) {
   for (const row of old.values()) row.remove();
 }
 
-/** Return a table in a region that scrolls; `columns` are `[title, class]`. */
+/** Return a table in a region that scrolls; `columns` are `[title, class]`. On a phone, class `rows` makes each row a list. */
 export function table(caption, columns, rows, properties = {}) {
+  if (properties.class === "rows") for (const row of rows) [...row.cells].forEach((cell, i) => { if (i && cell.colSpan === 1) cell.dataset.label = columns[i][0]; });
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h("table", properties,
       h("caption", { class: "sr-only" }, caption),
-      h("thead", {}, h("tr", {}, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)))),
+      h("thead", {}, h("tr", {}, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title || h("span", { class: "sr-only" }, "Actions"))))),
       h("tbody", {}, rows)));
 }
 

@@ -1,13 +1,13 @@
 // Jobs: grouped by state with arrays folded, or, once a state or an array is chosen, one list paged by the server.
 import { get, send, withQuery } from "./api.js";
 import { by, fill, h, reconcile, table } from "./dom.js";
-import { ago, at, badge, carbon, count, counted, duration, energy, figure, numberOf, unknown, words } from "./format.js";
+import { ago, at, badge, carbon, count, counted, duration, energy, figure, numberOf, words } from "./format.js";
 import { live, onJobs } from "./live.js";
 import { RUNNING, endOf, progressOf, shareOf } from "./progress.js";
 import { confirmed, me, notice, trying } from "./shell.js";
 
 const LIMIT = 50;
-const FEW = matchMedia("(max-width: 560px)").matches ? 8 : 15;
+const FEW = matchMedia("(max-width: 560px)").matches ? 7 : 15;
 const AT_ONCE = 8;
 const FILTERS = ["q", "project", "user", "tenant"];
 const GROUPS = [["Running", RUNNING], ["Waiting", ["queued"]], ["Held", ["held"]], ["Ended", ["succeeded", "failed", "cancelled"]]];
@@ -51,7 +51,7 @@ function when(job) {
   if (job.ended_at) return job.started_at ? duration((new Date(job.ended_at) - new Date(job.started_at)) / 1000) : "never started";
   if (RUNNING.includes(job.state)) return isArray(job) ? ["since ", at(job.started_at)] : ["ends ", endOf(job)];
   if (job.state === "held") return "when released";
-  return ["starts ", job.expected_start_at ? at(job.expected_start_at) : unknown()];
+  return job.expected_start_at ? ["starts ", at(job.expected_start_at)] : h("span", { title: "When it starts is not known." }, "–");
 }
 
 const done = ({ tasks }) => tasks.succeeded + tasks.failed + tasks.cancelled;
@@ -62,7 +62,7 @@ function how(job) {
   if (isArray(job)) return [progressOf({ progress: { done: done(job), total: job.count } }), h("small", {}, tasksOf(job))];
   if (RUNNING.includes(job.state)) return progressOf(job);
   const short = words(job.reason) || "not looked at yet";
-  return job.ended_at ? job.detail ?? short : h("span", { title: job.detail }, short);
+  return job.ended_at && job.state !== "succeeded" ? job.detail ?? short : h("span", { title: job.detail }, short);
 }
 
 const used = (job, label, show) => h("td", { class: job.started_at ? "number" : "number blank", "data-label": label }, job.started_at ? show(job) : "–");
@@ -145,7 +145,7 @@ async function showGroups() {
     groups = GROUPS.map(([title, wanted], i) => {
       const more = h("button", { type: "button", class: "quiet", onclick: () => { groups[i].most = groups[i].most < LIMIT ? LIMIT : groups[i].most; trying(show); } });
       const all = h("a", { class: "small", href: withQuery("/jobs", { ...filters(), state: wanted.join() }) }, "all, page by page");
-      return { most: most[i], more, all, section: h("section", { class: "group", "aria-label": title }, h("h2", {}, title), emptyTable(title), h("p", { class: "pager" }, more, all)) };
+      return { most: most[i], more, all, section: h("section", { class: "group" }, h("h2", {}, title), emptyTable(title), h("p", { class: "pager" }, more, all)) };
     });
     fill(by("list"), groups.map((each) => each.section));
   }
@@ -247,7 +247,7 @@ by("older").addEventListener("click", () => { before.push(cursor); turn(next); }
 by("newer").addEventListener("click", () => turn(before.pop() ?? null));
 
 showSaved();
-const refresh = live([], 1_500, () => trying(show));
+const refresh = live([], 1_500, show);
 onJobs((event) => {
   if (!cursor || shown.has(event.job_id)) refresh();
 });

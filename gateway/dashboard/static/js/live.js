@@ -1,4 +1,5 @@
 // What keeps a page up to date: one stream of events, and timers that rest while nobody looks.
+import { tell } from "./shell.js";
 
 const status = document.getElementById("live");
 
@@ -46,6 +47,7 @@ const TYPES = ["submitted", "queued", "held", "starting", "running", "preempting
 TYPES.push("changed");
 
 const POLL_MS = 5_000;
+const LONGEST_PAUSE_MS = 60_000;
 const views = []; // what `live` keeps up to date: `{kinds, touch}`
 const hearers = []; // of jobs' events
 let isUp = false;
@@ -72,32 +74,48 @@ export function onJobs(hear) {
 }
 
 /**
- * Do `work` now and whenever one of `kinds` has changed, but not more often than every `ms`, one at a time, and not
- * while nobody looks. While there is no stream, it is done every `ms`, or every five seconds if that is longer. Returns
- * what asks for it to be done soon.
+ * Do `work` now, and again after pauses that double while it fails. Returns what asks for it to be done soon, but not
+ * more often than every `ms`, one at a time, and not while nobody looks.
  */
-export function live(kinds, ms, work) {
+export function persistently(work, ms = 0) {
   let due = null;
   let isBusy = false;
   let isDirty = false;
   let last = -Infinity;
+  let pause = POLL_MS;
   const run = async () => {
     due = null;
     if (document.hidden) return;
     [isBusy, isDirty, last] = [true, false, Date.now()];
-    try { await work(); } finally {
-      isBusy = false;
-      if (isDirty) touch();
+    try {
+      await work();
+      pause = POLL_MS;
+    } catch (error) {
+      tell(error);
+      due = setTimeout(run, pause);
+      pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
     }
+    isBusy = false;
+    if (isDirty) touch();
   };
   const touch = () => {
     isDirty = true;
     if (!isBusy && due === null && !document.hidden) due = setTimeout(run, Math.max(0, last + ms - Date.now()));
   };
+  document.addEventListener("visibilitychange", () => isDirty && touch());
+  touch();
+  return touch;
+}
+
+/**
+ * Do `work` persistently now and whenever one of `kinds` has changed. While there is no stream, it is done every `ms`,
+ * or every five seconds if that is longer. Returns what asks for it to be done soon.
+ */
+export function live(kinds, ms, work) {
+  const touch = persistently(work, ms);
   views.push({ kinds, touch });
   setInterval(() => isUp || touch(), Math.max(ms, POLL_MS));
   document.addEventListener("visibilitychange", touch);
-  touch();
   share();
   return touch;
 }

@@ -212,5 +212,5 @@ async function change(path) {
 
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", draw);
-live(["nodes", "jobs"], 5_000, () => trying(read));
+live(["nodes", "jobs"], 5_000, read);
 every(300_000, () => trying(readTrends));

@@ -32,7 +32,7 @@ async function showRunning() {
   // Servers of pools and applications report no progress, and need no looking after.
   const items = [...found.filter((job) => shareOf(job) !== null), ...found.filter((job) => shareOf(job) === null)].slice(0, SHOWN);
   const row = (job) => h("tr", {}, h("td", { class: "name" }, h("a", { href: `/jobs/${job.id}` }, job.name), h("small", {}, [job.project, job.user].filter(Boolean).join(" · "))),
-    h("td", { class: "number" }, job.gpus ? counted(job.gpus, "GPU") : words(job.state)), h("td", { class: "share" }, progressOf(job)), h("td", { class: "time" }, endOf(job)));
+    h("td", { class: "number" }, job.gpus ? counted(job.gpus, "GPU") : words(job.state)), h("td", { class: "share", "data-label": shareOf(job) === null ? "progress" : null }, progressOf(job)), h("td", { class: "time", "data-label": "ends" }, endOf(job)));
   fill(by("running"), table("Running jobs, those that report progress first", [["Job"], ["Holds", "number"], ["Progress"], ["Ends, at its pace"]], items.map(row), { class: "stack" }));
 }
 
@@ -44,7 +44,7 @@ async function showWaiting(counts) {
     const these = items.filter((job) => (job.reason || job.state) === reason);
     const next = these.map((job) => job.expected_start_at).filter(Boolean).sort()[0];
     return h("tr", {}, h("td", { class: "name" }, words(reason), these.length ? h("small", {}, these[0].detail ?? "", these[0].detail ? " " : "", h("a", { href: `/jobs/${these[0].id}` }, these[0].name)) : null),
-      h("td", { class: "number" }, count(number)), h("td", { class: "time" }, next ? at(next) : reason === "held" ? "when released" : unknown()));
+      h("td", { class: "number" }, count(number)), h("td", { class: "time", "data-label": "next start" }, next ? at(next) : reason === "held" ? "when released" : unknown()));
   }), { class: "stack" }));
 }
 
@@ -202,24 +202,25 @@ const learn = throttled(() => trying(async () => {
 }), 2000);
 
 trying(fillLatest);
-live(["jobs"], 2_000, () => trying(showCounts));
+live(["jobs"], 2_000, showCounts);
 onJobs((event) => {
   latest.push(event);
   if (by("latest").querySelector(".unknown")) by("latest").replaceChildren();
   showLatest();
   learn();
 });
-live(["footprints"], 15_000, () => trying(showCarbon));
+live(["footprints"], 15_000, showCarbon);
 if (me.isOperator) {
-  every(600_000, () => trying(showSaved));
-  live(["nodes"], 5_000, () => trying(showPower));
+  every(600_000, live([], 5_000, showSaved)); // no event tells of a night's replay
+  live(["nodes"], 5_000, showPower);
 } else for (const name of ["saved", "power"]) by(name).closest("section").hidden = true;
-live(["footprints"], 60_000, () => trying(showHours));
-live(["policies"], 2_000, () => trying(showPolicy));
+live(["footprints"], 60_000, showHours);
+live(["policies"], 2_000, showPolicy);
 trying(listZones).then(() => {
   const refresh = live(["carbon"], 5_000, () => showGrid().catch((error) => {
     fill(by("grid-figures"), h("p", { class: "problem" }, error.message));
     by("grid-chart").classList.remove("loading");
+    throw error;
   }));
   every(60_000, refresh); // time passes without anybody's writing
 });

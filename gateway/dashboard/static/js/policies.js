@@ -3,7 +3,7 @@ import { get, send } from "./api.js";
 import { by, facts, fill, h } from "./dom.js";
 import { at, duration } from "./format.js";
 import { busy, clear, refused } from "./forms.js";
-import { live } from "./live.js";
+import { live, persistently } from "./live.js";
 import { confirmed, me, notice, trying } from "./shell.js";
 import { WhatIf } from "./whatif.js";
 
@@ -106,11 +106,11 @@ async function read() {
   showActive();
 }
 
-trying(async () => {
+persistently(async () => {
   [active, { items: list }] = await Promise.all([get("/v1/policies/active"), get("/v1/policies")]);
   list.sort((a, b) => Number(b.name === plainName(active.name)) - Number(a.name === plainName(active.name)) || a.name.localeCompare(b.name));
   showActive();
   choose(plainName(active.name));
   whatIf.offer(list, plainName(active.name));
-  live(["policies"], 2_000, () => trying(read));
+  live(["policies"], 2_000, read);
 });

@@ -135,5 +135,5 @@ async function show() {
   await showRequests(pool);
 }
 
-live(["pools"], 5_000, () => trying(show));
+live(["pools"], 5_000, show);
 by("pool").addEventListener("change", () => trying(show));

@@ -3,9 +3,11 @@ import { get, withQuery } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
 import { carbon, count, counted, digits, duration, energy, figure, gpuHours, intensity, percent, relativeChange, unknown, within, words } from "./format.js";
 import { Chart, colour, faded, meter } from "./charts.js";
+import { persistently } from "./live.js";
 import { busy } from "./forms.js";
 import { me, notice, trying } from "./shell.js";
 
+const ROWS = { class: "rows" };
 const PAGE = 100;
 const MOST = 10_000;
 let limit = PAGE;
@@ -75,7 +77,7 @@ function showGroups({ idle, idle_accounts: idleAccounts, total, total_accounts: 
   fill(by("groups"), lines.length || total.energy_j ? table("Energy and emissions by group", [[dimension], ["Carbon", "number"], ["Of the total"], ["At the mean", "number"], ["Energy", "number"], ["GPU time", "number"], ["Jobs", "number"]], [
     ...lines.map((each) => row(linked(each), each)),
     cursor ? h("tr", {}, h("td", { colspan: "7", class: "note" }, "More groups follow.")) : null,
-    me.isOperator ? row("idle", { footprint: idle, accounts: idleAccounts }, "sum") : null, row("total", { footprint: total, accounts: totalAccounts }, "sum")].filter(Boolean)) : h("p", { class: "empty" }, "Nothing was used in this period."));
+    me.isOperator ? row("idle", { footprint: idle, accounts: idleAccounts }, "sum") : null, row("total", { footprint: total, accounts: totalAccounts }, "sum")].filter(Boolean), ROWS) : h("p", { class: "empty" }, "Nothing was used in this period."));
   by("more").hidden = !cursor || limit === MOST;
   by("csv").disabled = !lines.length;
 }
@@ -125,7 +127,7 @@ async function showLevers(start, end) {
       ["Jobs end, on average", later(total.later_s)],
       total.slack_saved_gco2 > 0 ? [`With ${duration(total.slack_s)} of slack`, `${carbon(total.slack_saved_gco2)} more`, h("span", { class: "sub" }, later(total.slack_later_s))] : null]),
     table("Saved by each lever", [["Lever"], ["Saved", "number"], ["At 90 %", "number"], ["Jobs end", "number"]], total.levers.map((each) => h("tr", {}, h("td", {}, words(each.lever)),
-      h("td", { class: "number" }, each.known ? figure(each.saved_gco2, grams) : unknown()), h("td", { class: "number" }, each.known ? `${grams(each.low_gco2)} to ${grams(each.high_gco2)}` : ""), h("td", { class: "number" }, each.known ? later(each.later_s) : "")))),
+      h("td", { class: "number" }, each.known ? figure(each.saved_gco2, grams) : unknown()), h("td", { class: "number" }, each.known ? `${grams(each.low_gco2)} to ${grams(each.high_gco2)}` : ""), h("td", { class: "number" }, each.known ? later(each.later_s) : ""))), ROWS),
     total.levers.every((each) => each.known) ? null : h("p", { class: "note" }, "Unknown: no history tells how jobs answer to that lever."),
     total.why ? h("p", { class: "note" }, total.why) : null);
 }
@@ -133,7 +135,7 @@ async function showLevers(start, end) {
 function showRest(report, requests) {
   fill(by("zones"), report.zones.length ? table("Zones", [["Zone"], ["Mean", "number"], ["Contracts", "number"]], report.zones.map((each) => h("tr", {}, h("td", {}, each.zone), h("td", { class: "number" }, figure(each.mean_gco2_per_kwh, intensity)), h("td", { class: "number" }, figure(each.market_gco2_per_kwh, intensity))))) : h("p", { class: "empty" }, "No zone."));
   fill(by("units"), report.units.length ? table("Software carbon intensity", [["Unit"], ["Amount", "number"], ["Jobs", "number"], ["Operational", "number"], ["Per unit (SCI)", "number"]], report.units.map((each) => h("tr", {}, h("td", {}, each.unit), h("td", { class: "number" }, digits(each.amount)), h("td", { class: "number" }, count(each.jobs)),
-    h("td", { class: "number" }, carbon(each.operational_gco2)), h("td", { class: "number" }, figure(each.sci_gco2_per_unit, carbon))))) : h("p", { class: "empty" }, "No job has succeeded wholly in this period."));
+    h("td", { class: "number" }, carbon(each.operational_gco2)), h("td", { class: "number" }, figure(each.sci_gco2_per_unit, carbon)))), ROWS) : h("p", { class: "empty" }, "No job has succeeded wholly in this period."));
   const asked = (requests?.lines ?? []).map((each) => ({ ...each, joules: each.energy_j + each.outside_energy_j, grams: each.carbon_gco2 + each.outside_carbon_gco2, tokens: each.input_tokens + each.output_tokens }));
   const each1000 = ({ grams, tokens }) => (tokens ? (grams / tokens) * 1000 : null);
   const [joules, grams, per1000] = [energy.of(asked.map((each) => each.joules)), carbon.of(asked.map((each) => each.grams)), carbon.of(asked.map(each1000))];
@@ -141,7 +143,7 @@ function showRest(report, requests) {
     const estimated = each.estimated_requests ? " (partly estimated)" : "";
     return h("tr", {}, h("td", { class: "name" }, each.group), h("td", { class: "number" }, count(each.requests)), h("td", { class: "number" }, count(each.input_tokens) + estimated), h("td", { class: "number" }, count(each.output_tokens) + estimated),
       h("td", { class: "number" }, joules(each.joules)), h("td", { class: "number" }, grams(each.grams)), h("td", { class: "number" }, figure(each1000(each), per1000)));
-  })) : h("p", { class: "empty" }, "No requests in this period."));
+  }), ROWS) : h("p", { class: "empty" }, "No requests in this period."));
 }
 
 async function show() {
@@ -203,4 +205,4 @@ by("more").addEventListener("click", (event) => { limit = Math.min(2 * limit, MO
 by("csv").addEventListener("click", download);
 by("html").addEventListener("click", (event) => busy(event.target, () => trying(savePage)));
 by("print").addEventListener("click", () => print());
-trying(show);
+persistently(show);

@@ -44,14 +44,19 @@ export function notice(text, kind = "problem") {
   if (kind !== "problem") setTimeout(() => shown.remove(), 6000);
 }
 
+/** Say what went wrong. */
+export function tell(error) {
+  if (error.name === "AbortError") return;
+  const where = error.errors?.map((each) => `${each.pointer}: ${each.detail}`).join("; ");
+  notice(where && !error.message.includes(where) ? `${error.message} ${where}` : error.message);
+}
+
 /** Do `work`; say what went wrong, and return null then. */
 export async function trying(work) {
   try {
     return await work();
   } catch (error) {
-    if (error.name === "AbortError") return null;
-    const where = error.errors?.map((each) => `${each.pointer}: ${each.detail}`).join("; ");
-    notice(where && !error.message.includes(where) ? `${error.message} ${where}` : error.message);
+    tell(error);
     return null;
   }
 }
