@@ -155,13 +155,12 @@ async function show() {
   const report = await get("/v1/reports/footprint", asked); // all of one moment, at which the requests end too
   const whole = !asked.project; // what follows is of the installation, or of the tenant
   for (const name of ["trend", "levers", "requests"]) by(`${name}-card`)?.toggleAttribute("hidden", !whole);
-  const requests = whole ? await trying(() => get("/v1/reports/requests", { group_by: "model", start: asked.start, end: report.end_at })) : null;
   ({ lines, next_cursor: cursor, end_at: endAt } = report);
   showTotal(report);
   showGroups(report);
-  showRest(report, requests);
-  if (whole) await trying(() => showTrend(asked.start, report.end_at));
-  if (whole && me.isOperator) await trying(() => showLevers(asked.start, asked.end));
+  showRest(report, whole ? await get("/v1/reports/requests", { group_by: "model", start: asked.start, end: report.end_at }) : null);
+  if (!whole) return;
+  await Promise.all([showTrend(asked.start, report.end_at), me.isOperator ? showLevers(asked.start, asked.end) : null]);
 }
 
 const named = (ending) => `wattshift-${asked.group_by}-${(asked.start ?? "all").slice(0, 10)}.${ending}`;
