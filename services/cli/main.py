@@ -55,7 +55,7 @@ ROOM_OF = {command: room for room, commands in ROOMS.items() for command in comm
 
 
 class Commands(TyperGroup):
-    """The commands of the rooms, and those registered already."""
+    """The commands of the rooms, which `register` of each module adds, and those registered already."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""

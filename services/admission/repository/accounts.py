@@ -18,9 +18,7 @@ LOCK = """
 SELECT id, accepted_jobs, last_number, (limits->>'max_active_jobs')::bigint AS limit
 FROM tenants WHERE id = ANY($1::text[]) ORDER BY id FOR NO KEY UPDATE
 """
-COUNT = """
-SELECT count(*) FROM jobs WHERE tenant_id = $1 AND state NOT IN ('succeeded', 'failed', 'cancelled')
-"""
+COUNT = "SELECT count(*) FROM jobs WHERE tenant_id = $1 AND state NOT IN ('succeeded', 'failed', 'cancelled')"
 RECOUNT_EVERY_S = 0.25
 
 

@@ -28,7 +28,6 @@ Expires = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     tenants = typer.Typer(help="Show the tenants, create one, or change its limits.", invoke_without_command=True)
     tenants.callback()(list_tenants)
     tenants.command("create")(create_tenant)

@@ -17,7 +17,6 @@ UNITS = {"gpu_h": "GPU hours", "kwh": "kWh", "gco2": "gCO2"}
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     budgets = typer.Typer(help="Show the budgets of this month, set or remove one.", invoke_without_command=True)
     budgets.callback()(list_budgets)
     budgets.command("set")(set_budget)

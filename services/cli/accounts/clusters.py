@@ -20,7 +20,6 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     app.command()(login)
     app.command()(logout)
     clusters = typer.Typer(help="Show the clusters you are logged in to, or choose one.", invoke_without_command=True)

@@ -23,7 +23,6 @@ SecretName = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     secrets = typer.Typer(help="Show which secrets there are, set or delete one.", invoke_without_command=True)
     secrets.callback()(show)
     secrets.command("list")(list_secrets)

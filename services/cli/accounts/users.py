@@ -23,7 +23,6 @@ Account = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     users = typer.Typer(
         help="Show a tenant's users, create one, or change, disable or enable one.", invoke_without_command=True
     )

@@ -17,7 +17,6 @@ EVENTS = ("job.started", "job.ended", "budget.exceeded", "node.lost")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     webhooks = typer.Typer(
         help="Have messages about jobs, budgets and nodes posted to an address.", no_args_is_help=True
     )

@@ -36,7 +36,6 @@ def words_after_dashes(context: typer.Context) -> list[str]:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command("exec", cls=CommandAfterDashes)(exec_in_job)
 
 

@@ -21,7 +21,6 @@ POLL_S = 1.0
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command()(explain)
 
 

@@ -43,7 +43,6 @@ LOOK_S = 2.0
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     app.command()(forward)
     app.command()(cp)
 

@@ -41,7 +41,6 @@ JobArgument = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     app.command("jobs")(list_jobs)
     app.command("job")(show_job)
     app.command()(logs)

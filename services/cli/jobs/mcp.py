@@ -9,7 +9,6 @@ from services.cli.errors import EXIT_USAGE, CliError
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command()(mcp)
 
 

@@ -58,7 +58,6 @@ sys.exit({_NOT_YET})
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command(context_settings={"allow_interspersed_args": False})(notebook)
 
 

@@ -44,7 +44,6 @@ _ATTEND = 'echo $$ > "$WATTSHIFT_CHECKPOINT_DIR/terminal.$WATTSHIFT_GENERATION" 
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command("shell", cls=CommandAfterDashes)(shell)
 
 

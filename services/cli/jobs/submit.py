@@ -47,7 +47,6 @@ _NOT_IN_SCRIPTS = frozenset(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command(cls=SubmitCommand)(submit)
 
 

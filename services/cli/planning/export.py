@@ -27,7 +27,6 @@ Write = Callable[[Sequence[Row]], None]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command()(export)
 
 

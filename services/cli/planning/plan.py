@@ -13,7 +13,6 @@ group = typer.Typer(help="Plan without a control plane.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     app.add_typer(group, name="plan")
     for command in (pools, partition, allocation):
         group.command()(command)

@@ -30,7 +30,6 @@ group = typer.Typer(help="Ask what policies would have done with past jobs.", no
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     add_moved(group, "simulate ", ("experiment", "inference", "serving"))
     app.add_typer(group, name="simulate")
 

@@ -37,7 +37,6 @@ COLUMNS = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command()(report)
     app.command()(verify)
 

@@ -20,7 +20,6 @@ AppArgument = Annotated[str, typer.Argument(metavar="NAME", help="The applicatio
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     apps = typer.Typer(help="Run applications on slices of GPUs.", invoke_without_command=True)
     apps.callback()(_apps)
     apps.command("list")(list_apps)

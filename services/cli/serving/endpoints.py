@@ -16,7 +16,6 @@ EndpointArgument = Annotated[str, typer.Argument(metavar="NAME", help="The endpo
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     endpoints = typer.Typer(help="Register model servers that others run.", invoke_without_command=True)
     endpoints.callback()(_endpoints)
     endpoints.command("list")(list_endpoints)

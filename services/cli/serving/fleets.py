@@ -27,7 +27,6 @@ WHY = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     fleets = typer.Typer(help="Set GPUs aside for applications.", invoke_without_command=True)
     fleets.callback()(_fleets)
     fleets.command("list")(list_fleets)

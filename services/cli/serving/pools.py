@@ -41,7 +41,6 @@ Windows = dict[int, "array[int]"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     pools = typer.Typer(help="Run pools of model servers as planned.", invoke_without_command=True)
     pools.callback()(_pools)
     pools.command("list")(list_pools)

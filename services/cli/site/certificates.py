@@ -20,7 +20,6 @@ OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     ca = typer.Typer(help="Make certificates for TLS between hosts, where the site has no authority of its own.")
     ca.command("init")(init)
     ca.command("issue")(issue)

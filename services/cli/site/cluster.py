@@ -26,7 +26,6 @@ OneGpu = Annotated[int | None, typer.Option("--gpu", help="Only this one of its 
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     nodes = typer.Typer(
         help="Show the cluster's nodes, let one in, take one out of service, power it down or up, or cut its GPUs.",
         invoke_without_command=True,

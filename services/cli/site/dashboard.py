@@ -14,7 +14,6 @@ from services.cli.output import console
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command()(dashboard)
 
 

@@ -47,7 +47,6 @@ POLICY = {"name": "green", "parameters": {"curve_window_s": 86_400 / GRID_S_PER_
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command()(demo)
 
 

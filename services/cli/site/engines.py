@@ -29,7 +29,6 @@ SACCT = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     engine = typer.Typer(help="Show the engines that run jobs on this site, or steer one.", invoke_without_command=True)
     engine.callback()(list_engines)
     engine.command("days")(list_days)

@@ -50,7 +50,6 @@ DataDir = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     app.command()(join)
     app.command()(leave)
 

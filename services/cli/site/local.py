@@ -64,7 +64,6 @@ Port = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     app.command(cls=_Up)(up)
     app.command()(down)
     app.command()(status)

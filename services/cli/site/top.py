@@ -33,7 +33,6 @@ SPARK = 48
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command()(top)
 
 

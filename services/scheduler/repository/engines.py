@@ -164,9 +164,7 @@ SELECT c.allocation_id, c.node_id, c.device FROM device_claims c
   JOIN allocations a ON a.id = c.allocation_id JOIN jobs j ON j.id = a.job_id WHERE j.engine <> 'wattshift'
 """
 
-FORGET = """
-DELETE FROM engine_jobs e WHERE over AND NOT unfolded AND reported_at < now() - interval '7 days'
-"""
+FORGET = "DELETE FROM engine_jobs e WHERE over AND NOT unfolded AND reported_at < now() - interval '7 days'"
 
 ENGINES = """
 SELECT e.name, e.kind, e.version, e.places, e.mode, to_jsonb(e.queues) AS queues, e.problem, e.reported_at,

@@ -30,9 +30,7 @@ SELECT coalesce(sum(extract(epoch FROM coalesce(ended_at, now()) - started_at)),
   FROM allocations WHERE job_id = $1
 """
 
-SIZES = """
-SELECT gpus, progress, energy_j, duration_s FROM job_profiles WHERE job_id = $1 ORDER BY gpus
-"""
+SIZES = "SELECT gpus, progress, energy_j, duration_s FROM job_profiles WHERE job_id = $1 ORDER BY gpus"
 
 GANGS = """
 SELECT a.started_at, a.running_at, a.ended_at, a.gpus, n.devices -> 0 ->> 'model' AS gpu_model, a.batch_size,

@@ -14,9 +14,7 @@ SELECT state, coalesce(reason, '') AS reason, count(*) AS jobs FROM jobs
  WHERE state NOT IN ('succeeded', 'failed', 'cancelled') GROUP BY 1, 2
 """
 
-LIVE_GANGS = """
-SELECT state, count(*) AS gangs, sum(gpus) AS gpus FROM allocations WHERE state <> 'ended' GROUP BY 1
-"""
+LIVE_GANGS = "SELECT state, count(*) AS gangs, sum(gpus) AS gpus FROM allocations WHERE state <> 'ended' GROUP BY 1"
 
 STATE = """
 SELECT s.policy, s.last_active_at,

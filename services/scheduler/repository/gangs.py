@@ -234,9 +234,7 @@ SELECT EXISTS (SELECT FROM lost)
 """
 ABOUT_THE_SAME_TIME = timedelta(minutes=2)
 
-CONTROLLED = """
-SELECT a.id, a.job_id, a.shares, a.power_limit_w, a.clock_mhz, a.settings_refused FROM allocations a
-"""
+CONTROLLED = "SELECT a.id, a.job_id, a.shares, a.power_limit_w, a.clock_mhz, a.settings_refused FROM allocations a"
 
 SET_CONTROLS = """
 UPDATE allocations SET power_limit_w = $2, clock_mhz = $3, settings_refused = $4,

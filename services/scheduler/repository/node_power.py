@@ -72,9 +72,7 @@ UPDATE node_power SET state = 'on', detail = $2, stays_on_until = now() + make_i
 
 FAILED = f"UPDATE node_power SET state = 'failed', detail = $2, off_at = NULL, {FRESH} WHERE node_id = $1"
 
-TRY_AGAIN = """
-UPDATE node_power SET detail = $2, next_attempt_at = now() + make_interval(secs => $3) WHERE node_id = $1
-"""
+TRY_AGAIN = "UPDATE node_power SET detail = $2, next_attempt_at = now() + make_interval(secs => $3) WHERE node_id = $1"
 
 POWERED = """
 SELECT n.state = 'up' AND n.heard AS heard, coalesce(p.state, 'on') AS state,

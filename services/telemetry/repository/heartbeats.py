@@ -136,9 +136,7 @@ WHERE excluded.done > known.done OR (excluded.total IS NOT NULL AND excluded.tot
     OR (excluded.noise_scale IS NOT NULL AND excluded.noise_scale IS DISTINCT FROM known.noise_scale)
 """
 
-_LIVE_HERE = """
-SELECT node_id, allocation_id FROM node_gangs WHERE node_id = ANY($1::text[]) ORDER BY 1, 2
-"""
+_LIVE_HERE = "SELECT node_id, allocation_id FROM node_gangs WHERE node_id = ANY($1::text[]) ORDER BY 1, 2"
 
 # An agent reports every share it has until it is asked to forget it. One that it had and no longer reports, though it
 # has been up for longer than any lease it may have left behind, is gone with its state.

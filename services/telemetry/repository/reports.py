@@ -83,10 +83,7 @@ SELECT idle, {amounts} FROM (
 GROUP BY GROUPING SETS ((idle), ())
 """
 
-METERED_SUM = """
-WITH {metered}
-SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM metered l WHERE {period}
-"""
+METERED_SUM = "WITH {metered} SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM metered l WHERE {period}"
 
 PARTS = {"sums": SUMS, "boards": BOARDS, "amounts": AMOUNTS, "period": PERIOD, "owned": OWNED, "metered": METERED}
 """What the queries above are made of."""
@@ -111,14 +108,10 @@ SELECT number, min(start_at) AS start_at, max(end_at) AS end_at, sum(energy_j) A
 FROM numbered WHERE number > $2 GROUP BY number ORDER BY number LIMIT $3
 """
 
-PERIOD_END = """
-SELECT greatest(least($2::timestamptz, now()), $1::timestamptz)
-"""
+PERIOD_END = "SELECT greatest(least($2::timestamptz, now()), $1::timestamptz)"
 """Least and greatest leave out what is not given."""
 
-LAST_TERMS = """
-WITH {ledger} SELECT zone, signal, pue FROM ledger WHERE job_id = $1 ORDER BY start_at DESC LIMIT 1
-"""
+LAST_TERMS = "WITH {ledger} SELECT zone, signal, pue FROM ledger WHERE job_id = $1 ORDER BY start_at DESC LIMIT 1"
 
 FOOTPRINT = """
 SELECT energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s FROM job_footprints WHERE job_id = $1
