@@ -160,6 +160,20 @@ def test_a_folder_and_a_file_come_here(job: Running, tmp_path: Path) -> None:
     assert Path("-rf").read_text() == "a name like an option"
 
 
+def test_what_comes_gets_the_name_that_is_asked_for(job: Running) -> None:
+    (job.folder / "out").mkdir()
+    (job.folder / "out" / "model").write_text("7")
+    os.link(job.folder / "out" / "model", job.folder / "out" / "newest")
+
+    app(["cp", f"{JOB}:out", "run-7"], standalone_mode=False)
+    app(["cp", f"{JOB}:out/model", "run-7/model.old"], standalone_mode=False)
+
+    assert {path.name: path.read_text() for path in Path("run-7").iterdir()} == dict.fromkeys(
+        ["model", "newest", "model.old"], "7"
+    )
+    assert [path.name for path in Path().iterdir()] == ["run-7"]
+
+
 def test_files_of_a_job_that_has_ended_come_here(job: Running) -> None:
     (job.folder / "out").mkdir()
     (job.folder / "out" / "model").write_bytes(os.urandom(200_000))
@@ -180,7 +194,7 @@ def test_what_cannot_be_copied_is_said_and_leaves_nothing(job: Running) -> None:
         ([f"{JOB}:nothing"], "nothing.*No such file"),
         ([f"{JOB}"], "name a job and a path"),
         ([f"{JOB}:/"], "name a job and a path"),
-        ([f"{JOB}:x", "nowhere"], "nowhere is not a folder"),
+        ([f"{JOB}:x", "nowhere/x"], "nowhere is not a folder"),
     ):
         with pytest.raises(CliError, match=says):
             app(["cp", *words], standalone_mode=False)

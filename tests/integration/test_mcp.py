@@ -54,4 +54,4 @@ async def test_each_answer_of_a_tool_equals_that_of_the_api(installation: Instal
 
         refused = await client.call_tool("explain", {"job_id": "job_none"})
         assert refused.is_error
-        assert "not_found" in refused.content[0].text
+        assert "not_found" in str(refused.content[0])

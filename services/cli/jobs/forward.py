@@ -123,19 +123,21 @@ def carry(gateway: Gateway, found: str, port: int | str, connection: socket.sock
 
 def cp(
     source: Annotated[str, typer.Argument(metavar="JOB:PATH", help="A file or folder of a job.")],
-    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder here that it is put in.")] = Path(),
+    target: Annotated[Path, typer.Argument(metavar="TO", help="The folder it is put in, or its name here.")] = Path(),
 ) -> None:
     """Copy a file or folder of a job here; a relative path starts in the job's working folder.
 
     Of a job that has ended, for as long as the node has its files; --results of submit brings them back by itself.
 
     wattshift cp train:results .
+    wattshift cp train:results.json run-7.json
     """
     job, _, path = source.partition(":")
     if not job or not path.strip("/"):
         raise CliError("name a job and a path in it: wattshift cp JOB:results .", EXIT_USAGE)
-    if not target.is_dir():
-        raise CliError(f"{target} is not a folder", EXIT_NOT_FOUND)
+    into = target if target.is_dir() else target.parent
+    if not into.is_dir():
+        raise CliError(f"{into} is not a folder", EXIT_NOT_FOUND)
     gateway = Gateway()
     found = job_id(gateway, job)
     said: list[bytes] = []
@@ -152,7 +154,13 @@ def cp(
         archive.seek(0)
         try:
             with tarfile.open(fileobj=archive) as members:
-                members.extractall(target, filter="data")  # nothing outside the folder, and no special files
+                if target != into:  # what came gets the name that was asked for
+                    came = members.getnames()[:1]
+                    for member in members:
+                        member.name = target.name + member.name.removeprefix(came[0])
+                        if member.islnk():
+                            member.linkname = target.name + member.linkname.removeprefix(came[0])
+                members.extractall(into, filter="data")  # nothing outside the folder, and no special files
         except (tarfile.TarError, OSError) as error:
             raise CliError(f"cannot unpack {source}: {error}", EXIT_FAILED) from None
 
