@@ -91,9 +91,9 @@ def planned(day: Day, lines: Floats, free: Floats) -> tuple[float, float]:
     for hour in range(HORIZON_H):
         if hour < WINDOW_H:
             waiting[hour] = lines[hour]
-        elif hour > WINDOW_H and hour - WINDOW_H - 1 < WINDOW_H:
-            late += waiting[hour - WINDOW_H - 1]
-            waiting[hour - WINDOW_H - 1] = 0.0
+        else:
+            late += waiting[hour - WINDOW_H]
+            waiting[hour - WINDOW_H] = 0.0
         known, today = day.issued[hour // 24], 24 * (hour // 24)
         due = [Due((at + WINDOW_H) * HOUR_S, waiting[at]) for at in range(min(hour + 1, WINDOW_H)) if waiting[at] > 0]
         slots = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.reproductions.batches_day import Day, free_of, outcome, planned
+from lab.reproductions.batches_day import WINDOW_H, Day, free_of, outcome, planned
 from services.core.domain.arrays import Floats
 
 RATES = 100.0 + 50.0 * np.sin(np.arange(24) / 24 * 2 * np.pi)
@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_late() -> None:
     came = np.full((2, 48), 100.0)
     emitted, late = planned(a_day(came), RATES / 2, free)
     assert emitted / 100 + late == pytest.approx(RATES.sum() / 2)
-    assert emitted / 100 <= 2 * 10 * 47
+    assert emitted / 100 <= 2 * 10 * (WINDOW_H + 23)
     assert late > 0
     with pytest.raises(ValueError, match="do not fit"):
         outcome(a_day(came), RATES / 2, free)
