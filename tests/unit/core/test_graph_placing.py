@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, consolidated
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
+from services.core.domain.solving import Method
 from services.core.parallel.graph import JobGraph, Stage
 from services.core.parallel.iteration import Network
 from services.core.parallel.mapping import Mapper
@@ -107,7 +109,8 @@ def test_a_gang_is_whole_and_takes_free_devices_only(how: str, graph: JobGraph, 
         assert set(share.devices) <= set(range(4 - names[share.node_id], 4))
     sized = graph.sized(gpus)
     on = [len(share.devices) for share in placement.shares]
-    Mapper(sized, Network(server_gpus=4)).map(on, "heavy-edge")  # does not raise: tensor groups fit
+    mapper = Mapper(sized, Network(server_gpus=4))
+    assert mapper.counts(np.array(on), Method.HEAVY_EDGE) is not None  # tensor groups fit
 
 
 @settings(max_examples=100, deadline=None)
