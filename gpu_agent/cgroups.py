@@ -40,11 +40,7 @@ class Limits:
 
 
 class Cgroups:
-    """The groups of one node's jobs.
-
-    Args:
-        state_folder: The node's state folder; no two nodes have the same.
-    """
+    """The groups of one node's jobs; ``state_folder``: the node's state folder; no two nodes have the same."""
 
     def __init__(self, state_folder: Path, limits: Limits, root: Path = ROOT) -> None:
         self._name = f"wattshift-{hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:16]}"

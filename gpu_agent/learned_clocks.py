@@ -33,11 +33,7 @@ SAVE_EVERY = 30
 
 @dataclass(frozen=True)
 class ServerKind:
-    """Servers that are assumed to respond to their clock alike.
-
-    Attributes:
-        gpus, gpu_model: What it runs on.
-    """
+    """Servers that are assumed to respond to their clock alike; ``gpus`` and ``gpu_model``: what it runs on."""
 
     command: tuple[str, ...]
     image: str | None

@@ -162,11 +162,7 @@ class WorkRepository:
         limit: int,
         also: Mapping[str, Any] | None = None,
     ) -> Sequence[WorkRecord]:
-        """Return work, newest first: ids sort by creation time.
-
-        Args:
-            also: What other columns must hold.
-        """
+        """Return work, newest first: ids sort by creation time; ``also``: what other columns must hold."""
         work = self._work
         query = select(*self._summary).where(self._visible(literal(True), tenant_id))
         if states:

@@ -57,11 +57,7 @@ class Footprint:
 
 
 class StreamReader:
-    """Reads one stream.
-
-    Attributes:
-        input_tokens, output_tokens: As the stream stated them; None if it did not.
-    """
+    """Reads one stream; ``input_tokens`` and ``output_tokens``: as the stream stated them; None if it did not."""
 
     def __init__(
         self,

@@ -144,11 +144,7 @@ class JobProfile:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Which jobs of a workload are runs of the same recurring job.
-
-    Attributes:
-        group, user: (n_jobs,) ids.
-    """
+    """Which jobs of a workload are runs of the same recurring job; ``group`` and ``user``: (n_jobs,) ids."""
 
     group: Ints
     user: Ints

@@ -20,11 +20,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class GangInterval:
-    """One node's interval of a gang.
-
-    Attributes:
-        start_s, end_s: UTC seconds.
-    """
+    """One node's interval of a gang; ``start_s`` and ``end_s``: UTC seconds."""
 
     generation: int  #: The gang
     start_s: float

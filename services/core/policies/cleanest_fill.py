@@ -21,11 +21,7 @@ from services.core.domain.errors import DomainError
 
 
 class Slot(NamedTuple):
-    """Free capacity at a place.
-
-    Attributes:
-        start_s, end_s: When, UTC seconds; the end is after the start.
-    """
+    """Free capacity at a place; ``start_s`` and ``end_s``: when, UTC seconds; the end is after the start."""
 
     place: str  #: Its name
     start_s: float

@@ -27,11 +27,7 @@ _MOST_COMMENT = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes to make in Slurm.
-
-    Attributes:
-        requeues, cancels: Numbers of jobs.
-    """
+    """The changes to make in Slurm; ``requeues`` and ``cancels``: numbers of jobs."""
 
     updates: Sequence[tuple[tuple[int, ...], tuple[tuple[str, str], ...]]] = ()
     """Fields to set, by the numbers of jobs; jobs with the same fields are grouped."""

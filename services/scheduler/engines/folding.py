@@ -111,11 +111,7 @@ Fate = Admit | Stays | Runs | RunsOn | Waits | Ends
 
 
 def fate_of(known: Known, report: EngineJob, devices: Devices) -> Fate | None:
-    """Return what a report means for a job; None if nothing.
-
-    Args:
-        devices: What the job holds, by our node names.
-    """
+    """Return what a report means for a job; None if nothing; ``devices``: what the job holds, by our node names."""
     if known.job is None:
         matters = report.state is EngineJobState.RUNNING or (report.state is EngineJobState.PENDING and report.steered)
         return Admit() if matters else None

@@ -89,11 +89,7 @@ DELETE FROM batch_files WHERE expires_at < now() OR (NOT is_complete AND created
 
 @dataclass(frozen=True)
 class OpenBatch:
-    """A batch that has not ended.
-
-    Attributes:
-        waiting, sent: Its lines without a result, by model.
-    """
+    """A batch that has not ended; ``waiting`` and ``sent``: its lines without a result, by model."""
 
     id: str
     caller: Identity

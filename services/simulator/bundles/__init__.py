@@ -52,11 +52,7 @@ OURS = "services.simulator.bundles"
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundled job trace.
-
-    Attributes:
-        file, package: Where it is.
-    """
+    """A bundled job trace; ``file`` and ``package``: where it is."""
 
     file: str
     days: int  #: How many days its single day is repeated for

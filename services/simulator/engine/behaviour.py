@@ -127,11 +127,7 @@ class GangTables:
         self._tables: tuple[Gangs, ...] = ()
 
     def shown(self, known: tuple[Curves, ...]) -> tuple[Gangs, ...]:
-        """Return the tables, one entry per profile.
-
-        Args:
-            known: As ``Snapshot.control_curves``.
-        """
+        """Return the tables, one entry per profile; ``known``: as ``Snapshot.control_curves``."""
         if known is not self._known:
             before = self._known or (None,) * len(known)
             tables = self._tables or ({},) * len(known)

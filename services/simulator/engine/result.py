@@ -147,11 +147,7 @@ def result_of(
     slices: Mapping[str, Mapping[str, float]],
     tenants: Mapping[str, float],
 ) -> SimulationResult:
-    """Return the figures of a run.
-
-    Args:
-        named: Policy, its parameters, zone and signal.
-    """
+    """Return the figures of a run; ``named``: policy, its parameters, zone and signal."""
     ended = np.isfinite(columns.ended_s)
     times = completion_times(columns.submitted_s[ended], columns.ended_s[ended])
     jct_s = columns.jct_s[ended]

@@ -103,11 +103,7 @@ class Slices:
         options: EngineOptions,
         clock: Gangs,
     ) -> None:
-        """Take the objects of the run.
-
-        Args:
-            eligible: (n_jobs, n_gpu_models) which models each job may run on.
-        """
+        """Take the objects of the run; ``eligible``: (n_jobs, n_gpu_models) which models each job may run on."""
         self._workload, self._eligible, self._nodes, self._live = workload, eligible, nodes, live
         self._recorder, self._events, self._options, self._clock = recorder, events, options, clock
         asked = workload.slice_sevenths
@@ -183,11 +179,7 @@ class Slices:
         return any(queue and self._room(asked) for asked, queue in self._queues.items())
 
     def arrives(self, row: int, done: float = 0.0) -> None:
-        """Add a job that waits from now on.
-
-        Args:
-            done: The part of its work that is already done.
-        """
+        """Add a job that waits from now on; ``done``: the part of its work that is already done."""
         workload = self._workload
         turn = slice_turn(
             is_service=False,

@@ -47,11 +47,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Identical nodes at one location.
-
-    Attributes:
-        location, gpu_type: Where they are, and the type of their GPUs.
-    """
+    """Identical nodes at one location; ``location`` and ``gpu_type``: where they are, and the type of their GPUs."""
 
     location: int
     gpu_type: int

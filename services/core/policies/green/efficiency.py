@@ -18,11 +18,7 @@ LEAST_DEGRADATION = 1e-9  #: Below this a job makes no progress at all; the floo
 
 
 class BeforeGrowth(NamedTuple):
-    """A job's state when it last grew.
-
-    Attributes:
-        energy_j, gpu_s: The energy and GPU time it had used by then.
-    """
+    """A job's state when it last grew; ``energy_j`` and ``gpu_s``: the energy and GPU time it had used by then."""
 
     gpus: int  #: Its size before that step
     efficiency: float  #: Progress per joule at that size
