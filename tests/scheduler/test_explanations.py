@@ -323,6 +323,7 @@ async def test_a_running_job_is_told_where_why_and_what_comes_next(postgres_url:
         assert outranked.running is not None
         assert outranked.running.next is not None
         assert (outranked.running.next.action, outranked.running.next.reason) == ("stop", "outranked")
+        assert outranked.summary.endswith("would stop it. Jobs ahead of it in the policy's order need its GPUs.")
         assert await world.state(job) == "running"
 
 

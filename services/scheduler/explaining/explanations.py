@@ -216,6 +216,8 @@ class Explanations:
         where = ", ".join(dict.fromkeys(share["node_id"] for share in gang.shares))
         detail = facts.row.detail or sentence(facts.row.reason)
         then = detail if state is JobState.PREEMPTING else run.next.detail if run.next else ""
+        if run.next and run.next.action == "stop":
+            then = f"The next round would stop it. {then}"
         size = facts.spec.gpus.slice
         on = gpus_words(gang.gpus) if size is None else f"a {size} slice"
         return self._explanation(

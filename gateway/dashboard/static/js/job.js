@@ -158,7 +158,7 @@ async function showWhy() {
     waiting ? ["Suitable GPUs", `${count(waiting.gpus.free)} free of ${count(waiting.gpus.suitable)}`] : null,
     waiting ? emission("If started ", waiting.now) : null,
     waiting ? (startsNow(waiting) ? ["Greenest", "it is now"] : emission("Greenest ", waiting.greenest)) : null,
-    running?.next ? ["Next round", running.next.detail, running.next.at ? h("span", { class: "sub" }, at(running.next.at)) : null] : null,
+    running?.next ? ["Next round", running.next.action === "stop" ? `would stop it${running.next.gpus ? ` and restart it on ${counted(running.next.gpus, "GPU")}` : ""}` : why.summary.includes(running.next.detail) ? "it runs on" : running.next.detail, running.next.at ? h("span", { class: "sub" }, at(running.next.at)) : null] : null,
     running ? ["Expected end", running.expected_end_at ? at(running.expected_end_at) : unknown()] : null,
     length?.seconds ? ["Still runs", duration(length.seconds), h("span", { class: "sub" }, `by its ${words(length.source)}`)] : null,
     over ? ["Waited", duration(over.waited_s)] : null, over ? ["Held GPUs", duration(over.held_gpus_s)] : null,
