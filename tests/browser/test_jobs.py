@@ -29,6 +29,7 @@ def test_a_job_is_submitted_watched_and_cancelled(open_page: OpenPage, site: Ins
     expect(page.locator("#summary .badge")).to_have_text("running")
     expect(page.locator("#log")).to_contain_text("step 3")
     expect(page.locator("#life canvas")).to_be_visible()
+    expect(page.locator("#life-note")).to_contain_text("the job's state")
     page.get_by_role("button", name="Cancel job").click()
     page.get_by_role("dialog").get_by_role("button", name="No").click()
     assert site.job(job_id)["state"] == "running"

@@ -10,6 +10,10 @@ from tests.integration.conftest import Installation
 from tests.support.servers import wait_until
 
 
+def test_the_page_says_where_the_first_key_is(open_page: OpenPage) -> None:
+    expect(open_page("/", key="").locator(".hint")).to_contain_text("admin.key")
+
+
 def test_a_wrong_key_is_said_to_be_one(open_page: OpenPage) -> None:
     page = open_page("/", key="")
     page.get_by_label("API key").fill("ws_wrong")

@@ -61,7 +61,7 @@ export class LifeLine {
     const states = [...new Set(this.spans.map((each) => each.state))];
     fill(this.legend, states.map((state) => h("span", { class: `badge ${state}` }, state === "queued" ? "waiting" : words(state))));
     this.chart.show(data, `Intensity of ${zone} while the job was ${states.map(words).join(", ") || "submitted"}`);
-    fill(this.note, `The curve is the carbon intensity of ${zone} in gCO₂/kWh${job.ended_at ? "" : ", dashed where it is a forecast"}; the shading is the job's state.`);
+    if (events.length) fill(this.note, `The curve is the carbon intensity of ${zone} in gCO₂/kWh${job.ended_at ? "" : ", dashed where it is a forecast"}; the shading is the job's state.`);
   }
 
   async intensities(zone, from, until, isOver) {
