@@ -58,6 +58,8 @@ def test_a_page_can_be_used_by_everybody(open_page: OpenPage, jobs: dict[str, st
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert wide <= 0, f"{wide} px wider than the window"
     expect(page.locator("h1")).to_have_count(1)
+    for each in page.locator(".scroll:has(> table.rows)").all():
+        assert each.evaluate("it => it.scrollWidth <= it.clientWidth"), each.get_attribute("aria-label")
 
 
 @pytest.mark.parametrize("look", LOOKS)
