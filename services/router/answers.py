@@ -48,7 +48,10 @@ class AnswerPasser:
             UpstreamError: The answer broke off; nothing was sent to the client.
         """
         content = await connection.whole(self._settings.max_answer_bytes)
-        now_s, share_s = time.monotonic(), give_back()
+        now_s = time.monotonic()
+        if connection.status == 200 and turn.place is not None:
+            server.costs.has_read(turn.place, now_s)
+        share_s = give_back()
         footprint = server.footprint(share_s)
         status = connection.status
         if status == 200 and is_identity(connection.headers) and not _may_be_json(content, turn.received.kind):
@@ -154,6 +157,8 @@ class AnswerPasser:
             await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
         finally:
             now_s = time.monotonic()
+            if status == 200 and turn.place is not None:
+                server.costs.has_read(turn.place, now_s)
             share_s = give_back()
             if status == 200 and reader.has_failed:
                 status = 502

@@ -35,7 +35,6 @@ class Outcomes:
             away_s = min(server.origin.connect_s or 0.0, served_s)
             first_s = max(turn.first_s - turn.wait_s - away_s, 0.0) if turn.first_s else None
             choices = turn.received.asked.choices
-            server.costs.has_read(turn.place, now_s)
             server.costs.learn(turn.place, first_s, served_s - away_s, output_tokens / choices)
         turn.lane.served_s += 0.05 * (served_s - turn.lane.served_s)
         answer_tokens = max(1, output_tokens // turn.received.asked.choices) if output_tokens else 0

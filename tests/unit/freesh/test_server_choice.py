@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.core.policies.freesh.server_choice import (
@@ -183,6 +183,50 @@ def test_a_server_that_reads_sooner_than_predicted_has_less_to_read() -> None:
     costs.has_read(given_all[4], 50.0)
     assert end_s(costs, given_all[0].work, 50.0) == pytest.approx(lone_s)
     assert costs.begin(given_all[0].work, 50.0).first_s == pytest.approx(lone_s)
+
+
+STEPS = st.tuples(st.sampled_from("bbbeer"), st.integers(1, 6), st.sampled_from([0.0, 0.1, 0.3, 2.0]))
+
+
+@example([("b", 1, 0.0), ("b", 1, 0.0), ("b", 1, 0.0), ("r", 3, 0.1), ("e", 2, 0.0)])
+@given(st.lists(STEPS, min_size=4, max_size=20))
+def test_what_ends_unread_leaves_nothing_behind(steps: list[tuple[str, int, float]]) -> None:
+    """The state is that of a server which was only ever given the requests that it holds or has read."""
+    costs, given_all = ServerCosts(0.2, 0.03), list[Given]()
+    done, began, read, held = list[tuple[str, int, float]](), 0, set[int](), list[int]()
+    unread_ends, now_s = set[int](), 0.0
+    for what, which, pause_s in steps:
+        now_s += pause_s
+        if what == "b":
+            given_all.append(costs.begin(Work(5_000 * which, 100.0), now_s))
+            done.append(("b", began, now_s))
+            held.append(began)
+            began += 1
+        elif held:
+            at = held[which % len(held)]
+            done.append((what, at, now_s))
+            if what == "r":
+                costs.has_read(given_all[at], now_s)
+                read |= set(range(at + 1))
+            else:
+                costs.end(given_all[at])
+                held.remove(at)
+                unread_ends |= {at} - read
+    alone, again = ServerCosts(0.2, 0.03), dict[int, Given]()
+    for what, at, at_s in done:
+        if at in unread_ends:
+            continue
+        if what == "b":
+            again[at] = alone.begin(given_all[at].work, at_s)
+        elif what == "r":
+            alone.has_read(again[at], at_s)
+        else:
+            alone.end(again[at])
+    assert costs.load_tokens == alone.load_tokens
+    assert end_s(costs, WORK, now_s) == pytest.approx(end_s(alone, WORK, now_s))
+    for at, each in again.items():
+        if at in held and at not in read:
+            assert given_all[at].first_s == pytest.approx(each.first_s)
 
 
 def test_what_was_seen_of_two_equal_servers_prefers_none_and_twice_as_fast_does() -> None:

@@ -110,6 +110,8 @@ class Given:
     first_s: float  #: Predicted time to its first token
     read_at_s: float  #: When its prompt should have been read, by the server's own reading clock
     beside: float  #: Tokens that the server held without it
+    given_at_s: float  #: When it was given, by the server's own reading clock
+    reads_s: float  #: Predicted time to read its prompt alone
 
 
 class ServerCosts:
@@ -130,9 +132,11 @@ class ServerCosts:
         "_cache",
         "_free_at_s",
         "_has_answered",
+        "_read_to_s",
         "_reads_until_s",
         "_sessions",
         "_slowed",
+        "_unread",
         "_usual",
         "adapters",
         "held_tokens",
@@ -159,7 +163,9 @@ class ServerCosts:
         self._count()
         self.running = self.queued = 0.0
         self.adapters: OrderedDict[str, None] = OrderedDict()
-        self._reads_until_s, self._ahead_s, self._free_at_s = -inf, 0.0, -inf
+        self._reads_until_s = self._read_to_s = self._free_at_s = -inf
+        self._ahead_s = 0.0
+        self._unread: dict[int, Given] = {}
         self._cache = PrefixCache(CACHE_TOKENS, BLOCK_TOKENS) if cache is None else cache
         self._sessions: OrderedDict[Hashable, int] = OrderedDict()
         self._has_answered = False
@@ -217,9 +223,11 @@ class ServerCosts:
         """Count a request that the server is given; return the record to pass to ``end``."""
         cached = self.cached_tokens(work)
         ahead_s = now_s + self._ahead_s
-        self._reads_until_s = max(self._reads_until_s, ahead_s) + self._reads_s(work, cached)
-        self._free_at_s = self._reads_until_s - self._ahead_s
-        given = Given(work, now_s, cached, self._reads_until_s - ahead_s, self._reads_until_s, self.load_tokens)
+        reads_s = self._reads_s(work, cached)
+        self._reads_until_s = until_s = max(self._reads_until_s, ahead_s) + reads_s
+        self._free_at_s = until_s - self._ahead_s
+        given = Given(work, now_s, cached, until_s - ahead_s, until_s, self.load_tokens, ahead_s, reads_s)
+        self._unread[id(given)] = given
         self.held_tokens += work.tokens
         self._count()
         if work.blocks:
@@ -238,13 +246,26 @@ class ServerCosts:
 
     def has_read(self, given: Given, now_s: float) -> None:
         """Note that a request's answer has begun, so its prompt and all before it have been read, perhaps early."""
+        if id(given) not in self._unread:
+            return
+        for name in list(self._unread):
+            if self._unread.pop(name) is given:
+                break
+        self._read_to_s = given.read_at_s
         self._ahead_s = max(self._ahead_s, given.read_at_s - now_s)
         self._free_at_s = self._reads_until_s - self._ahead_s
 
     def end(self, given: Given) -> None:
-        """Stop counting a request that it no longer holds."""
+        """Stop counting a request that it no longer holds; if its prompt was not read yet, it will not be."""
         self.held_tokens -= given.work.tokens
         self._count()
+        if self._unread.pop(id(given), None) is None:
+            return
+        until_s = self._read_to_s
+        for each in self._unread.values():
+            until_s = max(until_s, each.given_at_s) + each.reads_s
+            each.read_at_s, each.first_s = until_s, until_s - each.given_at_s
+        self._reads_until_s, self._free_at_s = until_s, until_s - self._ahead_s
 
     def tell(self, held: float, running: float, queued: float, kv_use: float) -> None:
         """Take in the server's report of itself, and how many of its requests were given here.
