@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -43,14 +44,14 @@ class Access:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def resolve(self, key_sha256: bytes) -> ResolvedKey:
-        """Return the identity of the key with this hash.
+    async def resolve(self, key: bytes | str) -> ResolvedKey:
+        """Return the identity of the key with this hash or id.
 
         Raises:
             ProblemError: 404 for a key that does not exist or was revoked.
         """
         async with self._engine.begin() as connection:
-            found = await AccessRepository(connection).resolve(key_sha256)
+            found = await AccessRepository(connection).resolve(key)
         if found is None:
             raise not_found("key")
         return found
@@ -107,7 +108,10 @@ class Access:
                 raise _invalid("/project", f"A key of the role {spec.role} is of the whole cluster and of no project.")
             user = await self._owner(repository, spec)
             key = await repository.insert_key(spec, key_hash(secret), user.id if user else None)
-            details = spec.model_dump(mode="json", include={"expires_at", "user", "project"}, exclude_none=True)
+            details = spec.model_dump(
+                mode="json", include={"expires_at", "user", "project", "limits"}, exclude_none=True
+            )
+            details = {name: value for name, value in details.items() if value}
             await write_audit(
                 connection, caller, "key.created", key.id, tenant=spec.tenant_id, role=spec.role, **details
             )
@@ -126,7 +130,7 @@ class Access:
         return user
 
     async def rotate_key(self, caller: Identity, key_id: str, rotation: KeyRotation) -> NewApiKey:
-        """Replace a key with a new one of the same tenant, user, role, project and label.
+        """Replace a key with a new one of the same tenant, user, role, project, label and limits.
 
         The old one keeps working for ``overlap_s``.
 
@@ -137,17 +141,17 @@ class Access:
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
             old = await self._working_key(repository, key_id)
-            same = old.model_dump(include={"tenant_id", "role", "label", "user", "project"})
+            same = old.model_dump(include={"tenant_id", "role", "label", "user", "project", "limits"})
             spec = KeySpec(**same, expires_at=rotation.expires_at)
             user = await self._owner(repository, spec)
-            key = await repository.insert_key(spec, key_hash(secret), user.id if user else None)
+            key = await repository.insert_key(spec, key_hash(secret), user.id if user else None, replaced=key_id)
             ends_at = utc_now() + timedelta(seconds=rotation.overlap_s)
             await repository.set_expiry(key_id, min(ends_at, old.expires_at or ends_at))
             await write_audit(connection, caller, "key.rotated", key_id, successor=key.id, overlap_s=rotation.overlap_s)
         return NewApiKey(**key.model_dump(), secret=secret)
 
     async def change_key(self, caller: Identity, key_id: str, change: KeyChange) -> ApiKey:
-        """Set when a key stops working.
+        """Set when a key stops working, and what it may do with models.
 
         Raises:
             ProblemError: 404 if there is no such key; 409 if it no longer works, or if every other admin key expires.
@@ -162,10 +166,18 @@ class Access:
                     raise ProblemError(
                         409, ProblemCode.CONFLICT, "No other admin key would last; create one that does not expire."
                     )
-            await repository.set_expiry(key_id, change.expires_at)
-            shown = change.expires_at.isoformat() if change.expires_at else None
-            await write_audit(connection, caller, "key.expiry_set", key_id, expires_at=shown)
-        return key.model_copy(update={"expires_at": change.expires_at})
+            changed: dict[str, Any] = {}
+            if "expires_at" in change.model_fields_set:
+                changed["expires_at"] = change.expires_at
+                await repository.set_expiry(key_id, change.expires_at)
+                shown = change.expires_at.isoformat() if change.expires_at else None
+                await write_audit(connection, caller, "key.expiry_set", key_id, expires_at=shown)
+            if change.limits is not None:
+                changed["limits"] = limits = key.limits.changed(change.limits)
+                await repository.set_key_limits(key_id, limits)
+                before, after = (each.model_dump(exclude_none=True) for each in (key.limits, limits))
+                await write_audit(connection, caller, "key.limits_set", key_id, before=before, after=after)
+        return key.model_copy(update=changed)
 
     @staticmethod
     async def _working_key(repository: AccessRepository, key_id: str) -> ApiKey:

@@ -38,7 +38,7 @@ router = APIRouter(tags=["access"])
 
 @router.post("/internal/keys/resolve")
 async def resolve(lookup: KeyLookup, access: TheAccess) -> ResolvedKey:
-    return await access.resolve(bytes.fromhex(lookup.key_sha256))
+    return await access.resolve(lookup.key_id or bytes.fromhex(lookup.key_sha256 or ""))
 
 
 @router.post(
@@ -90,7 +90,8 @@ async def list_keys(_: Admin, page: Page, access: TheAccess) -> KeyList:
 async def rotate_key(caller: Admin, key_id: str, rotation: KeyRotation, access: TheAccess) -> NewApiKey:
     """Replace an API key with a new one.
 
-    The new key has the tenant, user, role, project and label of the old one. Only this answer contains its secret.
+    The new key has the tenant, user, role, project, label and limits of the old one, whose use of budgets counts as its
+    own. Only this answer contains its secret.
     """
     return await access.rotate_key(caller, _known_form(key_id, KEY_ID, "key"), rotation)
 
@@ -100,7 +101,7 @@ async def rotate_key(caller: Admin, key_id: str, rotation: KeyRotation, access: 
     responses={409: {"description": "The key no longer works, or no other admin key would last: `conflict`."}},
 )
 async def change_key(caller: Admin, key_id: str, change: KeyChange, access: TheAccess) -> ApiKey:
-    """Set when an API key stops working."""
+    """Change when an API key stops working, or what it may do with models."""
     return await access.change_key(caller, _known_form(key_id, KEY_ID, "key"), change)
 
 

@@ -117,7 +117,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             timeout_s=settings.agent_timeout_s,
             most_per_key=settings.exec_sessions_per_key,
         )
-        budgets = Budgets(engine, hints.give)
+        budgets = Budgets(engine, hints.give, prices=settings.model_prices)
         show_figures(app.state.metrics, engine, disk)
         addresses, signer = (
             AddressRules(settings.webhook_networks),

@@ -1,4 +1,4 @@
-"""Project budgets: counted from the ledger, and enforced by holding waiting jobs.
+"""Budgets of projects, counted from the ledger and enforced by holding waiting jobs; and what keys use of theirs.
 
 The scheduler leaves queued jobs of a project out of its snapshots from the moment a budget is marked as exceeded
 (``services/scheduler/repository/snapshots.py``), so that none slips through; the count here marks it, and sets the
@@ -8,18 +8,20 @@ jobs' state and reason. Running jobs go on: ending them would waste what they ha
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
 from services.admission.repository.budgets import BudgetRepository
 from services.admission.repository.webhooks import write_event
+from services.admission.settings import ModelPrice
 from services.contracts.budgets import Budget, BudgetList, BudgetQuantity, BudgetSpec
 from services.contracts.codes import ProblemCode
-from services.contracts.identity import Identity
+from services.contracts.identity import Identity, KeyUse
 from services.contracts.problems import FieldError
 from services.contracts.webhooks import BudgetExceeded, WebhookEvent
 from services.kit.ids import utc_now
@@ -36,11 +38,17 @@ class Budgets:
     """Manages budgets and enforces them."""
 
     def __init__(
-        self, engine: AsyncEngine, on_change: Callable[[], None], now: Callable[[], datetime] = utc_now
+        self,
+        engine: AsyncEngine,
+        on_change: Callable[[], None],
+        now: Callable[[], datetime] = utc_now,
+        prices: Mapping[str, ModelPrice] | None = None,
     ) -> None:
+        """Take whom to tell of held and released jobs, and the prices of models."""
         self._engine = engine
         self._on_change = on_change
         self._now = now
+        self._prices = prices or {}
 
     async def put(self, caller: Identity, spec: BudgetSpec) -> Budget:
         """Set a budget, and count and enforce it at once.
@@ -100,10 +108,28 @@ class Budgets:
                 if exceeded and not (budget.exceeded and budget.month == month):
                     await self._record_excess(connection, budget, amount, month, detail)
                 await repository.note(budget.id, month=month, used=amount, exceeded=exceeded, detail=detail)
+            for key_id, use in self._used(await repository.used_by_keys(start_at), month).items():
+                await repository.note_use(key_id, use)
             held, released, warned = await repository.enforce()
         if held or released or warned:
             log.info("budgets.enforced", held=held, released=released, warned=warned)
             self._on_change()
+
+    def _used(self, rows: Iterable[RowMapping], month: str) -> dict[str, KeyUse]:
+        """Return what each key has used; tokens of models that have no price cost nothing."""
+        sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+        for row in rows:
+            found = sums[row["id"]]
+            if row["model"] is None:
+                continue
+            found[0] += row["input_tokens"] + row["output_tokens"]
+            found[1] += row["gco2"]
+            if (price := self._prices.get(row["model"])) is not None:
+                found[2] += (row["input_tokens"] * price.input + row["output_tokens"] * price.output) / 1e6
+        return {
+            key_id: KeyUse(month=month, tokens=int(tokens), gco2=gco2, cost=cost)
+            for key_id, (tokens, gco2, cost) in sums.items()
+        }
 
     @staticmethod
     async def _record_excess(connection: AsyncConnection, budget: Budget, used: float, month: str, detail: str) -> None:

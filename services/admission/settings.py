@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.schema import Account
@@ -17,6 +17,15 @@ def _networks(value: Any) -> Any:
 
 
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_networks)]
+
+
+class ModelPrice(BaseModel):
+    """What a million tokens cost."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: float = Field(ge=0, le=1e9)
+    output: float = Field(ge=0, le=1e9)
 
 
 class AdmissionSettings(SealingSettings):
@@ -41,6 +50,11 @@ class AdmissionSettings(SealingSettings):
     )
     budget_interval_s: float = Field(
         default=10, gt=0, le=3_600, description="How often what is used of budgets is counted."
+    )
+    model_prices: dict[str, ModelPrice] = Field(
+        default_factory=dict[str, ModelPrice],
+        description="What keys' budgets in money are counted by: the price of a million tokens of prompts and answers, "
+        'by model, as JSON: {"llama-70b": {"input": 0.6, "output": 2.4}}.',
     )
     capacity_max_age_s: float = Field(
         default=5, gt=0, description="How old the nodes' capacity may be when a gang is checked against it."

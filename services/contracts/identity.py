@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from services.contracts.routing import ModelName
 from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text
 
+Weight = Annotated[Real, Field(gt=0, le=1_000_000)]
 REQUEST_ID_HEADER = "x-request-id"
 IDEMPOTENCY_HEADER = "idempotency-key"
 
@@ -172,6 +174,67 @@ class OwnIdentity(Message):
     )
 
 
+class KeyLimits(Message):
+    """What a key may do with models, by way of the router; null: not limited."""
+
+    models: list[ModelName] | None = Field(
+        default=None, max_length=1_000, description="The only models that it may name, besides its aliases."
+    )
+    aliases: dict[ModelName, Annotated[dict[ModelName, Weight], Field(min_length=1, max_length=20)]] | None = Field(
+        default=None,
+        max_length=100,
+        description="Names of its own, each with the models that answer and their shares of the requests. They come "
+        "before models of the same name.",
+    )
+    requests_per_min: Int | None = Field(default=None, ge=1, le=10**9)
+    tokens_per_min: Int | None = Field(default=None, ge=1, le=10**12, description="Of prompts and answers.")
+    month_tokens: Int | None = Field(default=None, ge=0, le=10**15, description="In a calendar month, in UTC.")
+    month_gco2: Real | None = Field(default=None, ge=0, le=1e15, description="In a calendar month, in gCO2.")
+    month_cost: Real | None = Field(
+        default=None, ge=0, le=1e15, description="In a calendar month, by the prices of `ADMISSION_MODEL_PRICES`."
+    )
+    priority: Int | None = Field(
+        default=None,
+        ge=-(2**31),
+        le=2**31,
+        description="The most urgent (smallest) `priority` that its requests may state; null: none.",
+    )
+
+    def changed(self, change: KeyLimits) -> KeyLimits:
+        """Return these limits with those that ``change`` states; null removes one."""
+        return self.model_copy(update={name: getattr(change, name) for name in change.model_fields_set})
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether what it uses in a month is limited."""
+        return (self.month_tokens, self.month_gco2, self.month_cost) != (None, None, None)
+
+
+NO_KEY_LIMITS = KeyLimits()
+
+
+class KeyUse(Message):
+    """What a key with a budget has used in a month, those that it replaced included."""
+
+    month: str
+    tokens: int
+    gco2: float
+    cost: float
+
+    def excess(self, limits: KeyLimits, month: str) -> str | None:
+        """Say which budget is used up in this month; None if there is some left of each."""
+        pairs = (
+            (self.tokens, limits.month_tokens, " tokens"),
+            (self.gco2, limits.month_gco2, " gCO2"),
+            (self.cost, limits.month_cost, " in money"),
+        )
+        for used, most, unit in pairs:
+            spent = used if self.month == month else 0
+            if most is not None and spent >= most:
+                return f"The budget of this key for {month} is {most:g}{unit}; {spent:.4g} are used."
+        return None
+
+
 class KeySpec(Message):
     """A new API key."""
 
@@ -184,12 +247,25 @@ class KeySpec(Message):
         description="The only project whose jobs, reports and budgets the key reaches; null: all of the tenant's.",
     )
     expires_at: Instant | None = Field(default=None, description="When the key stops working; null: never.")
+    limits: KeyLimits = NO_KEY_LIMITS
 
 
 class KeyChange(Message):
-    """When a key stops working; a time in the past ends it now, null lets it work until it is revoked."""
+    """What to change about a key; what is left out stays as it is."""
 
-    expires_at: Instant | None
+    expires_at: Instant | None = Field(
+        default=None,
+        description="When the key stops working: a time in the past ends it now, null: once it is revoked.",
+    )
+    limits: KeyLimits | None = Field(
+        default=None, description="The limits to change; those left out stay as they are, null removes one."
+    )
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if "expires_at" not in self.model_fields_set and not (self.limits and self.limits.model_fields_set):
+            raise ValueError("name what is to change: expires_at, or some of the limits")
+        return self
 
 
 class KeyRotation(Message):
@@ -216,6 +292,10 @@ class ApiKey(Message):
     last_used_at: Instant | None = Field(
         default=None, description="To within a minute, while requests are made with it; null: never used."
     )
+    limits: KeyLimits = NO_KEY_LIMITS
+    used: KeyUse | None = Field(
+        default=None, description="Counted while it has a budget for the month; null before the first count."
+    )
 
 
 class KeyList(Message):
@@ -232,17 +312,31 @@ class NewApiKey(ApiKey):
 
 
 class KeyLookup(Message):
-    """Asks admission whose key has this hash. The key itself is never sent."""
+    """Asks admission whose key has this hash, or this id. The key itself is never sent."""
 
-    key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", exclude_if=lambda given: given is None)
+    key_id: str | None = Field(default=None, pattern=r"^[0-9A-Za-z_-]{1,64}$", exclude_if=lambda given: given is None)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.key_sha256 is None) == (self.key_id is None):
+            raise ValueError("give either key_sha256 or key_id")
+        return self
 
 
 class ResolvedKey(Message):
-    """The identity behind a key, and its tenant's limits."""
+    """The identity behind a key, and its tenant's limits and its own."""
 
     identity: Identity
     limits: TenantLimits
     expires_at: Instant | None = None
+    # left out where they say nothing, as the router and the gateway of an older release refuse fields they do not know
+    key_limits: KeyLimits = Field(default=NO_KEY_LIMITS, exclude_if=lambda limits: limits == NO_KEY_LIMITS)
+    excess: str | None = Field(
+        default=None,
+        exclude_if=lambda excess: excess is None,
+        description="Which budget of the key is used up, in a sentence.",
+    )
 
 
 class AuditEntry(Message):

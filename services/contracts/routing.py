@@ -275,7 +275,9 @@ class LimitsState(Message):
 
     at_s: float = Field(description="When it was written, UTC seconds.")
     started_at_s: float = Field(description="When the process was started, UTC seconds.")
-    taken: dict[str, int] = Field(description="Requests that it has let through since then, by tenant.")
+    taken: dict[str, int] = Field(
+        description="Requests that it has let through since then, by tenant; and by `KEY requests` and `KEY tokens`."
+    )
     open: dict[str, int] = Field(description="Requests that it has not answered yet, by tenant.")
 
 

@@ -26,6 +26,7 @@ log = Log(__name__)
 
 PASSED_OUT = (b"content-type", b"content-encoding", b"retry-after", b"x-ratelimit-", b"openai-", b"anthropic-")
 """Beginnings of the names of headers that pass to the client."""
+LIMITS = b"x-ratelimit-"
 UNBUFFERED: Header = (b"x-accel-buffering", b"no")  #: Has nginx pass a stream on as it comes
 LARGEST_USAGE_BYTES = 256 * 1024  #: The usage of a larger answer is looked for in its last bytes only
 
@@ -69,16 +70,16 @@ class AnswerPasser:
         if connection.status >= 400 and not _is_json(connection.headers):
             detail = content[:500].decode(errors="replace").strip() or "The model server refused the request."
             content = openai.error_body(connection.status, "upstream_error", detail, None, kind.errors)
-            passed = [each for each in connection.headers if each[0].startswith(PASSED_OUT)]
+            passed = _passed(turn, connection)
             headers = [JSON, *(each for each in passed if not each[0].startswith(b"content-")), *_location(server)]
         else:
-            headers = [each for each in connection.headers if each[0].startswith(PASSED_OUT)]
+            headers = _passed(turn, connection)
             headers += _location(server)
         if connection.status == 200:
             headers += footprint.headers()
             if turn.received.asked.is_flex and is_identity(connection.headers):
                 content = _of_flex(content)
-        if turn.model != turn.received.asked.model:
+        if turn.model != turn.received.asked.name:
             headers.append((b"x-wattshift-model", turn.model.encode()))
         self._outcomes.end(turn, server, status, share_s, tokens, footprint)
         await turn.received.exchange.answer(connection.status, headers, content)
@@ -100,9 +101,9 @@ class AnswerPasser:
             UpstreamError: It broke off. If the answer had begun, the client was told so by its last event.
         """
         received, exchange = turn.received, turn.received.exchange
-        headers = [each for each in connection.headers if each[0].startswith(PASSED_OUT)]
+        headers = _passed(turn, connection)
         headers += [(b"cache-control", b"no-cache"), UNBUFFERED, *_location(server)]
-        if turn.model != received.asked.model:
+        if turn.model != received.asked.name:
             headers.append((b"x-wattshift-model", turn.model.encode()))
 
         def so_far() -> Footprint:
@@ -176,9 +177,18 @@ def passes_as_it_comes(turn: Turn, connection: Connection) -> bool:
     return connection.status == 200 and not turn.received.kind.is_json and not _is_json(connection.headers)
 
 
+def _passed(turn: Turn, connection: Connection) -> list[Header]:
+    """Return the headers of an answer that pass to the client; limits of its key come before those of the server."""
+    passed = [each for each in connection.headers if each[0].startswith(PASSED_OUT)]
+    if any(name.startswith(LIMITS) for name, _ in turn.received.exchange.extra):
+        return [each for each in passed if not each[0].startswith(LIMITS)]
+    return passed
+
+
 def _name(turn: Turn) -> bytes:
     """Return the name, as JSON, that an answer's model has: the one asked for, or that of the fallback."""
-    return orjson.dumps(turn.model)
+    asked = turn.received.asked
+    return orjson.dumps(asked.name if turn.model == asked.model else turn.model)
 
 
 def is_stream(headers: list[Header]) -> bool:

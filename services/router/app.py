@@ -128,10 +128,12 @@ class Router:
         outcomes = Outcomes(self.expectations, self.metrics, self.latency, self.usage)
         writer = RequestWriter(settings.order, self.upstream_keys)
         self.trials = Trials(self.fleet, self.lanes, writer)
+        self.gate = gate = Gate(settings, keys)
         dispatcher = Dispatcher(
             settings,
             self.fleet,
             self.lanes,
+            gate.rules,
             self.expectations,
             self.upstream_keys,
             writer,
@@ -140,8 +142,7 @@ class Router:
             self.traffic.arrived,
             self.limits,
         )
-        self.gate = Gate(settings, keys)
-        gate, started_at_s = self.gate, self.coordinator.started_at_s
+        started_at_s = self.coordinator.started_at_s
         self.shared_limits = SharedLimits(
             redis, ROUTER_LIMITS_HASH, gate.limiter, gate.at_once, self.name, started_at_s
         )

@@ -13,6 +13,7 @@ from services.kit.logging import Log
 from services.router.answers import AnswerPasser, passes_as_it_comes
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Pool, Server
+from services.router.key_rules import KeyRules, may_name
 from services.router.lanes import Lanes, NoServerError, NoSpareError, QueueFullError, Ticket
 from services.router.metrics import Metrics
 from services.router.openai import DoorError
@@ -40,6 +41,7 @@ class Dispatcher:
         settings: RouterSettings,
         fleet: Fleet,
         lanes: Lanes,
+        rules: KeyRules,
         expectations: Expectations,
         keys: UpstreamKeys,
         writer: RequestWriter,
@@ -52,6 +54,7 @@ class Dispatcher:
         self._settings = settings
         self._fleet = fleet
         self._lanes = lanes
+        self._rules = rules
         self._expectations = expectations
         self._keys = keys
         self._writer = writer
@@ -78,10 +81,16 @@ class Dispatcher:
         is_final = False
         pools = [(asked.model, pool)]
         if received.spare is None:
-            pools += [(model, each) for model in pool.spec.fallback if (each := self._fleet.pool_of(model, identity))]
+            pools += [
+                (model, each)
+                for model in pool.spec.fallback
+                if may_name(received.key.key_limits, model) and (each := self._fleet.pool_of(model, identity))
+            ]
         for model, current in pools:
             expected = self._expectations.of(received.kind, asked, current, model, identity.key_id)
             arrived = current, received.at_utc_s, expected.input_tokens, expected.output_tokens
+            if window is None:
+                self._rules.take_tokens(received, expected.input_tokens + round(expected.output_tokens * asked.choices))
             if window is None:  # pools are planned for others than those that only get what they leave
                 window = self._arrived(*arrived) if received.spare is None else [0, 0]
             lane = self._lanes.of(current, expected.request_class)

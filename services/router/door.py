@@ -8,15 +8,16 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from services.contracts.batches import BATCH_HEADER
-from services.contracts.identity import Identity, ResolvedKey, Role
+from services.contracts.identity import ResolvedKey, Role
 from services.kit.edge.exchange import Exchange, check_json_type
 from services.kit.problems import ProblemError
 from services.router import openai
 from services.router.batches import BatchDoor, is_of_batches
-from services.router.dispatch import Dispatcher
+from services.router.dispatch import SESSION, Dispatcher
 from services.router.fleet import Fleet
 from services.router.forms import boundary_of
 from services.router.gate import Gate
+from services.router.key_rules import may_name
 from services.router.kinds import KINDS, OTHER, Kind, kind_of
 from services.router.openai import JSON, DoorError
 from services.router.turn import Received, Spare
@@ -71,7 +72,7 @@ class Door:
             if path == "/v1/models" or path.startswith("/v1/models/"):
                 _check_method(method, "GET", "HEAD")
                 exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
-                return await self._models(exchange, key.identity, path.removeprefix("/v1/models").removeprefix("/"))
+                return await self._models(exchange, key, path.removeprefix("/v1/models").removeprefix("/"))
             if is_of_batches(path):
                 exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
                 with self._gate.at_once.one_more(key.identity.tenant_id):
@@ -79,6 +80,7 @@ class Door:
             raise DoorError(404, "unknown_url", f"There is no {path}.")
         _check_method(method, "POST")
         exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
+        exchange.extra += self._gate.rules.admit(key)
         if not key.identity.role.may(method, Role.USER):
             raise DoorError(403, "forbidden", f"A key with the role {key.identity.role} may not ask for completions.")
         if (boundary := boundary_of(exchange.headers.get(b"content-type"))) is None:
@@ -91,15 +93,19 @@ class Door:
 
     async def _line(self, exchange: Exchange, kind: Kind, path: str) -> None:
         """Answer a line of a batch, which serving sends on behalf of the batch's tenant."""
-        key = self._gate.of_serving(exchange)
+        key = await self._gate.of_serving(exchange)
         places = exchange.headers[BATCH].decode("latin-1").split(",")
         spare = Spare(0.0, frozenset(place for place in places if place))
         await self._gate.with_body(
             exchange, key.identity.tenant_id, lambda body: self._complete(exchange, kind, path, key, body, spare=spare)
         )
 
-    async def _models(self, exchange: Exchange, caller: Identity, name: str) -> None:
-        found = self._fleet.models(caller)
+    async def _models(self, exchange: Exchange, key: ResolvedKey, name: str) -> None:
+        there, aliases = dict(self._fleet.models(key.identity)), key.key_limits.aliases or {}
+        found = [each for each in there.items() if may_name(key.key_limits, each[0]) and each[0] not in aliases]
+        for alias, targets in aliases.items():
+            if pools := [there[model] for model in targets if model in there]:
+                found.append((alias, pools[0]))
         rows = [
             {"id": model, "object": "model", "created": int(self._fleet.made_at_s), "owned_by": pool.spec.tenant_id}
             for model, pool in found
@@ -130,12 +136,21 @@ class Door:
             if kind is OTHER:
                 raise DoorError(404, "unknown_url", f"There is no {exchange.scope['path']}.") from None
             raise
-        pool = self._fleet.pool_of(asked.model, key.identity)
-        if pool is None:
-            raise _no_model(asked.model)
+        session = exchange.headers.get(SESSION, b"").decode("latin-1") or asked.session
+        model = self._gate.rules.model(
+            key, asked.name, session, lambda each: self._fleet.pool_of(each, key.identity) is not None
+        )
+        pool = None if model is None else self._fleet.pool_of(model, key.identity)
+        if model is None or pool is None:
+            raise _no_model(asked.name)
+        asked.model = model
         if spare is None and asked.is_flex:
             spare = Spare(self._flex_wait_s)
-        await self._dispatcher.serve(Received(exchange, kind, path, key, asked, at_s, at_utc_s, spare), pool)
+        received = Received(exchange, kind, path, key, asked, at_s, at_utc_s, spare)
+        try:
+            await self._dispatcher.serve(received, pool)
+        finally:
+            self._gate.rules.settle(received)
 
 
 def _check_method(method: str, *allowed: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from services.contracts.codes import ProblemCode
-from services.contracts.identity import ResolvedKey, TenantLimits
+from services.contracts.identity import NO_KEY_LIMITS, ResolvedKey, TenantLimits
 from services.kit import access
 from services.kit.crowd import show_known
 from services.kit.edge.bodies import BodyReader
@@ -17,6 +17,7 @@ from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.tokens import REFUSED, Incoming
+from services.router.key_rules import KeyRules
 from services.router.settings import RouterSettings
 
 log = Log(__name__)
@@ -35,6 +36,7 @@ class Gate:
     def __init__(self, settings: RouterSettings, keys: KeyCache) -> None:
         self.keys = keys  #: Callers' keys
         self.limiter = RateLimiter()  #: Tenants' limits of requests per second
+        self.rules = KeyRules(self.limiter)  #: Keys' limits
         self.at_once = ConcurrencyLimiter(settings.max_requests_per_tenant, "requests", retry_after_s=1)
         self.bodies = BodyReader(settings.max_buffered_bytes)  #: Reads bodies while there is room for them
         self._most_bytes = settings.max_body_bytes
@@ -76,11 +78,15 @@ class Gate:
             if self._is_closing and not self.in_flight:
                 self.is_empty.set()
 
-    def of_serving(self, exchange: Exchange) -> ResolvedKey:
+    async def of_serving(self, exchange: Exchange) -> ResolvedKey:
         """Return the caller on whose behalf serving sends a line of a batch; its rate is not limited here.
 
+        The models and budgets of its key are, while that works; what a key that was replaced or revoked had asked for
+        before is answered.
+
         Raises:
-            ProblemError: 401 or 403 unless serving sent it.
+            DoorError: 429 if a budget of the key is used up.
+            ProblemError: 401 or 403 unless serving sent it; 503 while admission does not answer.
         """
         scope = exchange.scope
         given = exchange.headers.get(b"authorization", b"").decode("latin-1")
@@ -89,7 +95,14 @@ class Gate:
             raise REFUSED
         show_known(scope)
         access.note_caller(caller.identity, caller.service)
-        return ResolvedKey(identity=caller.identity, limits=TenantLimits())
+        key = await self.keys.of_id(caller.identity.key_id)
+        limits = NO_KEY_LIMITS if key is None else key.key_limits
+        if limits.requests_per_min is not None or limits.tokens_per_min is not None:
+            limits = limits.model_copy(update={"requests_per_min": None, "tokens_per_min": None})
+        excess = None if key is None else key.excess
+        found = ResolvedKey(identity=caller.identity, limits=TenantLimits(), key_limits=limits, excess=excess)
+        self.rules.admit(found)
+        return found
 
     async def with_body(self, exchange: Exchange, tenant: str, serve: Callable[[bytes], Awaitable[None]]) -> None:
         """Serve a request with its body, for as long as its client is connected.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ JSON: Header = (b"content-type", b"application/json")
 MOST_NESTED = 250
 """Levels of a body: orjson reads some 1,000 and writes 254, and a field of the body may have to be changed."""
 
+NO_QUOTA = "insufficient_quota"
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -40,20 +42,30 @@ class DoorError(Exception):
     """A request that gets an error in OpenAI's format."""
 
     def __init__(
-        self, status: int, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        more: Sequence[Header] = (),
     ) -> None:
         super().__init__(message)
         self.status = status  #: HTTP status
         self.code = code  #: Stable code
         self.param = param  #: The field that is wrong
         self.retry_after_s = retry_after_s  #: When to try again
+        self.more = more  #: Further headers of the answer
 
     @property
     def headers(self) -> list[Header]:
         """The answer's headers, besides its length."""
+        if self.code == NO_QUOTA:
+            return [JSON, (b"x-should-retry", b"false")]  # OpenAI's and Anthropic's clients go by it
         if self.retry_after_s is None:
             return [JSON]
-        return [JSON, (b"retry-after", b"%d" % max(1, round(self.retry_after_s)))]
+        return [JSON, *self.more, (b"retry-after", b"%d" % max(1, round(self.retry_after_s)))]
 
     def body(self, form: Errors) -> bytes:
         """Return the answer's body."""
@@ -84,6 +96,7 @@ def error_body(status: int, code: str, message: str, param: str | None = None, f
     if form == "messages":
         kind = _ANTHROPIC.get(status, _TYPES.get(status, "api_error"))
         return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
+    kind = NO_QUOTA if code == NO_QUOTA else kind
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
@@ -106,13 +119,14 @@ class Asked:
 
     content: bytes  #: The body
     fields: dict[str, Any]  #: The body, parsed
-    model: str  #: The requested model
+    model: str  #: The requested model; where ``name`` is an alias, the one that it stands for
     is_stream: bool  #: Whether the answer should be a stream
     wants_usage: bool  #: Whether the stream should end with a chunk that states the usage
     most_tokens: int | None  #: The longest answer that is allowed; None if it is not limited
     choices: int  #: How many answers are requested
     may_repeat: bool  #: Whether sending it twice changes nothing but the energy used
     session: str | None  #: What requests with much in common name alike: ``prompt_cache_key``, else ``user``
+    name: str  #: The model's name as the body has it
     places: dict[str, tuple[int, int]] | None = None  #: Where the body has its fields if it is a form; None for JSON
 
     @property
@@ -193,6 +207,7 @@ def _asked(content: bytes, fields: dict[str, Any], at: dict[str, tuple[int, int]
         choices=choices if isinstance(choices, int) and not isinstance(choices, bool) and 0 < choices <= 1_000 else 1,
         may_repeat=may_repeat and fields.get("store") is not True and fields.get("background") is not True,
         session=next((each for each in named if isinstance(each, str) and each), None),
+        name=model,
         places=at,
     )
 

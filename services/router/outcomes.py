@@ -88,5 +88,6 @@ class Outcomes:
             metrics.energy.add(labels, footprint.energy_j)
         if footprint.carbon_gco2 is not None:
             metrics.carbon.add(labels, footprint.carbon_gco2)
+        turn.received.used_tokens += tokens.input + tokens.output
         request_class = turn.expected.request_class or "any"
         self._usage.served(server, turn.received.key, turn.model, request_class, share_s, tokens, footprint)

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from services.core.policies.freesh.laxity import Order
 from services.router.fleet import Server
+from services.router.key_rules import priority_of
+from services.router.kinds import OTHER
 from services.router.lanes import Ticket
 from services.router.turn import Turn
 from services.router.upstream_keys import UpstreamKeys
@@ -40,15 +42,20 @@ class RequestWriter:
         received, spec, pool = turn.received, server.spec, turn.pool.spec
         asked = received.asked
         changes: dict[str, Any] = {}
-        if (name := spec.upstream_model or turn.model) != asked.model:
+        if (name := spec.upstream_model or turn.model) != asked.name:
             changes["model"] = name
-        if pool.passes_priority and "priority" not in asked.fields and received.kind.asks_usage:
+        usual = 0
+        if pool.passes_priority and received.kind.asks_usage:
             order_s = turn.lane.priority(ticket.request) - received.at_s
             if self._order is not Order.SRTF:
                 order_s += received.at_utc_s
             if received.spare is not None:
                 order_s += AFTER_OTHERS_S
-            changes["priority"] = round(order_s * 1e3)
+            usual = round(order_s * 1e3)
+        if "priority" in asked.fields and received.kind is not OTHER:
+            usual = priority_of(received.key.key_limits, asked.fields, usual)
+        if usual != asked.fields.get("priority", 0):
+            changes["priority"] = usual
         options = asked.fields.get("stream_options")
         turn.asks_usage = (
             asked.is_stream

@@ -47,6 +47,8 @@ class Received:
     at_s: float  #: When it came, by the monotonic clock; of one that waited for what others left free, when it got that
     at_utc_s: float  #: When it came, UTC seconds
     spare: Spare | None = None  #: Set for one that gets only what others leave free
+    taken_tokens: int | None = None  #: How many its key's limit was charged before; None without such a limit
+    used_tokens: int = 0  #: How many it has used, all its tries together
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.contracts.identity import NewApiKey, ResolvedKey, Role, TenantLimits
+from services.contracts.identity import KeyLimits, NewApiKey, ResolvedKey, Role, TenantLimits
 from tests.admission.installation import Admission, an_entry
 
 
@@ -41,6 +41,28 @@ async def test_a_key_resolves_to_its_owner_until_it_is_revoked(admission: Admiss
         assert (await admission.ask("DELETE", f"/v1/keys/{key.id}", role="admin")).status_code == 204
     assert (await _resolve(admission, key.secret)).status_code == 404
     assert (await _resolve(admission, "ws_" + "x" * 43)).status_code == 404
+
+
+async def test_limits_of_a_key_are_set_changed_resolved_and_passed_on_to_its_successor(admission: Admission) -> None:
+    limits = {"models": ["llama"], "aliases": {"gpt-4o": {"llama": 9.0, "next": 1.0}}, "requests_per_min": 60}
+    body = {"tenant_id": "default", "limits": limits}
+    made = (await admission.ask("POST", "/v1/keys", role="admin", json=body)).json()
+    path = f"/v1/keys/{made['id']}"
+    change = {"limits": {"requests_per_min": None, "month_gco2": 5.0}}
+    changed = (await admission.ask("PATCH", path, role="admin", json=change)).json()
+    expected = KeyLimits(models=["llama"], aliases={"gpt-4o": {"llama": 9.0, "next": 1.0}}, month_gco2=5.0)
+    assert (KeyLimits.model_validate(changed["limits"]), changed["expires_at"]) == (expected, None)
+    by_id = await admission.ask("POST", "/internal/keys/resolve", json={"key_id": made["id"]})
+    for answer in (await _resolve(admission, made["secret"]), by_id):
+        assert ResolvedKey.model_validate_json(answer.content).key_limits == expected
+    successor = (await admission.ask("POST", f"{path}/rotate", role="admin", json={})).json()
+    assert KeyLimits.model_validate(successor["limits"]) == expected
+    plain = await _resolve(admission, (await _key(admission)).secret)
+    assert set(plain.json()) == {"identity", "limits", "expires_at"}, "older routers know no more"
+    for bad in ({}, {"limits": {}}, {"limits": {"aliases": {"a": {}}}}, {"limits": {"requests_per_min": 0}}):
+        assert (await admission.ask("PATCH", path, role="admin", json=bad)).status_code == 422
+    both = {"key_id": "key_1", "key_sha256": "0" * 64}
+    assert (await admission.ask("POST", "/internal/keys/resolve", json=both)).status_code == 422
 
 
 async def test_the_last_admin_key_stays(admission: Admission) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from services.admission.budgets import Budgets
+from services.admission.settings import ModelPrice
+from services.contracts.identity import ResolvedKey
 from services.db.database import Database
 from services.db.engine import create_engine
 from services.scheduler.repository import snapshots
@@ -175,3 +177,58 @@ async def test_budgets_are_seen_by_their_tenant_and_set_by_admins(admission: Adm
     assert (await admission.ask("GET", "/v1/budgets", tenant="default")).json()["items"] == []
     stranger = await admission.ask("PUT", "/v1/budgets", role="admin", json={**spec, "tenant_id": "nobody"})
     assert (stranger.status_code, stranger.json()["errors"][0]["pointer"]) == (422, "/tenant_id")
+
+
+async def use(admission: Admission, key_id: str, model: str, tokens: int, gco2: float, at: datetime) -> None:
+    """Add requests of a key, as telemetry does."""
+    await admission.database.execute(
+        """INSERT INTO request_usages (router, start_at, job_id, tenant_id, key_id, model, request_class, requests,
+            input_tokens, output_tokens, share_s, energy_j, carbon_gco2)
+           VALUES ('r', $1, 'j', 'default', $2, $3, 'any', 1, $4, $4, 1, 1, $5)""",
+        at,
+        key_id,
+        model,
+        tokens,
+        gco2,
+    )
+
+
+async def test_what_a_key_and_those_before_it_have_used_exceeds_its_budget_until_the_month_ends(
+    admission: Admission, database_url: str
+) -> None:
+    """All three are counted from what routers report; whoever asks whose key it is hears which one is used up."""
+    engine = create_engine(database_url)
+    now = datetime.now(UTC)
+    last_month = now.replace(day=1) - timedelta(days=2)
+    prices = {"dear": ModelPrice(input=1.0, output=3.0)}
+    body = {"tenant_id": "default", "limits": {"month_gco2": 10.0, "month_cost": 1.0, "month_tokens": 10**9}}
+    old = (await admission.ask("POST", "/v1/keys", role="admin", json=body)).json()
+    await use(admission, old["id"], "dear", 100_000, 4.0, now)
+    await use(admission, old["id"], "free", 100_000, 5.0, now)
+    await use(admission, old["id"], "free", 7, 100.0, last_month)
+
+    async def excess(key_id: str) -> str | None:
+        await Budgets(engine, lambda: None, prices=prices).count()
+        answer = await admission.ask("POST", "/internal/keys/resolve", json={"key_id": key_id})
+        return ResolvedKey.model_validate_json(answer.content).excess
+
+    assert await excess(old["id"]) is None
+    (shown,) = [
+        key for key in (await admission.ask("GET", "/v1/keys", role="admin")).json()["items"] if key["id"] == old["id"]
+    ]
+    assert shown["used"] == {"month": f"{now:%Y-%m}", "tokens": 400_000, "gco2": 9.0, "cost": pytest.approx(0.4)}
+    path = f"/v1/keys/{old['id']}/rotate"
+    new = (await admission.ask("POST", path, role="admin", json={"overlap_s": 60})).json()
+    assert new["used"] == shown["used"]
+    await use(admission, new["id"], "free", 1, 1.0, now)
+    assert await excess(old["id"]) is None
+    assert "10 gCO2; 10 are used" in (await excess(new["id"]) or "")
+    raised = {"limits": {"month_gco2": 20.0, "month_cost": 0.4}}
+    await admission.ask("PATCH", f"/v1/keys/{new['id']}", role="admin", json=raised)
+    assert "0.4 in money" in (await excess(new["id"]) or "")
+    await admission.database.execute(
+        'UPDATE api_keys SET used = used || \'{"month": "2020-01"}\' WHERE id = $1', new["id"]
+    )
+    answer = await admission.ask("POST", "/internal/keys/resolve", json={"key_id": new["id"]})
+    assert "excess" not in answer.json(), "a new month begins at zero"
+    await engine.dispose()

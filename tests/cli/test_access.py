@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from services.cli.accounts import access
 from services.cli.accounts.access import key_state
 from services.cli.main import app
+from services.contracts.identity import KeyLimits
 from tests.cli.conftest import NotingGateway
 
 NOW = datetime.now(UTC)
@@ -26,6 +27,8 @@ KEY = {
     "revoked_at": None,
     "expires_at": None,
     "last_used_at": NOW.isoformat(),
+    "limits": KeyLimits(requests_per_min=60, month_gco2=5.0).model_dump(),
+    "used": {"month": "2026-11", "tokens": 9, "gco2": 1.5, "cost": 0.0},
 }
 
 
@@ -81,6 +84,24 @@ def test_keys_are_rotated_expired_and_revoked(gateway: FakeGateway) -> None:
         ("PATCH", "/v1/keys/key_1", {"expires_at": "2099-01-01T00:00:00+00:00"}),
         ("DELETE", "/v1/keys/key_1", None),
     ]
+
+
+def test_limits_of_keys_are_given_changed_and_shown(gateway: FakeGateway) -> None:
+    run("keys", "create", "--models", "llama, small", "--alias", "gpt-4o=llama=95,small=5", "--requests-per-min", "60")
+    done = run("keys", "set", "key_1", "--month-gco2", "2.5", "--priority", "none", "--models", "none")
+    assert [body["limits"] for _, _, body in gateway.calls] == [
+        {
+            "models": ["llama", "small"],
+            "aliases": {"gpt-4o": {"llama": 95, "small": 5}},
+            "requests_per_min": 60,
+        },
+        {"models": None, "month_gco2": 2.5, "priority": None},
+    ]
+    assert "60 requests/min; 1.5 of 5 gCO2 a month" in done.output
+    for words in (["--alias", "a=b=c"], ["--alias", "=b"], ["--requests-per-min", "many"], []):
+        refused = run("keys", "set", "key_1", *words)
+        assert refused.exit_code == 2
+    assert len(gateway.calls) == 2
 
 
 def test_only_valid_keys_are_listed_unless_all_are_wanted(gateway: FakeGateway) -> None:

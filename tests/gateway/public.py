@@ -37,7 +37,7 @@ def knows_keys(handler: Handler, limits: TenantLimits) -> Handler:
         if request.path != "/internal/keys/resolve":
             return await handler(request)
         asked = KeyLookup.model_validate_json(await request.read())
-        role = _HASHES.get(asked.key_sha256)
+        role = _HASHES.get(asked.key_sha256 or "")
         if role is None:
             return web.json_response(
                 {"type": "x", "title": "x", "status": 404, "detail": "x", "code": "not_found"}, status=404

@@ -186,3 +186,16 @@ async def test_one_without_requests_sees_at_once_what_is_open_no_longer(redis: R
         await busy.shared.look()
         await quiet.shared.look()
     quiet.at_once.enter("t")  # nothing is open
+
+
+async def test_tokens_that_turn_out_fewer_than_expected_are_given_back_everywhere(redis: Redis) -> None:
+    clock = Clock()
+    one, two = One(redis, clock, "one"), One(redis, clock, "two")
+    two.limiter.draw("k tokens", 1_000, 0)
+    await tell(one, two)
+    one.limiter.draw("k tokens", 1_000, 900)
+    await tell(one, two)
+    assert two.limiter.draw("k tokens", 1_000, 0)[0] == pytest.approx(100, abs=1)
+    one.limiter.adjust("k tokens", -850)
+    await tell(one, two)
+    assert two.limiter.draw("k tokens", 1_000, 0)[0] == pytest.approx(950, abs=1)

@@ -433,7 +433,7 @@ async def test_laxity_is_passed_on_as_vllms_priority_where_the_pool_says_so(rout
     long, short, own = (json.loads(body)["priority"] for body in stage.one.seen)
     assert isinstance(long, int)
     assert long - short > 1_000  # a longer answer may wait longer: its window is a multiple of its length
-    assert own == 7
+    assert own > 1_000_000, "its key may not state one"
     stage.plane.pools = [a_routed_pool()]
     await router.adopted()
     await router.ask()

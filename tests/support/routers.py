@@ -21,7 +21,7 @@ import uvicorn
 from aiohttp import web
 
 from services.contracts.apps import AppObservations
-from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
+from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits, ResolvedKey, Role, TenantLimits
 from services.contracts.routing import (
     HeldRequests,
     RoutedApp,
@@ -188,6 +188,8 @@ class Plane:
     is_admission_up: bool = True
     is_telemetry_up: bool = True
     limits: TenantLimits = field(default_factory=lambda: TenantLimits(requests_per_s=100_000, burst=100_000))
+    key_limits: KeyLimits = NO_KEY_LIMITS
+    excess: str | None = None
     traffic: list[tuple[str, TrafficReport]] = field(default_factory=list[tuple[str, TrafficReport]])
     usage: list[UsageReport] = field(default_factory=list[UsageReport])
     keys: list[UpstreamKey] = field(default_factory=list[UpstreamKey])
@@ -229,16 +231,19 @@ class Plane:
                 self.usage.append(report)
                 return web.json_response({"usages": len(report.usages)})
             case ["internal", "keys", "resolve"] if self.is_admission_up:
-                return self._resolve(json.loads(content)["key_sha256"])
+                return self._resolve(json.loads(content))
             case _:
                 return web.Response(status=503)
 
-    def _resolve(self, digest: str) -> web.Response:
+    def _resolve(self, lookup: dict[str, str]) -> web.Response:
         for tenant in ("acme", "umbra", "ops", "third"):
             for role in Role:
-                if hashlib.sha256(a_key(tenant, role).encode()).hexdigest() == digest:
+                digest = hashlib.sha256(a_key(tenant, role).encode()).hexdigest()
+                if lookup in ({"key_sha256": digest}, {"key_id": f"key_{tenant}"}):
                     identity = Identity(tenant_id=tenant, role=role, key_id=f"key_{tenant}")
-                    found = ResolvedKey(identity=identity, limits=self.limits)
+                    found = ResolvedKey(
+                        identity=identity, limits=self.limits, key_limits=self.key_limits, excess=self.excess
+                    )
                     return web.Response(text=found.model_dump_json(), content_type="application/json")
         problem = {"type": "", "title": "", "status": 404, "detail": "There is no such key.", "code": "not_found"}
         return web.json_response(problem, status=404)

@@ -15,7 +15,9 @@ from services.contracts.identity import (
     ApiKey,
     AuditEntry,
     Identity,
+    KeyLimits,
     KeySpec,
+    KeyUse,
     ResolvedKey,
     Role,
     Tenant,
@@ -60,8 +62,9 @@ class AccessRepository:
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
-    async def resolve(self, key_sha256: bytes) -> ResolvedKey | None:
-        """Return the identity of the key with this hash, unless the key or its user no longer works; note its use."""
+    async def resolve(self, key: bytes | str) -> ResolvedKey | None:
+        """Return the identity of the key with this hash or id, unless it or its user no longer works; note its use."""
+        is_it = api_keys.c.key_sha256 == key if isinstance(key, bytes) else api_keys.c.id == key
         query = (
             select(
                 api_keys.c.id,
@@ -71,10 +74,12 @@ class AccessRepository:
                 api_keys.c.user_id,
                 api_keys.c.project,
                 tenants.c.limits,
+                api_keys.c.limits.label("key_limits"),
+                api_keys.c.used,
                 _NOT_NOTED,
             )
             .join(tenants, tenants.c.id == api_keys.c.tenant_id)
-            .where(api_keys.c.key_sha256 == key_sha256, *_VALID)
+            .where(is_it, *_VALID)
         )
         row = (await self._connection.execute(query)).one_or_none()
         if row is None:
@@ -86,8 +91,11 @@ class AccessRepository:
         identity = Identity(
             tenant_id=row.tenant_id, role=Role(row.role), key_id=row.id, user_id=row.user_id, project=row.project
         )
-        limits = TenantLimits.model_validate(row.limits)
-        return ResolvedKey(identity=identity, limits=limits, expires_at=row.expires_at)
+        limits, own = TenantLimits.model_validate(row.limits), KeyLimits.model_validate(row.key_limits)
+        month = f"{utc_now():%Y-%m}"
+        used = KeyUse(month=month, tokens=0, gco2=0, cost=0) if row.used is None else KeyUse.model_validate(row.used)
+        excess = used.excess(own, month) if own.has_budget else None
+        return ResolvedKey(identity=identity, limits=limits, expires_at=row.expires_at, key_limits=own, excess=excess)
 
     async def insert_tenant(self, spec: TenantSpec) -> Tenant | None:
         """Store a tenant; return None if one with its id already exists."""
@@ -161,8 +169,17 @@ class AccessRepository:
         """Give the admin keys that have one of these labels and no owner to a user."""
         await self._connection.execute(update(api_keys).where(*_unowned(labels)).values(user_id=user_id))
 
-    async def insert_key(self, spec: KeySpec, key_sha256: bytes, user_id: str | None = None) -> ApiKey:
-        """Store a key by its hash; ``user_id`` is that of the user whom ``spec`` names."""
+    async def insert_key(
+        self, spec: KeySpec, key_sha256: bytes, user_id: str | None = None, replaced: str | None = None
+    ) -> ApiKey:
+        """Store a key by its hash.
+
+        Args:
+            spec: What it may do.
+            key_sha256: Its hash.
+            user_id: The user whom ``spec`` names.
+            replaced: The key that it replaces, whose use of budgets counts as its own.
+        """
         values = {
             "id": new_id("key"),
             "tenant_id": spec.tenant_id,
@@ -172,7 +189,12 @@ class AccessRepository:
             "expires_at": spec.expires_at,
             "user_id": user_id,
             "project": spec.project,
+            "limits": spec.limits.model_dump(exclude_none=True),
         }
+        if replaced is not None:
+            old = select(api_keys).where(api_keys.c.id == replaced).subquery()
+            values["replaced"] = select(func.array_append(old.c.replaced, old.c.id)).scalar_subquery()
+            values["used"] = select(old.c.used).scalar_subquery()
         query = insert(api_keys).values(values).returning(api_keys)
         return _key((await self._connection.execute(query)).mappings().one(), spec.user)
 
@@ -198,6 +220,11 @@ class AccessRepository:
     async def set_expiry(self, key_id: str, expires_at: datetime | None) -> None:
         """Set when a key stops working; None: never."""
         await self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(expires_at=expires_at))
+
+    async def set_key_limits(self, key_id: str, limits: KeyLimits) -> None:
+        """Replace what a key may do with models."""
+        values = {"limits": limits.model_dump(exclude_none=True)}
+        await self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(values))
 
     async def lasting_admins(self) -> list[KeyRole]:
         """Return the valid admin keys that never expire, and lock them until the transaction ends."""

@@ -11,7 +11,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.budgets import Budget, BudgetSpec
-from services.db.tables.admission import budgets
+from services.contracts.identity import KeyUse
+from services.db.tables.admission import api_keys, budgets
 from services.kit.ids import new_id
 
 REASON = "budget_exceeded"
@@ -21,6 +22,14 @@ _SPENT = text("""
 SELECT j.tenant_id, j.project, sum(l.gpu_s) / 3600 AS gpu_h, sum(l.energy_j) / 3.6e6 AS kwh, sum(l.carbon_gco2) AS gco2
 FROM booked_energy l JOIN jobs j ON j.id = l.job_id
 WHERE l.start_at >= :start_at AND j.tenant_id IN (SELECT tenant_id FROM budgets) GROUP BY 1, 2
+""")
+
+_USED = text("""
+SELECT k.id, u.model, sum(u.input_tokens)::bigint AS input_tokens, sum(u.output_tokens)::bigint AS output_tokens,
+       sum(u.carbon_gco2) AS gco2
+FROM api_keys k LEFT JOIN key_usages u ON u.key_id = ANY (k.replaced || k.id) AND u.start_at >= :start_at
+WHERE k.limits ?| ARRAY['month_tokens', 'month_gco2', 'month_cost'] AND k.revoked_at IS NULL
+GROUP BY 1, 2 ORDER BY 1
 """)
 
 _OF_JOB = "b.tenant_id = j.tenant_id AND b.project IN ('', j.project) AND b.exceeded"
@@ -100,6 +109,17 @@ class BudgetRepository:
     async def spent(self, start_at: datetime) -> Sequence[RowMapping]:
         """Return what projects of tenants with budgets used since ``start_at``: ``gpu_h``, ``kwh`` and ``gco2``."""
         return (await self._connection.execute(_SPENT, {"start_at": start_at})).mappings().all()
+
+    async def used_by_keys(self, start_at: datetime) -> Sequence[RowMapping]:
+        """Return what keys with budgets used since ``start_at``, by key and model; one row without for an idle key."""
+        return (await self._connection.execute(_USED, {"start_at": start_at})).mappings().all()
+
+    async def note_use(self, key_id: str, use: KeyUse) -> None:
+        """Store how much a key has used."""
+        used = use.model_dump()
+        query = update(api_keys).where(api_keys.c.id == key_id, api_keys.c.used.is_distinct_from(used))
+        query = query.values(used=used)
+        await self._connection.execute(query)
 
     async def note(self, budget_id: str, *, month: str, used: float, exceeded: bool, detail: str) -> None:
         """Store how much of a budget is used."""

@@ -22,6 +22,26 @@ Weight = Annotated[
     float | None, typer.Option(help="Its share of the GPUs against other tenants', under fair+ policies; 1 by default.")
 ]
 Rate = Annotated[float | None, typer.Option(help="Sustained requests per second at the gateway.")]
+Models = Annotated[
+    str | None, typer.Option(help="The only models that it may name, with commas between them; none for all.")
+]
+Aliases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--alias",
+        help="NAME=MODEL, or NAME=MODEL=95,OTHER=5 for shares of its requests; may be repeated; none for no alias.",
+    ),
+]
+PerMinute = Annotated[str | None, typer.Option(help="Requests to models a minute; none for no limit.")]
+TokensPerMinute = Annotated[str | None, typer.Option(help="Tokens of prompts and answers a minute; none for no limit.")]
+MonthTokens = Annotated[str | None, typer.Option(help="Budget of tokens for a calendar month; none for no limit.")]
+MonthGco2 = Annotated[str | None, typer.Option(help="Budget of gCO2 for a calendar month; none for no limit.")]
+MonthCost = Annotated[
+    str | None, typer.Option(help="Budget of money for a calendar month, by the models' prices; none for no limit.")
+]
+Priority = Annotated[
+    str | None, typer.Option(help="The most urgent (smallest) priority that its requests may state; none for none.")
+]
 Expires = Annotated[
     str | None, typer.Option(help="When the key stops working: 90d, 12h, or an ISO 8601 time; by default never.")
 ]
@@ -34,9 +54,12 @@ def register(app: typer.Typer) -> None:
     tenants.command("set")(set_tenant)
     tenants.command("shares")(show_shares)
     app.add_typer(tenants, name="tenants")
-    keys = typer.Typer(help="Show the API keys, create, rotate, expire or revoke one.", invoke_without_command=True)
+    keys = typer.Typer(
+        help="Show the API keys, create, change, rotate, expire or revoke one.", invoke_without_command=True
+    )
     keys.callback()(list_keys)
     keys.command("create")(create_key)
+    keys.command("set")(set_key)
     keys.command("rotate")(rotate_key)
     keys.command("expire")(expire_key)
     keys.command("revoke")(revoke_key)
@@ -137,7 +160,7 @@ def list_keys(
     if context.invoked_subcommand:
         return
     found = [key for key in Gateway().pages("/v1/keys", PAGE) if every or key_state(key) == "valid"]
-    words = ("user", "role", "project", "label", "state")
+    words = ("user", "role", "project", "label", "state", "limits")
     shown = output.table("key", "tenant", *words, "created", "last used", "expires")
     for key in found:
         used = f"{output.age(key['last_used_at'])} ago" if key["last_used_at"] else "never"
@@ -145,6 +168,7 @@ def list_keys(
         created = f"{output.age(key['created_at'])} ago"
         role = key["role"].replace("_", "-")
         cells = key["user"] or "-", role, key["project"] or "-", key["label"] or "-", key_state(key)
+        cells += (_limits_of(key) or "-",)
         shown.add_row(key["id"], key["tenant_id"], *cells, created, used, expires)
     output.tell(found, as_json, shown)
 
@@ -166,6 +190,14 @@ def create_key(
     ] = None,
     label: Annotated[str, typer.Option(help="What or whom it is for.")] = "",
     expires: Expires = None,
+    models: Models = None,
+    alias: Aliases = None,
+    requests_per_min: PerMinute = None,
+    tokens_per_min: TokensPerMinute = None,
+    month_tokens: MonthTokens = None,
+    month_gco2: MonthGco2 = None,
+    month_cost: MonthCost = None,
+    priority: Priority = None,
     as_json: AsJson = False,
 ) -> None:
     """Create an API key; it is shown this once."""
@@ -174,7 +206,81 @@ def create_key(
         raise CliError(f"--role {role}: must be one of {', '.join(known)}", EXIT_USAGE)
     body = {"tenant_id": tenant, "role": known[role], "label": label, "expires_at": _expiry(expires)}
     body |= {name: value for name, value in (("user", user), ("project", project)) if value is not None}
+    months = {"month_tokens": month_tokens, "month_gco2": month_gco2, "month_cost": month_cost}
+    figures = {"requests_per_min": requests_per_min, "tokens_per_min": tokens_per_min, **months, "priority": priority}
+    if limits := _key_limits(models, alias, figures):
+        body["limits"] = limits
     _print_secret(Gateway().call("POST", "/v1/keys", body=body), as_json)
+
+
+def set_key(
+    key: str,
+    models: Models = None,
+    alias: Aliases = None,
+    requests_per_min: PerMinute = None,
+    tokens_per_min: TokensPerMinute = None,
+    month_tokens: MonthTokens = None,
+    month_gco2: MonthGco2 = None,
+    month_cost: MonthCost = None,
+    priority: Priority = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change what a key may do with models; what is not given stays as it is."""
+    months = {"month_tokens": month_tokens, "month_gco2": month_gco2, "month_cost": month_cost}
+    figures = {"requests_per_min": requests_per_min, "tokens_per_min": tokens_per_min, **months, "priority": priority}
+    limits = _key_limits(models, alias, figures)
+    if not limits:
+        raise CliError(
+            "give a limit: --models, --alias, --requests-per-min, --month-gco2, ... (see --help)", EXIT_USAGE
+        )
+    changed = Gateway().call("PATCH", f"/v1/keys/{key}", body={"limits": limits})
+    output.tell(changed, as_json, f"{key}: {_limits_of(changed) or 'not limited'}")
+
+
+def _key_limits(models: str | None, aliases: list[str] | None, figures: dict[str, str | None]) -> dict[str, Any]:
+    """Return the limits that were given; ``none`` removes one."""
+    found: dict[str, Any] = {}
+    if models is not None:
+        found["models"] = None if models == "none" else [name.strip() for name in models.split(",")]
+    if aliases:
+        found["aliases"] = None if aliases == ["none"] else dict(_alias(text) for text in aliases)
+    for name, text in figures.items():
+        if text is None:
+            continue
+        option = "--" + name.replace("_", "-")
+        try:
+            figure = None if text == "none" else float(text) if name in ("month_gco2", "month_cost") else int(text)
+        except ValueError:
+            raise CliError(f"{option} {text}: must be a number, or none", EXIT_USAGE) from None
+        found[name] = figure
+    return found
+
+
+def _alias(text: str) -> tuple[str, dict[str, float]]:
+    name, _, targets = text.partition("=")
+    shares: dict[str, float] = {}
+    for target in targets.split(","):
+        model, _, share = target.strip().partition("=")
+        try:
+            shares[model] = float(share or 1)
+        except ValueError:
+            shares[""] = 0.0
+    if not name or "" in shares:
+        raise CliError(f"--alias {text}: must be NAME=MODEL, or NAME=MODEL=SHARE,MODEL=SHARE", EXIT_USAGE)
+    return name, shares
+
+
+def _limits_of(key: dict[str, Any]) -> str:
+    """Return what a key may do with models in a few words, and how much of its budgets it has used."""
+    limits, used = key["limits"], key["used"] or {}
+    words = [f"models {', '.join(limits['models']) or 'none'}"] if limits["models"] is not None else []
+    words += [f"{alias} = {', '.join(targets)}" for alias, targets in (limits["aliases"] or {}).items()]
+    for name, unit in (("requests_per_min", "requests/min"), ("tokens_per_min", "tokens/min")):
+        words += [f"{limits[name]} {unit}"] if limits[name] is not None else []
+    for name, unit in (("tokens", "tokens"), ("gco2", "gCO2"), ("cost", "in money")):
+        if (most := limits[f"month_{name}"]) is not None:
+            words.append(f"{used.get(name, 0):.4g} of {most:g} {unit} a month")
+    return "; ".join(words + ([f"priority {limits['priority']}"] if limits["priority"] is not None else []))
 
 
 def rotate_key(
@@ -183,7 +289,7 @@ def rotate_key(
     expires: Expires = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace a key with a new one of the same tenant, user, role, project and label; it is shown this once."""
+    """Replace a key with a new one of the same tenant, user, role, project, label and limits; it is shown this once."""
     body = {"overlap_s": duration_s(overlap, "--overlap"), "expires_at": _expiry(expires)}
     _print_secret(Gateway().call("POST", f"/v1/keys/{key}/rotate", body=body), as_json)
 

@@ -67,9 +67,12 @@ api_keys = Table(
     Column("last_used_at", Timestamp),
     Column("user_id", Text, ForeignKey("users.id")),
     Column("project", Text),
+    Column("limits", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("used", JSONB),
+    Column("replaced", ARRAY(Text), nullable=False, server_default=text("'{}'")),
 )
 """``last_used_at`` is to within a minute: it is written at most that often. A key that has a ``project`` reaches no
-other."""
+other. ``used`` is what it and the keys in ``replaced``, its predecessors, used of their budget for a month."""
 
 jobs = Table(
     "jobs",

@@ -792,6 +792,7 @@ CREATE TABLE request_usages (
     PRIMARY KEY (router, start_at, job_id, tenant_id, key_id, model, request_class)
 );
 CREATE INDEX request_usages_by_time ON request_usages (start_at);
+CREATE INDEX request_usages_by_key ON request_usages (key_id, start_at);
 
 -- serving: files of batches, in chunks, so that every serving process and every backup has them. One that is not
 -- complete is being uploaded, or its upload broke off.

@@ -62,6 +62,10 @@ SELECT node_id, job_id, start_at, zone, signal, gpu_energy_j + cpu_energy_j + st
 UNION ALL
 SELECT node_id, job_id, start_at, zone, signal, energy_j, energy_j * pue, carbon_gco2, gpu_s FROM energy_days;
 
+-- telemetry: what requests to models used, by key.
+CREATE VIEW key_usages AS
+SELECT key_id, start_at, model, input_tokens, output_tokens, carbon_gco2 FROM request_usages;
+
 -- scheduler: all gangs that there were, with whose they are. `leader` is the node of rank 0.
 CREATE VIEW gangs AS
 SELECT a.id, a.job_id, j.tenant_id, j.project, a.generation, a.state, a.gpus, a.shares,

@@ -29,6 +29,8 @@ MOST_REQUESTS = 100
 """Requests to admission at once, so that a flood of invented keys does not become a flood of requests."""
 
 Resolve = Callable[[str], Awaitable[ResolvedKey | None]]
+Named = bytes | str
+"""A key by its hash, or by its id."""
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class KeyCache:
         size: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a cache over ``resolve``, which takes a key's hash.
+        """Create a cache over ``resolve``, which takes a key's hash or its id.
 
         It returns None for a key that does not exist, and raises ProblemError while admission does not answer.
         """
@@ -66,8 +68,8 @@ class KeyCache:
         self._grace_s = grace_s
         self._size = size
         self._clock_s = clock_s
-        self._answers: OrderedDict[bytes, _Answer] = OrderedDict()
-        self._asking: dict[bytes, asyncio.Task[ResolvedKey | None]] = {}
+        self._answers: OrderedDict[Named, _Answer] = OrderedDict()
+        self._asking: dict[Named, asyncio.Task[ResolvedKey | None]] = {}
 
     async def caller(self, authorization: bytes | None, scope: Scope) -> ResolvedKey:
         """Return the caller; the request's connection counts as that of a known client from now on.
@@ -80,58 +82,68 @@ class KeyCache:
         match = BEARER.fullmatch(authorization)
         if match is None:
             raise unauthenticated("The Authorization header does not hold an API key: Bearer ws_...")
-        digest = hashlib.sha256(match[1]).digest()
-        answer = self._answers.get(digest)
-        if answer is not None and self._clock_s() < answer.fresh_until_s:
-            key = answer.key
-        else:
-            key = await self._ask_once(digest)
+        key = await self._find(hashlib.sha256(match[1]).digest())
         if key is None or (key.expires_at is not None and utc_now() >= key.expires_at):
             raise unauthenticated("The API key is not known, has expired, or was revoked.")
         show_known(scope)
         access.note_caller(key.identity)
         return key
 
-    async def _ask_once(self, digest: bytes) -> ResolvedKey | None:
-        task = self._asking.get(digest)
+    async def of_id(self, key_id: str) -> ResolvedKey | None:
+        """Return the key with an id; None if it no longer works.
+
+        Raises:
+            ProblemError: 503 while admission does not answer.
+        """
+        return await self._find(key_id)
+
+    async def _find(self, named: Named) -> ResolvedKey | None:
+        answer = self._answers.get(named)
+        if answer is not None and self._clock_s() < answer.fresh_until_s:
+            return answer.key
+        return await self._ask_once(named)
+
+    async def _ask_once(self, named: Named) -> ResolvedKey | None:
+        task = self._asking.get(named)
         if task is None:
             if len(self._asking) >= MOST_REQUESTS:
                 raise unavailable("Admission")
-            task = self._asking[digest] = asyncio.create_task(self._ask(digest))
-            task.add_done_callback(lambda done: self._answered(digest, done))
+            task = self._asking[named] = asyncio.create_task(self._ask(named))
+            task.add_done_callback(lambda done: self._answered(named, done))
         return await asyncio.shield(task)  # the first request may be cancelled; the others still wait
 
-    def _answered(self, digest: bytes, task: asyncio.Task[ResolvedKey | None]) -> None:
-        self._asking.pop(digest, None)
+    def _answered(self, named: Named, task: asyncio.Task[ResolvedKey | None]) -> None:
+        self._asking.pop(named, None)
         if not task.cancelled():
             task.exception()  # all who asked may have gone: asyncio would log that nobody has looked at it
 
-    async def _ask(self, digest: bytes) -> ResolvedKey | None:
+    async def _ask(self, named: Named) -> ResolvedKey | None:
         asked_at_s = self._clock_s()
         try:
-            key = await self._resolve(digest.hex())
+            key = await self._resolve(named if isinstance(named, str) else named.hex())
         except ProblemError as error:
-            known = self._answers.get(digest)
+            known = self._answers.get(named)
             if known is None or known.key is None or self._clock_s() > known.asked_at_s + self._grace_s:
                 raise
             log.warning("key.not_confirmed", key_id=known.key.identity.key_id, error=error.detail)
             known.fresh_until_s = self._clock_s() + ASK_AGAIN_S
             return known.key
-        self._answers[digest] = _Answer(key, asked_at_s, asked_at_s + self._max_age_s)
-        self._answers.move_to_end(digest)
+        self._answers[named] = _Answer(key, asked_at_s, asked_at_s + self._max_age_s)
+        self._answers.move_to_end(named)
         while len(self._answers) > self._size:
             self._answers.popitem(last=False)
         return key
 
 
 def resolve_at(admission: ServiceClient) -> Resolve:
-    """Return a function that asks ``admission`` for the owner of a key, by the key's hash."""
+    """Return a function that asks ``admission`` for the owner of a key, by the key's hash or its id."""
 
-    async def resolve(key_sha256: str) -> ResolvedKey | None:
+    async def resolve(named: str) -> ResolvedKey | None:
+        lookup = KeyLookup(key_id=named) if named.startswith("key_") else KeyLookup(key_sha256=named)
         try:
             return await admission.call(
                 *("POST", "/internal/keys/resolve", ResolvedKey),
-                body=KeyLookup(key_sha256=key_sha256),
+                body=lookup,
                 retry=True,
                 attempts=3,
             )

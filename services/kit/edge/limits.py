@@ -30,8 +30,9 @@ MOST_ADDRESSES = 10_000  #: Addresses remembered at once; the one that has been 
 
 
 class RateLimiter:
-    """Counts requests per tenant in this process; changed limits take effect with the next request.
+    """Counts requests per tenant, and what keys may use per minute, in this process.
 
+    Changed limits take effect with the next request.
     Processes that share a limit exchange what they have ``taken``, and ``charge`` what the others have.
     """
 
@@ -67,6 +68,35 @@ class RateLimiter:
         full_in_s = math.ceil((bucket.burst - bucket.tokens) / bucket.rate)
         return [bucket.policy, (b"ratelimit", b'"tenant";r=%d;t=%d' % (bucket.tokens, full_in_s))]
 
+    def draw(self, name: str, per_min: int, amount: int) -> tuple[float, float, float]:
+        """Count ``amount`` of something that is limited per minute; a burst may be as much as a minute's.
+
+        One amount larger than that is let through when a whole minute's is there, and paid off.
+
+        Returns:
+            How much is left, in how many seconds it is all there again, and, if this was refused and not counted, in
+            how many seconds there will be enough; else 0.
+        """
+        now_s, rate = self._clock_s(), per_min / 60
+        bucket = self._buckets.get(name)
+        if bucket is None or bucket.burst != per_min:
+            limits = TenantLimits.model_construct(requests_per_s=rate, burst=per_min)
+            bucket = self._buckets[name] = self._refit(bucket, limits, now_s)
+        bucket.tokens = min(per_min, bucket.tokens + (now_s - bucket.at_s) * rate)
+        bucket.at_s = now_s
+        wait_s = max(min(amount, per_min) - bucket.tokens, 0.0) / rate
+        if not wait_s:
+            bucket.tokens -= amount
+            bucket.taken += amount
+        return bucket.tokens, (per_min - bucket.tokens) / rate, wait_s
+
+    def adjust(self, name: str, more: int) -> None:
+        """Count ``more`` than was drawn, less if it is negative."""
+        bucket = self._buckets.get(name)
+        if bucket is not None:
+            bucket.tokens = min(bucket.burst, bucket.tokens - more)
+            bucket.taken += more
+
     def taken(self, within_s: float) -> dict[str, int]:
         """Return how many requests have been let through so far, by tenant.
 
@@ -84,13 +114,16 @@ class RateLimiter:
     def charge(self, tenant_id: str, requests: int) -> None:
         """Count requests that other processes let through; any excess is paid off at the tenant's rate.
 
+        Tokens that they counted too many of are negative.
+
         A tenant that has sent this process nothing yet still begins with a full burst.
         """
         bucket = self._buckets.get(tenant_id)
         if bucket is None:
             return
         now_s = self._clock_s()
-        bucket.tokens = min(bucket.burst, bucket.tokens + (now_s - bucket.at_s) * bucket.rate) - requests
+        left = min(bucket.burst, bucket.tokens + (now_s - bucket.at_s) * bucket.rate)
+        bucket.tokens = min(bucket.burst, left - requests)
         bucket.at_s = now_s
 
     @staticmethod
