@@ -489,10 +489,13 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
 
     writer = RequestWriter(settings.order, router.upstream_keys)
     made.trials = Trials(router.fleet, router.lanes, writer)
+    made.gate = Gate(settings, cast(Any, _Keys()))
+    made.gate.limiter = RateLimiter(clock_s)
     dispatcher = Dispatcher(
         settings,
         router.fleet,
         router.lanes,
+        router.gate.rules,
         expectations,
         router.upstream_keys,
         writer,
@@ -501,8 +504,6 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
         arrived,
         made.limits,
     )
-    made.gate = Gate(settings, cast(Any, _Keys()))
-    made.gate.limiter = RateLimiter(clock_s)
     made.door = Door(router.fleet, router.gate, dispatcher, cast(Any, None), settings.flex_wait_s)
 
 
