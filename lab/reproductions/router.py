@@ -105,6 +105,7 @@ class Replica:
     location: str
     gco2_per_kwh: float
     energy: EnergyProfile = FULL
+    accuracy_pct: float | None = None
     limit: int = CAPACITY
     held: int = 0
     costs: ServerCosts = field(default_factory=lambda: ServerCosts(TTFT_S, TBT_S))

@@ -85,6 +85,7 @@ class SimulatedInstance:
     ends: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     step_s: float = 1.0
     power_w: float = 0.0
+    accuracy_pct: float | None = None
 
     def __post_init__(self) -> None:
         self.changed()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from services.contracts.routing import ModelName
+from services.contracts.routing import AccuracyPct, ModelName
 from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text
 
 Weight = Annotated[Real, Field(gt=0, le=1_000_000)]
@@ -192,6 +192,9 @@ class KeyLimits(Message):
     month_gco2: Real | None = Field(default=None, ge=0, le=1e15, description="In a calendar month, in gCO2.")
     month_cost: Real | None = Field(
         default=None, ge=0, le=1e15, description="In a calendar month, by the prices of `ADMISSION_MODEL_PRICES`."
+    )
+    least_accuracy_pct: AccuracyPct | None = Field(
+        default=None, description="Of variants of a model, only those that are as accurate answer its requests."
     )
     priority: Int | None = Field(
         default=None,

@@ -16,6 +16,7 @@ ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:
 """The name of a model as clients send it, such as `meta-llama/Llama-3.1-70B-Instruct`."""
 EndpointUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#@\x00]{1,255}(/[^\s?#\x00]{0,255})?$")]
 RequestClassName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+AccuracyPct = Annotated[Real, Field(ge=0, le=100)]
 EVERY_TENANT = "*"
 
 
@@ -51,6 +52,9 @@ class EndpointSpec(Message):
     )
     tenants: list[Name | Literal["*"]] = Field(
         default_factory=list[str], max_length=1_000, description="Other tenants that may use it; `*` for all."
+    )
+    accuracy_pct: AccuracyPct | None = Field(
+        default=None, description="Accuracy of its variant of the models; null where all servers are alike."
     )
     draining: Flag = Field(default=False, description="Whether it finishes its requests and is given no more.")
 
@@ -106,6 +110,11 @@ class RoutedPool(Message):
     input_tokens: int | None = Field(default=None, description="Threshold from which an input is long.")
     output_tokens: int | None = Field(default=None, description="Threshold from which an output is long.")
     classes: list[RoutedClass] = Field(default_factory=list[RoutedClass])
+    accuracy_gco2_per_kwh: float | None = Field(
+        default=None,
+        exclude_if=lambda worth: worth is None,
+        description="What a percentage point of its servers' accuracy is worth; null: nothing.",
+    )
     starting: int | None = Field(
         default=None,
         exclude_if=lambda count: count is None,
@@ -154,6 +163,9 @@ class RoutedServer(Routed):
     full_power_w: float | None = Field(default=None, description="Power at `max_qps`, by the profile of its class.")
     max_qps: float | None = None
     clocks: ServerClocks | None = Field(default=None, description="Null where its clocks do not follow latency.")
+    accuracy_pct: float | None = Field(
+        default=None, exclude_if=lambda accuracy: accuracy is None, description="Of its variant of the model."
+    )
     load_path: str | None = Field(
         default=None,
         exclude_if=lambda path: path is None,

@@ -31,7 +31,7 @@ from services.contracts.pools import (
     PoolsResult,
 )
 from services.contracts.queries import PageQuery
-from services.contracts.routing import ModelName
+from services.contracts.routing import AccuracyPct, ModelName
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
 from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
@@ -100,6 +100,10 @@ class ServerMode(Message):
         default_factory=dict[EnvironmentName, Argument], max_length=500
     )
     working_dir: Text | None = Field(default=None, max_length=4_096)
+    accuracy_pct: AccuracyPct | None = Field(
+        default=None,
+        description="Accuracy of the variant of the model that it runs; null where all modes run the same.",
+    )
     idle_w: Real | None = Field(
         default=None,
         ge=0,
@@ -262,6 +266,14 @@ class PoolSpec(SolveOptions):
     partitions: list[PoolPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
     probes: ServerProbes = ServerProbes()
     clocks: PoolClocks = PoolClocks()
+    accuracy_gco2_per_kwh: Real | None = Field(
+        default=None,
+        ge=0,
+        le=1e6,
+        description="What a percentage point of its modes' accuracy is worth: the carbon intensity at which a request "
+        "is given to a variant that is a point less accurate and needs no energy. Null: nothing, so that the cleanest "
+        "variant that a request may have answers.",
+    )
     models: list[ModelName] = Field(
         default_factory=list[str], max_length=100, description="Names of the model that the router serves by this pool."
     )

@@ -229,7 +229,10 @@ def _is_json(headers: list[Header]) -> bool:
 
 
 def _location(server: Server) -> list[Header]:
-    return [(b"x-wattshift-location", server.location.encode())]
+    location = (b"x-wattshift-location", server.location.encode())
+    if server.accuracy_pct is None:
+        return [location]
+    return [location, (b"x-wattshift-accuracy", b"%g" % server.accuracy_pct)]
 
 
 def _may_be_json(content: bytes, kind: Kind) -> bool:

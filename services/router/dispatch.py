@@ -104,7 +104,8 @@ class Dispatcher:
             except NoServerError as error:
                 if received.spare is not None:
                     self._arrived(*arrived)  # a pool without instances wants one
-                detail = f"No server of the model {model} is ready{_why(error.starting)}."
+                least = f" with an accuracy of {least_pct:g} %" if (least_pct := received.least_accuracy_pct) else ""
+                detail = f"No server of the model {model}{least} is ready{_why(error.starting)}."
                 failure = DoorError(503, "no_server", detail, retry_after_s=5)
             except QueueFullError as full:
                 detail = f"Too many requests wait for the model {model}."
@@ -158,6 +159,7 @@ class Dispatcher:
                 expected.block_tokens,
             ),
             received.asked.may_repeat,
+            least_accuracy_pct=received.least_accuracy_pct,
         )
         timeout_s = self._settings.queue_timeout_s
         first_s = timeout_s if promised_s is None else promised_s
@@ -185,7 +187,7 @@ class Dispatcher:
                 continue
             request.excluded |= {server.id}
             may_repeat = failure.may_repeat or (received.asked.may_repeat and failure.reason in ("closed", "hung"))
-            if not may_repeat or len(request.excluded) >= self._settings.attempts:
+            if not may_repeat or ticket.failures >= self._settings.attempts:
                 raise failure
             try:
                 server = await take()
@@ -271,7 +273,7 @@ class Dispatcher:
 
     def _may_be_asked_of_others(self, turn: Turn, ticket: Ticket, server: Server) -> bool:
         """Whether a stream that its server does not begin may be requested from another one."""
-        asked, tried = turn.received.asked, len(ticket.request.excluded) + 1
+        asked, tried = turn.received.asked, ticket.failures + 1
         is_free_to = asked.is_stream and asked.may_repeat and tried < self._settings.attempts
         return is_free_to and turn.lane.has_other(ticket, server)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import orjson
@@ -23,6 +24,7 @@ from services.router.openai import JSON, DoorError
 from services.router.turn import Received, Spare
 
 BATCH = BATCH_HEADER.encode()
+ACCURACY = b"x-wattshift-least-accuracy"
 
 
 def route_of(path: str) -> str:
@@ -146,7 +148,8 @@ class Door:
         asked.model = model
         if spare is None and asked.is_flex:
             spare = Spare(self._flex_wait_s)
-        received = Received(exchange, kind, path, key, asked, at_s, at_utc_s, spare)
+        least_pct = max(_accuracy(exchange.headers.get(ACCURACY)), key.key_limits.least_accuracy_pct or 0.0)
+        received = Received(exchange, kind, path, key, asked, at_s, at_utc_s, spare, least_pct)
         try:
             await self._dispatcher.serve(received, pool)
         finally:
@@ -156,6 +159,15 @@ class Door:
 def _check_method(method: str, *allowed: str) -> None:
     if method not in allowed:
         raise DoorError(405, "method_not_allowed", f"This path answers {' and '.join(allowed)}.")
+
+
+def _accuracy(given: bytes | None) -> float:
+    """Return the accuracy that a request asks for at least, per cent."""
+    if given is None:
+        return 0.0
+    if re.fullmatch(rb"\d{1,3}(\.\d{1,6})?", given) is None or float(given) > 100:
+        raise DoorError(400, "invalid_value", f"{ACCURACY.decode()} must be a number between 0 and 100.")
+    return float(given)
 
 
 def _no_model(name: str) -> DoorError:

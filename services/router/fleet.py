@@ -34,11 +34,13 @@ class Server(SharedTime):
         energy: What each request adds to its energy, by its profile; None if that does not say.
         gco2_per_kwh: Intensity of its grid now, PUE included; None if unknown.
         tells_load: Whether it reported its load when it was last asked.
+        accuracy_pct: Accuracy of its variant of the model; None where all servers are alike.
         spare: Tokens of each request that it holds because others left room; those yield to others (``lanes``).
     """
 
     __slots__ = (
         "_asks_usage_at_s",
+        "accuracy_pct",
         "breaker",
         "costs",
         "energy",
@@ -86,6 +88,7 @@ class Server(SharedTime):
     def _take(self, spec: RoutedServer) -> None:
         self.spec: RoutedServer = spec
         self.location = spec.location
+        self.accuracy_pct = spec.accuracy_pct
         self.gco2_per_kwh = None if spec.gco2_per_kwh is None else spec.pue * spec.gco2_per_kwh
         self.energy = energy_profile(spec.full_power_w, spec.idle_w, spec.max_qps, spec.latency_s, *_profile_s(spec))
 

@@ -84,6 +84,23 @@ class Ticket:
     connection: Connection | None = None
     is_preempted: bool = False
     is_spare: bool = False  #: Whether it only gets what others leave free
+    least_accuracy_pct: float = 0.0  #: Accuracy that its server must have, if that states one
+
+    def __post_init__(self) -> None:
+        if self.least_accuracy_pct:  # it waits beside those that any server may answer, not before them
+            self.request.excluded |= {f"below {self.least_accuracy_pct:g} %"}
+
+    @property
+    def failures(self) -> int:
+        """The number of servers that failed to answer it."""
+        return len(self.request.excluded) - (self.least_accuracy_pct > 0)
+
+    def may_have(self, server: Server) -> bool:
+        """Whether it may be given to a server: one that did not fail it, and is accurate enough."""
+        accuracy_pct = server.accuracy_pct
+        if accuracy_pct is not None and accuracy_pct < self.least_accuracy_pct:
+            return False
+        return server.id not in self.request.excluded
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +126,7 @@ class Lane:
         self.others: list[Server] = []
         self.starting: int | None = None
         self._max_tbt_s: float | None = None
+        self._point_gco2_per_kwh = 0.0
         self._rules = rules
         self.queue = RequestQueue(rules.order, ServiceTimes(0.2, 0.03), rules.most_waiting)
         self._tickets: dict[str, Ticket] = {}
@@ -129,6 +147,7 @@ class Lane:
         own = {each.id for each in self.servers}
         self.others = [] if pool is None else [each for each in pool.servers if each.id not in own]
         self.starting = None if pool is None else pool.spec.starting
+        self._point_gco2_per_kwh = (pool and pool.spec.accuracy_gco2_per_kwh) or 0.0
         limits = [each.max_tbt_ms for each in (pool.spec.classes if pool else ()) if each.name == request_class]
         self._max_tbt_s = limits[0] / 1e3 if limits and limits[0] is not None else None
         self.retime()
@@ -155,20 +174,19 @@ class Lane:
             chosen = self._turns.choose(loads)
             return next((each for each in free if chosen and each.id == chosen.id), None)
         left_s = ticket.request.arrival_s + ticket.limit_s - now_s
-        return choose_server(free, ticket.work, left_s, now_s, ticket.network_s)
+        return choose_server(free, ticket.work, left_s, now_s, ticket.network_s, self._point_gco2_per_kwh)
 
     def _passing(self, ticket: Ticket, now_s: float) -> list[Server]:
         """Return the servers that may serve a request: those of its class, or the pool's others if none of those may.
 
         A server on trial is among them only while all are ejected; otherwise the router tries it (``probes``).
         """
-        excluded = ticket.request.excluded
         for servers in (self.servers, self.others):
-            found = [each for each in servers if each.breaker.opened_s is None and each.id not in excluded]
+            found = [each for each in servers if each.breaker.opened_s is None and ticket.may_have(each)]
             if found:
                 return found
         for servers in (self.servers, self.others):
-            found = [each for each in servers if each.breaker.passes(now_s) and each.id not in excluded]
+            found = [each for each in servers if each.breaker.passes(now_s) and ticket.may_have(each)]
             if found:
                 return found
         return []
@@ -212,7 +230,7 @@ class Lane:
             passing = [each for each in self._passing(ticket, now_s) if each.breaker.opened_s is None]
             here = [each for each in passing if not places or each.location in places]
             free = [] if len(self.queue) else [each for each in here if self._leaves_room(each, ticket.work)]
-            server = choose_server(free, ticket.work, math.inf, now_s, {})
+            server = choose_server(free, ticket.work, math.inf, now_s, {}, self._point_gco2_per_kwh)
             if server is not None:
                 self._begin(ticket, server)
                 return server
@@ -353,12 +371,14 @@ class Lane:
         """Fail all waiting requests for which there is no server, not counting ejected ones."""
         now_s = time.monotonic()
         known = (*self.servers, *self.others)
-        there = {each.id for each in known if each.breaker.state(now_s) is not BreakerState.OPEN}
+        there = [each for each in known if each.breaker.state(now_s) is not BreakerState.OPEN]
         for name, ticket in self._tickets.items():
             given = ticket.given
             if ticket.waits_since_s is not None and not known and self._waits_still(ticket.waits_since_s, now_s):
                 continue
-            if there <= ticket.request.excluded and self.queue.remove(name) and given and not given.done():
+            if any(map(ticket.may_have, there)):
+                continue
+            if self.queue.remove(name) and given and not given.done():
                 given.set_exception(NoServerError(self.starting))
 
     def _waits_still(self, since_s: float, now_s: float) -> bool:
@@ -382,9 +402,8 @@ class Lane:
         now_s = time.monotonic()
         while may_leave and (head := self.queue.peek(without=looked_at, now_s=now_s)) is not None and not head.is_late:
             looked_at.add(head.excluded)
-            running = [
-                each.request for each in may_leave.values() if each.server and each.server.id not in head.excluded
-            ]
+            waiting = self._tickets[head.id]
+            running = [each.request for each in may_leave.values() if each.server and waiting.may_have(each.server)]
             found = preempted_by(head, running, rules.order, self.times, margin_s=rules.preemption_margin_s)
             if found is not None:
                 _end(may_leave[found.id])

@@ -47,6 +47,7 @@ class Received:
     at_s: float  #: When it came, by the monotonic clock; of one that waited for what others left free, when it got that
     at_utc_s: float  #: When it came, UTC seconds
     spare: Spare | None = None  #: Set for one that gets only what others leave free
+    least_accuracy_pct: float = 0.0  #: Of variants of its model, only those that are as accurate may answer it
     taken_tokens: int | None = None  #: How many its key's limit was charged before; None without such a limit
     used_tokens: int = 0  #: How many it has used, all its tries together
 

@@ -16,6 +16,7 @@ from services.cli.values import duration_s, past_time, time_of
 from services.contracts.identity import Role
 
 PAGE = 500
+FRACTIONS = ("month_gco2", "month_cost", "least_accuracy_pct")
 MaxGpus = Annotated[str | None, typer.Option(help="Most GPUs held at once; none for no limit.")]
 MaxJobs = Annotated[int | None, typer.Option(min=0, help="Most jobs that have not ended.")]
 Weight = Annotated[
@@ -38,6 +39,9 @@ MonthTokens = Annotated[str | None, typer.Option(help="Budget of tokens for a ca
 MonthGco2 = Annotated[str | None, typer.Option(help="Budget of gCO2 for a calendar month; none for no limit.")]
 MonthCost = Annotated[
     str | None, typer.Option(help="Budget of money for a calendar month, by the models' prices; none for no limit.")
+]
+Accuracy = Annotated[
+    str | None, typer.Option(help="Per cent that variants of models that answer it have at least; none for no floor.")
 ]
 Priority = Annotated[
     str | None, typer.Option(help="The most urgent (smallest) priority that its requests may state; none for none.")
@@ -197,6 +201,7 @@ def create_key(
     month_tokens: MonthTokens = None,
     month_gco2: MonthGco2 = None,
     month_cost: MonthCost = None,
+    least_accuracy: Accuracy = None,
     priority: Priority = None,
     as_json: AsJson = False,
 ) -> None:
@@ -208,6 +213,7 @@ def create_key(
     body |= {name: value for name, value in (("user", user), ("project", project)) if value is not None}
     months = {"month_tokens": month_tokens, "month_gco2": month_gco2, "month_cost": month_cost}
     figures = {"requests_per_min": requests_per_min, "tokens_per_min": tokens_per_min, **months, "priority": priority}
+    figures["least_accuracy_pct"] = least_accuracy
     if limits := _key_limits(models, alias, figures):
         body["limits"] = limits
     _print_secret(Gateway().call("POST", "/v1/keys", body=body), as_json)
@@ -222,12 +228,14 @@ def set_key(
     month_tokens: MonthTokens = None,
     month_gco2: MonthGco2 = None,
     month_cost: MonthCost = None,
+    least_accuracy: Accuracy = None,
     priority: Priority = None,
     as_json: AsJson = False,
 ) -> None:
     """Change what a key may do with models; what is not given stays as it is."""
     months = {"month_tokens": month_tokens, "month_gco2": month_gco2, "month_cost": month_cost}
     figures = {"requests_per_min": requests_per_min, "tokens_per_min": tokens_per_min, **months, "priority": priority}
+    figures["least_accuracy_pct"] = least_accuracy
     limits = _key_limits(models, alias, figures)
     if not limits:
         raise CliError(
@@ -247,9 +255,9 @@ def _key_limits(models: str | None, aliases: list[str] | None, figures: dict[str
     for name, text in figures.items():
         if text is None:
             continue
-        option = "--" + name.replace("_", "-")
+        option = "--" + name.removesuffix("_pct").replace("_", "-")
         try:
-            figure = None if text == "none" else float(text) if name in ("month_gco2", "month_cost") else int(text)
+            figure = None if text == "none" else float(text) if name in FRACTIONS else int(text)
         except ValueError:
             raise CliError(f"{option} {text}: must be a number, or none", EXIT_USAGE) from None
         found[name] = figure
@@ -280,6 +288,8 @@ def _limits_of(key: dict[str, Any]) -> str:
     for name, unit in (("tokens", "tokens"), ("gco2", "gCO2"), ("cost", "in money")):
         if (most := limits[f"month_{name}"]) is not None:
             words.append(f"{used.get(name, 0):.4g} of {most:g} {unit} a month")
+    if (accuracy_pct := limits["least_accuracy_pct"]) is not None:
+        words.append(f"accuracy {accuracy_pct:g} %")
     return "; ".join(words + ([f"priority {limits['priority']}"] if limits["priority"] is not None else []))
 
 

@@ -22,6 +22,7 @@ from services.core.policies.freesh.server_choice import (
     choose_server,
     energy_profile,
     even,
+    with_accuracy,
 )
 from tests.support.server_choice import plain_carbon, plain_choice
 
@@ -35,6 +36,7 @@ class Stand:
     location: str = "here"
     limit: int = 64
     energy: EnergyProfile | None = None
+    accuracy_pct: float | None = None
     costs: ServerCosts = field(default_factory=lambda: ServerCosts(0.2, 0.03))
 
     def holding(self, *works: Work, now_s: float = -1e9) -> Stand:
@@ -227,6 +229,29 @@ def test_what_ends_unread_leaves_nothing_behind(steps: list[tuple[str, int, floa
     for at, each in again.items():
         if at in held and at not in read:
             assert given_all[at].first_s == pytest.approx(each.first_s)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=5), st.floats(0, 100), st.floats(0.1, 50), st.floats(0, 900))
+def test_a_less_accurate_server_never_looks_better_than_an_equal_one_and_its_worth_grows_with_the_grid(
+    accuracies: list[float], least: float, point: float, rate: float
+) -> None:
+    servers = [Stand(rate, energy=PROFILE, accuracy_pct=each) for each in [*accuracies, least]]
+    found = with_accuracy(servers, WORK, added_carbon(servers, WORK), point)
+    for one, adds in zip(servers, found, strict=True):
+        assert all(
+            adds <= more
+            for other, more in zip(servers, found, strict=True)
+            if (other.accuracy_pct or 0.0) <= (one.accuracy_pct or 0.0)
+        )
+    saving = replace(servers[0], energy=PROFILE._replace(slot_w=0.1 * PROFILE.slot_w), accuracy_pct=60.0)
+    best = replace(servers[0], accuracy_pct=70.0)
+    is_small = chosen_with_worth([best, saving], point) is saving
+    threshold = 10.0 * point / 0.9  # (E - 0.1 E) x intensity = 10 points x their worth x E
+    assert is_small == (rate > threshold) or abs(rate - threshold) <= 0.1 * threshold
+
+
+def chosen_with_worth(servers: Sequence[Stand], point: float) -> Stand | None:
+    return choose_server(servers, WORK, 30.0, 0.0, {}, point)
 
 
 def test_what_was_seen_of_two_equal_servers_prefers_none_and_twice_as_fast_does() -> None:

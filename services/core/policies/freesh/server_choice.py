@@ -9,6 +9,7 @@ predicted to answer it within its limit; among equals, to the one that answers f
 - *Carbon* is a property of server and request: what one more request in a full batch draws, for as long as the profile
   takes for its tokens, times PUE and intensity. Power divided by the present rate would not be one: it falls while a
   server is busy, so a busy server would look clean and stay busy. What is cached plays no part in it either.
+- *Accuracy*: where servers are variants of different accuracy, a point of it is worth so much intensity.
 - *Balance*: of servers that are no dirtier and no farther, one that is fuller by more than ``BALANCE_SHARE`` and
   ``BALANCE_REQUESTS`` is passed over, whatever it has cached.
 """
@@ -313,6 +314,7 @@ class Server(Protocol):
         limit: Requests that it may be given at once.
         gco2_per_kwh: Present intensity of its grid, for energy at its meter, including PUE; None if unknown.
         energy: What requests add to its energy, by its profile; None if unknown.
+        accuracy_pct: Accuracy of its variant of the model; None where there is one variant alone.
         costs: Its times and load.
     """
 
@@ -325,10 +327,40 @@ class Server(Protocol):
     @property
     def energy(self) -> EnergyProfile | None: ...
     @property
+    def accuracy_pct(self) -> float | None: ...
+    @property
     def costs(self) -> ServerCosts: ...
 
 
 S = TypeVar("S", bound=Server)
+
+
+def with_accuracy(servers: Sequence[Server], work: Work, carbon: list[float], point_gco2_per_kwh: float) -> list[float]:
+    """Return the figures of ``added_carbon`` with what less accuracy than the best of the servers costs.
+
+    A point of accuracy is worth so much intensity, at the energy that the request would add at the most accurate
+    server. So of two variants, the one that needs less energy is taken where the grid is dirty, the more accurate one
+    where it is clean (Clover's trade-off of accuracy and carbon, for one request).
+
+    Args:
+        servers: Servers, of which those without an accuracy count as the most accurate.
+        work: The request.
+        carbon: The result of ``added_carbon``.
+        point_gco2_per_kwh: Worth of a percentage point, gCO2/kWh >= 0.
+    """
+    stated = [each.accuracy_pct for each in servers if each.accuracy_pct is not None]
+    if not stated or not point_gco2_per_kwh:
+        return carbon
+    best = max(stated)
+    of_best = next(each for each in servers if each.accuracy_pct == best)
+    is_in_grams = all(each.energy is not None for each in servers if each.gco2_per_kwh is not None)
+    point = point_gco2_per_kwh
+    if is_in_grams and of_best.energy is not None:
+        point *= of_best.energy.added_j(work) / J_PER_KWH
+    return [
+        adds if each.accuracy_pct is None else adds + point * (best - each.accuracy_pct)
+        for each, adds in zip(servers, carbon, strict=True)
+    ]
 
 
 def added_carbon(servers: Sequence[Server], work: Work) -> list[float]:
@@ -356,7 +388,12 @@ def added_carbon(servers: Sequence[Server], work: Work) -> list[float]:
 
 
 def choose_server(
-    servers: Sequence[S], work: Work, limit_s: float, now_s: float, network_s: Mapping[str, float]
+    servers: Sequence[S],
+    work: Work,
+    limit_s: float,
+    now_s: float,
+    network_s: Mapping[str, float],
+    point_gco2_per_kwh: float = 0.0,
 ) -> S | None:
     """Return the server that adds least carbon among those predicted to be in time, else the first to answer.
 
@@ -367,10 +404,13 @@ def choose_server(
         limit_s: How long its answer may still take.
         now_s: The present moment, by the clock of ``ServerCosts.begin``.
         network_s: Round-trip time to each place, seconds; 0 where none is given.
+        point_gco2_per_kwh: Worth of a percentage point of accuracy, see ``with_accuracy``.
     """
     if len(servers) < 2:
         return servers[0] if servers else None
     carbon = added_carbon(servers, work)
+    if point_gco2_per_kwh:
+        carbon = with_accuracy(servers, work, carbon, point_gco2_per_kwh)
     away_s = [network_s.get(each.location, 0.0) for each in servers] if network_s else [0.0] * len(servers)
     all_costs = [each.costs for each in servers]
     read_s = even([each.read_s for each in all_costs])
