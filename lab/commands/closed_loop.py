@@ -1,8 +1,8 @@
 """The program of a profiling job: it starts a model server, sends it one request after another, and times them.
 
-It runs on the node, by ``python3 -c`` and possibly in a container, so it uses only the standard library of Python 3.8.
-Its only argument is a JSON object; its standard output is one JSON line, and everything that the server prints goes to
-standard error. Requests go over one connection on loopback, as long as the server keeps it open.
+It follows ``own_server`` in the job's program, and keeps to the standard library of Python 3.8, too. Its only argument
+is a JSON object, and its standard output one JSON line. Requests go over one connection on loopback, as long as the
+server keeps it open.
 
 Instances that are measured together meet at a loopback port once their servers are ready, and begin at the same moment.
 """
@@ -11,53 +11,16 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from typing import Any
 
+from services.cli.serving.own_server import GaveUp, running
+
 SLOWEST = 8
 """Instances beside this one take at most so many times as long for a request."""
-
-
-class GaveUp(Exception):  # noqa: N818  not an error of the program
-    """The server cannot be measured; the text says why."""
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def wait_until_ready(server: subprocess.Popen[bytes], port: int, path: str, within_s: float) -> None:
-    """Return once the server answers ``path`` with a status of 2xx.
-
-    Raises:
-        GaveUp: The server ended, or was not ready in time.
-    """
-    deadline = time.monotonic() + within_s
-    last = "nothing listens"
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise GaveUp(f"the server ended with exit status {server.returncode} before it was ready")
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        try:
-            connection.request("GET", path)
-            status = connection.getresponse().status
-            if 200 <= status < 300:
-                return
-            last = f"{path} answers {status}"
-        except (OSError, http.client.HTTPException) as error:
-            last = str(error)
-        finally:
-            connection.close()
-        time.sleep(0.1)
-    raise GaveUp(f"the server is not ready after {within_s:g} s: {last}")
 
 
 def send_for(seconds: float, port: int, request: dict[str, Any]) -> tuple[float, float, list[float]]:
@@ -150,12 +113,8 @@ def percentile(ordered: list[float], share: float) -> float:
 
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
     """Start the server, measure it and end it."""
-    port = free_port()
-    environment = dict(os.environ, WATTSHIFT_PORT=str(port))
-    server = subprocess.Popen(plan["command"], env=environment, stdout=sys.stderr)
-    try:
-        wait_until_ready(server, port, plan["health_path"], plan["ready_timeout_s"])
-        together = plan.get("together")
+    together = plan.get("together")
+    with running(plan) as port:
         if together is not None:
             begins = meet(within_s=plan["ready_timeout_s"], **together)
             time.sleep(max(begins - time.time(), 0.0))
@@ -163,12 +122,6 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         started, ended, took_s = send_for(plan["seconds"], port, plan["request"])
         if together is not None:  # so that no instance loses its neighbours while it is still measured
             send_for(min(max(1.0, SLOWEST * max(took_s)), plan["seconds"]), port, plan["request"])
-    finally:
-        server.terminate()
-        try:
-            server.wait(plan["grace_s"])
-        except subprocess.TimeoutExpired:
-            server.kill()
     took_s.sort()
     return {
         "start_s": started,

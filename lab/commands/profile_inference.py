@@ -27,14 +27,12 @@ from lab.commands.slice_profiles import (
     PERCENT,
     Family,
     ProfileFile,
-    Reading,
     Row,
     Variant,
     gpu_name,
     is_whole,
     mixes_of,
     read_family,
-    reading_of,
     row_of,
     slice_sizes,
 )
@@ -45,6 +43,7 @@ from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliErro
 from services.cli.jobs.following import FINAL
 from services.cli.jobs.jobs import AsJson
 from services.cli.jobs.submit import submit_all
+from services.cli.serving.profiling import Reading, program, reading_of
 from services.cli.values import filled
 from services.contracts.jobs import GpuRequest, JobSpec
 from services.core.domain.mig import parent_of, slice_name
@@ -284,7 +283,7 @@ class Bench:
         on_slice = not is_whole(size) and not settings.mps
         return JobSpec(
             name=f"profile-{variant.name}-{slice_name(size)}",
-            command=[settings.python, "-c", Path(closed_loop.__file__).read_text(encoding="utf-8"), json.dumps(plan)],
+            command=[settings.python, "-c", program(closed_loop), json.dumps(plan)],
             image=variant.image,
             environment=own | variant.environment,
             working_dir=variant.working_dir,

@@ -7,20 +7,18 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.serving.profiling import Reading, mean_power_w
 from services.cli.values import json_document
 from services.contracts.invalid import first_error
 from services.contracts.jobs import Argument
 from services.contracts.schema import Message, Real, Text
 from services.contracts.secrets import EnvironmentName
-from services.core.accounting.meters import UNKNOWN_HOST_W, Bound, Counter, advance, board_most_w
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import SLICE_SEVENTHS, SLICE_SM_PERCENT
 from services.core.domain.mig import WHOLE, placed, sevenths_of
@@ -127,42 +125,6 @@ class Row:
 
 
 COLUMNS = [field.name for field in fields(Row)]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """An agent's reading of a GPU: when, by the node's clock, and what."""
-
-    at_s: float
-    power_w: float
-    energy_j: float | None
-    clock_mhz: int | None
-
-
-def reading_of(node: dict[str, Any], gpu: int) -> Reading | None:
-    """Return the newest reading of a GPU from what the API says about its node; None if there is none."""
-    found = next((each for each in node["readings"] if each["index"] == gpu), None)
-    if found is None or found.get("read_at") is None:
-        return None
-    at_s = datetime.fromisoformat(found["read_at"]).timestamp()
-    return Reading(at_s, found["power_w"], found.get("energy_j"), found.get("clock_mhz"))
-
-
-def mean_power_w(readings: Sequence[Reading], gpu: str) -> float:
-    """Return the mean power between the first and the last reading, by the energy counter where there is one.
-
-    Where the counter shows more than the board can have drawn, the sampled power is used instead.
-    """
-    elapsed_s = readings[-1].at_s - readings[0].at_s
-    counters = [each.energy_j for each in readings if each.energy_j is not None]
-    if len(counters) == len(readings) and elapsed_s > 0:
-        bound = Bound(board_most_w(gpu, [None]) or UNKNOWN_HOST_W)  # of an unknown board, what no whole host draws
-        counter, energy_j = Counter.first(counters[0], readings[0].at_s), 0.0
-        for (before, after), shown_j in zip(pairwise(readings), counters[1:], strict=True):
-            counter, booked = advance(counter, bound, shown_j, after.at_s, (before.power_w + after.power_w) / 2)
-            energy_j += booked.energy_j
-        return energy_j / elapsed_s
-    return sum(each.power_w for each in readings) / len(readings)
 
 
 def row_of(

@@ -45,6 +45,7 @@ ROOMS = {
     "serving.fleets": ("fleets",),
     "accounts.webhooks": ("webhooks",),
     "serving.endpoints": ("endpoints",),
+    "serving.profile_pool": ("profile",),
     "planning.export": ("export",),
     "planning.simulate": ("simulate",),
     "planning.plan": ("plan",),
@@ -80,7 +81,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-add_moved(app, "", ("fit", "profile"))
+add_moved(app, "", ("fit",))
 
 
 def _print_version(asked: bool) -> None:

@@ -26,11 +26,11 @@ def add_plugins() -> None:
         raise CliError(str(error), EXIT_USAGE) from None
 
 
-def add_moved(group: typer.Typer, before: str, names: Iterable[str]) -> None:
-    """Have names of former releases, after ``before``, answer with those that the lab's commands have now."""
+def add_moved(group: typer.Typer, before: str, names: Iterable[str], after: str = "") -> None:
+    """Have names of former releases, after ``before``, answer with those, after ``after``, of the lab."""
 
     def moved(context: typer.Context) -> None:
-        raise CliError(f"`{before}{context.info_name}` is now `wattshift lab {context.info_name}`", EXIT_USAGE)
+        raise CliError(f"`{before}{context.info_name}` is now `wattshift lab {after}{context.info_name}`", EXIT_USAGE)
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     for name in names:

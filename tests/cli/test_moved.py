@@ -37,10 +37,14 @@ def test_a_placement_is_asked_of_the_lab() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["fit", "throughput", "points.csv"], ["profile", "inference", "x.json", "--node", "a"]]
+    ("name", "words"),
+    [
+        ("fit", ["fit", "throughput", "points.csv"]),
+        ("profile inference", ["profile", "inference", "x.json", "--node", "a"]),
+    ],
 )
-def test_a_former_group_answers_with_the_new_one(words: list[str]) -> None:
-    with pytest.raises(CliError, match=f"^`{words[0]}` is now `wattshift lab {words[0]}`$") as caught:
+def test_a_former_group_answers_with_the_new_one(name: str, words: list[str]) -> None:
+    with pytest.raises(CliError, match=f"^`{name}` is now `wattshift lab {name}`$") as caught:
         app(words, standalone_mode=False)
     assert caught.value.exit_code == 2
 

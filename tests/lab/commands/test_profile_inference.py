@@ -21,14 +21,14 @@ from lab.commands.profile_inference import Bench, Settings
 from lab.commands.slice_profiles import (
     COLUMNS,
     ProfileFile,
-    Reading,
     Row,
-    mean_power_w,
     read_family,
     row_of,
     slice_sizes,
 )
 from services.cli.errors import CliError
+from services.cli.serving.own_server import GaveUp, free_port
+from services.cli.serving.profiling import Reading, mean_power_w, program
 from services.core.domain.mig import placed, slice_index
 from services.simulator.inference.profiles import bundled, read_application
 
@@ -76,7 +76,7 @@ def run_loop(command: list[str], **changes: Any) -> tuple[int, dict[str, Any]]:
         "grace_s": 20,
         **changes,
     }
-    text = Path(closed_loop.__file__).read_text()
+    text = program(closed_loop)
     argv = [sys.executable, "-I", "-c", text, json.dumps(plan)]
     ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     return ended.returncode, json.loads(ended.stdout)
@@ -113,7 +113,7 @@ def test_a_server_that_cannot_be_measured_says_why(command: list[str], changes: 
 
 
 def test_instances_that_are_measured_together_begin_at_one_moment() -> None:
-    port = closed_loop.free_port()
+    port = free_port()
     with ThreadPoolExecutor(3) as executor, socket.socket() as stranger:
         begins = [executor.submit(closed_loop.meet, port, "token", 0, 3, 30.0)]
         while stranger.connect_ex(("127.0.0.1", port)):
@@ -125,20 +125,20 @@ def test_instances_that_are_measured_together_begin_at_one_moment() -> None:
 
 
 def test_instances_do_not_wait_for_ever() -> None:
-    port = closed_loop.free_port()
-    with pytest.raises(closed_loop.GaveUp, match="only 1 of 2 instances were ready in time"):
+    port = free_port()
+    with pytest.raises(GaveUp, match="only 1 of 2 instances were ready in time"):
         closed_loop.meet(port, "token", 0, 2, 0.05)
-    with pytest.raises(closed_loop.GaveUp, match="the other instances were not ready in time"):
+    with pytest.raises(GaveUp, match="the other instances were not ready in time"):
         closed_loop.meet(port, "token", 1, 2, 0.05)
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
-        with pytest.raises(closed_loop.GaveUp, match=f"cannot meet at port {port}"):
+        with pytest.raises(GaveUp, match=f"cannot meet at port {port}"):
             closed_loop.meet(port, "token", 0, 2, 5)
 
 
 def test_each_of_several_instances_is_measured() -> None:
-    together = {"port": closed_loop.free_port(), "token": "t", "instances": 2}
+    together = {"port": free_port(), "token": "t", "instances": 2}
     with ThreadPoolExecutor(2) as executor:
         runs = [
             executor.submit(run_loop, [sys.executable, "-c", SERVER], together={**together, "rank": rank})
