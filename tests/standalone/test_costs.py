@@ -15,8 +15,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_folder_that_grew_by_half_is_named_and_no_other() -> None:
-    kept = {"tests/same": 100.0, "tests/grown": 100.0, "tests/small": 1.0}
-    found = {"tests/same": 149.0, "tests/grown": 151.0, "tests/small": costs.LEAST - 1, "tests/new": costs.LEAST + 1}
+    same = dict.fromkeys(("tests/one", "tests/two", "tests/three"), 100.0)
+    kept = {**same, "tests/near": 100.0, "tests/grown": 100.0, "tests/small": 1.0}
+    more = {"tests/near": 149.0, "tests/grown": 151.0}
+    found = {**same, **more, "tests/small": costs.LEAST - 1, "tests/new": costs.LEAST + 1}
     assert [each.split()[0] for each in costs.grown(found, kept)] == ["tests/grown", "tests/new"]
     assert not list(costs.grown({"tests/small": costs.LEAST + 1}, {"tests/small": costs.LEAST}))
 
@@ -30,9 +32,18 @@ def test_a_run_that_is_dear_fails(
     costs.LAST.write_text(json.dumps({"tests/unit": 100.0}))
     costs.main()
     assert not costs.failed()
-    costs.LAST.write_text(json.dumps({"tests/unit": 200.0}))
+    costs.LAST.write_text(json.dumps({"tests/unit": 201.0}))
     assert costs.failed()
-    assert "tests/unit costs 200 times the reference loop, and is written down with 100" in capsys.readouterr().err
+    assert "test: folders cost 2.0 times what is written down, in the median" in capsys.readouterr().err
+
+
+def test_on_a_machine_where_all_costs_more_a_folder_has_to_grow_by_more() -> None:
+    kept = {f"tests/{number}": 100.0 for number in range(5)}
+    slower = {name: 1.7 * cost for name, cost in kept.items()}
+    assert not list(costs.grown(slower, kept))
+    assert [each.split()[0] for each in costs.grown({**slower, "tests/3": 256.0}, kept)] == ["tests/3"]
+    faster = {name: 0.5 * cost for name, cost in kept.items()}
+    assert not list(costs.grown({**faster, "tests/3": 149.0}, kept)), "the loop alone may differ"
 
 
 def test_a_run_says_what_its_folders_cost(tmp_path: Path) -> None:
