@@ -30,7 +30,8 @@ def add_moved(group: typer.Typer, before: str, names: Iterable[str], after: str 
     """Have names of former releases, after ``before``, answer with those, after ``after``, of the lab."""
 
     def moved(context: typer.Context) -> None:
-        raise CliError(f"`{before}{context.info_name}` is now `wattshift lab {after}{context.info_name}`", EXIT_USAGE)
+        name = context.command.name
+        raise CliError(f"`{before}{name}` is now `wattshift lab {after}{name}`", EXIT_USAGE)
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     for name in names:

@@ -18,6 +18,7 @@ import pytest
 
 from services.cli import client, main
 from services.kit.text import CONTROLS
+from tests.cli.test_profile_pool import a_pool
 from tests.cli.test_strangers import MOVES, PIECES, streams
 from tests.support.commands import whole
 from tests.support.servers import ROOT
@@ -44,6 +45,7 @@ LOCAL = {
     *("status", "clusters use", "logout", "engine slurm", "engine slurm-history"),
     *("plan allocation", "plan partition", "plan placement", "plan pools", "carbon forecast"),
     *("simulate experiment", "simulate inference", "simulate serving", "simulate training", "verify", "factors add"),
+    "profile inference",
 }
 """They ask no gateway, or say only what they do here: files, programs and this machine's installation."""
 ASIDE = {"exec", "shell", "forward", "cp", "notebook", "mcp"}
@@ -63,6 +65,7 @@ WORDS = {
     "export": ["--out", "-"],
     "fleets set": ["a", "--gpus", "1", "--gpu-model", "A100", "--zone", "DE"],
     "keys expire": ["a", "1h"],
+    "keys set": ["a", "--models", "m"],
     "login": ["http://127.0.0.1:1", "--key-stdin"],
     "tenants set": ["a", "--max-gpus", "1"],
     "top": ["--once"],
@@ -150,6 +153,8 @@ def words_of(name: str, folder: Path) -> list[str]:
         return WORDS[name]
     document = folder / "document.json"
     document.write_text("arrived_at,input_tokens,output_tokens\n1000,1,1\n" if name == "pools report" else "{}")
+    if name == "profile pool":
+        document.write_text(json.dumps(a_pool()))
     if name == "submit":
         document.write_text('{"name": "a", "command": ["true"]}')
     known = {"file": str(document), "gpu": "0", "slices": "3g", "job": JOB, "jobs": JOB, "mode": "act"}

@@ -135,7 +135,7 @@ def cleanest(servers: Sequence[Server], work: Work, *_: Any) -> Server:
     return servers[carbon.index(min(carbon))]
 
 
-def earliest(servers: Sequence[Server], work: Work, _: float, now_s: float, __: Any) -> Server:
+def earliest(servers: Sequence[Server], work: Work, _: float, now_s: float, *__: Any) -> Server:
     """Choose by time alone, whoever is dirty."""
     return min(servers, key=lambda each: each.costs.end_s(work, now_s, each.costs.cached_tokens(work)))
 

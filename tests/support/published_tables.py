@@ -18,6 +18,7 @@ from lab.reproductions import (
     asrpt,
     asrpt_forest,
     asrpt_layouts,
+    batches_day,
     carbon_faults,
     carbon_report,
     clover,
@@ -430,7 +431,13 @@ POWERFLOW = [
 ]
 
 
-# Router, traffic and the simulator
+# Batches, router, traffic and the simulator
+
+
+def batches_at(peak_share: float) -> str:
+    """Return the row of one load in the grids without a very clean one."""
+    sets = dict([list(batches_day.SETS.items())[1]])
+    return str(part(batches_day, lambda: batches_day.table(data()), SETS=sets, PEAK_SHARES=(peak_share,)))
 
 
 def short_hours(make: Callable[[], str]) -> str:
@@ -473,6 +480,7 @@ OTHERS = [
     Again("router", "lengths", of_code),
     Again("router", "places", lambda: router.places_table(data())),
     *(Again("traffic", "plans", planned, ("Code, partition b", row)) for row in (LAST, "for the planner")),
+    Again("batches", "day", lambda: batches_at(0.7)),
     *(Again("traffic", "day", of_the_day, ("Partition b", LAST), head) for head in ("SS", "LS", "spare")),
     *(Again("traffic", "hour", without_lstm, ("Code, partition b", row)) for row in (LAST, "gradient boosting |")),
     *(Again("traffic", "hour-lstm", last_minutes, ("Code, partition b", LAST), head) for head in ("SS", "LS", "spare")),
