@@ -30,8 +30,9 @@ def add_moved(group: typer.Typer, before: str, names: Iterable[str], after: str 
     """Have names of former releases, after ``before``, answer with those, after ``after``, of the lab."""
 
     def moved(context: typer.Context) -> None:
-        name = context.command.name
-        raise CliError(f"`{before}{name}` is now `wattshift lab {after}{name}`", EXIT_USAGE)
+        name = f"{context.command.name}"
+        now = after + name
+        raise CliError(f"`{before}{name}` is now `wattshift lab {now}`", EXIT_USAGE)
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     for name in names:

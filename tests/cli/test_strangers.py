@@ -163,6 +163,8 @@ def test_every_door_is_known() -> None:
     aside = {
         ("export.py", "sys.stdout"),  # write_row
         ("ledger_lines.py", "sys.stdout"),  # a file as the server wrote it, which `verify` reads
+        ("load_sweep.py", "print"),  # on a node, for the command that reads it
+        ("own_server.py", "sys.stderr"),  # on a node
         ("report.py", "sys.stdout"),  # write_row
         ("verify.py", "print"),  # one file that auditors run alone: what comes of a file is made printable there
         ("verify.py", "sys.stderr"),
