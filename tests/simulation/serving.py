@@ -78,7 +78,7 @@ class _Job:
 
     id: str
     instance: str
-    zone: str
+    place: str  #: The zone and kind of what it runs on
     ends_at_s: float
     runs_at_s: float = 0.0
     state: JobState = JobState.QUEUED
@@ -148,7 +148,9 @@ class _Admission:
             now_s = self._simulation.loop.time()
             job_id = f"job_{len(self.keyed)}"  # of which none is given twice
             ends_at_s = now_s + (1e9 if draw(4, often=0.5) != 1 else float(draw(40)))
-            self.jobs[job_id] = _Job(job_id, instance, document["service"]["zone"], ends_at_s, now_s + draw(6))
+            # Slices are no GPUs that others hold: who cuts a GPU anew has it emptied first.
+            place = f"{document['service']['zone']} {document['gpus'].get('slice') or ''}"
+            self.jobs[job_id] = _Job(job_id, instance, place, ends_at_s, now_s + draw(6))
             known = self.keyed[entry.idempotency_key] = job_id
         told = SubmittedJob(id=known, name=entry.idempotency_key, state=JobState.QUEUED, submitted_at=utc_now())
         return SubmissionAnswer(status=201, body=told.model_dump_json())
@@ -156,24 +158,24 @@ class _Admission:
     def go_on(self) -> None:
         """Have jobs run, as far as GPUs go, end, be queued again, and be forgotten."""
         now_s, draw, is_calm = self._simulation.loop.time(), self._simulation.choices.below, self._simulation.is_calm
-        running = Counter(job.zone for job in self.jobs.values() if job.state is JobState.RUNNING)
+        running = Counter(job.place for job in self.jobs.values() if job.state is JobState.RUNNING)
         for job in list(self.jobs.values()):
             if job.state.is_final:
                 if not is_calm and draw(2, often=0.1):
                     self._remove(job)
             elif job.cancel_requested or (now_s >= job.ends_at_s and not is_calm):
-                running[job.zone] -= job.state is JobState.RUNNING
+                running[job.place] -= job.state is JobState.RUNNING
                 job.state = JobState.CANCELLED if job.cancel_requested else JobState.FAILED
                 job.reason, job.url = "exited", None
                 if not is_calm and draw(2, often=0.1):  # and is deleted, before anybody has looked
                     self._remove(job)
             elif job.state is JobState.RUNNING and not is_calm and draw(2, often=0.02):  # its node is lost
-                running[job.zone] -= 1
+                running[job.place] -= 1
                 job.state, job.reason, job.url = JobState.QUEUED, Reason.NODE_CLOSED.value, None
                 job.queued_at, job.running_at, job.listener = utc_now(), None, None
                 job.runs_at_s = now_s + draw(8)
-            elif job.state is JobState.QUEUED and now_s >= job.runs_at_s and running[job.zone] < self.gpus:
-                running[job.zone] += 1
+            elif job.state is JobState.QUEUED and now_s >= job.runs_at_s and running[job.place] < self.gpus:
+                running[job.place] += 1
                 self._run(job)
 
     def _run(self, job: _Job) -> None:

@@ -266,6 +266,7 @@ class BatchWorker:
     async def _begin(self, batch: OpenBatch, model: str, place: str, room: Room, count: int) -> int:
         async with self._repository.writing() as queries:
             lines = await queries.batch_work.claim(batch.id, model, count)
+        await self._drop(each.id for each in lines)  # whoever led before may have taken back what this one awaits
         for line in lines:
             self._tasks[line.id] = asyncio.create_task(self._send_line(batch, line, place, room))
         return len(lines)
