@@ -68,6 +68,7 @@ class ReportingAgent:
         self._disk = DiskWatch(settings.state_folder, settings.disk_reserve_bytes)
         self.driver = self._open_driver()
         self.devices = self.driver.devices()
+        self._has_other_devices = False  #: Whether they changed, and this has not been taken in
         self.spool = Spool(settings.state_folder)
 
     # --- what others say
@@ -269,9 +270,14 @@ class ReportingAgent:
     async def _look_at_health(self) -> bool:
         async with self._device_lock:
             changed = await to_the_end(asyncio.to_thread(self.health.look, shim.clock()))
-            other_devices = await to_the_end(asyncio.to_thread(self.driver.refresh))
-        if other_devices:
-            await self._take_devices()
+            self._has_other_devices |= await to_the_end(asyncio.to_thread(self.driver.refresh))
+        if self._has_other_devices:
+            self._has_other_devices = False
+            try:
+                await self._take_devices()
+            except BaseException:
+                self._has_other_devices = True  # with the next look: the driver says it once
+                raise
         return changed
 
     async def _measure(self) -> None:
