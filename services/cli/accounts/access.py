@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -17,6 +18,10 @@ from services.contracts.identity import Role
 
 PAGE = 500
 FRACTIONS = ("month_gco2", "month_cost", "least_accuracy_pct")
+FIGURES = (
+    *("requests_per_min", "tokens_per_min", "month_tokens", "month_gco2", "month_cost"),
+    *("least_accuracy_pct", "priority"),
+)
 MaxGpus = Annotated[str | None, typer.Option(help="Most GPUs held at once; none for no limit.")]
 MaxJobs = Annotated[int | None, typer.Option(min=0, help="Most jobs that have not ended.")]
 Weight = Annotated[
@@ -211,10 +216,8 @@ def create_key(
         raise CliError(f"--role {role}: must be one of {', '.join(known)}", EXIT_USAGE)
     body = {"tenant_id": tenant, "role": known[role], "label": label, "expires_at": _expiry(expires)}
     body |= {name: value for name, value in (("user", user), ("project", project)) if value is not None}
-    months = {"month_tokens": month_tokens, "month_gco2": month_gco2, "month_cost": month_cost}
-    figures = {"requests_per_min": requests_per_min, "tokens_per_min": tokens_per_min, **months, "priority": priority}
-    figures["least_accuracy_pct"] = least_accuracy
-    if limits := _key_limits(models, alias, figures):
+    months = month_tokens, month_gco2, month_cost
+    if limits := _key_limits(models, alias, (requests_per_min, tokens_per_min, *months, least_accuracy, priority)):
         body["limits"] = limits
     _print_secret(Gateway().call("POST", "/v1/keys", body=body), as_json)
 
@@ -233,10 +236,8 @@ def set_key(
     as_json: AsJson = False,
 ) -> None:
     """Change what a key may do with models; what is not given stays as it is."""
-    months = {"month_tokens": month_tokens, "month_gco2": month_gco2, "month_cost": month_cost}
-    figures = {"requests_per_min": requests_per_min, "tokens_per_min": tokens_per_min, **months, "priority": priority}
-    figures["least_accuracy_pct"] = least_accuracy
-    limits = _key_limits(models, alias, figures)
+    months = month_tokens, month_gco2, month_cost
+    limits = _key_limits(models, alias, (requests_per_min, tokens_per_min, *months, least_accuracy, priority))
     if not limits:
         raise CliError(
             "give a limit: --models, --alias, --requests-per-min, --month-gco2, ... (see --help)", EXIT_USAGE
@@ -245,14 +246,14 @@ def set_key(
     output.tell(changed, as_json, f"{key}: {_limits_of(changed) or 'not limited'}")
 
 
-def _key_limits(models: str | None, aliases: list[str] | None, figures: dict[str, str | None]) -> dict[str, Any]:
-    """Return the limits that were given; ``none`` removes one."""
+def _key_limits(models: str | None, aliases: list[str] | None, figures: Sequence[str | None]) -> dict[str, Any]:
+    """Return the limits that were given, the ``figures`` in the order of ``FIGURES``; ``none`` removes one."""
     found: dict[str, Any] = {}
     if models is not None:
         found["models"] = None if models == "none" else [name.strip() for name in models.split(",")]
     if aliases:
         found["aliases"] = None if aliases == ["none"] else dict(_alias(text) for text in aliases)
-    for name, text in figures.items():
+    for name, text in zip(FIGURES, figures, strict=True):
         if text is None:
             continue
         option = "--" + name.removesuffix("_pct").replace("_", "-")
