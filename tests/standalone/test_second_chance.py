@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,22 @@ def test_many_failures_get_no_second_chance(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", pytest.fail)
     assert gates._failed_again([]) == 1
+
+
+def test_a_test_that_ends_its_worker_fails_once_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(
+        "import os\nimport pytest\n\n@pytest.mark.parametrize('n', range(4))\ndef test_n(n):\n"
+        "    if n == 1:\n        open('ends', 'a').write('.')\n        os._exit(1)\n"
+    )
+    arguments = ("-q", "-n", "2", "--dist", "loadfile", "-p", "tests.support.order", "--rootdir", str(tmp_path))
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(gates.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert "1 failed, 3 passed" in run.stdout
+    assert "\ntest_it.py::test_n[1] ended its worker\n" in run.stdout
+    assert (tmp_path / "ends").read_text() == "."

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 SHARED = {
     **dict.fromkeys(
@@ -35,6 +36,17 @@ class _Together(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return SHARED.get(file, file)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give no other worker the test that ended its own: it would wait as long, and again, a dozen times."""
+        for tests in self.assigned_work[node].values():
+            for test, is_over in tests.items():
+                if not is_over:
+                    tests[test] = True
+                    self.config.get_terminal_writer().line(f"\n{test} ended its worker")
+                    super().remove_node(node)
+                    return test
+        return super().remove_node(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
