@@ -112,7 +112,7 @@ class Session:
     def __init__(self, url: str, database: str) -> None:
         """Begin a session with a database of the server at ``url``."""
         parts = urlsplit(url)
-        self._socket = socket.create_connection((parts.hostname or "", parts.port or 0))
+        self._socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=HANGS_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
