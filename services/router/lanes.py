@@ -251,13 +251,19 @@ class Lane:
             return beside_s <= SPARE_OF_LIMIT * self._max_tbt_s
         return beside_s <= (1.0 + SPARE_SLOWDOWN) * alone_s
 
-    def _take_spare_back(self, ticket: Ticket) -> None:
-        """Have a request that only gets what others leave give up its place, because ``ticket`` waits for one."""
-        for server in self._passing(ticket, time.monotonic()):
-            for each in reversed(server.spare):
-                if not each.is_preempted:
-                    _end(each)
-                    return
+    def _take_spare_back(self) -> None:
+        """Have those that only get what others leave give up as many places as requests wait for."""
+        spare = {each for server in (*self.servers, *self.others) for each in server.spare if each.may_repeat}
+        for request in self.queue:
+            if not spare:
+                return
+            passing = self._passing(self._tickets[request.id], time.monotonic())
+            places = [each for server in passing for each in reversed(server.spare) if each in spare]
+            if places:
+                found = next((each for each in places if each.is_preempted), places[0])
+                spare.remove(found)
+                if not found.is_preempted:
+                    _end(found)
 
     async def take_again(self, ticket: Ticket, timeout_s: float) -> Server:
         """Like ``take``, for a preempted request: it was accepted before, so the queue's bound does not apply."""
@@ -279,7 +285,7 @@ class Lane:
         self._tickets[ticket.request.id] = ticket
         ticket.given = asyncio.get_running_loop().create_future()
         try:
-            self._take_spare_back(ticket)
+            self._take_spare_back()
             self._preempt()
             async with asyncio.timeout(timeout_s):
                 return await ticket.given
@@ -365,6 +371,7 @@ class Lane:
             self.queue.remove(head.id)
             self._begin(ticket, server)
             ticket.given.set_result(server)
+        self._take_spare_back()
         return stuck
 
     def fail_waiting(self) -> None:

@@ -2,6 +2,7 @@
 
 Clients send requests of two classes, which have servers in common, and leave at any time, also in the middle of an
 answer. Servers answer at once or in pieces, are busy, fail, break off, keep silent, and are taken out and put back.
+With limits, keys have a number of requests and tokens a minute, and some requests get what others leave free.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from unittest.mock import patch
 
 import orjson
 
-from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
+from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits, ResolvedKey, Role, TenantLimits
 from services.contracts.routing import RoutedServer, RoutingTable
 from services.core.policies.freesh.laxity import Order, preempted_by
 from services.core.policies.freesh.server_choice import ALIKE, ALIKE_PACE, BALANCE_REQUESTS, BALANCE_SHARE
@@ -36,6 +37,7 @@ from services.router.door import Door
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Server
 from services.router.gate import Gate
+from services.router.key_rules import KeyRules
 from services.router.lanes import (
     Lane,
     LaneRules,
@@ -124,6 +126,11 @@ class _Requests:
         outcomes: What became of it each time.
         has_changed: Whether a server was taken out or put back.
         has_fallback: Whether another model is asked, which may have no server.
+        flex: How many requests in eight get only what others leave free.
+        limits: Of each key.
+        let_in: How many requests each key was let in with.
+        used: How many tokens each key has used.
+        spare: Who holds a place that others left.
         refuse_usage: Servers that know no such option of a request.
         with_key: Servers that the router has a key for.
         arrived: Requests that were counted for the planner.
@@ -146,6 +153,10 @@ class _Requests:
         self.outcomes: dict[int, list[int]] = {}
         self.has_changed = False
         self.has_fallback = False
+        self.flex = 0
+        self.limits = NO_KEY_LIMITS
+        self.let_in, self.used = Counter[str](), Counter[str]()
+        self.spare: set[Ticket] = set()
 
 
 class _ModelServer(asyncio.Protocol):
@@ -303,7 +314,7 @@ def _malformed(outcome: int) -> bytes:
 class _Client:
     """One request of a client, as an ASGI server passes it on."""
 
-    def __init__(self, simulation: Simulation, number: int) -> None:
+    def __init__(self, simulation: Simulation, number: int, flex: int) -> None:
         draw = simulation.choices.below
         self.number = number
         self.tenant = TENANTS[draw(2, often=0.3)]
@@ -318,6 +329,8 @@ class _Client:
         body |= {"stream_options": {"include_usage": True}} if self.wants_usage else {}
         body |= {} if self.may_repeat else {"store": True}
         body |= {"input": words} if self._wants_vectors else {}
+        self.is_flex = flex > 0 and draw(8) < flex
+        body |= {"service_tier": "flex"} if self.is_flex else {}
         if draw(8, often=0.3) == 1:
             body |= {"padding": "x" * BODY_BYTES}
         self._body = orjson.dumps(body)
@@ -427,10 +440,13 @@ class _Client:
 class _Keys:
     """The keys of callers: their tenants' names."""
 
+    def __init__(self, limits: KeyLimits) -> None:
+        self._limits = limits
+
     async def caller(self, authorization: bytes | None, *_: Any) -> ResolvedKey:
         """Return the caller, some time later."""
         await asyncio.sleep(0)
-        return _key((authorization or b"").decode())
+        return _key((authorization or b"").decode()).model_copy(update={"key_limits": self._limits})
 
 
 @cache
@@ -458,6 +474,7 @@ def _router(simulation: Simulation, requests: _Requests) -> Router:
         "placement": ("carbon", "weights")[draw(2, often=0.3)],
         "max_queue": (6, 2)[draw(2)],
         "network_ms": ({}, {"default": {"there": 300.0}})[draw(2)],
+        "flex_wait_s": 3.0,
         "max_requests_per_tenant": AT_ONCE,
         "max_body_bytes": BODY_BYTES,
         "max_buffered_bytes": BODIES_BYTES,
@@ -481,7 +498,11 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
     made.upstream_keys = _UpstreamKeys()
     expectations = Expectations()
     stubs: dict[str, Any] = dict.fromkeys(("end", "first", "gap", "whole", "served"), lambda *_: None)
-    nothing = cast(Any, SimpleNamespace(**stubs | {"gap": _gap}))
+
+    def served(_: Server, key: ResolvedKey, *what: Any) -> None:
+        requests.used[key.identity.tenant_id] += what[3].input + what[3].output
+
+    nothing = cast(Any, SimpleNamespace(**stubs | {"gap": _gap, "served": served}))
 
     def arrived(*_: Any) -> list[int]:
         requests.arrived += 1
@@ -489,8 +510,9 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
 
     writer = RequestWriter(settings.order, router.upstream_keys)
     made.trials = Trials(router.fleet, router.lanes, writer)
-    made.gate = Gate(settings, cast(Any, _Keys()))
+    made.gate = Gate(settings, cast(Any, _Keys(requests.limits)))
     made.gate.limiter = RateLimiter(clock_s)
+    made.gate.rules = KeyRules(made.gate.limiter)
     dispatcher = Dispatcher(
         settings,
         router.fleet,
@@ -571,15 +593,28 @@ class _Servers:
 
 async def play(simulation: Simulation) -> None:
     """Requests arrive, wait, leave, are refused, preempted and answered; at the end every place is free."""
+    await _play(simulation, _Requests())
+
+
+async def limits(simulation: Simulation) -> None:
+    """As before, but keys have limits, and some requests get what others leave free."""
+    draw, requests = simulation.choices.below, _Requests()
+    requests.flex = draw(8)
+    per_min = {"requests_per_min": (None, 2, 5)[draw(3)], "tokens_per_min": (None, 40, 400)[draw(3)]}
+    requests.limits = KeyLimits.model_validate(per_min)
+    await _play(simulation, requests)
+
+
+async def _play(simulation: Simulation, requests: _Requests) -> None:
     draw = simulation.choices.below
-    requests = _Requests()
     requests.refuse_usage = {name for name in ("a", "b", "c", OTHER_MODEL) if draw(6) == 1}
     servers = _Servers(simulation, requests)
     router = _router(simulation, requests)
     router._adopt(servers.table())
-    clients = [_Client(simulation, number) for number in range(2 + draw(7))]
+    clients = [_Client(simulation, number, requests.flex) for number in range(2 + draw(7))]
     simulation.holds("no server has more than it may", lambda: _too_many(router))
-    simulation.holds("every place has a living owner", lambda: _without_owner(router))
+    simulation.holds("every place has a living owner", lambda: _without_owner(router, requests))
+    simulation.rests("nobody waits beside who only gets what is left", lambda: _goes_before(router))
     simulation.holds("a server on trial has one request, which lives", lambda: _tried_for_nobody(router))
     simulation.rests("no server with room stands beside a request that may use it", lambda: _stands_by(router))
     simulation.holds("no more is held in memory than may be", lambda: _too_much(router))
@@ -589,6 +624,8 @@ async def play(simulation: Simulation) -> None:
     judges = (
         (Lane, "take", _judged(simulation, Lane.take)),
         (Lane, "choose", _chosen(simulation, Lane.choose)),
+        (Lane, "_begin", _begun(requests, Lane._begin)),
+        (Lane, "leave", _left(requests, Lane.leave)),
         (Lane, "_preempt", _preempting(simulation, Lane._preempt)),
         (Dispatcher, "serve", _served(requests, Dispatcher.serve)),
         (Outcomes, "end", _counted(simulation, requests, clients, Outcomes.end)),
@@ -625,6 +662,8 @@ async def play(simulation: Simulation) -> None:
     busy = [server.id for server in fleet.every_server() if server.origin.busy]
     check("every connection is given back", not busy, str(busy))
     check("a request is counted once", requests.arrived <= requests.served, f"{requests.arrived} of {requests.served}")
+    for name, wrong in _limits(simulation, router, requests).items():
+        check(name, wrong is None, str(wrong))
     for client in clients:
         outcomes, may_go_on = requests.outcomes.get(client.number, []), simulation.loop.has_cut
         may_go_on |= requests.has_fallback and client.may_repeat
@@ -633,7 +672,11 @@ async def play(simulation: Simulation) -> None:
         worked_on = requests.worked_on.get(client.number, 0)
         check("what may not be repeated is not", client.may_repeat or worked_on <= 1, f"{client.number}: {worked_on}")
         most = 2 * (router.settings.attempts + router.settings.preemptions)
-        check("no request is tried oftener than it may be", worked_on <= most, f"{client.number}: {worked_on}")
+        check(
+            "no request is tried oftener than it may be",
+            worked_on <= most or client.is_flex,
+            f"{client.number}: {worked_on}",
+        )
     cast(Any, router).trials = SimpleNamespace(begin=lambda *_: None)  # each would open a connection
     for _ in range(3):
         await asyncio.sleep(KEPT_S / 2)
@@ -730,11 +773,53 @@ def _too_many(router: Router) -> str | None:
     return None
 
 
-def _without_owner(router: Router) -> str | None:
+def _limits(simulation: Simulation, router: Router, requests: _Requests) -> dict[str, str | None]:
+    """Say which key was charged for other tokens than it has used, and which was let in too often."""
+    buckets, most, found = router.gate.limiter._buckets, requests.limits.requests_per_min, dict[str, str | None]()
+    for tenant in TENANTS:
+        bucket, used = buckets.get(f"{tenant} tokens"), requests.used[tenant]
+        is_right = bucket is None or bucket.taken == used
+        found["a key is charged for what it has used"] = None if is_right else f"{tenant}: {bucket}, and not {used}"
+        if most is not None and requests.let_in[tenant] > most * (1.0 + simulation.loop.time() / 60):
+            found["no key is let in too often"] = f"{tenant}: {requests.let_in[tenant]}"
+    return found
+
+
+def _begun(requests: _Requests, begin: Any) -> Any:
+    def judge(self: Lane, ticket: Ticket, server: Server) -> None:
+        if ticket.is_spare:
+            requests.spare.add(ticket)
+        begin(self, ticket, server)
+
+    return judge
+
+
+def _left(requests: _Requests, leave: Any) -> Any:
+    def judge(self: Lane, ticket: Ticket, server: Server) -> float:
+        requests.spare.discard(ticket)
+        return leave(self, ticket, server)
+
+    return judge
+
+
+def _goes_before(router: Router) -> str | None:
+    """Say who waits for a server that somebody holds who should have given it up."""
+    for lane in router.lanes.all():
+        for request in lane.queue:
+            for server in lane.servers:
+                keeps = [each.request.id for each in server.spare if each.may_repeat and not each.is_preempted]
+                may_be_asked = server.breaker.opened_s is None and server.id not in request.excluded
+                if may_be_asked and len(keeps) == server.held > 0:
+                    return f"{request.id} waits, and {keeps} hold {server.id}"
+    return None
+
+
+def _without_owner(router: Router, requests: _Requests) -> str | None:
     held = sum(server.held for server in router.fleet.every_server())
     if held > router.gate.in_flight:
         return f"{held} places are held, and {router.gate.in_flight} requests live"
     in_service = sum(sum(lane.in_service.values()) for lane in router.lanes._lanes.values())
+    in_service += len(requests.spare)
     return None if held == in_service else f"{held} places are held, and the lanes count {in_service}"
 
 
@@ -1022,6 +1107,7 @@ def _used_again(simulation: Simulation, connect: Any) -> Any:
 def _served(requests: _Requests, serve: Any) -> Any:
     async def count(*arguments: Any) -> Any:
         requests.served += 1
+        requests.let_in[arguments[1].key.identity.tenant_id] += 1
         return await serve(*arguments)
 
     return count

@@ -7,6 +7,7 @@ from tests.simulation.search import Play
 
 SCENARIOS: dict[str, Play] = {
     "router": router.play,
+    "limits": router.limits,
     "apps": apps.play,
     "submissions": submissions.play,
     "reports": reports.play,
