@@ -18,6 +18,7 @@ from services.router.lanes import Ticket
 from services.router.openai import JSON
 from services.router.outcomes import Outcomes
 from services.router.settings import RouterSettings
+from services.router.stored_answers import Marked
 from services.router.streams import Footprint, StreamReader
 from services.router.turn import NO_TOKENS, Expected, Tokens, Turn
 from services.router.upstream import Connection, UpstreamError
@@ -63,7 +64,7 @@ class AnswerPasser:
         if status == 200:
             self._outcomes.learn(turn, server, now_s, tokens)
             if is_identity(connection.headers):
-                content = Renamed(_name(turn)).of(content)
+                content = _names(turn, server).of(content)
             stated = output if kind.is_answer else 0
             if stated is not None:
                 self._outcomes.came_at_once(turn, server, now_s, stated)
@@ -117,7 +118,7 @@ class AnswerPasser:
             hides_usage=turn.asks_usage,
             has_comment=wants_comment(exchange, self._settings),
             token_mark=received.kind.token_mark,
-            renamed=Renamed(_name(turn)),
+            renamed=_names(turn, server),
         )
         status = connection.status
         piece = await connection.piece()  # what fails until here was no answer: another server may be asked
@@ -185,10 +186,11 @@ def _passed(turn: Turn, connection: Connection) -> list[Header]:
     return passed
 
 
-def _name(turn: Turn) -> bytes:
-    """Return the name, as JSON, that an answer's model has: the one asked for, or that of the fallback."""
+def _names(turn: Turn, server: Server) -> Renamed:
+    """Return what gives an answer's model the name that it was asked for by, or that of the fallback."""
     asked = turn.received.asked
-    return orjson.dumps(asked.name if turn.model == asked.model else turn.model)
+    name = orjson.dumps(asked.name if turn.model == asked.model else turn.model)
+    return Marked(name, server.id, asked.fields) if turn.received.kind.errors == "responses" else Renamed(name)
 
 
 def is_stream(headers: list[Header]) -> bool:

@@ -12,13 +12,14 @@ from services.core.policies.freesh.server_choice import Work
 from services.kit.logging import Log
 from services.router.answers import AnswerPasser, passes_as_it_comes
 from services.router.expectations import Expectations
-from services.router.fleet import Fleet, Pool, Server
+from services.router.fleet import Extra, Fleet, Pool, Server
 from services.router.key_rules import KeyRules, may_name
 from services.router.lanes import Lanes, NoServerError, NoSpareError, QueueFullError, Ticket
 from services.router.metrics import Metrics
 from services.router.openai import DoorError
 from services.router.outgoing import RequestWriter
 from services.router.settings import RouterSettings
+from services.router.stored_answers import server_of
 from services.router.turn import Received, Turn
 from services.router.upstream import Connection, Limits, UpstreamError
 from services.router.upstream_keys import UpstreamKeys
@@ -160,6 +161,7 @@ class Dispatcher:
             ),
             received.asked.may_repeat,
             least_accuracy_pct=received.least_accuracy_pct,
+            only_at=server_of(received.asked.fields, turn.pool.servers),
         )
         timeout_s = self._settings.queue_timeout_s
         first_s = timeout_s if promised_s is None else promised_s
@@ -214,7 +216,7 @@ class Dispatcher:
         try:
             if self._keys.is_wanted(server):
                 await self._keys.renew((server,))
-            refused_ours = False
+            refused: list[Extra] = []
             while True:
                 connection = await server.origin.connection(self._limits)
                 ticket.connection = connection
@@ -226,17 +228,17 @@ class Dispatcher:
                     least_s = self._settings.stream_first_byte_timeout_s
                     connection.limit_first(max(least_s, HUNG_TIMES * predicted_s))
                 await connection.head()
-                if connection.status not in REFUSED or not turn.asks_usage:
+                if connection.status not in REFUSED or not turn.extras:
                     break
-                # Perhaps it refuses what the router added: it is asked in the client's own words.
-                refused_ours = True
-                server.refused_usage(time.monotonic())
+                refused.append(turn.extras[0])  # perhaps: it is asked without that
+                server.refused(refused[-1], time.monotonic())
                 await connection.whole(self._settings.max_answer_bytes)
                 ticket.connection = None
                 connection.release()
                 connection = None
-            if refused_ours and connection.status in REFUSED:
-                server.takes_usage()
+            if connection.status in REFUSED:
+                for extra in refused:
+                    server.takes(extra)
             if connection.status in BUSY:
                 reason = "rate_limited" if connection.status == 429 else "busy"
                 after = next((value for name, value in connection.headers if name == b"retry-after"), b"")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from services.contracts.identity import Identity
 from services.contracts.routing import EVERY_TENANT, RoutedApp, RoutedAppServer, RoutedPool, RoutedServer, RoutingTable
@@ -19,8 +19,10 @@ from services.router.shares import SharedTime
 from services.router.streams import Footprint
 from services.router.upstream import Origin
 
-USAGE_AGAIN_S = 3_600.0
-"""After this, a server that refused to state the usage of streams is asked again: it may be a newer one."""
+Extra = Literal["id", "usage"]
+"""What some servers refuse: an id of a request that is no UUID, and the wish for the usage of streams."""
+AGAIN_S = 3_600.0
+"""After this, a server is sent what it refused once more: it may be a newer one."""
 
 
 class Server(SharedTime):
@@ -39,7 +41,7 @@ class Server(SharedTime):
     """
 
     __slots__ = (
-        "_asks_usage_at_s",
+        "_refused",
         "accuracy_pct",
         "breaker",
         "costs",
@@ -66,7 +68,7 @@ class Server(SharedTime):
         self.breaker = Breaker()
         ttft_s, tbt_s = _profile_s(spec)
         self.costs = ServerCosts(ttft_s, tbt_s, (spec.max_qps or 0.0) * (spec.latency_s or 0.0))
-        self._asks_usage_at_s = 0.0
+        self._refused: dict[Extra, float] = {}
         self.lanes: list[str] = []
         self.spare: dict[Any, int] = {}
         self.limit = spec.capacity
@@ -81,7 +83,7 @@ class Server(SharedTime):
             self.origin.close()
             self.origin = Origin(spec.url, self.origin.networks)
             self.breaker = Breaker()
-            self._asks_usage_at_s = 0.0
+            self._refused.clear()
         self._take(spec)
         self.limit = max(1, -(-spec.capacity // processes))
 
@@ -102,17 +104,17 @@ class Server(SharedTime):
         """How many more requests this process may give it."""
         return self.limit - self.held
 
-    def may_ask_usage(self, now_s: float) -> bool:
-        """Whether its streams are asked for their usage: it has not refused that recently."""
-        return now_s >= self._asks_usage_at_s
+    def may_have(self, extra: Extra, now_s: float) -> bool:
+        """Whether it is sent something that some servers refuse: it has not refused that recently."""
+        return not self._refused or now_s >= self._refused.get(extra, 0.0)
 
-    def refused_usage(self, now_s: float) -> None:
-        """Note that it refuses requests that ask streams for their usage."""
-        self._asks_usage_at_s = now_s + USAGE_AGAIN_S
+    def refused(self, extra: Extra, now_s: float) -> None:
+        """Note that it refuses requests with something."""
+        self._refused[extra] = now_s + AGAIN_S
 
-    def takes_usage(self) -> None:
-        """Note that asking for usage was not why it refused a request."""
-        self._asks_usage_at_s = 0.0
+    def takes(self, extra: Extra) -> None:
+        """Note that something was not why it refused a request."""
+        self._refused.pop(extra, None)
 
     def footprint(self, share_s: float) -> Footprint:
         """Return the energy and emissions of a request that had ``share_s`` seconds of the server.

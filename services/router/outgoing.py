@@ -6,16 +6,19 @@ import re
 import time
 from typing import Any, cast
 
+from services.contracts.identity import REQUEST_ID_HEADER
 from services.core.policies.freesh.laxity import Order
 from services.router.fleet import Server
 from services.router.key_rules import priority_of
 from services.router.kinds import OTHER
 from services.router.lanes import Ticket
+from services.router.stored_answers import FIELD, own_id
 from services.router.turn import Turn
 from services.router.upstream_keys import UpstreamKeys
 
 UUID = re.compile(rb"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
-"""A request id that every model server takes: ``llama_cpp.server`` refuses requests with any other."""
+"""A request id that every model server takes: ``llama_cpp.server`` refuses any other."""
+REQUEST_ID = REQUEST_ID_HEADER.encode()
 PASSED_ON = (b"traceparent", b"tracestate", b"anthropic-version", b"anthropic-beta")
 """Headers of the client: by which its traces and the model server's are one, and which form it speaks."""
 MOST_HEADS = 10_000
@@ -44,7 +47,7 @@ class RequestWriter:
         changes: dict[str, Any] = {}
         if (name := spec.upstream_model or turn.model) != asked.name:
             changes["model"] = name
-        usual = 0
+        now_s, usual = time.monotonic(), 0
         if pool.passes_priority and received.kind.asks_usage:
             order_s = turn.lane.priority(ticket.request) - received.at_s
             if self._order is not Order.SRTF:
@@ -56,13 +59,15 @@ class RequestWriter:
             usual = priority_of(received.key.key_limits, asked.fields, usual)
         if usual != asked.fields.get("priority", 0):
             changes["priority"] = usual
+        if ticket.only_at is not None:
+            changes[FIELD] = own_id(asked.fields[FIELD], server.id)
         options = asked.fields.get("stream_options")
         turn.asks_usage = (
             asked.is_stream
             and not asked.wants_usage
             and received.kind.asks_usage
             and (options is None or isinstance(options, dict))  # the server refuses anything else
-            and server.may_ask_usage(time.monotonic())
+            and server.may_have("usage", now_s)
         )
         if turn.asks_usage and (changes or "stream_options" in asked.fields):
             given = cast("dict[str, Any]", options or {}).items()
@@ -73,8 +78,12 @@ class RequestWriter:
             body = b"{" + ASK_USAGE + body.lstrip()[1:]
         form = received.exchange.headers[b"content-type"] if asked.places is not None else None
         head, request_id = self.head(server, received.path, form), received.exchange.request_id
-        if len(request_id) >= 32 and UUID.fullmatch(request_id):
-            head += b"x-request-id: %s\r\n" % request_id
+        turn.extras = ("usage",) if turn.asks_usage else ()
+        if request_id == received.exchange.headers.get(REQUEST_ID):  # else the client gave it none
+            is_usual = UUID.fullmatch(request_id) is not None
+            if is_usual or server.may_have("id", now_s):
+                head += b"x-request-id: %s\r\n" % request_id
+                turn.extras = turn.extras if is_usual else ("id", *turn.extras)
         for name in PASSED_ON:
             if (value := received.exchange.headers.get(name)) is not None:
                 head += b"%s: %s\r\n" % (name, value)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from services.contracts.identity import ResolvedKey
 from services.core.policies.freesh.server_choice import Given
 from services.kit.edge.exchange import Exchange
-from services.router.fleet import Pool
+from services.router.fleet import Extra, Pool
 from services.router.kinds import Kind
 from services.router.lanes import Lane
 from services.router.openai import Asked
@@ -64,6 +64,7 @@ class Turn:
     window: list[int]  #: Its entry in the traffic report; the numbers become the lengths of prompt and answer
     asks_usage: bool = False
     """Whether the router had the server state the usage although the client did not ask for it."""
+    extras: tuple[Extra, ...] = ()  #: What it was sent with that some servers refuse
     wait_s: float = 0.0  #: Seconds from its arrival until it was sent to a server
     first_s: float = 0.0  #: Seconds from its arrival to the first token of a stream; 0 before
     place: Given | None = None  #: Its entry in its server's costs

@@ -7,12 +7,14 @@ import json
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.identity import Role, TenantLimits
 from services.contracts.routing import LatencyReport, ServerLatency
 from services.contracts.streams import LATENCY_FIELD, latency_stream
 from services.kit.redis import connect
+from tests.gateway.peer import a_peer
 from tests.router.conftest import Stage, error_of
 from tests.support.crowds import known_connections
 from tests.support.routers import (
@@ -45,13 +47,36 @@ async def test_the_upstream_never_sees_the_clients_key(router: Running, stage: S
     assert not [value for value in stage.one.headers[0].values() if "ws_" in value]
 
 
-async def test_only_a_request_id_that_every_server_takes_is_passed_on(router: Running, stage: Stage) -> None:
-    known = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
-    for given in (known, "order-66"):
+async def test_a_server_gets_the_id_of_a_request_in_the_form_its_client_gave_it(router: Running, stage: Stage) -> None:
+    known = ["7D444840-9dc0-11d1-b245-5ffdce74fad2", "order-66", "x" * 128]
+    for given in known:
         answer = await router.ask(headers={"x-request-id": given})
         assert answer.headers["x-request-id"] == given
     await router.ask()
-    assert [headers.get("x-request-id") for headers in stage.one.headers] == [known, None, None]
+    await router.ask(headers={"x-request-id": "x" * 129})
+    assert [headers.get("x-request-id") for headers in stage.one.headers] == [*known, None, None]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_server_that_takes_ids_of_one_form_alone_is_asked_without_another(
+    router: Running, stage: Stage, is_stream: bool
+) -> None:
+    uuid, seen = "7d444840-9dc0-11d1-b245-5ffdce74fad2", list[tuple[str | None, bool]]()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        seen.append((given := request.headers.get("x-request-id"), b"include_usage" in body))
+        if given == "order-66":
+            return web.Response(status=400, text="Invalid UUID in request header X-Request-ID")
+        return web.json_response({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+
+    async with a_peer(answer) as url:
+        stage.plane.servers = [a_routed_server(stage.one, url=url)]
+        await router.adopted()
+        for given in ("order-66", "order-66", uuid):
+            answered = await router.ask(headers={"x-request-id": given}, json=chat(stream=is_stream))
+            assert (answered.status_code, answered.headers["x-request-id"]) == (200, given)
+    assert seen == [("order-66", is_stream), (None, is_stream), (None, is_stream), (uuid, is_stream)]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])

