@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import ctypes
 import functools
 import gc
 import importlib
@@ -126,6 +127,9 @@ MOST_REACHING_CPU_S = 30.0
 T = TypeVar("T")
 
 
+_PR_SET_PDEATHSIG = 1
+
+
 class Verdict(StrEnum):
     """What is said of a fault."""
 
@@ -181,6 +185,7 @@ def apart(work: Callable[[], T]) -> T:
     child = os.fork()
     if child == 0:
         try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a time limit ends the tests, and it with them
             os.close(here)
             answer = pickle.dumps(work())
             with os.fdopen(there, "wb") as file:
