@@ -26,6 +26,7 @@ from lab.reproductions import (
     freesh_horizon,
     freesh_serving,
     iteration_times,
+    joint_pairs,
     powerflow,
     powerflow_day,
     powerflow_fitted,
@@ -37,6 +38,7 @@ from lab.reproductions import (
 from lab.serving.requests import read_requests
 from services.core.policies.freesh.classes import PARTITIONS
 from services.core.profiles.traffic import LastPeak, backtest
+from services.kit.policies import load_policies
 from services.learning.traffic_boosting import Boosting
 from tests.benchmarks import bench_placement
 from tests.support.published import (
@@ -475,8 +477,17 @@ def of_code() -> str:
     return part(router, partial(router.lengths_table, data()), TRACES={"code": "code"})
 
 
+@cache
+def paired() -> joint_pairs.Found:
+    """Return the figures of all pairs of workload and cluster."""
+    load_policies()
+    with TemporaryDirectory() as folder:
+        return joint_pairs.figures(joint_pairs.CHOSE + joint_pairs.JUDGES, data(), Path(folder))
+
+
 LAST = "last peak"
 OTHERS = [
+    *(Again("joint", name, lambda make=make: make(paired())) for name, make in joint_pairs.TABLES.items()),
     Again("router", "lengths", of_code),
     Again("router", "places", lambda: router.places_table(data())),
     *(Again("traffic", "plans", planned, ("Code, partition b", row)) for row in (LAST, "for the planner")),
