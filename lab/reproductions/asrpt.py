@@ -38,6 +38,8 @@ TABLES = (
     "a-srpt-bandwidth",
     "a-srpt-tau",
     "a-srpt-predictors",
+    "a-srpt-passing",
+    "a-srpt-passing-full",
 )
 OURS = "a-srpt"
 HOUR_S = 3_600.0
@@ -149,6 +151,23 @@ def waits_for_servers(runs: list[Run]) -> str:
     )
 
 
+def passing(runs: list[Run]) -> str:
+    """Return what it does if others pass a gang that waits for better servers, trace by trace."""
+    head = ["trace", "policy", "mean JCT", "p99 JCT", "last job ends after"]
+    return rows_of(
+        head,
+        (
+            [
+                run.trace,
+                run.label,
+                *(f"{run.summary[name] / HOUR_S:.1f} h" for name in ("avg_jct_s", "p99_jct_s")),
+                f"{run.summary['makespan_s'] / 86_400:.1f} days",
+            ]
+            for run in sorted(runs, key=lambda run: run.trace)
+        ),
+    )
+
+
 def predictors(runs: list[Run]) -> str:
     """Return how good each prediction was, and what it was worth."""
     head = ["policy, prediction", "exact", "within a tenth", "mean error, iterations", "mean JCT", "makespan"]
@@ -232,6 +251,7 @@ def main() -> None:
     there = {name: runs_of(results / name) for name in TABLES if (results / name / "index.json").exists()}
     found = with_shared_runs(there)
     makers = {"a-srpt-predictors": predictors, "a-srpt-tau": waits_for_servers}
+    makers |= dict.fromkeys(("a-srpt-passing", "a-srpt-passing-full"), passing)
     tables = {name: partial(makers.get(name, compared), runs) for name, runs in found.items()}
     if found:
         tables["a-srpt-theorem"] = partial(theorem, [run for runs in there.values() for run in runs])

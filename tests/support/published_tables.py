@@ -109,6 +109,9 @@ ASRPT = [
     Again(
         "a-srpt", "a-srpt-tau", lambda: asrpt.waits_for_servers([run_of("a-srpt-tau", "tau 100", "1 Gb/s")]), ("100",)
     ),
+    Again(
+        "a-srpt", "a-srpt-passing", lambda: asrpt.passing([run_of("a-srpt-passing", "others pass, tau 100", "1 Gb/s")])
+    ),
     Again("a-srpt", "a-srpt-predictors", lambda: asrpt.predictors([run_of("a-srpt-predictors", "a-srpt, perfect")])),
     Again("a-srpt", "a-srpt-forest", ways),
     Again("a-srpt", "a-srpt-theorem", lambda: asrpt.theorem([run_of("a-srpt-small", "a-srpt")])),

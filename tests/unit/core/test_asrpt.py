@@ -250,3 +250,40 @@ def test_a_job_that_is_stopping_is_not_in_the_queue() -> None:
     (result,) = rounds([shown(jobs, at_s=1.0)])
 
     assert story(result.plan) == {"a": "hold waiting_for_release", "b": "hold not_enough_free_gpus"}
+
+
+def test_others_may_pass_a_gang_that_waits_for_better_servers() -> None:
+    """Until 60 s it has the first choice in each round. b leaves the machine at 31 s."""
+    at = [(30.0, False), (40.0, False), (45.0, True)]
+    first, second, in_time = rounds([spread_out(at_s, freed=freed) for at_s, freed in at], others="pass")
+
+    assert story(first.plan) == {"a": "hold better_placement", "b": "hold shorter_first"}
+    assert first.plan.look_again_s == NOON_S + 31.0
+    assert story(second.plan) == {"a": "hold better_placement", "b": "start n0:2"}
+    assert [hold.expected_start_s for hold in second.plan.actions if isinstance(hold, Hold)] == [NOON_S + 60.0]
+    assert set(second.memory.offers) == {"a"}
+    assert second.memory.held_up is None
+    assert story(in_time.plan) == {"a": "start n1:0,1,2,3", "b": "start n0:2"}
+    assert not in_time.memory.offers
+
+
+def test_a_gang_that_was_passed_holds_up_the_queue_when_its_time_is_over() -> None:
+    """Others have taken two of its four GPUs by then: it waits for room like any head, and takes bad seats at once."""
+    holders = [a_job("r0", on={"n0": (0, 1, 2)}), a_job("r1", on={"n1": (0, 1)})]
+    needs = {"a": 60.0, "b": 8.0, "c": 8.0}
+
+    def at(at_s: float, *others: JobRow) -> Snapshot:
+        jobs = [*others, waiting("a", 4), waiting("c", 1, at_s=50.0)]
+        return shown(jobs, at_s=at_s, needs_s=needs, graphs={"a": HEAVY})
+
+    late = at(61.0, *holders, a_job("r2", on={"n1": (2,)}))
+    _, passed, held = rounds([spread_out(30.0), at(55.0, *holders), late], others="pass")
+
+    assert story(passed.plan) == {"a": "hold better_placement", "c": "start n0:3"}
+    assert story(held.plan) == {"a": "hold not_enough_free_gpus", "c": "hold not_enough_free_gpus"}
+    assert held.memory.held_up == 0
+    assert set(held.memory.offers) == {"a"}
+
+    again = run_cycle(build_policy("a-srpt", {"others": "pass"}), spread_out(70.0), held.memory)
+
+    assert story(again.plan)["a"] == "start n0:2,3 n1:2,3"

@@ -1,12 +1,15 @@
-"""The policy: the head of the queue starts when its GPUs are free, and no job passes it.
+"""The policy: the head of the queue starts when its GPUs are free, and no job passes it, but as ``others`` says.
 
 A job that begins to wait goes onto the virtual machine; when it ends there, it joins the queue. A gang whose worst
 placement takes ``comm_heavy`` times its best or longer gets the fullest servers; while its iterations would still be
 that much longer than at best, it waits up to ``tau`` times its length on the virtual machine for something better than
 what it was first offered. Any other gang takes what the emptiest servers have left, at once. Never preempts.
 
-As in the paper, all jobs wait behind a gang that waits for better servers. The paper leaves open, and we fill in:
+The paper leaves open, and we fill in:
 
+- whether jobs pass a gang that waits for better servers. Line 7 takes it from the queue before it waits, and section
+  IV-C starts other jobs "immediately"; the loop of line 16 holds all up. That is our default; ``others="pass"`` is the
+  other reading (``tests/unit/core/test_asrpt.py``). A gang that is passed has the first choice in every round;
 - whether the machine runs while the head of the queue is held up. Algorithm 1 moves the machine in line 2, and does not
   come back to that line while line 25, or the loop of line 16, counts time. By that reading, our default, it stands
   still (``machine="waits"``). A machine that runs outpaces the cluster under load, and the queue becomes first come,
@@ -38,7 +41,7 @@ from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, queue_changes, ranks_whole_queue
 from services.core.cycle.sizes import model_gpus
-from services.core.cycle.snapshot import Snapshot
+from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
@@ -71,6 +74,13 @@ class AsrptConfig:
             minimum=0.0,
         ),
     ] = 1.0
+    others: Annotated[
+        Literal["wait", "pass"],
+        Parameter(
+            "What jobs behind a gang that waits for a better placement do: wait too, or pass it. Default: wait, the "
+            "loop of Algorithm 1; pass: as its line 7 and the paper's text can be read."
+        ),
+    ] = "wait"
     machine: Annotated[
         Literal["waits", "runs"],
         Parameter(
@@ -134,24 +144,40 @@ class Asrpt:
     def decide(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[Plan, AsrptMemory]:
         """Advance the virtual machine to now, and start what the queue's order and the free GPUs allow."""
         machine, queue = self._moved(snapshot, memory)
-        line, behind = self._line(snapshot, queue)
-        placer = _Placer(snapshot, self.config, memory.offers, {job.job_id: job.length_s for job in line})
-        index = snapshot.jobs.index
-        which = [index[job.job_id] for job in line]
-        nowhere = [job for job in which if self._fits_nowhere(snapshot, job)]
-        placer.declined.update((snapshot.jobs.ids[job], Reason.NO_ELIGIBLE_NODE) for job in nowhere)
-        order = np.array([job for job in which if job not in nowhere], dtype=np.int64)
-        ranking = Ranking(order, fixed_sizes(snapshot, self.config.gang, order), Reason.SHORTER_FIRST)
-        plan = reconcile(snapshot, ranking, preemption=Preemption.NEVER, place=placer, backfill=False)
-        started = {action.job_id for action in plan.actions if isinstance(action, Start)}
+        offers, passed = memory.offers, frozenset[JobId]()
+        while True:
+            line, behind = self._line(snapshot, queue, passed)
+            placer, plan = self._placed(snapshot, offers, line, passed)
+            started = {action.job_id for action in plan.actions if isinstance(action, Start)}
+            if self.config.others == "wait":
+                break
+            offers = placer.offers = _queued(snapshot, {**offers, **placer.offers}, started)
+            waits = {job_id for job_id, offer in offers.items() if snapshot.now_s < offer.until_s}
+            if waits <= passed:
+                break
+            passed |= waits
         if started:
             queue = behind
             for job in line:
                 if job.job_id not in started:
                     queue = queue.with_item(job)
         actions = tuple(map(placer.explained, plan.actions)) if placer.declined else plan.actions
-        following = AsrptMemory(machine, queue, placer.offers, self._held_up(snapshot, queue, started))
+        following = AsrptMemory(machine, queue, placer.offers, self._held_up(snapshot, queue, started, passed))
         return Plan(snapshot.version, actions, look_again_s=self._look_again_s(snapshot, following)), following
+
+    def _placed(
+        self, snapshot: Snapshot, offers: Mapping[JobId, Offer], line: Sequence[EndedJob], passed: Collection[JobId]
+    ) -> tuple[_Placer, Plan]:
+        """Return the plan that starts what it can of a line without the gangs that others pass, and its placer."""
+        placer = _Placer(snapshot, self.config, offers, {job.job_id: job.length_s for job in line})
+        which = [snapshot.jobs.index[job.job_id] for job in line]
+        nowhere = [job for job in which if self._fits_nowhere(snapshot, job)]
+        placer.declined.update((snapshot.jobs.ids[job], Reason.NO_ELIGIBLE_NODE) for job in nowhere)
+        placer.declined.update(dict.fromkeys(passed, Reason.BETTER_PLACEMENT))
+        order = [job for job in which if job not in nowhere and snapshot.jobs.ids[job] not in passed]
+        which_run = np.array(order, dtype=np.int64)
+        ranking = Ranking(which_run, fixed_sizes(snapshot, self.config.gang, which_run), Reason.SHORTER_FIRST)
+        return placer, reconcile(snapshot, ranking, preemption=Preemption.NEVER, place=placer, backfill=False)
 
     def dump(self, memory: AsrptMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
@@ -209,10 +235,13 @@ class Asrpt:
             arrivals.append((since_s, VirtualJob(rank, length_s, submitted_s, jobs.ids[job], length_s)))
         return sorted(arrivals)
 
-    def _line(self, snapshot: Snapshot, queue: Heap[EndedJob]) -> tuple[list[EndedJob], Heap[EndedJob]]:
+    def _line(
+        self, snapshot: Snapshot, queue: Heap[EndedJob], passed: Collection[JobId]
+    ) -> tuple[list[EndedJob], Heap[EndedJob]]:
         """Return the jobs of the queue that may start in this round, in order, and the queue that remains.
 
-        They are the first that fit together, unless all must be ranked (``ranks_whole_queue``).
+        They are the first that fit together, and those that they pass, unless all must be ranked
+        (``ranks_whole_queue``).
         """
         line: list[EndedJob] = []
         if ranks_whole_queue(snapshot):
@@ -224,8 +253,9 @@ class Asrpt:
         while queue:
             first = queue.first
             job = index[first.job_id]
-            gpus = self._gpus(snapshot, job)
-            if gpus <= total and snapshot.jobs.eligible[job, 0] and not self._fits_nowhere(snapshot, job):
+            gpus, passes = self._gpus(snapshot, job), first.job_id in passed
+            fits = gpus <= total and snapshot.jobs.eligible[job, 0]
+            if not passes and fits and not self._fits_nowhere(snapshot, job):
                 if gpus > room:
                     break
                 room -= gpus
@@ -248,11 +278,13 @@ class Asrpt:
         method = Method(self.config.placement)
         return all(seats(nodes.gpu_model, mapper, model, empty, method, Servers.FULLEST) is None for model in models)
 
-    def _held_up(self, snapshot: Snapshot, queue: Heap[EndedJob], started: Collection[JobId]) -> int | None:
+    def _held_up(
+        self, snapshot: Snapshot, queue: Heap[EndedJob], started: Collection[JobId], passed: Collection[JobId]
+    ) -> int | None:
         """Return the rank of the first job of the queue that holds up those behind it, None if none does.
 
         Not counted, because others pass them: a gang that would not fit on the empty cluster, a job whose tenant has
-        reached its quota with what the round started, and a job that is bound to nodes.
+        reached its quota with what the round started, a job that is bound to nodes, and those in ``passed``.
         """
         if not queue:
             return None
@@ -267,7 +299,7 @@ class Asrpt:
             job = index[first.job_id]
             gpus = self._gpus(snapshot, job)
             fits = bool((jobs.eligible[job] & (model_gpus(snapshot) >= gpus)).any())
-            fits = fits and first.job_id not in snapshot.bound
+            fits = fits and first.job_id not in snapshot.bound and first.job_id not in passed
             if fits and (quota is None or quota.allows(job, gpus)) and not self._fits_nowhere(snapshot, job):
                 return first.rank
             queue = queue.without_first()
@@ -281,16 +313,24 @@ class Asrpt:
     def _look_again_s(self, snapshot: Snapshot, memory: AsrptMemory) -> float | None:
         """Return when something that may not start now may, even if nothing else happens; UTC seconds."""
         times = [offer.until_s for offer in memory.offers.values()]
-        machine, queue = memory.machine, memory.queue
+        machine = memory.machine
         if machine.running is not None and not self._stands_still(memory):
             blocked = len(snapshot.gpu_models) == 1 and not snapshot.tenant_gpu_quota and not snapshot.bound
-            if not (queue and blocked and queue.first.rank <= machine.running.rank):
+            held_up = memory.held_up
+            if not (blocked and held_up is not None and held_up <= machine.running.rank):
                 times.append(machine.ends_s)
         return min((time_s for time_s in times if time_s > snapshot.now_s), default=None)
 
 
+def _queued(snapshot: Snapshot, offers: Mapping[JobId, Offer], started: Collection[JobId]) -> dict[JobId, Offer]:
+    """Return the offers of the gangs that still wait after a round; one whose time is over takes what it gets next."""
+    jobs = snapshot.jobs
+    waits = {job_id for job_id in offers if (job := jobs.index.get(job_id)) is not None and jobs.phase[job] == QUEUED}
+    return {job_id: offer for job_id, offer in offers.items() if job_id in waits and job_id not in started}
+
+
 class _Placer:
-    """Places gangs in the order of the queue until one waits for better servers; no job of its GPU model passes it."""
+    """Places gangs in the order of the queue; no job passes one that waits, on its GPU model, unless ``others`` may."""
 
     def __init__(
         self, snapshot: Snapshot, config: AsrptConfig, offers: Mapping[JobId, Offer], length_s: Mapping[JobId, float]
@@ -320,7 +360,8 @@ class _Placer:
             snapshot, job, gpus, gpu_model, free, method=self._method, comm_heavy=comm_heavy, accepts=accepts
         )
         if placed is None:
-            self._closed.add(gpu_model)
+            if self._config.others == "wait" or job_id not in self.offers:
+                self._closed.add(gpu_model)
             self.declined[job_id] = Reason.BETTER_PLACEMENT
         return placed
 
