@@ -251,7 +251,8 @@ async def _use(world: World, number: int) -> None:
                 await model_servers.insist(world, "serving", lambda it, b=batch: it.cancel(caller, b.id))
             case 2:
                 sooner = f"UPDATE batches SET expires_at = now() + interval '{draw(20)} s'"
-                world.database.rows(f"{sooner} WHERE id = '{batch.id}' AND ended_at IS NULL")
+                open_ = f"SELECT id FROM batches WHERE id = '{batch.id}' AND ended_at IS NULL FOR UPDATE SKIP LOCKED"
+                world.database.rows(f"{sooner} WHERE id = ({open_})")
             case _:
                 pass
 

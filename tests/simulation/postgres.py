@@ -342,6 +342,7 @@ class SimulatedPostgres:
         self._waiting: list[_Link] = []
         self._all: list[_Link] = []
         self._own = Session(server.url, self._name)
+        self._own.query("SET lock_timeout = '1s'")  # who holds a lock goes on only when the run does
         self._context = contextvars.Context()
         self.clock = Clock()
         self.losses = NO_LOSSES
@@ -374,7 +375,11 @@ class SimulatedPostgres:
         return [link.name for link in self._links if self._simulation.loop.time() - link.used_s > since_s]
 
     def rows(self, sql: str) -> list[tuple[str | None, ...]]:
-        """Return what is committed, for the run's own eyes; times are texts."""
+        """Return what is committed, for the run's own eyes; times are texts.
+
+        Raises:
+            RuntimeError: The statement fails, such as one that would have to wait for a lock.
+        """
         now = self._now()
         return self._own.query(f"SET simulated.clock = '{now}'; SET simulated.began = '{now}'; {sql}")
 
