@@ -42,7 +42,7 @@ from gpu_agent.scratch import Scratch
 from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import SourceLimits, Sources, remove_sources
 from services.contracts.commands import StartGang
-from services.contracts.nodes import DeviceReading, Heartbeat, Listener
+from services.contracts.nodes import DeviceInfo, DeviceReading, Heartbeat, Listener
 from services.contracts.routing import LatencyReport
 from services.core.domain.controls import ControlKind
 from services.kit.enrolment import Enrolment, NodeRedis
@@ -406,15 +406,9 @@ class Agent(ReportingAgent):
             for each in self.meter.readings()
         ]
 
-    async def _take_devices(self) -> None:
-        """Adopt the devices as they are after a GPU was cut, and register the node with them."""
-        devices = self.driver.devices()
-        if devices != self.devices:
-            await self.meter.recut(devices)
-            self.devices = self._launcher.devices = devices
-            self.clocks.recut(devices)
-            self.plane.register_again(devices)
-        self._heartbeat_due.set()
+    def _use(self, devices: list[DeviceInfo]) -> None:
+        self._launcher.devices = devices
+        self.clocks.recut(devices)
 
     async def _on_owners(self, owners: dict[int, str], guests: dict[int, str]) -> None:
         await self._set_devices()

@@ -34,7 +34,7 @@ class MeasuringAgent(ReportingAgent):
 
     def __init__(self, settings: AgentSettings, client: ServiceClient, enrolment: Enrolment) -> None:
         super().__init__(settings, enrolment)
-        self.devices = _untouched(self.devices)
+        self.devices = self._usable(self.devices)
         host = self._host()
         self.meter = Meter(
             self.driver,
@@ -88,16 +88,7 @@ class MeasuringAgent(ReportingAgent):
         reply = await self.plane.heartbeat(heartbeat, _HEARTBEAT_TIMEOUT_S)
         self.health.returned(reply.returned_faults)
 
-    async def _take_devices(self) -> None:
-        devices = _untouched(self.driver.devices())
-        if devices != self.devices:
-            await self.meter.recut(devices)
-            self.devices = devices
-            self.plane.register_again(devices)
-        self._heartbeat_due.set()
-
-
-def _untouched(devices: list[DeviceInfo]) -> list[DeviceInfo]:
-    """Return the devices without the capabilities that this agent never uses."""
-    changes = {"can_set_clock": False, "can_set_power_limit": False, "can_partition": False}
-    return [each.model_copy(update=changes) for each in devices]
+    def _usable(self, devices: list[DeviceInfo]) -> list[DeviceInfo]:
+        """Return the devices without the capabilities that this agent never uses."""
+        changes = {"can_set_clock": False, "can_set_power_limit": False, "can_partition": False}
+        return [each.model_copy(update=changes) for each in devices]

@@ -22,7 +22,7 @@ from gpu_agent.host_power import HostPower, host_power
 from gpu_agent.meter import Meter
 from gpu_agent.settings import AgentSettings
 from gpu_agent.spool import Spool
-from services.contracts.nodes import DeviceReading, EnergyInterval, NodeRegistration
+from services.contracts.nodes import DeviceInfo, DeviceReading, EnergyInterval, NodeRegistration
 from services.core.accounting.host_power import CpuPowerModel
 from services.kit.control_plane import ControlPlane
 from services.kit.disk import DiskSpace, DiskWatch
@@ -62,7 +62,7 @@ class ReportingAgent:
         self._enrolment = enrolment
         self.boot_id = uuid.uuid4().hex
         self._state_lock = _take_state_folder(settings.state_folder)
-        self._device_lock = asyncio.Lock()
+        self._device_lock, self._taking_devices = asyncio.Lock(), asyncio.Lock()
         self._heartbeat_due, self._delivery_due = asyncio.Event(), asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._disk = DiskWatch(settings.state_folder, settings.disk_reserve_bytes)
@@ -82,9 +82,12 @@ class ReportingAgent:
     async def _send_heartbeat(self) -> None:
         raise NotImplementedError
 
-    async def _take_devices(self) -> None:
-        """Adopt the devices as they are now."""
-        raise NotImplementedError
+    def _usable(self, devices: list[DeviceInfo]) -> list[DeviceInfo]:
+        """Return the driver's devices with what this agent makes use of."""
+        return devices
+
+    def _use(self, devices: list[DeviceInfo]) -> None:
+        """Go on with other devices than before."""
 
     def _load_of(self, device: int) -> float:
         """Return how busy the jobs here keep a simulated device, 0 to 1."""
@@ -270,7 +273,8 @@ class ReportingAgent:
     async def _look_at_health(self) -> bool:
         async with self._device_lock:
             changed = await to_the_end(asyncio.to_thread(self.health.look, shim.clock()))
-            self._has_other_devices |= await to_the_end(asyncio.to_thread(self.driver.refresh))
+            if await to_the_end(asyncio.to_thread(self.driver.refresh)):
+                self._has_other_devices = True
         if self._has_other_devices:
             self._has_other_devices = False
             try:
@@ -279,6 +283,17 @@ class ReportingAgent:
                 self._has_other_devices = True  # with the next look: the driver says it once
                 raise
         return changed
+
+    async def _take_devices(self) -> None:
+        """Adopt the devices as they are now, one change after the other, and register the node with them."""
+        async with self._taking_devices:
+            devices = self._usable(self.driver.devices())
+            if devices != self.devices:
+                await self.meter.recut(devices)
+                self.devices = devices
+                self._use(devices)
+                self.plane.register_again(devices)
+        self._heartbeat_due.set()
 
     async def _measure(self) -> None:
         closed = shim.clock()

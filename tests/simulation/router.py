@@ -97,7 +97,7 @@ KEPT = frozenset(
         "Dispatcher": ("_network_s", "_usual_network_s"),
         "Fleet": ("servers", "pools", "_by_model"),
         "Pool": ("servers", "by_class"),
-        "Server": ("lanes",),
+        "Server": ("lanes", "_refused"),
         "Lanes": ("_lanes",),
         "WeightedRoundRobin": ("_credit",),
         "Lane": ("servers", "others"),
