@@ -11,6 +11,8 @@ from services.contracts.schema import Int, Message, Text
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 BATCH_HEADER = "x-wattshift-batch"
 """Marks a line of a batch; its value names the places that may answer it, separated by commas."""
+BATCH_MODEL_HEADER = "x-wattshift-batch-model"
+"""The model that answers a line, in place of the name in its body, which may be an alias of its key."""
 WINDOW_S = 86_400
 LEAST_KEPT_S, MOST_KEPT_S = 3_600, 2_592_000
 Metadata = dict[Annotated[Text, StringConstraints(max_length=64)], Annotated[Text, StringConstraints(max_length=512)]]

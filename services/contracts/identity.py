@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 
 from services.contracts.routing import AccuracyPct, ModelName
 from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text
+from services.core.domain.canaries import share_at
 
 Weight = Annotated[Real, Field(gt=0, le=1_000_000)]
 REQUEST_ID_HEADER = "x-request-id"
@@ -206,6 +208,20 @@ class KeyLimits(Message):
     def changed(self, change: KeyLimits) -> KeyLimits:
         """Return these limits with those that ``change`` states; null removes one."""
         return self.model_copy(update={name: getattr(change, name) for name in change.model_fields_set})
+
+    def may_name(self, model: str) -> bool:
+        """Whether a key may name a model that is no alias of its own."""
+        return self.models is None or model in self.models
+
+    def model_of(self, name: str, at: float, is_there: Callable[[str], bool]) -> str | None:
+        """Return the model that answers to a name; None if the key may not name it.
+
+        Of an alias's models that there are, it is the one whose share the point ``at`` lies in, 0 .. 1.
+        """
+        targets = (self.aliases or {}).get(name)
+        if targets is None:
+            return name if self.may_name(name) else None
+        return share_at({model: weight for model, weight in targets.items() if is_there(model)}, at)
 
     @property
     def has_budget(self) -> bool:

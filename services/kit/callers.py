@@ -39,7 +39,7 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
             _PUBLIC, _KEYS, _METRICS, r"POST /internal/submissions", r"GET /internal/agents/metrics", roles=_EVERYBODY
         ),
         "router": _calls(_KEYS),
-        "serving": _calls(r"POST /internal/submissions", r"POST /v1/jobs/[^/]+/cancel", roles=(USER,)),
+        "serving": _calls(_KEYS, r"POST /internal/submissions", r"POST /v1/jobs/[^/]+/cancel", roles=(USER,)),
     },
     "carbon": {
         "gateway": _calls(_PUBLIC, _METRICS, r"GET /locations", roles=_EVERYBODY),

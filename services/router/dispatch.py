@@ -13,7 +13,7 @@ from services.kit.logging import Log
 from services.router.answers import AnswerPasser, passes_as_it_comes
 from services.router.expectations import Expectations
 from services.router.fleet import Extra, Fleet, Pool, Server
-from services.router.key_rules import KeyRules, may_name
+from services.router.key_rules import KeyRules
 from services.router.lanes import Lanes, NoServerError, NoSpareError, QueueFullError, Ticket
 from services.router.metrics import Metrics
 from services.router.openai import DoorError
@@ -85,7 +85,7 @@ class Dispatcher:
             pools += [
                 (model, each)
                 for model in pool.spec.fallback
-                if may_name(received.key.key_limits, model) and (each := self._fleet.pool_of(model, identity))
+                if received.key.key_limits.may_name(model) and (each := self._fleet.pool_of(model, identity))
             ]
         for model, current in pools:
             expected = self._expectations.of(received.kind, asked, current, model, identity.key_id)

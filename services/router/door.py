@@ -8,7 +8,7 @@ import time
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from services.contracts.batches import BATCH_HEADER
+from services.contracts.batches import BATCH_HEADER, BATCH_MODEL_HEADER
 from services.contracts.identity import ResolvedKey, Role
 from services.kit.edge.exchange import Exchange, check_json_type
 from services.kit.problems import ProblemError
@@ -18,12 +18,11 @@ from services.router.dispatch import SESSION, Dispatcher
 from services.router.fleet import Fleet
 from services.router.forms import boundary_of
 from services.router.gate import Gate
-from services.router.key_rules import may_name
 from services.router.kinds import KINDS, OTHER, Kind, kind_of
 from services.router.openai import JSON, DoorError
 from services.router.turn import Received, Spare
 
-BATCH = BATCH_HEADER.encode()
+BATCH, BATCH_MODEL = BATCH_HEADER.encode(), BATCH_MODEL_HEADER.encode()
 ACCURACY = b"x-wattshift-least-accuracy"
 
 
@@ -104,7 +103,7 @@ class Door:
 
     async def _models(self, exchange: Exchange, key: ResolvedKey, name: str) -> None:
         there, aliases = dict(self._fleet.models(key.identity)), key.key_limits.aliases or {}
-        found = [each for each in there.items() if may_name(key.key_limits, each[0]) and each[0] not in aliases]
+        found = [each for each in there.items() if key.key_limits.may_name(each[0]) and each[0] not in aliases]
         for alias, targets in aliases.items():
             if pools := [there[model] for model in targets if model in there]:
                 found.append((alias, pools[0]))
@@ -139,9 +138,12 @@ class Door:
                 raise DoorError(404, "unknown_url", f"There is no {exchange.scope['path']}.") from None
             raise
         session = exchange.headers.get(SESSION, b"").decode("latin-1") or asked.session
-        model = self._gate.rules.model(
-            key, asked.name, session, lambda each: self._fleet.pool_of(each, key.identity) is not None
-        )
+        given = exchange.headers.get(BATCH_MODEL) if spare is not None else None
+        model = None if given is None else given.decode("latin-1")  # what serving chose for a line
+        if model is None or not (asked.name in (key.key_limits.aliases or ()) or key.key_limits.may_name(model)):
+            model = self._gate.rules.model(
+                key, asked.name, session, lambda each: self._fleet.pool_of(each, key.identity) is not None
+            )
         pool = None if model is None else self._fleet.pool_of(model, key.identity)
         if model is None or pool is None:
             raise _no_model(asked.name)

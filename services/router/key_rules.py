@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
-from zlib import crc32
 
 from services.contracts.identity import KeyLimits, ResolvedKey
+from services.core.domain.canaries import point_of
 from services.kit.edge.exchange import Header
 from services.kit.edge.limits import RateLimiter
 from services.router.openai import DoorError
 from services.router.turn import Received
-
-GOLDEN = 0.6180339887498949
-"""Multiples of it, without their whole parts, are spread evenly over 0 .. 1, however many there are."""
 
 
 class KeyRules:
@@ -73,33 +70,10 @@ class KeyRules:
 
         Of an alias's models that there are, each gets its share of the requests; those of a session all go to one.
         """
-        limits = key.key_limits
-        targets = (limits.aliases or {}).get(name)
-        if targets is None:
-            return name if may_name(limits, name) else None
-        found = {model: weight for model, weight in targets.items() if is_there(model)}
-        if session is not None:
-            at = crc32(session.encode()) / 2**32
-        else:
+        limits, count = key.key_limits, 0
+        if session is None and name in (limits.aliases or ()):
             count = self._counts[key.identity.key_id, name] = self._counts.get((key.identity.key_id, name), 0) + 1
-            at = count * GOLDEN % 1.0
-        return share_at(found, at)
-
-
-def share_at(weights: Mapping[str, float], at: float) -> str | None:
-    """Return whose share the point ``at`` lies in, 0 .. 1; None if there are none."""
-    left, found = at * sum(weights.values()), None
-    for name, weight in weights.items():
-        found = name
-        left -= weight
-        if left < 0:
-            break
-    return found
-
-
-def may_name(limits: KeyLimits, model: str) -> bool:
-    """Whether a key may name a model that is no alias of its own."""
-    return limits.models is None or model in limits.models
+        return limits.model_of(name, point_of(session, count), is_there)
 
 
 def priority_of(limits: KeyLimits, fields: Mapping[str, Any], usual: int) -> int:

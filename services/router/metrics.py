@@ -153,8 +153,11 @@ class Metrics:
         self.gen_ai_first = Histogram(
             "gen_ai_server_time_to_first_token_seconds", "From arrival to the first token of streams.", by_server
         )
-        self.gen_ai_tokens = Counter(
-            "gen_ai_client_token_usage_total", "Tokens of prompts and answers.", (*by_server, "gen_ai_token_type")
+        self.gen_ai_tokens = Histogram(
+            "gen_ai_client_token_usage",
+            "Tokens of prompts and answers.",
+            (*by_server, "gen_ai_token_type"),
+            tuple(4.0**n for n in range(14)),
         )
 
         by_variant = ("app", "variant")

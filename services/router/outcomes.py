@@ -77,8 +77,8 @@ class Outcomes:
         if status == 200:
             if turn.first_s:
                 metrics.gen_ai_first.observe(place, turn.first_s)
-            metrics.gen_ai_tokens.add((*place, "input"), tokens.input)
-            metrics.gen_ai_tokens.add((*place, "output"), tokens.output)
+            metrics.gen_ai_tokens.observe((*place, "input"), tokens.input)
+            metrics.gen_ai_tokens.observe((*place, "output"), tokens.output)
             metrics.tokens.add((*labels, "input"), tokens.input)
             metrics.tokens.add((*labels, "output"), tokens.output)
             metrics.estimated.add(labels, not tokens.are_stated)

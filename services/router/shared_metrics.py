@@ -87,7 +87,7 @@ def _add(total: Metrics, document: dict[str, Any]) -> None:
     known = total.all()
     counts: dict[str, list[Any]] = document.get("counts", {})
     for name, rows in counts.items():
-        for labels, amounts in rows:
+        for labels, amounts in rows if name in known else ():  # an older release had others
             known[name].merge(tuple(labels), amounts)
 
 

@@ -15,6 +15,7 @@ from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.sweeper import Sweeper
 from services.kit.carbon import Carbon
+from services.kit.edge.keys import resolve_at
 from services.kit.http import client_of, new_session
 from services.kit.logging import Log
 from services.kit.settings import exit_with, settings_or_exit
@@ -22,6 +23,7 @@ from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
 from services.serving import app_endpoints, endpoints, routing_endpoints
 from services.serving.batches import endpoints as batch_endpoints
+from services.serving.batches.places import limits_at
 from services.serving.batches.sending import Sender
 from services.serving.batches.service import Batches
 from services.serving.batches.worker import BatchWorker, Forecasts
@@ -92,7 +94,9 @@ def create_app(settings: ServingSettings) -> FastAPI:
             if "router" in settings.credential.keys:
                 lines = Sender(lines_session, settings.router_url, outgoing(settings.credential, "router"))
                 forecasts = Forecasts(Carbon(carbon, attempts=1, timeout_s=2))
-                batches = [BatchWorker(repository, routing, forecasts, lines, settings)]
+                batches = [
+                    BatchWorker(repository, routing, forecasts, lines, settings, limits_at(resolve_at(admission)))
+                ]
             else:
                 log.error("batches.no_credential", why="WATTSHIFT_SERVICE_CREDENTIAL does not let serving ask routers")
             loops = (

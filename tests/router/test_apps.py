@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from services.contracts.apps import AppObservation
-from services.contracts.identity import Role, TenantLimits
+from services.contracts.identity import KeyLimits, Role, TenantLimits
 from services.contracts.routing import UpstreamKey
 from tests.router.conftest import Stage
 from tests.support.app_instances import (
@@ -95,6 +95,29 @@ async def test_an_instance_is_sent_its_own_key_and_no_other(apps: Apps) -> None:
     assert plane.keys_asked <= 4, "once for each that comes into the table"
     plane.is_serving_up = False
     assert (await apps.infer(9)).status_code == 200, "serving is away"
+
+
+async def test_a_keys_limits_hold_for_applications_too(apps: Apps) -> None:
+    plane = apps.stage.plane
+    plane.key_limits = KeyLimits(requests_per_min=2, models=[APP])
+    assert (await apps.infer()).headers["x-ratelimit-remaining-requests"] == "1"
+    assert (await apps.router.http.get(f"/apps/{APP}/x")).status_code == 200
+    for path, code in ((INFER, "rate_limited"), (f"/apps/{APP}/x", "rate_limited")):
+        refused = await apps.router.http.post(path, json=an_inference())
+        assert (refused.status_code, refused.json()["code"]) == (429, code)
+        assert int(refused.headers["retry-after"]) > 0
+        assert "application/json" in refused.headers["content-type"] or refused.json()["type"].endswith("/rate_limited")
+    plane.key_limits, plane.excess = KeyLimits(models=["llama"]), None
+    async with apps.stage.router() as fresh:
+        await fresh.adopted()
+        assert (await fresh.ask(INFER, json=an_inference())).json()["code"] == "not_found"
+    plane.excess = "It used 3 of 2 gCO2."
+    async with apps.stage.router() as fresh:
+        await fresh.adopted()
+        refused = await fresh.ask(INFER, json=an_inference())
+        assert (refused.status_code, refused.json()["code"]) == (429, "insufficient_quota")
+        assert refused.headers["content-type"] == "application/json"
+    assert len(apps.one.seen) == 2
 
 
 async def test_what_is_unknown_is_left_out(apps: Apps) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from services.contracts.batches import BATCH_HEADER
 from services.contracts.identity import KeyLimits
+from services.core.domain.canaries import share_at
 from services.kit.edge.limits import RateLimiter
-from services.router.key_rules import share_at
 from tests.router.conftest import Stage, error_of
 from tests.router.test_spare import CALLER
 from tests.support.routers import MODEL, Running, a_routed_pool, a_routed_server, chat

@@ -366,6 +366,26 @@ async def test_metrics_and_status_say_what_happened(router: Running, stage: Stag
         assert (await router.http.get(path, headers={"authorization": "Bearer no"})).status_code == 401
 
 
+async def test_metrics_have_the_names_of_opentelemetry_too(router: Running, stage: Stage) -> None:
+    """https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/, as its exporter for Prometheus names them."""
+    await router.ask()
+    await router.ask(json=chat(stream=True))
+    stage.one.status = 400
+    await router.ask()
+    lines = (await router.http.get("/metrics", headers=OPERATOR)).text.splitlines()
+    server = stage.one.url.removeprefix("http://")
+    labels = f'gen_ai_request_model="{MODEL}",gen_ai_operation_name="chat",server_address="{server}",location="here"'
+    assert {line.partition(" # ")[0] for line in lines if line.startswith("gen_ai_") and "_count{" in line} == {
+        f'gen_ai_server_request_duration_seconds_count{{{labels},error_type=""}} 2',
+        f'gen_ai_server_request_duration_seconds_count{{{labels},error_type="400"}} 1',
+        f"gen_ai_server_time_to_first_token_seconds_count{{{labels}}} 1",
+        f'gen_ai_client_token_usage_count{{{labels},gen_ai_token_type="input"}} 2',
+        f'gen_ai_client_token_usage_count{{{labels},gen_ai_token_type="output"}} 2',
+    }
+    assert f'gen_ai_client_token_usage_sum{{{labels},gen_ai_token_type="output"}} 10' in lines
+    assert {line.split()[3] for line in lines if line.startswith("# TYPE gen_ai_")} == {"histogram"}
+
+
 async def test_prompts_are_never_logged(router: Running, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     stage.one.dies_after = 1

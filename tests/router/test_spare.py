@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 
 import openai
 import pytest
 from openai import AsyncOpenAI
 
-from services.contracts.batches import BATCH_HEADER
-from services.contracts.identity import Identity, Role
+from services.contracts.batches import BATCH_HEADER, BATCH_MODEL_HEADER
+from services.contracts.identity import Identity, KeyLimits, Role
 from services.core.policies.freesh.laxity import ServingRequest
 from services.core.policies.freesh.server_choice import Work
 from services.router.fleet import Pool, Server
@@ -75,6 +76,32 @@ async def test_lines_are_sent_by_serving_alone_and_go_to_the_places_they_name(st
             assert answer.headers["x-wattshift-location"] == place
             assert len(server.seen) == seen + 1
         assert error_of(await router.ask(headers={BATCH_HEADER: "elsewhere", **serving}))[0] == 429
+
+
+async def test_the_model_that_serving_chose_for_a_line_answers_it_under_the_name_in_its_body(stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool(), a_routed_pool("next", models=["next-7b"])]
+    stage.plane.servers = [a_routed_server(stage.one, "one"), a_routed_server(stage.two, "two", pool="next")]
+    stage.plane.key_limits = KeyLimits(models=["none"], aliases={"gpt-4o": {MODEL: 1}})
+    async with stage.router() as router:
+        await router.adopted()
+        serving = {**headers_for("router", CALLER, issuer="serving"), BATCH_HEADER: ""}
+        for name in ("gpt-4o", "no-alias"):
+            answer = await router.ask(headers={**serving, BATCH_MODEL_HEADER: "next-7b"}, json=chat(model=name))
+            if name == "gpt-4o":
+                assert answer.json()["model"] == "gpt-4o"
+                assert json.loads(stage.two.seen[0])["model"] == "next-7b"
+            else:
+                assert error_of(answer) == (404, "model_not_found")
+        ours = await router.ask(headers={BATCH_MODEL_HEADER: "next-7b"}, json=chat(model="gpt-4o"))
+        assert ours.headers["x-wattshift-model"] == MODEL  # it is serving's alone
+
+
+async def test_a_flex_request_may_name_an_alias(stage: Stage) -> None:
+    stage.plane.key_limits = KeyLimits(aliases={"gpt-4o": {MODEL: 1}})
+    async with stage.router() as router:
+        await router.adopted()
+        answer = await router.ask(json=chat(model="gpt-4o", service_tier="flex"))
+        assert (answer.json()["model"], answer.json()["service_tier"]) == ("gpt-4o", "flex")
 
 
 def a_ticket(name: str, tokens: int = 200) -> Ticket:

@@ -17,7 +17,7 @@ import uvicorn
 from openai import AsyncOpenAI
 from openai.types import Batch
 
-from services.contracts.identity import Identity, Role
+from services.contracts.identity import NO_KEY_LIMITS, Identity, Role
 from services.db.database import connect
 from services.serving.app import create_app
 from services.serving.settings import ServingSettings
@@ -25,6 +25,7 @@ from tests.support.routers import (
     MODEL,
     InThisLoop,
     ModelServer,
+    Plane,
     Running,
     a_key,
     a_plane,
@@ -62,6 +63,7 @@ async def serving_at(listening: socket.socket, settings: ServingSettings) -> Asy
 class BatchWorld:
     """One model server ``one`` at ``clean`` and one at ``dirty``, and clients of two tenants."""
 
+    plane: Plane
     router: Running
     serving_url: str
     settings: ServingSettings
@@ -82,6 +84,7 @@ class BatchWorld:
             server.seen.clear()
             server.cancelled = 0
             await self.endpoint(name, server, location)
+        self.plane.key_limits = NO_KEY_LIMITS
         await self.router.adopted()
 
     async def endpoint(self, name: str, server: ModelServer, location: str, **more: Any) -> None:
@@ -130,6 +133,7 @@ async def a_batch_world(database_url: str, redis_url: str, folder: Path, **setti
                 "database_url": database_url,
                 "router_url": router.url,
                 "carbon_url": plane_url,
+                "admission_url": plane_url,
                 "endpoint_networks": "127.0.0.0/8",
                 **settings,
             }
@@ -138,6 +142,6 @@ async def a_batch_world(database_url: str, redis_url: str, folder: Path, **setti
         clients = [AsyncOpenAI(base_url=f"{router.url}/v1", api_key=a_key(t), max_retries=0) for t in ("acme", "umbra")]
         for each in clients:
             stack.push_async_callback(each.close)
-        world = BatchWorld(router, url, made, one, two, *clients)
+        world = BatchWorld(plane, router, url, made, one, two, *clients)
         await world.reset()
         yield world

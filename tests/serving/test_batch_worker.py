@@ -15,12 +15,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.batches import Batch, BatchRequest
-from services.contracts.identity import Identity, Role
+from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits, Role
 from services.contracts.routing import RoutedServer, RoutingTable
 from services.db.database import connect
 from services.db.engine import create_engine
 from services.kit.disk import DiskWatch
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, unavailable
 from services.kit.tasks import end_tasks
 from services.serving.batches.rooms import Room
 from services.serving.batches.sending import Sender, Sent
@@ -126,7 +126,7 @@ class Place:
         places: Sequence[str] = ("here",),
     ) -> BatchWorker:
         made = repository or self.repository
-        worker = BatchWorker(made, Table(*places), forecasts or Known(), sender, self.settings)
+        worker = BatchWorker(made, Table(*places), forecasts or Known(), sender, self.settings, unlimited)
         self.workers.append(worker)
         return worker
 
@@ -155,6 +155,10 @@ class Place:
         connection = await connect(self.settings.database_url, application_name="test")
         await connection.execute(query, *values)
         await connection.close()
+
+
+async def unlimited(_: str) -> KeyLimits:
+    return NO_KEY_LIMITS
 
 
 async def upload(batches: Batches, content: bytes, caller: Identity = CALLER) -> str:
@@ -259,6 +263,22 @@ async def test_lines_wait_for_a_cleaner_hour_and_go_to_the_cleaner_place(place: 
     goes = place.worker(sender, forecasts=Known(clean=clean, dirty=night), places=("dirty", "clean"))
     await place.ended(goes, batch)
     assert {where for _, where in sender.sent} == {"clean"}
+
+
+async def test_a_batch_waits_until_admission_says_what_its_key_may(place: Place) -> None:
+    worker, answers = place.worker(Answering()), [unavailable("Admission")]
+
+    async def limits_of(key_id: str) -> KeyLimits:
+        assert key_id == CALLER.key_id
+        if answers:
+            raise answers.pop()
+        return NO_KEY_LIMITS
+
+    worker._limits_of = limits_of
+    batch = await place.submit([line("a")])
+    await worker.turn()
+    assert (await place.batches.find(CALLER, batch)).status == "validating"
+    assert (await place.ended(worker, batch)).status == "completed"
 
 
 async def test_lines_go_when_it_is_late_however_dirty_it_is(place: Place) -> None:

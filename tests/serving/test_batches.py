@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import openai
 import pytest
 
+from services.contracts.identity import KeyLimits
 from tests.serving.batches import BatchWorld, a_batch_world, line, written
+from tests.support.routers import MODEL
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,36 @@ async def test_empty_and_too_long_batches_fail(world: BatchWorld) -> None:
         assert batch.errors is not None
         assert batch.errors.data is not None
         assert [each.code for each in batch.errors.data] == [code]
+
+
+async def test_a_batch_knows_the_aliases_of_its_key_and_their_shares(world: BatchWorld) -> None:
+    await world.endpoint("two", world.two, "dirty", models=["next-7b"])
+    await world.router.adopted()
+    world.plane.key_limits = KeyLimits(models=[], aliases={"gpt-4o": {MODEL: 3, "next-7b": 1, "gone": 9}})
+    asked = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hello"}]}
+    session = {**asked, "user": "ada"}
+    lines = [line(f"{number}", body=asked) for number in range(20)]
+    done = await world.until(await world.submit(written([*lines, *(line(f"u{n}", body=session) for n in range(4))])))
+
+    assert done.status == "completed"
+    results = await world.results(done.output_file_id)
+    answers = [each["response"]["body"] for each in results.values()]
+    assert {each["model"] for each in answers} == {"gpt-4o"}
+    by = {name: each["response"]["body"]["choices"][0]["message"]["content"][:3] for name, each in results.items()}
+    of_each = Counter(by[f"{number}"] for number in range(20))
+    assert abs(of_each["one"] - 15) <= 1
+    assert of_each["one"] + of_each["two"] == 20
+    assert len({by[f"u{number}"] for number in range(4)}) == 1
+    assert {json.loads(body)["model"] for body in world.one.seen} == {MODEL}
+    assert {json.loads(body)["model"] for body in world.two.seen} == {"next-7b"}
+
+
+async def test_a_batch_may_name_no_model_that_its_key_may_not(world: BatchWorld) -> None:
+    world.plane.key_limits = KeyLimits(models=["next-7b"])
+    done = await world.until(await world.submit(written([line("a")])))
+    assert done.errors is not None
+    assert done.errors.data is not None
+    assert [each.code for each in done.errors.data] == ["model_not_found"]
 
 
 async def test_files_are_listed_read_and_deleted(world: BatchWorld) -> None:

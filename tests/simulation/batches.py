@@ -24,7 +24,7 @@ from services.serving.batches.worker import BatchWorker
 from services.serving.repository import ServingRepository
 from services.serving.repository.batch_work import ClaimedLine, Outcome
 from services.serving.settings import ServingSettings
-from tests.serving.test_batch_worker import Known, Table
+from tests.serving.test_batch_worker import Known, Table, unlimited
 from tests.simulation import model_servers, postgres, system
 from tests.simulation.loop import Simulation
 from tests.simulation.postgres import Losses, SimulatedPostgres
@@ -117,7 +117,9 @@ def _settings() -> ServingSettings:
 
 async def _begin(world: World) -> Batches:
     repository = ServingRepository(create_engine(postgres.URL, application_name="serving"))
-    worker = BatchWorker(repository, Table(*PLACES), Known(), _Router(world), _settings(), now_s=lambda: time.time())
+    worker = BatchWorker(
+        repository, Table(*PLACES), Known(), _Router(world), _settings(), unlimited, now_s=lambda: time.time()
+    )
     world.simulation.loop.create_task(worker.run())
     return Batches(repository, _settings())
 

@@ -18,13 +18,13 @@ from services.kit.release import RELEASE
 from services.router.answers import UNBUFFERED, is_identity, is_stream, wants_comment
 from services.router.apps.asked import OPEN_INFERENCE, Asked, read
 from services.router.apps.coordination import Coordinator
-from services.router.apps.errors import AppError, no_app, not_assigned, of_problem, of_upstream
+from services.router.apps.errors import AppError, no_app, not_assigned, of_key, of_problem, of_upstream
 from services.router.apps.observations import ObservationReporter
 from services.router.apps.queue import NotAssignedError, Outcome, Ticket
 from services.router.fleet import Fleet, Server
 from services.router.gate import Gate
 from services.router.metrics import Metrics
-from services.router.openai import JSON
+from services.router.openai import JSON, DoorError
 from services.router.settings import RouterSettings
 from services.router.streams import Footprint
 from services.router.turn import NO_TOKENS
@@ -109,10 +109,14 @@ class AppDoor:
         asked = read(exchange.scope, has_idempotency_key=b"idempotency-key" in exchange.headers)
         key = await self._gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
         exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
+        try:
+            exchange.extra += self._gate.rules.admit(key)
+        except DoorError as error:
+            raise of_key(error) from None
         if not key.identity.role.may(asked.method, Role.USER):
             raise AppError(403, "forbidden", f"A key with the role {key.identity.role} may only read.")
         app = self._fleet.app_of(asked.app, key.identity)
-        if app is None:
+        if app is None or not key.key_limits.may_name(app.name):
             raise no_app(asked.app)
         if asked.is_ready_asked:
             await self._say_ready(exchange, app)

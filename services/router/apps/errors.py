@@ -11,6 +11,7 @@ from services.contracts.problems import MEDIA_TYPE
 from services.kit.edge.exchange import Exchange, Header
 from services.kit.problems import ProblemError
 from services.router.apps.queue import NotAssignedError
+from services.router.openai import JSON, DoorError
 from services.router.upstream import UpstreamError
 
 
@@ -39,8 +40,9 @@ class AppError(Exception):
             media, document = "application/json", {"error": str(self), "code": self.code}
         else:
             media = MEDIA_TYPE
+            other = "rate_limited" if self.status == 429 else "upstream_failed"
             document = {
-                "type": f"{PROBLEMS}/{self.code if self.code in MEANINGS else 'upstream_failed'}",
+                "type": f"{PROBLEMS}/{self.code if self.code in MEANINGS else other}",
                 "title": HTTPStatus(self.status).phrase,
                 "status": self.status,
                 "detail": str(self),
@@ -54,6 +56,12 @@ def of_problem(problem: ProblemError) -> AppError:
     """Return a refusal by the edge as an application's error."""
     headers = tuple((name.lower().encode(), value.encode()) for name, value in problem.headers.items())
     return AppError(problem.status, str(problem.problem_code), problem.detail, headers=headers)
+
+
+def of_key(error: DoorError) -> AppError:
+    """Return a refusal by the limits of a key as an application's error."""
+    code = "rate_limited" if error.code == "rate_limit_exceeded" else error.code
+    return AppError(error.status, code, str(error), headers=tuple(each for each in error.headers if each != JSON))
 
 
 def no_app(name: str) -> AppError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any, cast
 
 import orjson
 
 from services.contracts.batches import LineError
+from services.contracts.identity import KeyLimits
+from services.core.domain.canaries import point_of
 from services.serving.repository.batch_work import Line
 
 MOST_ERRORS = 100
@@ -17,10 +19,11 @@ LONGEST_ID = 512
 class LineReader:
     """Reads lines one after the other."""
 
-    def __init__(self, endpoint: str, is_known: Callable[[str], bool], most_lines: int) -> None:
-        """Take the batch's endpoint, whether its caller may use a model, and how many lines there may be."""
+    def __init__(self, endpoint: str, limits: KeyLimits, models: Collection[str], most_lines: int) -> None:
+        """Take the batch's endpoint, what its key may do, the models of its tenant, and how many lines there may be."""
         self._endpoint = endpoint
-        self._is_known = is_known
+        self._limits = limits
+        self._models = models
         self._most_lines = most_lines
         self._ids: set[str] = set()
         self.errors: list[LineError] = []  #: What is wrong, at most ``MOST_ERRORS``
@@ -55,13 +58,17 @@ class LineReader:
             return self._note(number, "invalid_method", "method must be POST.", "method")
         if line.get("url") != self._endpoint:
             return self._note(number, "mismatched_url", f"url must be the batch's endpoint, {self._endpoint}.", "url")
-        model = cast("dict[str, Any]", body).get("model") if isinstance(body, dict) else None
-        if not isinstance(model, str) or not model:
+        fields = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+        name = fields.get("model")
+        if not isinstance(name, str) or not name:
             return self._note(number, "missing_required_parameter", "body must be an object with a model.", "body")
-        if cast("dict[str, Any]", body).get("stream"):
+        if fields.get("stream"):
             return self._note(number, "invalid_request", "Answers of a batch are not streamed.", "body.stream")
-        if not self._is_known(model):
-            detail = f"The model {model[:200]} does not exist or you do not have access to it."
+        named = fields.get("prompt_cache_key"), fields.get("user")
+        session = next((each for each in named if isinstance(each, str) and each), None)
+        model = self._limits.model_of(name, point_of(session, self.total), self._models.__contains__)
+        if model is None or model not in self._models:
+            detail = f"The model {name[:200]} does not exist or you do not have access to it."
             return self._note(number, "model_not_found", detail, "body.model")
         return Line(number, custom_id, model, orjson.dumps(body).decode())
 

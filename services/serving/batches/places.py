@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
-from services.contracts.identity import Identity
+from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits
 from services.contracts.routing import EVERY_TENANT, RoutedPool, RoutedServer, RoutingTable
+from services.kit.edge.keys import Resolve
 
 
 def serves(table: RoutingTable, caller: Identity) -> dict[str, list[RoutedServer]]:
@@ -22,6 +23,16 @@ def serves(table: RoutingTable, caller: Identity) -> dict[str, list[RoutedServer
             if server.state == "ready" and not server.keeps_no_class:
                 found[model].append(server)
     return found
+
+
+def limits_at(resolve: Resolve) -> Callable[[str], Awaitable[KeyLimits]]:
+    """Return a function that asks what the key with an id may do; one that no longer works has no limits."""
+
+    async def limits_of(key_id: str) -> KeyLimits:
+        key = await resolve(key_id)
+        return NO_KEY_LIMITS if key is None else key.key_limits
+
+    return limits_of
 
 
 def mean_intensity(servers: Iterable[RoutedServer]) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import aiohttp
 import orjson
 
-from services.contracts.batches import BATCH_HEADER
+from services.contracts.batches import BATCH_HEADER, BATCH_MODEL_HEADER
 from services.contracts.identity import Identity
 from services.core.domain.units import J_PER_KWH
 from services.kit.ids import new_id
@@ -44,7 +44,8 @@ class Sender:
 
     async def send(self, line: ClaimedLine, endpoint: str, caller: Identity, place: str) -> Sent:
         """Return what became of a line that a place may answer; it never raises, except when cancelled."""
-        headers = {"content-type": "application/json", BATCH_HEADER: place, **self._tokens.headers(caller)}
+        headers = {"content-type": "application/json", **self._tokens.headers(caller)}
+        headers |= {BATCH_HEADER: place, BATCH_MODEL_HEADER: line.model}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with self._session.post(

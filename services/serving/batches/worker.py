@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.contracts.batches import WINDOW_S
+from services.contracts.identity import KeyLimits
 from services.contracts.routing import RoutedServer, RoutingTable
 from services.core.policies.cleanest_fill import Due, Slot, amounts_now
 from services.core.policies.freesh.server_choice import Work, energy_profile
@@ -44,6 +45,7 @@ FORECAST_AGE_S, HORIZON_S = 300.0, WINDOW_S + 3_600.0
 LINES_AT_ONCE = 500
 TYPICAL = Work(500, 200)  #: The request for which servers' energies are compared
 
+LimitsOf = Callable[[str], Awaitable[KeyLimits]]
 Points = list[tuple[float, float, float]]  #: Start and end, UTC seconds, and gCO2/kWh
 
 
@@ -124,13 +126,16 @@ class BatchWorker:
         forecasts: Forecasts,
         sender: Sender,
         settings: ServingSettings,
+        limits_of: LimitsOf,
         now_s: Callable[[], float] = time.time,
     ) -> None:
+        """Take what says what a key may do with models."""
         self._repository = repository
         self._routing = routing
         self._forecasts = forecasts
         self._sender = sender
         self._settings = settings
+        self._limits_of = limits_of
         self._now_s = now_s
         self._lead = Lead(settings.database_url)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -194,7 +199,12 @@ class BatchWorker:
     async def _check(self, batch: OpenBatch, table: RoutingTable) -> None:
         """Read a batch's file and begin, or say what is wrong with it; either happens as a whole."""
         models = serves(table, batch.caller)
-        reader = LineReader(batch.endpoint, models.__contains__, self._settings.batch_lines)
+        try:
+            limits = await self._limits_of(batch.caller.key_id)
+        except ProblemError as error:
+            log.warning("batches.not_checked", batch=batch.id, error=error.detail)
+            return  # until admission answers
+        reader = LineReader(batch.endpoint, limits, models, self._settings.batch_lines)
         named: set[str] = set()
         try:
             async with self._repository.writing() as queries:

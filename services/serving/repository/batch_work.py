@@ -51,7 +51,7 @@ UPDATE batch_lines SET state = 'sent', attempt = attempt + 1
        SELECT batch_id, number FROM batch_lines
         WHERE batch_id = :batch AND model = :model AND state = 'waiting' AND result IS NULL
         ORDER BY failures, number LIMIT :lines FOR UPDATE SKIP LOCKED)
-RETURNING batch_id, number, attempt, custom_id, body, failures
+RETURNING batch_id, number, attempt, custom_id, model, body, failures
 """)
 _RECORD = text("""
 WITH written AS (
@@ -119,6 +119,7 @@ class ClaimedLine:
     number: int
     attempt: int
     custom_id: str
+    model: str  #: That answers it; its body may have an alias
     body: str
     failures: int
 
