@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from services.contracts.routing import AccuracyPct
 from services.contracts.schema import Int, Message, Name, Real
 from services.contracts.solver import SolveOptions, SolveOutcome
 from services.core.domain.serving import MAX_REGIONS, TABLE_7, LatencyLimits, NegativeRates
@@ -34,6 +35,9 @@ class ClientRegion(Message):
     name: Name
     share: Real = Field(
         default=1, gt=0, le=1e9, description="Its part of the requests of every class, in proportion to the others'."
+    )
+    least_accuracy_pct: AccuracyPct | None = Field(
+        default=None, description="Only modes that are as accurate, or state no accuracy, serve its requests."
     )
     network_ms: NetworkMs = Field(
         default_factory=dict[str, float],
@@ -72,6 +76,7 @@ class PoolMode(Message):
 
     name: Name
     gpus: Gpus = Field(description="Number of GPUs of one instance, by type.")
+    accuracy_pct: AccuracyPct | None = Field(default=None, description="Accuracy of what it runs, where modes differ.")
     idle_w: Real | None = Field(
         default=None,
         ge=0,

@@ -46,7 +46,7 @@ from services.serving.planning.cluster import Cluster, gpus_by_place, installed_
 from services.serving.planning.demand import predict_demand
 from services.serving.planning.problem import check_signals, problem_of, result_of
 from services.serving.repository import ServingRepository
-from services.serving.repository.cluster import OwnState, read_cluster, read_own, read_traffic
+from services.serving.repository.cluster import OwnState, read_cluster, read_floors, read_own, read_traffic
 from services.serving.repository.plans import plan_repository
 from services.serving.repository.turns import Turn
 from services.serving.settings import ServingSettings
@@ -162,13 +162,13 @@ class PlanMaker:
             return _too_late("The forecasts took until the deadline.")
         if not worker.ask(lambda: self.turn.take(spec, min(TURN_WITHIN_S, left_s / 2))):
             log.warning("plan.out_of_turn", pool=plan.pool)
-        cluster, own = worker.ask(lambda: self._read(plan.pool))
+        cluster, own, floors = worker.ask(lambda: self._read(plan.pool, spec))
         gpus = gpus_by_place(spec, cluster.nodes_for(plan.pool))
         limit_s = plan.deadline_s - time.monotonic()
         if limit_s <= 0:
             return _too_late("Other plans of the same GPUs took until the deadline.")
         return AskedPlan(
-            request=problem_of(spec, demand, intensity, gpus, own.instances, limit_s, own.in_force),
+            request=problem_of(spec, demand, intensity, gpus, own.instances, limit_s, own.in_force, floors),
             forecasts=PlanForecasts(
                 step_s=STEP_S,
                 demand=demand,
@@ -178,9 +178,10 @@ class PlanMaker:
             ),
         )
 
-    async def _read(self, pool: str) -> tuple[Cluster, OwnState]:
+    async def _read(self, pool: str, spec: PoolSpec) -> tuple[Cluster, OwnState, dict[float, float]]:
         async with self._repository.reading() as queries:
-            return await read_cluster(queries.connection), await read_own(queries.connection, pool)
+            cluster, own = await read_cluster(queries.connection), await read_own(queries.connection, pool)
+            return cluster, own, await read_floors(queries.connection, pool, spec)
 
     async def _solve(self, plan_id: str, request: PoolsRequest, within_s: float) -> Solve:
         settings = self._settings

@@ -7,6 +7,7 @@ import numpy as np
 from services.contracts.pools import (
     GCO2_PER_KWH_OF_LB_PER_MWH,
     TIE_SHARE,
+    ClientRegion,
     FullGpus,
     InstanceChange,
     PlannedInstances,
@@ -252,16 +253,22 @@ def _partition(request: PoolsRequest, part: RequestPartition) -> Partition:
         [[region.network_ms.get(place.name, 0.0) for place in request.locations] for region in request.regions]
     )
     reach = np.ones((*network_ms.shape, *shape), np.bool_) if request.regions else None
+    accurate = np.array([[_is_accurate(mode, region) for mode in request.modes] for region in request.regions])
     for index, each in enumerate(part.classes):
         for profile in each.profiles:
             place = index, at_mode[profile.mode]
             max_qps[place], power_w[place], eligible[place] = profile.max_qps, profile.power_w, each.admits(profile)
             if reach is not None:
                 within = [[each.admits(profile, far_ms) for far_ms in row] for row in network_ms.tolist()]
-                reach[:, :, *place] = np.array(within)
+                reach[:, :, *place] = np.array(within) & accurate[:, place[1], None]
     means = [each.mean_qps or each.demand_qps for each in part.classes]
     demand = np.array([each.demand_qps for each in part.classes])
     return Partition(demand, max_qps, power_w, eligible, reach, np.array(means))
+
+
+def _is_accurate(mode: PoolMode, region: ClientRegion) -> bool:
+    """Whether a mode meets the accuracy that a region's requests ask for."""
+    return mode.accuracy_pct is None or mode.accuracy_pct >= (region.least_accuracy_pct or 0.0)
 
 
 def _idle_w(request: PoolsRequest, mode: PoolMode) -> float:

@@ -17,7 +17,9 @@ from services.serving.instances import InstanceTerms
 from services.serving.planning.cluster import Need, Node, gpus_by_place, misfits, without_needs
 from services.serving.planning.problem import Running, check_signals, intensity_of, problem_of, result_of
 from services.solving.pools import incumbent_plan, solve_pools
-from tests.serving.pools import ZONE, a_spec
+from tests.serving.pools import LIMITS, SERVED, ZONE, a_spec
+
+PROFILE = {"max_qps": 2, "power_w": 300, **SERVED}
 
 
 def a_node(gpus: int = 4, zone: str = ZONE, **labels: str) -> Node:
@@ -300,6 +302,63 @@ def test_requests_are_planned_for_where_the_network_leaves_them_time() -> None:
     served = {each.location: each.count * {"small": 2, "large": 5}[each.mode] for each in shared.instances}
     assert served["west"] >= 0.75 * 4.4
     assert served["east"] >= 0.25 * 4.4
+
+
+VARIANTS = [
+    {"name": "small", "gpu_model": "A100", "gpus": 1, "command": ["serve"], "accuracy_pct": 65},
+    {"name": "large", "gpu_model": "A100", "gpus": 2, "command": ["serve"], "accuracy_pct": 80},
+]
+
+
+def with_floors(floors: dict[float, float], qps: float = 10.0, **changes: Any) -> dict[str, float]:
+    """Plan for keys that ask for some accuracy; return the requests per second that each mode could serve."""
+    spec = a_spec(modes=VARIANTS, places=[{"name": "west", "zone": ZONE}], objective="energy", **changes)
+    gpus = gpus_by_place(spec, [a_node(gpus=40)])
+    request = problem_of(spec, demand_of(spec, qps), intensities_of(spec), gpus, [], 5.0, None, floors)
+    plan = solve_pools(PoolsProblem.model_validate(request.model_dump()))
+    assert plan.status == "optimal"
+    served = dict.fromkeys(("small", "large"), 0.0)
+    for each in plan.instances:
+        served[each.mode] += each.count * {"small": 2, "large": 5}[each.mode]
+    return served
+
+
+def dear() -> list[dict[str, Any]]:
+    """One class, which the more accurate variant serves at three times the energy."""
+    profiles = [
+        {"mode": "small", "max_qps": 2, "power_w": 100, **SERVED},
+        {"mode": "large", "max_qps": 5, "power_w": 750, **SERVED},
+    ]
+    return [{"name": "one", "classes": [{"name": "all", **LIMITS, "profiles": profiles}]}]
+
+
+def test_a_plan_has_room_for_the_accuracy_that_keys_ask_for() -> None:
+    assert with_floors({}, partitions=dear()) == {"small": 12, "large": 0}
+    asked_for = with_floors({70.0: 0.5}, partitions=dear())
+    assert asked_for["large"] >= 0.5 * 11
+    assert sum(asked_for.values()) >= 11
+    assert with_floors({70.0: 0.01}, partitions=dear())["large"] == 5, "one instance at least"
+    for everybody_or_nobody in ({60.0: 0.9}, {81.0: 0.5}):
+        assert with_floors(everybody_or_nobody, partitions=dear())["large"] == 0
+
+
+def test_floors_divide_regions_and_the_highest_become_one_where_there_is_no_room() -> None:
+    modes = [{**VARIANTS[0], "name": f"m{pct}", "accuracy_pct": pct} for pct in (50, 60, 70, 80)]
+    floors = {55.0: 0.1, 65.0: 0.2, 80.0: 0.3, 90.0: 0.4}
+
+    def regions(count: int) -> list[tuple[str, float, float | None]]:
+        given = [{"name": f"r{number}", "share": 2, "network_ms": {"west": 1}} for number in range(count)]
+        part = {"name": "one", "classes": [{"name": "all", **LIMITS, "profiles": [{"mode": "m50", **PROFILE}]}]}
+        spec = a_spec(modes=modes, regions=given, partitions=[part])
+        made = problem_of(
+            spec, demand_of(spec, 1), intensities_of(spec), gpus_by_place(spec, []), [], 5.0, None, floors
+        )
+        return [(each.name, round(each.share, 6), each.least_accuracy_pct) for each in made.regions]
+
+    assert regions(0) == [("all--0", 0.4, None), ("all--1", 0.1, 60), ("all--2", 0.2, 70), ("all--3", 0.3, 80)]
+    assert [each[1:] for each in regions(2)] == [(0.8, None), (0.2, 60), (1.0, 80)] * 2
+    assert [each[1:] for each in regions(3)] == [(0.8, None), (1.2, 80)] * 3
+    assert [each[1:] for each in regions(4)] == [(2.0, None)] * 4
 
 
 def test_clients_too_far_from_every_place_are_named_in_the_shortfall() -> None:

@@ -64,7 +64,7 @@ SELECT node_id, job_id, start_at, zone, signal, energy_j, energy_j * pue, carbon
 
 -- telemetry: what requests to models used, by key.
 CREATE VIEW key_usages AS
-SELECT key_id, start_at, model, input_tokens, output_tokens, carbon_gco2 FROM request_usages;
+SELECT key_id, start_at, model, input_tokens, output_tokens, carbon_gco2, requests FROM request_usages;
 
 -- scheduler: all gangs that there were, with whose they are. `leader` is the node of rank 0.
 CREATE VIEW gangs AS
@@ -106,6 +106,14 @@ CREATE VIEW tenant_limits AS
 SELECT id AS tenant_id, (limits ->> 'max_gpus')::int AS max_gpus,
        (limits ->> 'share_weight')::float8 AS share_weight
   FROM tenants;
+
+-- admission: the accuracy that keys ask for at least of variants of a model, and of which models they may.
+CREATE VIEW key_floors AS
+SELECT tenant_id, replaced || id AS key_ids, (limits ->> 'least_accuracy_pct')::float8 AS least_accuracy_pct,
+       limits -> 'models' AS models, limits -> 'aliases' AS aliases
+  FROM api_keys
+ WHERE limits ->> 'least_accuracy_pct' IS NOT NULL AND revoked_at IS NULL
+   AND (expires_at IS NULL OR expires_at > now());
 
 -- admission: projects whose budgets let nothing start; an empty project is the whole tenant.
 CREATE VIEW held_projects AS

@@ -10,6 +10,7 @@ from typing import Any
 from services.contracts.carbon import IntensityForecast, curve_of
 from services.contracts.pools import (
     MAX_NODE_GPUS,
+    ClientRegion,
     Incumbent,
     LocationNodes,
     PoolLocation,
@@ -31,7 +32,7 @@ from services.contracts.serving import (
 )
 from services.core.domain.errors import DomainError
 from services.core.domain.packing import divide_each_other
-from services.core.domain.serving import STEP_S, STEPS_AHEAD
+from services.core.domain.serving import MAX_REGIONS, STEP_S, STEPS_AHEAD
 from services.serving.instances import InstanceTerms, pool_blueprint
 from services.serving.planning.cluster import PlaceGpus
 
@@ -85,6 +86,7 @@ def problem_of(
     instances: Sequence[Running],
     time_limit_s: float,
     in_force: PoolsResult | None = None,
+    floors: Mapping[float, float] | None = None,
 ) -> PoolsRequest:
     """Return the problem for the five-minute steps until the pool is planned again.
 
@@ -95,6 +97,7 @@ def problem_of(
         instances: The pool's own; those made from other terms than the spec's will be replaced and do not count.
         time_limit_s: Longest time to solve, besides the spec's own limit.
         in_force: The plan that the search begins from.
+        floors: The accuracies that keys ask for at least, per cent, each with its share of the requests, 0 .. 1.
 
     Raises:
         ValidationError: It is inconsistent, or too large.
@@ -125,7 +128,7 @@ def problem_of(
             )
             for place in spec.places
         ],
-        regions=spec.regions,
+        regions=_regions(spec, floors or {}),
         modes=modes,
         partitions=[_partition(part, demand[part.name], steps, follows_load) for part in spec.partitions],
         running=_running(spec, modes, types, instances),
@@ -213,7 +216,47 @@ def _mode(spec: PoolSpec, mode: ServerMode, stand_ins: Mapping[tuple[str, int], 
         if model == mode.gpu_model and mode.gpus >= size:
             gpus[of] = mode.gpus // size
     start_wh, stop_wh = spec.switching_wh(mode)
-    return PoolMode(name=mode.name, gpus=gpus, idle_w=mode.idle_w, start_wh=start_wh, stop_wh=stop_wh)
+    return PoolMode(
+        name=mode.name,
+        gpus=gpus,
+        accuracy_pct=mode.accuracy_pct,
+        idle_w=mode.idle_w,
+        start_wh=start_wh,
+        stop_wh=stop_wh,
+    )
+
+
+def _regions(spec: PoolSpec, floors: Mapping[float, float]) -> list[ClientRegion]:
+    """Return the regions that requests come from, each divided by the accuracy that they ask for at least.
+
+    Floors that the same modes meet are one, and one that no mode meets is none. Where that makes more regions than a
+    plan may have, the highest floors become one, or with more than half as many regions in the spec, none.
+    """
+    stated = sorted({mode.accuracy_pct for mode in spec.modes if mode.accuracy_pct is not None})
+    shares: dict[float, float] = {}
+    for floor, share in sorted(floors.items()):
+        least = next((each for each in stated if each >= floor), 0.0)
+        if least and least > stated[0]:
+            shares[least] = shares.get(least, 0.0) + share
+    regions = spec.regions or [ClientRegion(name="all")]
+    room = MAX_REGIONS // len(regions) - 1
+    while len(shares) > room > 0:
+        *_, second, highest = shares
+        shares[highest] += shares.pop(second)
+    if not shares or not room:
+        return spec.regions
+    parts = [(0.0, max(1.0 - sum(shares.values()), 0.0)), *shares.items()]
+    return [
+        ClientRegion(
+            name=f"{region.name[:50]}--{number}",
+            share=region.share * share,
+            network_ms=region.network_ms,
+            least_accuracy_pct=max(least, region.least_accuracy_pct or 0.0) or None,
+        )
+        for region in regions
+        for number, (least, share) in enumerate(parts)
+        if share > 0
+    ]
 
 
 def _partition(part: PoolPartition, demand: DemandForecast, steps: int, follows_load: bool) -> RequestPartition:

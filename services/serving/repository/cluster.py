@@ -11,6 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.pools import PoolsResult
+from services.contracts.routing import EVERY_TENANT
 from services.contracts.serving import PoolPartition, PoolSpec
 from services.core.domain.serving import WINDOW_S
 from services.db.database import connect
@@ -95,6 +96,21 @@ async def read_own(connection: AsyncConnection, pool: str) -> OwnState:
     )
 
 
+FLOORS = text("""
+WITH asked AS (
+     SELECT key_id, sum(requests)::float8 AS requests FROM key_usages
+      WHERE start_at >= now() - interval '1 day' AND model = ANY(CAST(:models AS text[])) GROUP BY 1)
+SELECT f.least_accuracy_pct AS floor, coalesce(sum(a.requests), 0) AS asked,
+       (SELECT coalesce(sum(requests), 0) FROM asked) AS all_asked
+  FROM key_floors f LEFT JOIN asked a ON a.key_id = ANY(f.key_ids)
+ WHERE (f.tenant_id = ANY(CAST(:tenants AS text[])) OR :every = ANY(CAST(:tenants AS text[]))
+        OR f.tenant_id = (SELECT tenant_id FROM pools WHERE name = :pool))
+   AND (f.models IS NULL OR f.aliases IS NOT NULL OR f.models ?| CAST(:models AS text[]))
+ GROUP BY 1
+""")
+LEAST_FLOOR_SHARE = 0.01  #: Of a pool's requests, for keys that ask for an accuracy and have hardly asked yet
+
+
 async def read_traffic(database_url: str, pool: str, spec: PoolSpec) -> tuple[float, dict[str, RequestLog]]:
     """Return the present, UTC seconds, and two weeks of logs by partition, read on a connection of its own."""
     connection: Any = await connect(database_url, application_name="serving-planner")
@@ -125,6 +141,16 @@ async def read_logs(
                 for each, count in counted.items():
                     log.counts[at, classes[part.name][each]] += count
     return logs
+
+
+async def read_floors(connection: AsyncConnection, pool: str, spec: PoolSpec) -> dict[float, float]:
+    """Return the accuracies that keys ask of a pool's variants, each with its share of the last day's requests."""
+    if all(mode.accuracy_pct is None for mode in spec.modes):
+        return {}
+    values: dict[str, Any] = {"pool": pool, "every": EVERY_TENANT}
+    values |= {"tenants": list(spec.tenants), "models": list(spec.models)}
+    found = (await connection.execute(FLOORS, values)).all()
+    return {row.floor: max(row.asked / max(row.all_asked, 1), LEAST_FLOOR_SHARE) for row in found}
 
 
 async def read_cluster(connection: AsyncConnection) -> Cluster:
