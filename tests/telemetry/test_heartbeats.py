@@ -302,6 +302,18 @@ async def test_a_share_that_its_node_has_forgotten_is_gone(plane) -> None:
     await eventually(is_gone)
 
 
+async def test_a_share_is_not_gone_for_a_heartbeat_that_is_older_and_came_late(plane) -> None:
+    agent = await plane.agent("n1")
+    async with plane.database.connection() as connection:
+        await connection.execute("UPDATE nodes SET registered_at = registered_at - interval '1 day'")
+    gang = await allocate(plane.database, await accept_job(plane.database), {"n1": [0]})
+    before = agent.heartbeat()
+    agent.say(gang, RankState.STARTING)
+    await agent.beat()
+    assert (await agent.post("/v1/nodes/n1/heartbeat", before)).status_code == 200
+    assert await ranks_of(plane, gang) == [("n1", "starting", None, None)]
+
+
 async def test_what_devices_were_set_to_is_recorded_once_per_change(plane) -> None:
     agent = await plane.agent("n1")
     gang = await allocate(plane.database, await accept_job(plane.database), {"n1": [0]})

@@ -145,7 +145,7 @@ UPDATE rank_statuses s SET
     state = 'exited', ended_by = 'host', detail = 'Its node does not know of it any more.', updated_at = now()
 FROM nodes n
 WHERE n.id = $1 AND s.node_id = $1 AND s.allocation_id = ANY($2::text[]) AND s.state <> 'exited'
-    AND n.registered_at < now() - make_interval(secs => 2 * $3::float8)
+    AND greatest(n.registered_at, s.updated_at) < now() - make_interval(secs => 2 * $3::float8)
 RETURNING s.allocation_id
 """
 
