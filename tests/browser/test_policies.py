@@ -66,3 +66,39 @@ def test_policies_are_compared_in_place_with_their_front(open_page: OpenPage, si
     shown = rows.filter(has_text="fifo").locator("data").first
     grams = (result[0] if isinstance(result, list) else result)["carbon_kg"] * 1000
     assert float(shown.get_attribute("value") or "nan") == pytest.approx(grams, rel=1e-12)
+
+
+def test_one_number_walks_from_carbon_to_time_with_the_front_of_the_past_week(
+    open_page: OpenPage, site: Installation
+) -> None:
+    site.gateway.call(
+        "PUT", "/v1/policies/active", body={"name": "joint", "parameters": {"hour_wh": 60.0, "stay_share": 0.05}}
+    )
+    spec = {
+        "name": "for-the-front",
+        "command": ["true"],
+        "working_dir": "/tmp",
+        "gpus": {"min": 1},
+    }
+    site.wait_for_ends([site.gateway.call("POST", "/v1/jobs", body=spec)["id"]], 60)
+    page = open_page("/policies")
+    slider = page.get_by_label("From least carbon (left) to least time (right)")
+    expect(page.locator("#trade-off")).to_contain_text("hour_share = 0.2, in force")
+    page.get_by_role("button", name="Find the front on the past week").click()
+
+    expect(page.locator("#trade-off figure circle")).to_have_count(6, timeout=120_000)
+    slider.press("ArrowLeft")
+    expect(page.locator("#trade-says")).to_contain_text("hour_share = 0.1: ")
+    page.get_by_role("button", name="Put in force").click()
+
+    expect(page.locator("#active")).to_contain_text("hour_share = 0.1")
+    parameters = site.gateway.get("/v1/policies/active")["parameters"]
+    assert (parameters["hour_share"], parameters["hour_wh"], parameters["stay_share"]) == (0.1, None, 0.05)
+
+
+def test_a_policy_without_the_number_has_no_slider(open_page: OpenPage, site: Installation) -> None:
+    site.gateway.call("PUT", "/v1/policies/active", body={"name": "las", "parameters": {}})
+    page = open_page("/policies")
+
+    expect(page.locator("#active-name")).to_have_text("las")
+    expect(page.locator("#trade-off")).to_be_hidden()

@@ -5,6 +5,7 @@ import { at, duration } from "./format.js";
 import { busy, clear, refused } from "./forms.js";
 import { live, persistently } from "./live.js";
 import { confirmed, me, notice, trying } from "./shell.js";
+import { TradeOff } from "./tradeoff.js";
 import { WhatIf } from "./whatif.js";
 
 const PREFIXES = [["", "no"], ["fair+", "yes, by weight"]];
@@ -13,6 +14,7 @@ let active = null;
 let list = [];
 let chosen = null; // of the list
 const whatIf = new WhatIf();
+const tradeOff = new TradeOff((changed) => { active = changed; showActive(); choose(plainName(active.name)); });
 
 const plainName = (name) => name.replace(/^fair\+/, "");
 const text = (value) => (value === null || value === undefined ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value));
@@ -26,6 +28,7 @@ function showActive() {
     ["An active round every", duration(active.round_interval_s)],
     ["Parameters that differ from their defaults", changed.length ? changed.map((each) => h("span", { class: "sub" }, `${each.name} = ${text(active.parameters[each.name])}${each.unit ? ` ${each.unit}` : ""}`)) : "none"],
   ]), plain ? h("p", { class: "note" }, plain.summary) : null, active.problem ? h("p", { class: "problem" }, active.problem) : null);
+  if (text(tradeOff.active) !== text(active)) tradeOff.show(active);
 }
 
 function showList() {

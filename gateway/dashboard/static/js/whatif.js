@@ -76,17 +76,11 @@ export class WhatIf {
     fill(by("results"), h("p", { class: "note" }, "Starting…"));
     by("stop").hidden = false;
     try {
-      for (const [request, suffix] of asked) run.started.push({ work: await send("POST", "/v1/simulations", request), suffix });
-      while (!run.stopped && run.started.some(({ work }) => !ended(work))) {
-        this.progress(run);
-        await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
-        for (const each of run.started) if (!ended(each.work)) each.work = await get(`/v1/simulations/${each.work.id}`);
-      }
+      await follow(run, asked, by("results"));
       this.show(run);
     } catch (error) {
       refused(this.form, error, () => null);
       fill(by("results"));
-      for (const { work } of run.started) if (!ended(work)) trying(() => send("DELETE", `/v1/simulations/${work.id}`));
     } finally {
       by("stop").hidden = true;
     }
@@ -96,13 +90,6 @@ export class WhatIf {
     const run = this.running;
     run.stopped = true;
     for (const { work } of run.started) if (!ended(work)) await trying(() => send("DELETE", `/v1/simulations/${work.id}`));
-  }
-
-  progress(run) {
-    const sum = (name) => run.started.reduce((total, { work }) => total + work.progress[name], 0);
-    const done = sum("done");
-    const total = sum("total");
-    fill(by("results"), h("label", { class: "note" }, `Simulated ${count(done)} of ${count(total)} jobs `, h("progress", { max: total || 1, value: done })));
   }
 
   show(run) {
@@ -123,6 +110,22 @@ export class WhatIf {
         h("td", { class: "number" }, figure(row.grams, grams)), h("td", { class: "number" }, above(row) === null ? unknown() : percent(above(row))),
         h("td", { class: "number" }, figure(row.joules, joules)), h("td", { class: "number" }, figure(row.time, duration)), h("td", { class: "number" }, figure(row.p99, duration)),
         h("td", { class: "number" }, figure(row.preemptions, count)), h("td", { class: "number" }, row.completed === null ? unknown() : `${digits(row.completed)} of ${digits(row.jobs)}`)))) : null);
+  }
+}
+
+/** Start simulations, each `[request, suffix]`, and show how far they are until all have ended or `run.stopped`; one refused ends all. */
+export async function follow(run, asked, place) {
+  try {
+    for (const [request, suffix] of asked) run.started.push({ work: await send("POST", "/v1/simulations", request), suffix });
+    while (!run.stopped && run.started.some(({ work }) => !ended(work))) {
+      const sum = (name) => run.started.reduce((total, { work }) => total + work.progress[name], 0);
+      fill(place, h("label", { class: "note" }, `Simulated ${count(sum("done"))} of ${count(sum("total"))} jobs `, h("progress", { max: sum("total") || 1, value: sum("done") })));
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+      for (const each of run.started) if (!ended(each.work)) each.work = await get(`/v1/simulations/${each.work.id}`);
+    }
+  } catch (error) {
+    for (const { work } of run.started) if (!ended(work)) trying(() => send("DELETE", `/v1/simulations/${work.id}`));
+    throw error;
   }
 }
 
