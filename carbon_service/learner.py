@@ -17,10 +17,14 @@ from carbon_service.providers.protocol import DAY_S, Feed, Point
 from carbon_service.repository import LearnedForecast, LearnedPoint, Repository
 from carbon_service.zones import Source
 from services.core.domain.arrays import Floats
+from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
 from services.kit.apart import Apart
 from services.kit.logging import Log
 from services.kit.repeating import repeat
+from services.learning.carbon import HORIZON_H, Backtest, forecast
+from services.learning.carbon_blend import learn, steps_of
+from services.learning.carbon_history import history_of, within_hours
 
 log = Log(__name__)
 
@@ -85,7 +89,7 @@ class Learner:
         found = await self._repository.points(key, 0.0, now_s + 1e-6, limit=MOST_POINTS, begins_by_s=now_s, newest=True)
         clock = Clock(now_s, source.provider.grid_s(key.zone, now_s), feed.time_scale)
         try:
-            made = await apart.call(predicted, found.points, feed, clock)
+            made = await apart.call(predicted, found.points, feed, clock, key.signal)
         except DomainError as error:
             log.info("forecast.not_learned", zone=key.zone, signal=key.signal, reason=str(error))
             return False
@@ -98,16 +102,14 @@ def interval_s(feed: Feed) -> float:
     return min(max(GRID_HOUR_S / feed.time_scale, LEAST_INTERVAL_S), LONGEST_INTERVAL_S)
 
 
-def predicted(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForecast:
+def predicted(points: Sequence[Point], feed: Feed, clock: Clock, signal: Signal) -> LearnedForecast:
     """Return the learned forecast of a source, in steps of its own length where that is shorter than an hour.
+
+    The pretrained model has learned from averages: of a marginal signal it is believed only after a backtest.
 
     Raises:
         DomainError: Nothing is known, or nothing of the last week.
     """
-    # Here and not above: scikit-learn takes seconds to load and a hundred megabytes, and the service does without.
-    from services.learning.carbon import forecast
-    from services.learning.carbon_history import history_of, within_hours
-
     # Values that were published at another speed of a replay do not lie where this clock would put them.
     usual = [point for point in points if abs(point.end_s - point.start_s - feed.step_s) <= 0.01 * feed.step_s]
     if not usual:
@@ -118,13 +120,16 @@ def predicted(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForec
     times_s, first = np.unique(times_s, return_index=True)
     values = values[first]
     made = forecast(history_of(times_s, values, times_s[-1] + step_s, step_s=step_s))
-    if made.method == "persistence" and step_s < GRID_HOUR_S:
+    method, backtest = made.method, None if made.backtest is None else asdict(made.backtest)
+    if signal is Signal.MARGINAL and method == "pretrained" and made.backtest is None:
+        method = "persistence"
+    if method != "ridge" and step_s < GRID_HOUR_S:
         try:
-            return _blended(times_s, values, step_s, clock, made.note)
+            return _blended(times_s, values, step_s, clock, made.note, made.backtest)
         except DomainError as error:
             log.info("forecast.not_blended", reason=str(error))
     ahead: list[LearnedPoint] = []
-    if made.method == "ridge":
+    if method != "persistence":
         shape = within_hours(times_s, values, made.start_s, step_s)
         length_s = GRID_HOUR_S / shape.shape[1]
         for hour, value in enumerate(made.values):
@@ -134,24 +139,24 @@ def predicted(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForec
                 start_s, end_s = (clock.real_s(begins_s + length_s * step) for step in (at, at + 1))
                 low, high = (None if each is None else each + float(change) for each in (p10, p90))
                 ahead.append(LearnedPoint(start_s, end_s, float(value + change), low, high))
-    backtest = None if made.backtest is None else asdict(made.backtest)
-    return LearnedForecast(clock.now_s, made.method, made.note, tuple(ahead), backtest)
+    return LearnedForecast(clock.now_s, method, made.note, tuple(ahead), backtest)
 
 
-def _blended(times_s: Floats, values: Floats, step_s: float, clock: Clock, note: str) -> LearnedForecast:
-    """Return the forecast of a source with short steps whose history is too short for the other methods.
+def _blended(
+    times_s: Floats, values: Floats, step_s: float, clock: Clock, note: str, rivals: Backtest | None
+) -> LearnedForecast:
+    """Return the forecast of a source with short steps whose history is too short to learn the other methods.
 
     Raises:
-        DomainError: It is too short for this one too, or persistence was better.
+        DomainError: It is too short for this one too, or persistence or a rival of ``rivals`` was better.
     """
-    from services.learning.carbon import HORIZON_H
-    from services.learning.carbon_blend import learn, steps_of
-
     series = steps_of(times_s, values, step_s)
     hour, end_s = round(GRID_HOUR_S / step_s), float(times_s[-1]) + step_s
     blend = learn(series, HORIZON_H, hour)
     if not blend.is_better:
         raise DomainError("persistence had the smaller error in the backtest")
+    if rivals is not None and np.mean(rivals.mae["pretrained"]) < blend.mae["blend"].mean():
+        raise DomainError("the pretrained model had the smaller error in the backtest")
     made = zip(*blend.at(series, round(DAY_S / step_s)), strict=True)
     ahead = [
         LearnedPoint(clock.real_s(end_s + at * step_s), clock.real_s(end_s + (at + 1) * step_s), *map(float, figures))

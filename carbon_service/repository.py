@@ -60,7 +60,7 @@ class LearnedForecast:
     """The forecast of a source that was learned at ``generated_s``."""
 
     generated_s: float
-    method: LearnedMethod  #: ``ridge``, ``blend`` or ``persistence``; the last has no points of its own
+    method: LearnedMethod  #: The last of them, ``persistence``, has no points of its own
     note: str  #: Why persistence is used
     points: tuple[LearnedPoint, ...]  #: The predicted points in chronological order
     backtest: dict[str, Any] | None  #: ``services.learning.carbon.Backtest`` as a document; ``None`` without one

@@ -18,7 +18,7 @@ Clock = Literal["real", "grid"]
 A day of grid time is always 86,400 grid seconds."""
 
 
-LearnedMethod = Literal["ridge", "blend", "persistence"]
+LearnedMethod = Literal["ridge", "pretrained", "blend", "persistence"]
 
 
 class IntensityPoint(Message):
@@ -126,8 +126,8 @@ class IntensityForecast(Message):
     signal: Signal
     provider: str
     method: str = Field(
-        description="Source of the first points: `provider`, or our own `ridge`, `blend` (both learned) or "
-        "`persistence`."
+        description="Source of the first points: `provider`, or our own `ridge`, `blend` (both learned), `pretrained` "
+        "(learned on other grids) or `persistence`."
     )
     generated_at: Instant
     is_stale: bool

@@ -3,13 +3,14 @@
 One ridge regression predicts all hours ahead at once from what was known at the forecast time: the last two weeks of
 intensity, as differences from the last week's mean, the shares of carbon-free and renewable energy and the day-ahead
 forecasts of wind and sun if given, the weekday and the season. It learns from moments at the forecast's own hour of day
-and the hours next to it, so that no hour of the day needs its own term, and it predicts the change from the last known
-value. Moments with gaps around them get less weight. Internally, intensities are square roots, unless some are negative
-(marginal signals): errors grow with the level.
+and the hours next to it, so that no hour of the day needs its own term, and it predicts how the grid departs from what
+the pretrained model (``services.learning.carbon_start``) says. Its penalty counts in moments, so that a short history
+departs little from that and a long one as it must. Moments with gaps around them get less weight. Internally,
+intensities are square roots, unless some are negative (marginal signals): errors grow with the level.
 
 Its penalty, and whether it is used at all, are decided by a backtest on the last fifth of the history, learned from
-what came before. The baseline to beat is persistence, which repeats the last 24 hours; it is also used if the history
-is too short.
+what came before. The baseline to beat is persistence, which repeats the last 24 hours. If the history is too short for
+that, the pretrained model is used alone, unless persistence was better; with less than a day, persistence.
 
 The quantiles are of errors at held-out moments of the whole history (cross-conformal), so that they cover every season
 in it, and in units of the grid's recent variability, so that they widen when the grid becomes more variable.
@@ -17,9 +18,8 @@ in it, and in units of the grid's recent variability, so that they widen when th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Literal, cast
 
 import numpy as np
@@ -28,17 +28,16 @@ from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.learning.carbon_history import DAY_H, HOUR_S, History
 from services.learning.carbon_intervals import QUANTILES, Intervals, MeasuredGrid, inside, outside
-from services.learning.estimators import Regressor
+from services.learning.carbon_start import quantiles, started
 from services.learning.one_thread import one_thread
 
-_new_ridge = cast("Callable[..., Regressor]", import_module("sklearn.linear_model").Ridge)
-
-Method = Literal["ridge", "persistence"]
+Method = Literal["ridge", "pretrained", "persistence"]
 
 HORIZON_H, LONGEST_H = 96, 168
 LAG_DAYS = 14
 OFFSETS_H = (-1, 0, 1)  #: Moments to learn from lie so far from the forecast's hour of day
-PENALTIES = (2e-3, 1e-2, 5e-2)  #: Of the ridge, as shares of the features' total variance
+PENALTIES = (4.0, 20.0, 100.0, 500.0, 2500.0)  #: Of the ridge: how many moments of the mean size weigh as much
+CONSTANT = 3.0  #: Weight of the constant among the features, which is penalised like them
 LEAST_TRAINING_DAYS, LEAST_BACKTEST_DAYS = 14, 7
 BACKTEST_SHARE, MOST_BACKTEST_DAYS = 0.2, 180
 LEAST_KNOWN = 0.5  #: Of the hours around a moment that is learned from; the others are filled
@@ -114,13 +113,41 @@ def _from_last_known(history: History, horizon_h: int) -> Forecast:
     now = np.array([len(history.values)])
     tuned = tune(history, horizon_h)
     if tuned is None:
-        plain = persistence(history, now, horizon_h)[0]
-        note = _too_little(history, horizon_h)
-        return Forecast(history.end_s, plain, *_day_to_day(history, plain), "persistence", None, note)
+        return _from_few_days(history, horizon_h)
     values = tuned.at(history, training_days(history, horizon_h), now)
     low, high = tuned.quantiles(history, now, values)
     note = "" if tuned.method == "ridge" else "it had the smaller error in the backtest"
     return Forecast(history.end_s, values[0], low[0], high[0], tuned.method, tuned.backtest, note)
+
+
+def _from_few_days(history: History, horizon_h: int) -> Forecast:
+    """Return the forecast from a history too short to learn from: the pretrained one, unless persistence was better.
+
+    The backtest is of the moments, a day apart, that had a day before them; nothing is decided on less than a week.
+    """
+    hours, note = len(history.values), _too_little(history, horizon_h)
+    grid = MeasuredGrid(history.values, history.known, _is_root(history))
+    moments = np.arange(hours % DAY_H + DAY_H, hours + 1, DAY_H)
+    made = outside(started(inside(grid.values, grid.root), history.start_s, moments, horizon_h), grid.root)
+    late, backtest = moments[moments + horizon_h <= hours], None
+    if len(late) >= LEAST_BACKTEST_DAYS:
+        likely, low, high = made[:, : len(late)]
+        truth, plain = grid.ahead(late, horizon_h), persistence(history, late, horizon_h)
+        backtest = Backtest(
+            first_s=history.start_s + HOUR_S * float(late[0]),
+            last_s=history.start_s + HOUR_S * float(late[-1]),
+            forecasts=len(late),
+            mae={"persistence": mean_errors(plain, truth), "pretrained": mean_errors(likely, truth)},
+            coverage=float(((truth >= low) & (truth <= high))[np.isfinite(truth)].mean()),
+            greenest_regret=greenest_regret(likely, history.values[late[:, None] + np.arange(horizon_h)]),
+        )
+    if len(moments) and (
+        backtest is None or np.mean(backtest.mae["pretrained"]) < np.mean(backtest.mae["persistence"])
+    ):
+        likely, low, high = made[:, -1]
+        return Forecast(history.end_s, likely, low, high, "pretrained", backtest, note)
+    plain = persistence(history, np.array([hours]), horizon_h)[0]
+    return Forecast(history.end_s, plain, *_day_to_day(history, plain), "persistence", backtest, note)
 
 
 def _too_little(history: History, horizon_h: int) -> str:
@@ -182,7 +209,8 @@ def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
     recent, half = (late, made), len(late) // 2
     before = _held_out(history, early, horizon_h, used)
     calibration, judged = (before, recent) if before else ((late[:half], made[:half]), (late[half:], made[half:]))
-    low, high = Intervals.of(grid, *calibration).at(grid, *judged)
+    prior = None if used is None else quantiles(LAG_DAYS, horizon_h)
+    low, high = Intervals.of(grid, *calibration, prior).at(grid, *judged)
     came = grid.ahead(judged[0], horizon_h)
     backtest = Backtest(
         first_s=history.start_s + HOUR_S * float(late[0]),
@@ -192,7 +220,7 @@ def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
         coverage=float(((came >= low) & (came <= high))[np.isfinite(came)].mean()),
         greenest_regret=greenest_regret(made, history.values[late[:, None] + np.arange(horizon_h)]),
     )
-    intervals = Intervals.of(grid, *(_held_out(history, days, horizon_h, used) or recent))
+    intervals = Intervals.of(grid, *(_held_out(history, days, horizon_h, used) or recent), prior)
     return Tuned(used, horizon_h, grid.root, intervals, backtest)
 
 
@@ -268,19 +296,25 @@ def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tu
     inner = replace(history, values=inside(history.values, root))
     seen, ahead = _features(inner, origins), _features(inner, now)
     centre, scale = zip(*(_scaling(name, seen[name]) for name in seen), strict=True)
-    x = np.hstack([(seen[name] - c) * s for name, c, s in zip(seen, centre, scale, strict=True)])
-    x_now = np.hstack([(ahead[name] - c) * s for name, c, s in zip(seen, centre, scale, strict=True)])
-    y = inner.values[origins[:, None] + np.arange(horizon_h)] - inner.values[origins - 1][:, None]
-    total = float((x * x).sum())
-    level = inner.values[now - 1][:, None]
+    x, x_now = (_matrix(each, centre, scale) for each in (seen, ahead))
+    first, first_now = (started(inner.values, inner.start_s, each, horizon_h)[0] for each in (origins, now))
+    y = inner.values[origins[:, None] + np.arange(horizon_h)] - first
     before, after = _known_around(history, origins, horizon_h)
-    weights = (before * after) ** 2
+    weights = (before * after)[:, None]  # of each row, so that its square weighs in the errors
     with one_thread():
-        fits = {
-            penalty: _new_ridge(alpha=max(penalty * total, 1e-9), solver="cholesky").fit(x, y, sample_weight=weights)
-            for penalty in penalties
-        }
-        return {penalty: outside(fit.predict(x_now) + level, root) for penalty, fit in fits.items()}
+        gram, moment = (weights * x).T @ (weights * x), (weights * x).T @ (weights * y)
+        size = np.eye(len(gram)) * float((x * x).sum()) / len(x)
+        made: dict[float, Floats] = {}
+        for penalty in penalties:
+            change = cast(Floats, np.linalg.solve(gram + penalty * size, moment))
+            made[penalty] = outside(first_now + x_now @ change, root)
+        return made
+
+
+def _matrix(groups: dict[str, Floats], centre: Sequence[Floats], scale: Sequence[float]) -> Floats:
+    """Return the groups of features side by side, centred and scaled, and the constant: (moments, features)."""
+    columns = [(group - c) * s for group, c, s in zip(groups.values(), centre, scale, strict=True)]
+    return np.hstack([*columns, np.full((len(groups["level"]), 1), CONSTANT)])
 
 
 WEIGHTS = {

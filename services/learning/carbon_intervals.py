@@ -17,6 +17,7 @@ from services.core.domain.arrays import Floats, Ints
 
 DAY_H, ROUGH_DAYS = 24, 13
 QUANTILES = (0.1, 0.9)
+PRIOR_MOMENTS = 60  #: So many moments weigh as much as the quantiles of other grids
 LEAST_ROUGHNESS = 0.1  #: Of the usual one: after days without any change the intervals do not close
 
 
@@ -75,8 +76,11 @@ class Intervals:
     usual: float  #: The median roughness of the history
 
     @classmethod
-    def of(cls, grid: MeasuredGrid, moments: Ints, made: Floats) -> Intervals:
-        """Return the quantiles of the errors of the (moments, hours) predictions made at past moments."""
+    def of(cls, grid: MeasuredGrid, moments: Ints, made: Floats, prior: Floats | None = None) -> Intervals:
+        """Return the quantiles of the errors of the (moments, hours) predictions made at past moments.
+
+        They are averaged with ``prior``, the (2, hours) of other grids, which weighs less the more moments there are.
+        """
         hours = int(made.shape[1])
         truth = grid.ahead(moments, hours)
         rough = grid.roughness(moments)
@@ -85,7 +89,9 @@ class Intervals:
         missed = (inside(truth, grid.root) - inside(made, grid.root)) / empty._scale(rough)
         # Of each hour ahead and the hours beside it: their errors are alike, and the more there are the steadier.
         beside = [missed[:, max(0, hour - 1) : hour + 2] for hour in range(hours)]
-        low, high = np.array([np.nanquantile(each, QUANTILES) for each in beside]).T
+        found = np.array([np.nanquantile(each, QUANTILES) for each in beside]).T
+        share = 0.0 if prior is None else PRIOR_MOMENTS / (PRIOR_MOMENTS + len(moments))
+        low, high = found if prior is None else (1 - share) * found + share * prior
         return cls(np.minimum(low, 0.0), np.maximum(high, 0.0), usual)
 
     def at(self, grid: MeasuredGrid, moments: Ints, made: Floats) -> tuple[Floats, Floats]:

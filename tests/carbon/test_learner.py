@@ -119,15 +119,19 @@ async def test_an_old_forecast_gives_way_to_persistence_and_an_earlier_moment_se
     assert then.learned.generated_s == NOW_S
 
 
-async def test_a_young_installation_says_why_it_repeats(repository: Repository) -> None:
+async def test_a_young_installation_begins_with_what_other_grids_taught(repository: Repository) -> None:
     bench = replayed(repository)
     bench.poller._retention = replace(bench.poller._retention, backfill_grid_s=5 * DAY_S)
     await bench.poll()
     await learner_of(bench).turn()
     tested = await bench.service.backtest("GB", None)
-    assert (tested.method, tested.forecasts, tested.errors) == ("persistence", 0, [])
+    assert (tested.method, tested.forecasts, tested.errors) == ("pretrained", 0, [])
     assert "days of history are needed" in tested.note
-    assert (await bench.service.forecast("GB", None, None, "real")).method == "persistence"
+    made = await bench.service.forecast("GB", None, 96 * HOUR_S, "real")
+    assert made.method == "pretrained"
+    with_range = [point for point in made.points if point.p10 is not None and point.p90 is not None]
+    assert len(with_range) >= 95
+    assert all(point.p10 <= point.gco2_per_kwh <= point.p90 for point in with_range)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("speed", "learned"), [(600.0, 1), (100_000.0, 0)])
@@ -141,7 +145,7 @@ async def test_a_replay_is_learned_on_the_clock_of_its_grid(repository: Reposito
         ends = [point.end_s - point.start_s for point in known.points]
         assert ends == pytest.approx([HOUR_S / speed] * 96, abs=1e-5)
         points = (await slow.source.provider.history("GB", Signal.AVERAGE_DIRECT, NOW_S - 90 * DAY_S, NOW_S + 1)).points
-        at_one = predicted(points, slow.source.feed, Clock(NOW_S, GRID_S, 1.0))
+        at_one = predicted(points, slow.source.feed, Clock(NOW_S, GRID_S, 1.0), Signal.AVERAGE_DIRECT)
         np.testing.assert_allclose(
             [point.gco2_per_kwh for point in known.points], [point.gco2_per_kwh for point in at_one.points], rtol=1e-6
         )
@@ -157,7 +161,7 @@ def test_five_minute_values_are_predicted_in_five_minute_steps() -> None:
     points = [Point(begin_s + 300.0 * i, begin_s + 300.0 * (i + 1), float(value)) for i, value in enumerate(values)]
     feed = Feed("a zone", "", step_s=300.0, max_age_s=1800.0, poll_interval_s=60.0, history_s=DAY_S)
     now_s = points[-1].end_s
-    made = predicted(points, feed, Clock(now_s, now_s, 1.0))
+    made = predicted(points, feed, Clock(now_s, now_s, 1.0), Signal.AVERAGE_DIRECT)
     assert made.method == "ridge"
     assert len(made.points) == 96 * 12
     assert made.points[0].start_s == now_s
@@ -174,7 +178,7 @@ def test_a_month_of_five_minute_values_is_blended_where_that_beats_persistence()
     del points[5_000:5_050]
     feed = Feed("a zone", "", step_s=300.0, max_age_s=1800.0, poll_interval_s=60.0, history_s=DAY_S)
     now_s = points[-1].end_s
-    made = predicted(points, feed, Clock(now_s, now_s, 1.0))
+    made = predicted(points, feed, Clock(now_s, now_s, 1.0), Signal.AVERAGE_DIRECT)
     assert made.method == "blend"
     assert "days of history are needed" in made.note
     assert len(made.points) == 96 * 12
@@ -186,5 +190,7 @@ def test_a_month_of_five_minute_values_is_blended_where_that_beats_persistence()
     assert len(made.backtest["mae"]["blend"]) == 4
     again = np.tile(values[:288], 30)  # each day as the one before
     steady = [Point(begin_s + 300.0 * i, begin_s + 300.0 * (i + 1), float(value)) for i, value in enumerate(again)]
-    assert predicted(steady, feed, Clock(now_s, now_s, 1.0)).method == "persistence"
-    assert predicted(points[: 9 * 288], feed, Clock(points[9 * 288].start_s, now_s, 1.0)).method == "persistence"
+    assert predicted(steady, feed, Clock(now_s, now_s, 1.0), Signal.AVERAGE_DIRECT).method == "persistence"
+    few, then = points[: 9 * 288], Clock(points[9 * 288].start_s, now_s, 1.0)
+    assert predicted(few, feed, then, Signal.MARGINAL).method == "persistence"
+    assert predicted(few, feed, then, Signal.AVERAGE_DIRECT).method == "pretrained"

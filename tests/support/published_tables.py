@@ -21,6 +21,7 @@ from lab.reproductions import (
     batches_day,
     carbon_faults,
     carbon_report,
+    carbon_start,
     clover,
     freesh_day,
     freesh_horizon,
@@ -39,6 +40,7 @@ from lab.serving.requests import read_requests
 from services.core.policies.freesh.classes import PARTITIONS
 from services.core.profiles.traffic import LastPeak, backtest
 from services.kit.policies import load_policies
+from services.learning.carbon_history import History, history_of
 from services.learning.traffic_boosting import Boosting
 from tests.benchmarks import bench_placement
 from tests.support.published import (
@@ -168,6 +170,12 @@ def sweden(signal: str, tested: int = carbon_report.TESTED, *, anew: bool = Fals
     return {"SE": carbon_report.year_of(data() / "carbon", "SE", signal, tested, anew=anew)}
 
 
+def sweden_alone() -> dict[str, History]:
+    """Return the hours of Sweden, which taught the pretrained model nothing."""
+    times, values, _ = carbon_report.hours_of(data() / "carbon/em_hourly/SE_2021_2023.csv.gz", "(direct)")
+    return {"SE": history_of(times, values, carbon_start.END)}
+
+
 def faults() -> str:
     """Return the errors of the first day in PJM's grid with no fault."""
     some = {"none": carbon_faults.FAULTS["none"]}
@@ -176,6 +184,8 @@ def faults() -> str:
 
 
 FORECASTS = [
+    Again("first-days", "judged", lambda: carbon_start.judged_table(sweden_alone())),
+    Again("first-days", "lengths", lambda: carbon_start.lengths_table(sweden_alone())),
     Again("forecasts", "errors", lambda: carbon_report.errors_table(sweden("direct"))),
     Again("forecasts", "regret", lambda: carbon_report.regret_table(sweden("direct"))),
     Again("forecasts", "rolling", lambda: carbon_report.rolling_table(sweden("direct", anew=True))),

@@ -76,7 +76,11 @@ SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {
 }
 """Policy, trace, zone and signal of the simulation that is run again."""
 MEASURED: dict[Table, str] = {("traffic", "speed"): "processor times"}
-DERIVED: dict[Table, str] = {("README", "year"): "figures kept beside other pages; made again by test_overview.py"}
+DERIVED: dict[Table, str] = {
+    ("first-days", "grids"): "the grids of a copy of CarbonX",
+    ("first-days", "folds"): "a training for each quarter of the grids of a copy of CarbonX",
+    ("README", "year"): "figures kept beside other pages; made again by test_overview.py",
+}
 TEXT: dict[str, str] = {
     "control-plane": "times of the live system, by benchmarks",
     "mutations": "a survey of tests, by hours of runs",

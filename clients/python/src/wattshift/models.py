@@ -484,8 +484,8 @@ class IntensityForecast:
     """Forecast intensities from now on.
 
     Attributes:
-        method: Source of the first points: `provider`, or our own `ridge`, `blend` (both learned) or
-            `persistence`.
+        method: Source of the first points: `provider`, or our own `ridge`, `blend` (both learned), `pretrained`
+            (learned on other grids) or `persistence`.
         learned_from: From this time on, where the provider's forecast has ended, points are our learned forecast.
         persistence_from: From this time on, where every other forecast has ended, points are our persistence
             forecast.
