@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import (
     Curves,
     Gangs,
@@ -26,9 +25,11 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
+from services.core.domain.orders import PowerOrder
 from services.core.domain.placement import NodeShare, Placement
 from services.core.parallel.graph import AllReduce, JobGraph, Stage
 from services.core.parallel.iteration import Network
+from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy
 
 _DTYPES = {"Floats": np.float64, "Ints": np.int64, "Bools": np.bool_}
@@ -44,7 +45,7 @@ def replay(record: Mapping[str, Any], *, reasons: bool = True) -> Plan:
     policy = build_policy(record["policy"], record["parameters"])
     memory = policy.load(record["memory"]) if record["memory"] else policy.initial()
     snapshot = replace(snapshot_from_json(record["snapshot"]), reasons=reasons)
-    return run_cycle(policy, snapshot, memory).plan
+    return run_under_orders(policy, snapshot, memory).plan
 
 
 def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
@@ -90,6 +91,8 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         ),
         shared=tuple((JobId(one), JobId(other)) for one, other in stored.get("shared", [])),
         gpu_memory_gib=np.array(stored.get("gpu_memory_gib", []), dtype=np.float64),
+        orders=tuple(map(_order_from_json, stored.get("orders", []))),
+        limit_range_w=np.array(stored.get("limit_range_w", []), dtype=np.float64).reshape(-1, 2),
         bound={JobId(job_id): tuple(map(NodeId, on)) for job_id, on in stored.get("bound", {}).items()},
     )
 
@@ -106,6 +109,11 @@ def _outlook_from_json(stored: dict[str, Any]) -> CarbonOutlook:
         None if (values := stored.get(name)) is None else np.array(values, dtype=np.float64) for name in ("low", "high")
     )
     return CarbonOutlook(stored["zone"], Signal(stored["signal"]), curve, stored["stale"], low, high)
+
+
+def _order_from_json(stored: dict[str, Any]) -> PowerOrder:
+    values: dict[str, Any] = {name: float(each) if each in ("nan", "inf") else each for name, each in stored.items()}
+    return PowerOrder(**values)
 
 
 def _shape(stored: dict[str, Any]) -> tuple[int, int]:

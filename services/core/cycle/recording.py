@@ -51,6 +51,8 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "slice_jobs": [[each.job_id, each.sevenths, each.units.tolist()] for each in snapshot.slice_jobs],
         "shared": [list(pair) for pair in snapshot.shared],
         "gpu_memory_gib": snapshot.gpu_memory_gib.tolist(),
+        "orders": [{name: _plain(value) for name, value in asdict(order).items()} for order in snapshot.orders],
+        "limit_range_w": [[_plain(value) for value in row] for row in snapshot.limit_range_w.tolist()],
         "bound": {job_id: list(on) for job_id, on in sorted(snapshot.bound.items())},
     }
 

@@ -23,6 +23,7 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
+from services.core.domain.orders import PowerOrder
 from services.core.domain.placement import Placement
 from services.core.domain.plain_members import plain_members
 from services.core.parallel.graph import JobGraph
@@ -116,6 +117,12 @@ class JobTable:
     """The memory that the job needs on each GPU; NaN if unknown, and unless given."""
     asked_gpus: Ints = field(default_factory=lambda: _UNCOUNTED)
     """The size its user asked for; the smallest unless given."""
+    flex: Floats = field(default_factory=lambda: _UNKNOWN)
+    """How much slower grid orders may make the job, as a share of its speed; NaN where its user and tenant do not say,
+    and unless given."""
+    unordered_w: Floats = field(default_factory=lambda: _UNKNOWN)
+    """What one of its GPUs drew before a grid order set the control values that it has now, watts, 0 where that is
+    unknown; NaN where none did, and unless given."""
 
     def __post_init__(self) -> None:
         n_jobs = len(self.ids)
@@ -327,6 +334,10 @@ class Snapshot:
         tenant_weights: Each tenant's share of the GPUs relative to others', above 0; 1 where none is given.
         bound: The nodes on which a job has to start, all of them and in this order, because nothing else has its
             checkpoint; jobs that may start anywhere are left out. See ``services.core.cycle.bound``.
+        orders: The grid's orders that are in force or announced. Policies need not look at them: the layer of
+            ``services.core.policies.orders`` meets them under every policy.
+        limit_range_w: (n_gpu_models, 2) the lowest power limit that devices take and their default one, watts, NaN
+            where devices do not say; empty: unknown.
         shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.shares``).
         reasons: Whether anyone reads why jobs wait. If not, as in the millions of rounds of a simulation, a plan has
             the same starts and stops, and no holds.
@@ -369,6 +380,8 @@ class Snapshot:
     shares: TenantShares | None = None
     bound: Mapping[JobId, tuple[NodeId, ...]] = field(default_factory=dict[JobId, tuple[NodeId, ...]])
     reasons: bool = True
+    orders: tuple[PowerOrder, ...] = ()
+    limit_range_w: Floats = field(default_factory=lambda: np.empty((0, 2)))
 
     def again(self, **changed: Any) -> Snapshot:
         """Return the snapshot with these fields changed, unchecked; for a caller that makes one every round."""

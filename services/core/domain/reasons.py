@@ -60,6 +60,7 @@ class Reason(StrEnum):
     DEFAULT_CONTROL = "default_setting"  #: The policy has no reason to keep the control value it had
     POWER_LIMIT = "power_limit"
     """The cluster's power limit decides: it leaves a job no watts, stops it, or allows this control value."""
+    GRID_ORDER = "grid_order"  #: An order of the grid to draw less is in force
     # moves and nodes
     DEFRAGMENTATION = "defragmentation"
     """It restarts elsewhere: that frees a block for a gang that waits, or a node to power down, and pays for itself."""

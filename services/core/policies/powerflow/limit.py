@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from services.core.cycle.snapshot import Snapshot
+from services.core.domain.orders import least_of as steps_least_of
 from services.core.policies.powerflow.config import HOURS, PowerflowConfig
 
 DAY_S = 86_400.0
@@ -56,9 +57,4 @@ def least_of(curve: tuple[tuple[float, float], ...], begin_s: float, end_s: floa
         first = math.floor(begin_s / DAY_S) - 1
         days = range(first, math.floor(end_s / DAY_S) + 1)
         steps = [(day * DAY_S + hour * 3600.0, watts) for day in days for hour, watts in curve]
-    least = math.inf
-    for at, (since_s, watts) in enumerate(steps):
-        until_s = steps[at + 1][0] if at + 1 < len(steps) else math.inf
-        if since_s <= end_s and until_s > begin_s:
-            least = min(least, watts)
-    return least
+    return steps_least_of(tuple(steps), begin_s, end_s)

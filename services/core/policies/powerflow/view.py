@@ -102,10 +102,11 @@ class Tables:
         if known:
             table = snapshot.gangs[int(snapshot.jobs.control_curve[job])][gpu_model]
         else:
-            table = self._assumed(job, gpu_model)
+            table = self.assumed(job, gpu_model)
         return table if table.kind is None or snapshot.takes(gpu_model, table.kind) else table.default_only()
 
-    def _assumed(self, job: int, gpu_model: int) -> GangTable:
+    def assumed(self, job: int, gpu_model: int) -> GangTable:
+        """Return what is assumed of a job without a table of its kind."""
         snapshot, config = self.snapshot, self.config
         jobs = snapshot.jobs
         row = int(jobs.speed_curve[job])

@@ -1,0 +1,34 @@
+"""The models of what gangs draw, corrected by what meters read while an order is in force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from services.core.cycle.snapshot import Snapshot
+from services.core.policies.orders.scope import in_zone
+from services.core.policies.orders.tables import OrderTables
+from services.core.policies.powerflow.feedback import correction
+
+LEAST_RISE, LEAST_FALL = 0.002, 0.01
+"""Smaller changes of the ratio are ignored: limits would be set again and again for nothing but noise."""
+
+
+def with_ratios(snapshot: Snapshot, known: Mapping[str, float]) -> tuple[Snapshot, Mapping[str, float]]:
+    """Return the snapshot with each order's ratio of measured to modelled draw, and these ratios by order.
+
+    Args:
+        known: The ratios of the last round; 1 where an order has none.
+    """
+    if not any(order.limits for order in snapshot.orders):
+        return snapshot, {}
+    tables = OrderTables.of_round(snapshot)
+    ratios: dict[str, float] = {}
+    for order in snapshot.orders:
+        ratio = before = known.get(order.id, 1.0)
+        if order.limits:
+            scope = in_zone(snapshot, order.zone).again(measured_w=order.measured_w)
+            ratio = correction(scope, tables, before, measuring=False)
+        noise = before * (1 - LEAST_FALL) <= ratio <= before * (1 + LEAST_RISE)
+        ratios[order.id] = before if noise else ratio
+    return snapshot.again(orders=tuple(replace(each, ratio=ratios[each.id]) for each in snapshot.orders)), ratios

@@ -1,0 +1,294 @@
+"""The layer over every policy that meets the grid's orders.
+
+The policy sees the cluster as it would be without orders, and its plan stands as far as the orders allow. What exceeds
+a limit is taken back by these means, each only if those before it do not suffice:
+
+1. power limits and clocks of flexible gangs, each within its class: no slower than its user allows;
+2. flexible gangs that would start wait, then running ones that may be stopped pause, with their grace period in which
+   they write a checkpoint: those of the largest class first, then of the lowest priority, then the youngest;
+3. flexible gangs that may not be stopped go below their class;
+4. gangs of class 0: their limits and clocks, then their starts wait, then they pause.
+
+Service instances are left alone: what they draw is taken off the limit beforehand. How far each gang is slowed is
+PowerFlow's choice (``powerflow.controls``), on the values that the class permits; the last watts go to one more gang.
+Nothing is remembered: the same plan, limit and draw give the same result, so that a gang that was paused waits as long
+as the order leaves no room for it, and a value that an order had set goes back to the policy's when it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic
+
+import numpy as np
+
+from services.core.cycle.plan import (
+    Action,
+    Hold,
+    Plan,
+    Preempt,
+    SetClock,
+    SetPowerLimit,
+    Start,
+    set_to,
+)
+from services.core.cycle.policy import Memory, PacksJobs, Policy
+from services.core.cycle.rounds import with_holds
+from services.core.cycle.run_cycle import CycleResult, run_cycle
+from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot
+from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.domain.controls import ControlKind
+from services.core.domain.ids import JobId
+from services.core.domain.orders import PowerOrder
+from services.core.domain.reasons import Reason
+from services.core.policies.orders.scope import in_zone, within
+from services.core.policies.orders.tables import OrderTables
+from services.core.policies.powerflow.controls import allocate_controls
+from services.core.policies.powerflow.watts import Draw, Idle, draw_of
+
+FLEX = 0.25  #: The class of a job where neither its user nor its tenant names one
+SET = (SetPowerLimit, SetClock)
+Values = dict[tuple[JobId, ControlKind], float | None]  #: What devices of gangs are set to, None for the default
+
+
+def run_under_orders(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> CycleResult[Memory]:
+    """Return ``run_cycle``'s plan, within the orders of the snapshot.
+
+    Raises:
+        PlanError: as for ``run_cycle``.
+    """
+    if not snapshot.orders and np.isnan(snapshot.jobs.unordered_w).all():
+        return run_cycle(policy, snapshot, memory)
+    return run_cycle(Obeying(policy), snapshot, memory)
+
+
+class Obeying(Generic[Memory]):
+    """A policy whose plans keep within orders; its memory is the policy's own."""
+
+    def __init__(self, policy: Policy[Memory]) -> None:
+        self._policy = policy
+        self.name = policy.name
+
+    @property
+    def packs(self) -> bool:
+        """Whether the policy lets jobs share GPUs."""
+        return isinstance(self._policy, PacksJobs) and self._policy.packs
+
+    def initial(self) -> Memory:
+        """Return the policy's initial memory."""
+        return self._policy.initial()
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
+        """Return the policy's plan within the orders, and its memory."""
+        plan, following = self._policy.decide(_without_orders(snapshot), memory)
+        return within_orders(snapshot, plan), following
+
+    def dump(self, memory: Memory) -> dict[str, Any]:
+        """Return the policy's memory as JSON values."""
+        return self._policy.dump(memory)
+
+    def load(self, stored: dict[str, Any]) -> Memory:
+        """Return the policy's memory that ``dump`` wrote."""
+        return self._policy.load(stored)
+
+
+def _without_orders(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot as policies see it: with no control value that an order set, and no measurement under one."""
+    jobs, by_order = snapshot.jobs, ~np.isnan(snapshot.jobs.unordered_w)
+    if by_order.any():
+        own = {name: np.where(by_order, np.nan, getattr(jobs, name)) for name in ("power_limit_w", "clock_mhz")}
+        snapshot = snapshot.again(jobs=type(jobs).of_columns({**vars(jobs), **own}))
+    return snapshot.again(measures=snapshot.measures and not any(order.limits for order in snapshot.orders))
+
+
+def within_orders(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Return a plan with what the orders of a snapshot require, and without what they had required before."""
+    jobs = snapshot.jobs
+    by_policy: Values = {(each.job_id, each.kind): each.value for each in plan.actions if isinstance(each, SET)}
+    reasons = {(each.job_id, each.kind): each.reason for each in plan.actions if isinstance(each, SET)}
+    for job in np.flatnonzero(~np.isnan(jobs.unordered_w)).tolist():
+        for kind in ControlKind:
+            if not math.isnan(jobs.control_value(kind).item(job)):
+                by_policy.setdefault((jobs.ids[job], kind), None)
+    values: Values = dict(by_policy)
+    actions: list[Action] = [each for each in plan.actions if not isinstance(each, SET)]
+    tables = OrderTables.of_round(snapshot) if any(order.limits for order in snapshot.orders) else None
+    for order in snapshot.orders if tables is not None else ():
+        assert tables is not None
+        if order.limits:
+            actions = list(_Meeting(snapshot, actions, values, tables, order).met())
+    again_s = min((order.changes_s for order in snapshot.orders), default=math.inf)
+    if again_s < (plan.look_again_s or math.inf):
+        plan = replace(plan, look_again_s=again_s)
+    controls = _controls(snapshot, actions, values, by_policy, reasons)
+    return replace(plan, actions=(*with_holds(snapshot, actions), *controls))
+
+
+def _controls(
+    snapshot: Snapshot,
+    actions: Iterable[Action],
+    values: Values,
+    by_policy: Values,
+    reasons: dict[tuple[JobId, ControlKind], Reason],
+) -> Iterator[SetPowerLimit | SetClock]:
+    """Yield what has to be set for gangs that go on or start."""
+    jobs = snapshot.jobs
+    starts = {each.job_id for each in actions if isinstance(each, Start)}
+    stops = {each.job_id for each in actions if isinstance(each, Preempt)}
+    for (job_id, kind), value in values.items():
+        job = jobs.index[job_id]
+        if job_id in stops or not (job_id in starts or jobs.phase.item(job) in (STARTING, RUNNING)):
+            continue
+        now = math.nan if job_id in starts else jobs.control_value(kind).item(job)
+        if value == now or (value is None and math.isnan(now)):
+            continue
+        own = by_policy[job_id, kind] if (job_id, kind) in by_policy else None if math.isnan(now) else now
+        reason = Reason.GRID_ORDER if value != own else reasons.get((job_id, kind), Reason.DEFAULT_CONTROL)
+        yield set_to(job_id, kind, value, reason)
+
+
+@dataclass
+class _Meeting:
+    """One order, applied to a plan; columns are (n_gangs,), tables (n_gangs, n_values)."""
+
+    snapshot: Snapshot
+    actions: list[Action]
+    values: Values  #: What gangs are set to by the policy and by the orders before this one; changed here
+    tables: OrderTables
+    order: PowerOrder
+    draw: Draw = field(init=False)
+    places: Ints = field(init=False)  #: The index of each gang's table
+    speed: Floats = field(init=False)  #: As a share of that at the default
+    power_w: Floats = field(init=False)
+    top: Ints = field(init=False)  #: The index of the value that each gang would have without this order
+
+    def met(self) -> Iterator[Action]:
+        """Yield the actions within the order, without controls, which are put into ``values``."""
+        scope = in_zone(self.snapshot, self.order.zone)
+        inside = within(scope, self.actions)
+        self.draw = draw = draw_of(scope, inside, self.tables)
+        speed, self.power_w = (each[:, 0] for each in self.tables.gangs(draw.jobs, draw.models, draw.gpus[:, None]))
+        self.places, known = self.tables.places(draw.jobs, draw.models), self.tables.stacked
+        rows = np.arange(draw.jobs.size)
+        self.speed = np.where(speed > 0, speed, 0.0) / speed[rows, known.n_values[self.places] - 1, None]
+        self.top = self._at()
+        jobs = self.snapshot.jobs
+        flex = np.where(np.isnan(jobs.flex), FLEX, jobs.flex)[draw.jobs]
+        idle_w = Idle(scope, [each for each in inside if isinstance(each, Start)]).draw_w()
+        limits_w = np.array([self.order.limit_w, min(self.order.limit_w, self.order.soon_w)]) / self.order.ratio
+        allowed, stops, freed_w = self._means(flex, float(limits_w[1]) - idle_w - self._released_w(scope))
+        left_w = float(limits_w[0]) - idle_w - freed_w - draw.stopping_w
+        left_w -= float(self.power_w[rows, self._at(present=True)][stops & ~draw.starts].sum())
+        self._set(allowed, flex, ~stops, left_w)
+        yield from self._without({jobs.ids[job] for job in draw.jobs[stops].tolist()})
+
+    def _released_w(self, scope: Snapshot) -> float:
+        """Return what the devices of gangs that stop already, or by the policy's plan, draw once they are free."""
+        nodes, draw, n_models = scope.nodes, self.draw, len(scope.gpu_models)
+        if not scope.idle_w.size:
+            return 0.0
+        going = np.bincount(draw.models[~draw.starts], draw.gpus[~draw.starts], n_models)
+        held = np.bincount(nodes.gpu_model, nodes.gpus - nodes.free_gpus, n_models)
+        return float((np.maximum(held - going, 0) * scope.idle_w).sum())
+
+    def _at(self, *, present: bool = False) -> Ints:
+        """Return the index of the value that each gang would have without the order, or that it has now."""
+        draw, jobs, known = self.draw, self.snapshot.jobs, self.tables.stacked
+        at: list[int] = (known.n_values[self.places] - 1).tolist()
+        of: list[int] = self.places.tolist()
+        for row, place in enumerate(of):
+            kind = known.kinds[place]
+            if kind is None:
+                continue
+            job = int(draw.jobs[row])
+            value = None if draw.starts[row] else jobs.control_value(kind).item(job)
+            if not present:
+                value = self.values.get((jobs.ids[job], kind), value)
+            if value is not None and not math.isnan(value):
+                at[row] = max(int(np.searchsorted(known.values[place, : at[row] + 1], value + 1e-6)) - 1, 0)
+        return np.array(at, dtype=np.int64)
+
+    def _means(self, flex: Floats, left_w: float) -> tuple[Bools, Bools, float]:
+        """Return the values that gangs may have, which gangs stop or do not start, and what their devices draw idle.
+
+        Args:
+            flex: How much slower each gang may become.
+            left_w: What gangs may draw once all that stops is gone.
+        """
+        snapshot, draw = self.snapshot, self.draw
+        jobs, rows = snapshot.jobs, np.arange(draw.jobs.size)
+        columns: Ints = np.arange(self.speed.shape[1], dtype=np.int64)
+        below: Bools = (columns <= self.top[:, None]) & (self.speed > 0)
+        allowed: Bools = below & (self.speed >= 1 - flex[:, None] - 1e-9) & (flex > 0)[:, None]
+        allowed[rows, self.top] = True
+        idle_w = snapshot.idle_w[draw.models] * draw.gpus if snapshot.idle_w.size else np.zeros(rows.size)
+        stops = np.zeros(rows.size, dtype=np.bool_)
+        stoppable = draw.starts | jobs.preemptible[draw.jobs]
+        held: list[int] = draw.jobs.tolist()
+        ids = [jobs.ids[job] for job in held]
+        since_s = np.where(draw.starts, np.inf, jobs.waiting_since_s[draw.jobs])
+        by: Any = (ids, -since_s, jobs.priority[draw.jobs], -flex, ~draw.starts)
+        first: Ints = np.lexsort(by)
+
+        def excess_w() -> float:
+            lowest_w = np.where(allowed, self.power_w, np.inf).min(axis=1)
+            return float(np.where(stops, idle_w, lowest_w).sum()) - left_w
+
+        def stop(which: Bools) -> None:
+            lowest_w = np.where(allowed, self.power_w, np.inf).min(axis=1)
+            over_w = excess_w()
+            for row in first[which[first]].tolist():
+                if over_w <= 0:
+                    return
+                stops[row] = True
+                over_w += idle_w.item(row) - lowest_w.item(row)
+
+        soft = flex > 0
+        if excess_w() > 0:
+            stop(soft & stoppable)
+        for which in (soft, ~soft):
+            if excess_w() > 0:
+                allowed[which] = below[which]
+        if excess_w() > 0:
+            stop(~soft & stoppable)
+        return allowed, stops, float(idle_w[stops].sum())
+
+    def _set(self, allowed: Bools, flex: Floats, goes_on: Bools, left_w: float) -> None:
+        """Choose values of gangs, within those allowed: of flexible ones first, then of the others."""
+        at, rows = self.top.copy(), np.arange(self.top.size)
+        for which in (goes_on & (flex > 0), goes_on & (flex == 0)):
+            others_w = float(self.power_w[rows, at][goes_on & ~which].sum())
+            if which.any():
+                speed = np.where(allowed, self.speed, 0.0)[which]
+                at[which] = allocate_controls(speed, self.power_w[which], left_w - others_w)
+        drawn_w = self.power_w[rows, at]
+        spare_w = left_w - float(drawn_w[goes_on].sum())
+        known, ids = self.tables.stacked, self.snapshot.jobs.ids
+        changed = np.flatnonzero(goes_on & (at != self.top))
+        for row in changed.tolist():
+            place, value = int(self.places[row]), known.values[self.places[row], at[row]].item()
+            kind = known.kinds[place]
+            if kind is None:
+                continue
+            above = known.values[place, at[row] + 1].item()
+            if kind is ControlKind.POWER_LIMIT and spare_w > 0:  # a limit that is x W higher lets a GPU draw x W more
+                more_w = math.floor(min(spare_w / self.draw.gpus.item(row), above - value))
+                value, spare_w = value + more_w, spare_w - more_w * self.draw.gpus.item(row)
+            self.values[ids[int(self.draw.jobs[row])], kind] = value
+
+    def _without(self, stops: set[JobId]) -> Iterator[Action]:
+        """Yield the actions with these gangs stopped, or not started."""
+        jobs, order, seen = self.snapshot.jobs, self.order, set[JobId]()
+        for each in self.actions:
+            if isinstance(each, Start) and each.job_id in stops:
+                seen.add(each.job_id)
+                yield Hold(each.job_id, Reason.GRID_ORDER, order.ends_s)
+            else:
+                yield each
+        for job_id in sorted(stops - seen):
+            job = jobs.index[job_id]
+            low, high, step = (int(column[job]) for column in (jobs.min_gpus, jobs.max_gpus, jobs.step_gpus))
+            held = int(jobs.gpus[job])
+            yield Preempt(job_id, Reason.GRID_ORDER, held if low <= held <= high and not (held - low) % step else low)

@@ -1,0 +1,71 @@
+"""What gangs draw by power limit or clock, also those of kinds of which nothing was measured.
+
+A gang whose kind is known has the curve of its kind. Any other is taken to draw what its GPUs drew before an order, or
+what they may draw by default, and no more than a power limit that is set: a limit is kept by the board itself, so that
+an order can be met without a measurement. Its speed then follows the clock to which the board falls back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Floats
+from services.core.domain.controls import ControlKind
+from services.core.domain.gangs import GangTable
+from services.core.policies.powerflow.config import PowerflowConfig
+from services.core.policies.powerflow.view import Tables
+from services.core.profiles.boards import board_of
+
+LEVELS = 12  #: Limits that are considered for a gang of an unknown kind, besides the default
+EXPONENT = 2.0  #: Of dynamic power over the clock: voltage falls with the clock, but has a floor
+CLOCKED = 0.75  #: Share of a step that stretches when the clock falls; the rest waits for memory and the network
+
+
+def under_limit(limits_w: Floats, draws_w: float, idle_w: float) -> tuple[Floats, Floats]:
+    """Return the speed, as a share of that without a limit, and the draw of a GPU under power limits: (n,) each.
+
+    Args:
+        limits_w: (n,) the limits.
+        draws_w: What it draws without one.
+        idle_w: What it draws idle, below ``draws_w``.
+    """
+    power_w = np.minimum(limits_w, draws_w)
+    clock = (np.maximum(power_w - idle_w, 0.01 * draws_w) / (draws_w - idle_w)) ** (1 / EXPONENT)
+    return 1 / (CLOCKED / np.minimum(clock, 1.0) + 1 - CLOCKED), power_w
+
+
+@dataclass
+class OrderTables(Tables):
+    """The tables of all jobs; see the module."""
+
+    @classmethod
+    def of_round(cls, snapshot: Snapshot) -> OrderTables:
+        """Return the tables for a round."""
+        jobs = snapshot.jobs
+        before_w = np.where(np.isnan(jobs.unordered_w), jobs.gpu_power_w, jobs.unordered_w)
+        columns = {**vars(jobs), "gpu_power_w": np.where(before_w > 0, before_w, np.nan)}
+        return cls(snapshot.again(jobs=type(jobs).of_columns(columns)), PowerflowConfig())
+
+    def assumed(self, job: int, gpu_model: int) -> GangTable:
+        """Return what is assumed of a job without a table of its kind."""
+        table, snapshot = super().assumed(job, gpu_model), self.snapshot
+        host_w = snapshot.host_w.item(gpu_model) if snapshot.host_w.size else 0.0
+        hosts_w = host_w * table.gpus[:, None]
+        known = gpu_model < len(snapshot.limit_range_w) and not np.isnan(snapshot.limit_range_w[gpu_model]).any()
+        if table.kind is not None or not known:
+            return GangTable(table.gpus, table.speed, table.power_w + hosts_w, table.kind, table.values)
+        lowest_w, highest_w = cast("list[float]", snapshot.limit_range_w[gpu_model].tolist())
+        before_w = snapshot.jobs.gpu_power_w.item(job)
+        draws_w = highest_w if np.isnan(before_w) else min(before_w, highest_w)
+        idle_w = min(board_of(snapshot.gpu_models[gpu_model]).idle_w, 0.5 * draws_w)
+        if not snapshot.takes(gpu_model, ControlKind.POWER_LIMIT) or draws_w <= lowest_w:
+            values: Floats = np.array([highest_w])
+        else:
+            values = np.append(np.linspace(lowest_w, draws_w, LEVELS, endpoint=False), highest_w)
+        speed, power_w = under_limit(values, draws_w, idle_w)
+        kind = ControlKind.POWER_LIMIT if values.size > 1 else None
+        return GangTable(table.gpus, table.speed * speed, power_w * table.gpus[:, None] + hosts_w, kind, values)

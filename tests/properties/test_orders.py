@@ -1,0 +1,158 @@
+"""What the layer over every policy promises of the grid's orders, whatever the cluster."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.core.cycle.plan import Hold, Plan, Preempt, SetClock, SetPowerLimit, Start
+from services.core.cycle.run_cycle import run_cycle
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
+from services.core.domain.controls import ControlKind
+from services.core.domain.orders import PowerOrder
+from services.core.domain.reasons import Reason
+from services.core.policies.orders.layer import run_under_orders
+from services.core.policies.orders.tables import OrderTables
+from services.core.policies.powerflow.watts import Idle, draw_of
+from services.core.policies.registry import FAIR, POLICIES, build_policy
+from tests.support.builders import NOON_S
+from tests.support.strategies import snapshots
+
+EVERYONE = (*POLICIES, f"{FAIR}joint")
+CLASSES = (0.0, 0.1, 0.25, 0.5, math.nan)
+
+
+def ordered(snapshot: Snapshot, limit_w: float, flex: list[float]) -> Snapshot:
+    """Return the snapshot of a cluster whose GPUs take limits, with an order and a class for each job."""
+    n_models = len(snapshot.gpu_models)
+    return replace(
+        snapshot,
+        settable=(frozenset({ControlKind.POWER_LIMIT}),) * n_models,
+        limit_range_w=np.tile([100.0, 400.0], (n_models, 1)),
+        idle_w=np.full(n_models, 50.0),
+        jobs=replace(snapshot.jobs, flex=np.array(flex[: len(snapshot.jobs)])),
+        orders=(PowerOrder("o", -1, limit_w, limit_w, NOON_S + 60, NOON_S + 3600),),
+    )
+
+
+def drawn_w(snapshot: Snapshot, plan: Plan, *, stopping: bool = False) -> float:
+    """Return what gangs and free devices draw by the layer's models once a plan is carried out, watts."""
+    tables = OrderTables.of_round(snapshot)
+    draw = draw_of(snapshot, plan.actions, tables)
+    limits = {each.job_id: each.value for each in plan.actions if isinstance(each, SetPowerLimit)}
+    watts = draw.stopping_w if stopping else 0.0
+    for job, model, gpus, starts in zip(draw.jobs, draw.models, draw.gpus, draw.starts, strict=True):
+        table, job_id = tables.of(int(job), int(model)), snapshot.jobs.ids[int(job)]
+        now = math.nan if starts else float(snapshot.jobs.power_limit_w[job])
+        limit_w = limits.get(job_id, None if math.isnan(now) else now)
+        power_w = table.at(np.array([gpus]))[1][0]
+        watts += float(power_w[-1] if limit_w is None else np.interp(limit_w, table.values, power_w))
+    return watts + Idle(snapshot, [each for each in plan.actions if isinstance(each, Start)]).draw_w()
+
+
+def stopped_idle_w(snapshot: Snapshot, plan: Plan) -> float:
+    """Return what the devices of gangs that the plan stops, or that stop already, draw once they are free, watts."""
+    jobs = snapshot.jobs
+    stops = {each.job_id for each in plan.actions if isinstance(each, Preempt)}
+    stopping = [job_id in stops or phase == PREEMPTING for job_id, phase in zip(jobs.ids, jobs.phase, strict=True)]
+    return 50.0 * sum(int(gpus) for gpus, stops in zip(jobs.gpus, stopping, strict=True) if stops)
+
+
+def least_w(snapshot: Snapshot) -> float:
+    """Return the least that the cluster can draw: only gangs that may not be stopped, at their lowest limit."""
+    jobs, tables = snapshot.jobs, OrderTables.of_round(snapshot)
+    draw = draw_of(snapshot, (), tables)
+    watts = Idle(snapshot, ()).draw_w() + stopped_idle_w(snapshot, Plan(snapshot.version, ()))
+    for job, model, gpus in zip(draw.jobs, draw.models, draw.gpus, strict=True):
+        lowest_w = float(tables.of(int(job), int(model)).at(np.array([gpus]))[1].min())
+        watts += 50.0 * int(gpus) if jobs.preemptible[job] else lowest_w
+    return watts
+
+
+@pytest.mark.parametrize("name", EVERYONE)
+@settings(max_examples=30)
+@given(
+    first=snapshots(),
+    share=st.floats(0.3, 1.1),
+    flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10),
+)
+def test_an_order_is_met_in_the_stated_order_of_means(
+    name: str, first: Snapshot, share: float, flex: list[float]
+) -> None:
+    policy = build_policy(name, {})
+    free = ordered(first, math.inf, flex)
+    before = run_cycle(policy, replace(free, measures=False), policy.initial()).plan
+    limit_w = share * max(drawn_w(free, before), 1.0)
+    snapshot = ordered(first, limit_w, flex)
+
+    plan = run_under_orders(policy, snapshot, policy.initial()).plan
+
+    jobs, index = snapshot.jobs, snapshot.jobs.index
+    calm_w = drawn_w(snapshot, plan) + stopped_idle_w(snapshot, plan)
+    if least_w(snapshot) <= limit_w:
+        assert calm_w <= limit_w + 1e-6, "an order that could be met is exceeded"
+    by_order = [each for each in plan.actions if each.reason is Reason.GRID_ORDER]
+    hard = {job_id for job_id, at in index.items() if jobs.flex[at] == 0}
+    if any(each.job_id in hard for each in by_order):
+        tables = OrderTables.of_round(snapshot)
+        limits = {each.job_id: each.value for each in plan.actions if isinstance(each, SetPowerLimit)}
+        for each in draw_of(snapshot, plan.actions, tables).jobs.tolist():
+            if jobs.ids[each] in hard:
+                continue
+            assert not jobs.preemptible[each], "a flexible gang goes on while one of class 0 is touched"
+            table = tables.of(
+                each, int(snapshot.nodes.gpu_model[snapshot.nodes.index[jobs.placements[each].shares[0].node_id]])
+            )
+            assert table.kind is None or limits.get(jobs.ids[each]) == table.values[0]
+    stops = {each.job_id for each in by_order if isinstance(each, Preempt)}
+    assert all(jobs.preemptible[index[job_id]] for job_id in stops)
+    # What the order does not touch is as the policy wants it.
+    touched = {each.job_id for each in by_order}
+    assert {each for each in before.actions if each.job_id not in touched} == {
+        each for each in plan.actions if each.job_id not in touched
+    }
+
+
+@pytest.mark.parametrize("name", EVERYONE)
+@settings(max_examples=30)
+@given(first=snapshots(), flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10))
+def test_an_order_that_ends_leaves_the_policys_values(name: str, first: Snapshot, flex: list[float]) -> None:
+    policy = build_policy(name, {})
+    free = replace(ordered(first, math.inf, flex), orders=())
+    jobs = free.jobs
+    holds = jobs.gpus > 0
+    left = replace(
+        jobs,
+        power_limit_w=np.where(holds, 123.0, np.nan),
+        unordered_w=np.where(holds, 300.0, np.nan),
+    )
+
+    plan = run_under_orders(policy, replace(free, jobs=left), policy.initial()).plan
+    wanted = run_cycle(policy, free, policy.initial()).plan
+
+    own = {each.job_id: each for each in wanted.actions if isinstance(each, SetPowerLimit)}
+    stops = {each.job_id for each in plan.actions if isinstance(each, Preempt)}
+    for at in np.flatnonzero(holds).tolist():
+        job_id = jobs.ids[at]
+        if jobs.phase[at] == PREEMPTING or job_id in stops:
+            continue
+        found = [each for each in plan.actions if isinstance(each, SetPowerLimit | SetClock) and each.job_id == job_id]
+        assert [each.value for each in found] == [own[job_id].value if job_id in own else None]
+
+
+@settings(max_examples=30)
+@given(first=snapshots(), flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10))
+def test_what_an_order_stopped_waits_with_the_order_as_its_reason(first: Snapshot, flex: list[float]) -> None:
+    policy = build_policy("fifo", {})
+    snapshot = ordered(first, 1.0, flex)
+
+    plan = run_under_orders(policy, snapshot, policy.initial()).plan
+
+    assert not any(isinstance(each, Start) for each in plan.actions)
+    waits = {each.job_id for each in plan.actions if isinstance(each, Hold)}
+    assert waits == {jid for jid, phase in zip(first.jobs.ids, first.jobs.phase, strict=True) if phase == QUEUED}
