@@ -20,6 +20,7 @@ import services.admission.app
 import services.scheduler.endpoints
 import services.scheduler.engine_endpoints
 import services.scheduler.explaining_endpoints
+import services.scheduler.grid_endpoints
 import services.serving.app_endpoints
 import services.serving.endpoints
 import services.serving.routing_endpoints
@@ -46,6 +47,7 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         services.scheduler.endpoints.router,
         services.scheduler.explaining_endpoints.router,
         services.scheduler.engine_endpoints.router,
+        services.scheduler.grid_endpoints.router,
     ),
     Upstream.SIMULATOR: (
         services.simulator.endpoints.router,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from services.contracts.flex import Flex
 from services.contracts.routing import AccuracyPct, ModelName
 from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text
 from services.core.domain.canaries import share_at
@@ -80,6 +81,7 @@ class TenantLimits(Message):
         description="The tenant's weight in sharing the GPUs with others, under policies that share between "
         "tenants (`fair+` before a policy's name).",
     )
+    flex: Flex | None = Field(default=None, description="`flex` of jobs that do not name one, percent; null: 25.")
     requests_per_s: Real = Field(
         default=2_000, gt=0, le=1_000_000, description="Sustained rate of requests at the gateway."
     )
@@ -109,18 +111,19 @@ class TenantList(Message):
 
 
 class TenantLimitsChange(Message):
-    """The limits to change. Those left out stay as they are; `max_gpus: null` removes that limit."""
+    """The limits to change. Those left out stay as they are; null removes `max_gpus` and `flex`."""
 
     max_active_jobs: Int | None = Field(default=None, ge=0)
     max_gpus: Int | None = Field(default=None, ge=0)
     share_weight: Real | None = Field(default=None, gt=0, le=1_000_000)
+    flex: Flex | None = None
     requests_per_s: Real | None = Field(default=None, gt=0, le=1_000_000)
     burst: Int | None = Field(default=None, ge=1, le=1_000_000)
 
     def applied_to(self, limits: TenantLimits) -> TenantLimits:
         """Return ``limits`` with the changes made."""
         given = self.model_dump(exclude_unset=True)
-        changes = {name: value for name, value in given.items() if value is not None or name == "max_gpus"}
+        changes = {name: value for name, value in given.items() if value is not None or name in ("max_gpus", "flex")}
         return limits.model_copy(update=changes)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from services.contracts.arrays import ARRAY_VARIABLES, After, ArrayTasks, ArrayText, TaskCounts, read_array
+from services.contracts.flex import Flex
 from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
@@ -199,6 +200,11 @@ class JobSpec(Message):
         default=0, ge=-100, le=100, description="Jobs with a higher priority go first, in policies that use it."
     )
     preemptible: Flag = True
+    flex: Flex | None = Field(
+        default=None,
+        description="How much slower orders of the grid may make the job, percent; 0 spares it as long as anything "
+        "else can meet an order. Null: as its tenant's `flex` says, else 25.",
+    )
     may_share_gpu: Flag = Field(
         default=False,
         description="Whether the job may share its GPU with another job that may, under policies that pack jobs "

@@ -20,9 +20,10 @@ from services.kit.policies import load_policies
 from services.kit.redis import check_answers, connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.scheduler import endpoints, engine_endpoints, explaining_endpoints
+from services.scheduler import endpoints, engine_endpoints, explaining_endpoints, grid_endpoints
 from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.figures import show_figures
+from services.scheduler.grid.orders import GridOrders
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.dry_run import DryRuns
@@ -59,6 +60,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.database = database
             app.state.redis = redis
             app.state.service = SchedulerService(database)
+            app.state.grid_orders = GridOrders(database)
             view = LiveView(database, settings, carbon, hook)
             app.state.dry_runs = DryRuns(database, view)
             simulator = client_of(session, settings, "simulator")
@@ -82,6 +84,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
     app.include_router(endpoints.router)
     app.include_router(explaining_endpoints.router)
     app.include_router(engine_endpoints.router)
+    app.include_router(grid_endpoints.router)
     answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))
     return app
 

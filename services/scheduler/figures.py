@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -14,8 +15,10 @@ from services.db.database import Database
 from services.db.figures import pool_of
 from services.kit.metrics import Metrics, gauge, single
 from services.scheduler.counters import ACTIONS, PHASES, ROUNDS, WAITS
+from services.scheduler.grid.orders import shown
 from services.scheduler.planning.apply import Applied
 from services.scheduler.repository import figures
+from services.scheduler.repository.orders import live as live_orders
 from services.scheduler.settings import SchedulerSettings
 
 
@@ -60,6 +63,7 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
             gangs = await figures.live_gangs(connection)
             nodes = await figures.node_power(connection)
             state = await figures.state(connection)
+            orders = [shown(row) for row in await live_orders(connection)]
         active_s = state.last_active_at.timestamp() if state and state.last_active_at else None
         return [
             gauge(
@@ -75,6 +79,24 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
                 "Nodes that were ever powered down, by what they are now.",
                 ["state"],
                 [((each.state,), each.nodes) for each in nodes],
+            ),
+            gauge(
+                "wattshift_grid_orders",
+                "Orders of the grid that are announced or in force, and those whose rebound is kept small.",
+                ["state"],
+                [((each,), count) for each, count in Counter(order.state.value for order in orders).items()],
+            ),
+            gauge(
+                "wattshift_grid_order_limit_watts",
+                "What an order lets its zone draw now; without a zone, the cluster.",
+                ["order", "zone"],
+                [((each.id, each.zone or ""), each.limit_w) for each in orders if each.limit_w is not None],
+            ),
+            gauge(
+                "wattshift_grid_order_baseline_watts",
+                "What was drawn there before it.",
+                ["order", "zone"],
+                [((each.id, each.zone or ""), each.baseline_w) for each in orders if each.baseline_w is not None],
             ),
             single(
                 "wattshift_scheduler_longest_wait_seconds",

@@ -6,8 +6,8 @@ import asyncio
 import gc
 import math
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import asyncpg
@@ -19,9 +19,10 @@ from services.contracts.streams import HINTS_STREAM
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Policy
 from services.core.cycle.recording import plan_to_json, snapshot_to_json
-from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.errors import PolicyConfigError, WattshiftError
+from services.core.policies.orders.feedback import with_ratios
+from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy
 from services.db.database import Database
 from services.db.driver import CONNECTION_ERRORS
@@ -31,6 +32,7 @@ from services.kit.tasks import end_tasks
 from services.scheduler.counters import FAILURES
 from services.scheduler.engines.ingest import EngineIngest
 from services.scheduler.figures import note_round
+from services.scheduler.grid.orders import prepare
 from services.scheduler.ingest.dependencies import look
 from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
@@ -110,6 +112,8 @@ class Scheduler:
         self._passive_at_s = 0.0
         self._turned_at_s = time.monotonic()
         self._look_again_at_s = math.inf
+        self._ratios: Mapping[str, float] = {}
+        """Measured over modelled draw by order; lost with the process, and measured again at the first check."""
 
     @property
     def leads(self) -> bool:
@@ -198,6 +202,7 @@ class Scheduler:
             self._points_unread = await refit(self._database)
         if self._has_no_room():
             return
+        await prepare(self._database)
         async with self._database.connection() as connection:
             due_in_s = await rounds.due_in_s(connection, self._settings.round_interval_s)
             now = (*await rounds.fingerprint(connection, self._settings.node_min_on_s), dependencies.still_open)
@@ -247,6 +252,8 @@ class Scheduler:
                 kept=self._kept,
                 known_version=self._memory[0] if self._memory and not self._settings.record_dir else None,
             )
+            snapshot, self._ratios = with_ratios(loaded.snapshot, self._ratios)
+            loaded = replace(loaded, snapshot=snapshot)
             if loaded.withheld:
                 async with self._database.connection() as connection:
                     await gates.explain(connection, loaded.withheld)
@@ -280,7 +287,7 @@ class Scheduler:
             memory = self._memory[1]
         else:
             memory = policy.load(loaded.memory) if loaded.memory and is_stored else policy.initial()
-        result = run_cycle(policy, loaded.snapshot, memory)
+        result = run_under_orders(policy, loaded.snapshot, memory)
         decide_ms = (time.perf_counter() - began) * 1e3
         if self._settings.record_dir and loaded.snapshot.trigger is Trigger.ACTIVE:
             self._record(loaded, result.plan)

@@ -41,6 +41,7 @@ READ = {
     "WORK_TOTAL": lambda spec: spec.work and spec.work.total,
     "PREEMPTIBLE": lambda spec: spec.preemptible,
     "MAY_SHARE_GPU": lambda spec: spec.may_share_gpu,
+    "FLEX": lambda spec: spec.flex,
     "PRIORITY": lambda spec: spec.priority,
     "DEADLINE": lambda spec: spec.deadline,
     "GRACE_S": lambda spec: spec.grace_s,

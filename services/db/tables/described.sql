@@ -109,6 +109,31 @@ CREATE INDEX engine_jobs_by_job ON engine_jobs (job_id);
 CREATE INDEX engine_jobs_live ON engine_jobs (engine, external_id) WHERE NOT over;
 CREATE INDEX engine_jobs_unfolded ON engine_jobs (engine) WHERE unfolded;
 
+-- Orders of the grid to draw less. `steps` are its limits by the time since its start, `past` what amendments replaced;
+-- `baseline_w` is what its scope drew before it, once that is known.
+CREATE TABLE grid_orders (
+    id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    source TEXT NOT NULL,
+    idempotency_key TEXT,
+    body_sha256 BYTEA NOT NULL,
+    name TEXT NOT NULL,
+    zone TEXT,
+    announced_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    end_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    notice_s FLOAT NOT NULL,
+    steps JSONB NOT NULL,
+    baseline_w FLOAT,
+    baseline_at TIMESTAMP WITH TIME ZONE,
+    withdrawn_at TIMESTAMP WITH TIME ZONE,
+    revision INTEGER DEFAULT 1 NOT NULL,
+    past JSONB DEFAULT '[]' NOT NULL,
+    PRIMARY KEY (id)
+);
+CREATE UNIQUE INDEX grid_orders_keyed ON grid_orders (key_id, idempotency_key);
+CREATE INDEX grid_orders_by_end ON grid_orders (end_at);
+
 -- How often each thing happened on a day of UTC: decisions, the same in a dry run, and deviations of the engine.
 CREATE TABLE engine_days (
     engine TEXT NOT NULL,
@@ -195,6 +220,7 @@ CREATE TABLE allocations (
     clock_mhz INTEGER,
     settings_revision INTEGER DEFAULT 0 NOT NULL,
     settings_refused JSONB DEFAULT '{}' NOT NULL,
+    unordered_w FLOAT,
     PRIMARY KEY (id),
     CONSTRAINT allocations_state CHECK (state IN ('starting', 'running', 'stopping', 'ended')),
     FOREIGN KEY(job_id) REFERENCES jobs (id)

@@ -104,7 +104,7 @@ SELECT k.id, k.tenant_id, k.project, k.name, k.state, coalesce(u.name, k.user_la
 -- admission: what tenants may hold, and what they are to have against others.
 CREATE VIEW tenant_limits AS
 SELECT id AS tenant_id, (limits ->> 'max_gpus')::int AS max_gpus,
-       (limits ->> 'share_weight')::float8 AS share_weight
+       (limits ->> 'share_weight')::float8 AS share_weight, (limits ->> 'flex')::float8 AS flex
   FROM tenants;
 
 -- admission: the accuracy that keys ask for at least of variants of a model, and of which models they may.

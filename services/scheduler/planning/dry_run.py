@@ -128,6 +128,8 @@ def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
         shares=None,
         power_limit_w=None,
         clock_mhz=None,
+        unordered_w=None,
+        flex=spec.flex,
         kind=DRAFT if label is None else f"{tenant_id}/{label}",
         kind_label=label,
         energy_j=0.0,

@@ -46,6 +46,7 @@ def job_table(
     control_curves: Mapping[str, int],
     speed_curves: Sequence[int],
     predicted_gpu_s: Mapping[str, float],
+    flexes: Mapping[str, float],
 ) -> JobTable:
     """Return jobs as policies see them.
 
@@ -56,6 +57,7 @@ def job_table(
         control_curves: The row of each kind of job in ``Snapshot.control_curves``.
         speed_curves: For each of those, the row in ``Snapshot.speed_curves``, -1 for none.
         predicted_gpu_s: Lengths that were only just predicted, and are in no row yet.
+        flexes: The classes of tenants that have one, percent.
     """
 
     columns = jobs.columns
@@ -72,6 +74,10 @@ def job_table(
     placements: list[Placement | None] = [None] * len(jobs)
     for at in np.flatnonzero(jobs.have("shares")).tolist():
         placements[at] = placement_of(jobs[at].shares or ())
+    flex = columns["flex"]
+    if flexes:
+        of_tenants = [flexes.get(tenant, math.nan) for tenant in columns["tenant_id"].tolist()]
+        flex = np.where(np.isnan(flex), of_tenants, flex)
     if predicted_gpu_s:
         lengths_gpu_s = np.array([predicted_gpu_s.get(job.id, job.predicted_gpu_s) for job in jobs], dtype=np.float64)
     return JobTable(
@@ -101,6 +107,8 @@ def job_table(
         speed_curve=curves[1],
         power_limit_w=columns["power_limit_w"],
         clock_mhz=columns["clock_mhz"],
+        unordered_w=columns["unordered_w"],
+        flex=flex / 100,
         control_curve=curves[0],
         shareable=columns["may_share_gpu"],
         memory_gib=columns["memory_gib"],

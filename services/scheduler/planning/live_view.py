@@ -9,10 +9,10 @@ from typing import Any
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Policy
-from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.errors import PolicyConfigError
+from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy
 from services.db.database import Database
 from services.kit.problems import unavailable
@@ -114,5 +114,5 @@ class LiveView:
         except PolicyConfigError:
             policy = build_policy(self.settings.policy, {})
             memory = policy.initial()
-        decided = run_cycle(policy, snapshot, memory)
+        decided = run_under_orders(policy, snapshot, memory)
         return DryRound(policy, snapshot, decided.plan, decided.memory)

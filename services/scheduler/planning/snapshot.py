@@ -27,6 +27,7 @@ from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.apply import Said
 from services.scheduler.planning.cluster import Cluster, drawn_w, host_w, idle_w, node_table, settable, shared_pairs
 from services.scheduler.planning.job_table import eligible_kinds, job_table, length_spreads
+from services.scheduler.planning.orders import limit_range_w, power_orders
 from services.scheduler.planning.service_instances import held_devices, held_w, hold_devices, waiting_instances
 from services.scheduler.planning.slices import cut_gpus, waiting_slice_jobs, without_held
 from services.scheduler.repository import snapshots
@@ -162,7 +163,8 @@ def snapshot_of(
         jobs, gpu_models, curves, learned.tables_of(rows.tables), dict(zip(gpu_models, by_host_w.tolist(), strict=True))
     )
     speed_rows, speed_curves = _speed_curves(gangs)
-    nodes, eligible = node_table(cluster, [outlook.zone for outlook in outlooks]), eligible_kinds(jobs, cluster.kinds)
+    zones = [outlook.zone for outlook in outlooks]
+    nodes, eligible = node_table(cluster, zones), eligible_kinds(jobs, cluster.kinds)
     now_s = rows.state.now_s
     made = Snapshot(
         version=rows.state.version,
@@ -177,6 +179,7 @@ def snapshot_of(
             control_curves=curve_of_kind,
             speed_curves=speed_rows,
             predicted_gpu_s=dict(zip(predictions.job_id, predictions.gpu_s, strict=True)) if predictions else {},
+            flexes={row.tenant_id: row.flex for row in rows.flexes},
         ),
         nodes=without_devices(nodes, {nodes.index[NodeId(on)]: devices for on, devices in held.items()}),
         outlooks=tuple(outlooks),
@@ -204,6 +207,8 @@ def snapshot_of(
         bound={JobId(row.job_id): tuple(map(NodeId, row.nodes)) for row in rows.bound},
         network=replace(settings.network, server_gpus=cluster.widest_node_gpus),
         length_spreads=length_spreads(jobs, predictions),
+        orders=power_orders(rows.orders, cluster, zones, held, now_s, rows.asleep_w, at_rest=at_rest),
+        limit_range_w=limit_range_w(cluster),
     )
     return with_permitted(made, jobs, rows.tables, rows.noise_scales)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from services.contracts.nodes import ControlsStatus
 from services.core.cycle.plan import SetClock, SetPowerLimit
 from services.core.domain.controls import ControlKind
+from services.core.domain.reasons import Reason
 from services.db.database import Connection, Database
 from services.kit.logging import Log
 from services.scheduler.commands import set_commands
@@ -56,9 +57,12 @@ async def set_gangs(
         if changes:
             values = {action.kind: action.value for action in changes}
             reason = changes[0].reason
+            by_order = any(action.reason is Reason.GRID_ORDER for action in changes)
             why = {"reason": reason.value, "detail": SENTENCES[reason]}
             await measurements.cut(connection, gang.id)
-            await write_controls(connection, gang, values, gang.settings_refused, event="job.set", why=why)
+            await write_controls(
+                connection, gang, values, gang.settings_refused, event="job.set", why=why, by_order=by_order
+            )
             done += changes
     return done
 
@@ -108,6 +112,7 @@ async def write_controls(
     event: str | None = None,
     why: Json | None = None,
     interval_s: float | None = None,
+    by_order: bool = False,
 ) -> None:
     """Set a gang's devices: its allocation, the nodes' commands, and an event where there is one to tell.
 
@@ -118,9 +123,10 @@ async def write_controls(
         refused: The controls that the devices refuse from now on, by kind.
         why: What the event says besides the values.
         interval_s: If the nodes are to report what the gang does, the time after which a report ends its interval.
+        by_order: Whether an order of the grid wants it.
     """
     columns = {name: values.get(kind, gang.value(kind)) for kind, name in CONTROL_COLUMNS.items()}
-    revision = await gangs.set_controls(connection, gang.id, columns, refused)
+    revision = await gangs.set_controls(connection, gang.id, columns, refused, by_order=by_order)
     if event is not None:
         data = {"allocation_id": gang.id, **columns, **(why or {})}
         await jobs.note(connection, gang.job_id, event, data)

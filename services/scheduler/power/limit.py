@@ -28,6 +28,7 @@ class PowerWatch:
         self._settle_s = settle_s
         self._limited = False
         self._above = 0
+        self._began_s: float | None = None
         self._looked_s = self._changed_s = self._measured_s = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
@@ -40,20 +41,25 @@ class PowerWatch:
         return Trigger.ACTIVE if self._above >= PATIENCE else Trigger.PASSIVE
 
     def at_rest(self, now_s: float) -> bool:
-        """Whether the last change has taken effect."""
+        """Whether the last change has taken effect, also one by a scheduler before this one."""
+        if self._began_s is None:
+            self._began_s = now_s
+        if now_s - self._began_s < self._settle_s:
+            return False
         unrest = self._interval_s * LONGEST_UNREST
         return now_s - self._changed_s >= self._settle_s or now_s - self._measured_s >= unrest
 
     def note(self, snapshot: Snapshot, policy: Policy[Any], *, changed: bool, now_s: float) -> None:
         """Take note of a round that was held: what it saw, and whether it changed what gangs draw."""
         limit_w = policy.power_limit_w(snapshot) if isinstance(policy, PowerLimited) else math.inf
-        self._limited = math.isfinite(limit_w)
+        is_limited = math.isfinite(limit_w)
+        self._limited = is_limited or any(order.limits for order in snapshot.orders)
         self._looked_s = now_s
         if changed:
             self._changed_s = now_s
         if math.isfinite(snapshot.measured_w):
             self._measured_s = now_s
-            above = self._limited and snapshot.measured_w > limit_w
+            above = is_limited and snapshot.measured_w > limit_w
             if snapshot.trigger is Trigger.ACTIVE:
                 self._above = 0
             else:

@@ -238,7 +238,9 @@ CONTROLLED = "SELECT a.id, a.job_id, a.shares, a.power_limit_w, a.clock_mhz, a.s
 
 SET_CONTROLS = """
 UPDATE allocations SET power_limit_w = $2, clock_mhz = $3, settings_refused = $4,
-       settings_revision = settings_revision + 1
+       settings_revision = settings_revision + 1,
+       unordered_w = CASE WHEN $5 THEN coalesce(unordered_w, (
+           SELECT f.gpu_energy_j / nullif(f.gpu_s, 0) FROM footprints f WHERE f.job_id = allocations.job_id), 0) END
  WHERE id = $1 RETURNING settings_revision
 """
 
@@ -594,8 +596,16 @@ async def lock_controlled_at(connection: Connection, allocation_id: str, revisio
 
 
 async def set_controls(
-    connection: Connection, allocation_id: str, values: Mapping[str, float | None], refused: Mapping[str, str]
+    connection: Connection,
+    allocation_id: str,
+    values: Mapping[str, float | None],
+    refused: Mapping[str, str],
+    *,
+    by_order: bool = False,
 ) -> int:
-    """Write what a gang's devices are set to, by column, and what they refuse; return the new revision."""
+    """Write what a gang's devices are set to, by column, and what they refuse; return the new revision.
+
+    Of a gang that an order of the grid sets, what its GPUs drew before is noted, until something else sets it.
+    """
     columns = [values[name] for name in CONTROL_COLUMNS.values()]
-    return await connection.fetchval(SET_CONTROLS, allocation_id, *columns, dict(refused))
+    return await connection.fetchval(SET_CONTROLS, allocation_id, *columns, dict(refused), by_order)

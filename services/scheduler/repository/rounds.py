@@ -39,6 +39,8 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
        (SELECT string_agg(node_id || gpu, ',' ORDER BY node_id, gpu) FROM unusable_gpus),
        (SELECT coalesce(string_agg(node_id || state || pinned || (since + make_interval(secs => $1) <= now()), ','
                                    ORDER BY node_id), '') FROM node_power),
+       (SELECT string_agg(id || revision || coalesce(baseline_w, 0), ',' ORDER BY id)
+          FROM grid_orders WHERE end_at > now() - interval '1 day'),
        (SELECT policy || parameters FROM scheduler_state WHERE id = 1),
        (SELECT max(fitted_at) FROM setting_profiles)
 """

@@ -14,6 +14,7 @@ from services.db.job_specs import (
     BATCH_MIN,
     DEADLINE,
     FAMILY,
+    FLEX,
     GLOBAL_BATCH,
     GPU_MEMORY_GIB,
     GPU_MODEL,
@@ -27,9 +28,10 @@ from services.db.job_specs import (
     WORK_TOTAL,
 )
 from services.db.rows import fetch_rows
-from services.scheduler.repository import profiles, rounds
+from services.scheduler.repository import orders, profiles, rounds
 from services.scheduler.repository.documents import Json, StoredDevice, StoredReading, StoredServiceTerms, StoredShare
 from services.scheduler.repository.jobs import KEEPS_CHECKPOINTS
+from services.scheduler.repository.orders import OrderRow
 
 _COLUMNS = f"""
 SELECT j.id, j.tenant_id, j.state,
@@ -45,7 +47,8 @@ SELECT j.id, j.tenant_id, j.state,
        coalesce(extract(epoch FROM {DEADLINE})::float8, 'infinity') AS deadline_s,
        {WORK_TOTAL} AS work,
        j.attained_gpu_s, a.state AS allocation_state, coalesce(a.gpus, 0) AS gpus, a.shares,
-       a.power_limit_w, a.clock_mhz, {profiles.KIND} AS kind, j.labels ->> 'kind' AS kind_label,
+       a.power_limit_w, a.clock_mhz, a.unordered_w, {FLEX} AS flex, {profiles.KIND} AS kind,
+       j.labels ->> 'kind' AS kind_label,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
        f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
        p.done, q.gpu_s AS predicted_gpu_s, CASE WHEN q.seen AND q.gpu_s > 0 THEN q.spread_gpu_s END AS spread_gpu_s,
@@ -134,6 +137,8 @@ SELECT {profiles.KIND} AS kind, exp(avg(ln(p.noise_scale))) AS noise_scale
  WHERE p.noise_scale IS NOT NULL AND {profiles.KIND} = ANY($1::text[]) GROUP BY 1
 """
 
+FLEXES = "SELECT tenant_id, flex FROM tenant_limits WHERE flex IS NOT NULL"
+
 WEIGHTS = "SELECT tenant_id, share_weight AS weight FROM tenant_limits WHERE share_weight <> 1"
 
 # A job that waits is bound to the nodes of its last gang, as `gangs.bind` wrote; one that has a gang to those of that,
@@ -195,6 +200,8 @@ class JobRow(NamedTuple):
     shares: list[StoredShare] | None
     power_limit_w: float | None
     clock_mhz: int | None
+    unordered_w: float | None  #: What a GPU of it drew before an order of the grid set its controls, 0 if unknown
+    flex: float | None  #: Its class, percent; None: its tenant's
     kind: str
     kind_label: str | None
     energy_j: float
@@ -310,6 +317,13 @@ class WeightRow(NamedTuple):
     weight: float
 
 
+class FlexRow(NamedTuple):
+    """The class of a tenant's jobs that name none, percent."""
+
+    tenant_id: str
+    flex: float
+
+
 class BoundRow(NamedTuple):
     """A job, and the nodes on which it has to start, in order of rank."""
 
@@ -340,6 +354,8 @@ class ClusterRows:
     none."""
     bound: Sequence[BoundRow] = ()  #: The jobs that may start only where their checkpoints are
     away: Sequence[AwayRow] = ()
+    flexes: Sequence[FlexRow] = ()
+    orders: Sequence[OrderRow] = ()  #: The grid's orders, until the time after them is over
 
 
 def query_of(query: str, of_gated: Sequence[str] | None) -> tuple[str, list[list[str]]]:
@@ -399,6 +415,8 @@ async def cluster(
         noise_scales=await _noise_scales(connection, unscaled) if unscaled else {},
         bound=await fetch_rows(connection, BoundRow, BOUND),
         away=await fetch_rows(connection, AwayRow, AWAY),
+        flexes=await fetch_rows(connection, FlexRow, FLEXES),
+        orders=await orders.live(connection),
     )
 
 
@@ -410,4 +428,9 @@ async def _noise_scales(connection: Connection, kinds: Sequence[str]) -> Mapping
 async def zones(database: Database) -> list[str]:
     """Return the zones of the nodes that are up or asleep."""
     async with database.connection() as connection:
-        return [record[0] for record in await connection.fetch(ZONES)]
+        return await zones_seen(connection)
+
+
+async def zones_seen(connection: Connection) -> list[str]:
+    """Return the same by a connection that is open."""
+    return [record[0] for record in await connection.fetch(ZONES)]

@@ -789,6 +789,8 @@ class JobSpec:
             samples, tokens or epochs.
         flexibility_s: How long the job may be delayed; null leaves that to the policy.
         priority: Jobs with a higher priority go first, in policies that use it.
+        flex: How much slower orders of the grid may make the job, percent; 0 spares it as long as anything else
+            can meet an order. Null: as its tenant's `flex` says, else 25.
         may_share_gpu: Whether the job may share its GPU with another job that may, under policies that pack jobs
             (`gandiva`, of wattshift-lab). It has one GPU then, may be preempted, and needs at most
             `gpus.memory_gib` of its memory; both fit together. Jobs that share a GPU slow each other down, and
@@ -829,6 +831,7 @@ class JobSpec:
     flexibility_s: float | None = None
     priority: int = 0
     preemptible: bool = True
+    flex: str | None = None
     may_share_gpu: bool = False
     grace_s: float = 120
     time_limit_s: float | None = None
@@ -1586,6 +1589,8 @@ class JobSpecTerms(TypedDict, total=False):
             samples, tokens or epochs.
         flexibility_s: How long the job may be delayed; null leaves that to the policy.
         priority: Jobs with a higher priority go first, in policies that use it.
+        flex: How much slower orders of the grid may make the job, percent; 0 spares it as long as anything else
+            can meet an order. Null: as its tenant's `flex` says, else 25.
         may_share_gpu: Whether the job may share its GPU with another job that may, under policies that pack jobs
             (`gandiva`, of wattshift-lab). It has one GPU then, may be preempted, and needs at most
             `gpus.memory_gib` of its memory; both fit together. Jobs that share a GPU slow each other down, and
@@ -1623,6 +1628,7 @@ class JobSpecTerms(TypedDict, total=False):
     flexibility_s: float | None
     priority: int
     preemptible: bool
+    flex: Literal[0, 10, 25, 50] | None
     may_share_gpu: bool
     grace_s: float
     time_limit_s: float | None

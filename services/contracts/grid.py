@@ -1,0 +1,117 @@
+"""Orders of the grid: less power, from when on, for how long, and where."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import pairwise
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from services.contracts.schema import Instant, Message, Name, Real, Text
+
+LONGEST_S = 31 * 86_400.0
+MOST_STEPS = 1_440  #: A day by the minute
+
+Title = Annotated[Text, StringConstraints(max_length=200)]
+
+
+class GridStep(Message):
+    """What may be drawn from a moment on: less than the baseline by a share of it, or so many watts."""
+
+    offset_s: Real = Field(default=0.0, ge=0, le=LONGEST_S, description="Time since the order's start.")
+    cut: Real | None = Field(default=None, gt=0, le=1, description="Share of the baseline to leave out.")
+    to_w: Real | None = Field(default=None, ge=0, le=1e12, description="The most that may be drawn, watts.")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.cut is None) == (self.to_w is None):
+            raise ValueError("give either cut or to_w")
+        return self
+
+    def limit_w(self, baseline_w: float) -> float:
+        """Return what may be drawn, watts."""
+        return self.to_w if self.to_w is not None else baseline_w * (1 - (self.cut or 0.0))
+
+
+def _check_steps(steps: list[GridStep] | None) -> None:
+    if steps is None:
+        return
+    if steps[0].offset_s:
+        raise ValueError("the first step begins with the order: its offset_s is 0")
+    if any(later.offset_s <= sooner.offset_s for sooner, later in pairwise(steps)):
+        raise ValueError("steps come in the order of their offset_s, each later than the one before")
+
+
+class GridOrderSpec(Message):
+    """A new order."""
+
+    name: Title = ""
+    zone: Name | None = Field(default=None, description="The nodes of one grid zone; null: all nodes.")
+    start_at: Instant | None = Field(default=None, description="Null: now.")
+    duration_s: Real = Field(gt=0, le=LONGEST_S)
+    steps: list[GridStep] = Field(min_length=1, max_length=MOST_STEPS)
+    notice_s: Real = Field(
+        default=0.0,
+        ge=0,
+        le=LONGEST_S,
+        description="How long before its start the cluster may prepare; the baseline is what was drawn before that.",
+    )
+
+    @model_validator(mode="after")
+    def _steps_ascend(self) -> Self:
+        _check_steps(self.steps)
+        return self
+
+
+class GridOrderChange(Message):
+    """What to change of an order; what is left out stays as it is."""
+
+    start_at: Instant | None = Field(default=None, description="Only of an order that has not begun.")
+    duration_s: Real | None = Field(default=None, gt=0, le=LONGEST_S)
+    steps: list[GridStep] | None = Field(default=None, min_length=1, max_length=MOST_STEPS)
+
+    @model_validator(mode="after")
+    def _steps_ascend(self) -> Self:
+        _check_steps(self.steps)
+        if self.start_at is None and self.duration_s is None and self.steps is None:
+            raise ValueError("give start_at, duration_s or steps")
+        return self
+
+
+class GridOrderState(StrEnum):
+    """How far an order is."""
+
+    ANNOUNCED = "announced"
+    IN_FORCE = "in_force"
+    ENDED = "ended"
+    WITHDRAWN = "withdrawn"
+
+
+class GridOrder(Message):
+    """An order."""
+
+    id: str
+    name: str
+    source: str = Field(description="Who brought it: `api`, or the name of another door.")
+    zone: str | None
+    state: GridOrderState
+    announced_at: Instant
+    start_at: Instant
+    end_at: Instant
+    notice_s: float
+    steps: list[GridStep]
+    baseline_w: float | None = Field(
+        description="What its scope drew before it by the ledger, watts; null until it is known."
+    )
+    baseline_at: Instant | None = Field(description="The baseline is the mean of the ten minutes before this time.")
+    limit_w: float | None = Field(description="What may be drawn now, watts; null: nothing limits it now.")
+    withdrawn_at: Instant | None
+    revision: int = Field(description="1, and one more after each change.")
+
+
+class GridOrderList(Message):
+    """Orders, those that begin last first."""
+
+    items: list[GridOrder]
+    next_cursor: str | None = None

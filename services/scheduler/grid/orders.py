@@ -1,0 +1,175 @@
+"""What may be done with orders; each is one transaction, and is noted in the audit log."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+
+from services.contracts.codes import ProblemCode
+from services.contracts.grid import GridOrder, GridOrderChange, GridOrderSpec, GridOrderState, GridStep
+from services.contracts.identity import Identity
+from services.contracts.problems import FieldError
+from services.core.domain.orders import Curve, curve_of, least_of
+from services.db.database import Connection, Database
+from services.kit.ids import new_id
+from services.kit.problems import ProblemError, not_found
+from services.scheduler.repository import audit, orders, snapshots
+from services.scheduler.repository.orders import NewOrder, OrderRow
+
+NOT_AGAIN = "This order has ended or is withdrawn."
+
+
+class GridOrders:
+    """The use cases of orders."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def give(
+        self, spec: GridOrderSpec, caller: Identity, key: str | None, source: str = "api"
+    ) -> tuple[GridOrder, bool]:
+        """Store an order; return it, and whether it is new or one that was given with the same key before.
+
+        Raises:
+            ProblemError: 409 if the key came with another order, 422 if the zone has no nodes or the order is over.
+        """
+        body = hashlib.sha256(spec.model_dump_json().encode()).digest()
+        async with self._database.transaction() as connection:
+            if key is not None and (known := await orders.keyed(connection, caller.key_id, key)):
+                return _same(known, body), False
+            await _check_zone(connection, spec.zone)
+            new = NewOrder(
+                id=new_id("grid"),
+                key_id=caller.key_id,
+                source=source,
+                idempotency_key=key,
+                body_sha256=body,
+                name=spec.name,
+                zone=spec.zone,
+                start_at=spec.start_at,
+                duration_s=spec.duration_s,
+                notice_s=spec.notice_s,
+                steps=[step.model_dump(mode="json") for step in spec.steps],
+            )
+            if not await orders.insert(connection, new):  # another request with the same key was faster
+                known = await orders.keyed(connection, caller.key_id, key or "")
+                assert known is not None
+                return _same(known, body), False
+            await _prepare(connection)
+            await audit.note(connection, caller, "grid.order", new.id, spec.model_dump(mode="json"))
+            made = await _found(connection, new.id)
+            if made.state is GridOrderState.ENDED:
+                raise _invalid("/start_at", "The order would be over before it is given.")
+            return made, True
+
+    async def amend(self, order_id: str, change: GridOrderChange, caller: Identity) -> GridOrder:
+        """Change an order; what it was until now stays known.
+
+        Raises:
+            ProblemError: 404 if there is none, 409 if it has ended, or has begun and is to begin at another time.
+        """
+        async with self._database.transaction() as connection:
+            row = await orders.find(connection, order_id)
+            if row is None:
+                raise not_found("order")
+            start_at = change.start_at or row.start_at
+            if start_at != row.start_at and row.start_at <= row.now_at:
+                raise ProblemError(409, ProblemCode.INVALID_TRANSITION, "The order has begun: its start is past.")
+            lasts_s = change.duration_s or (row.end_at - row.start_at).total_seconds()
+            steps = row.steps if change.steps is None else [step.model_dump(mode="json") for step in change.steps]
+            if not await orders.amend(connection, order_id, start_at, start_at + timedelta(seconds=lasts_s), steps):
+                raise ProblemError(409, ProblemCode.INVALID_TRANSITION, NOT_AGAIN)
+            await audit.note(connection, caller, "grid.amend", order_id, change.model_dump(mode="json"))
+            return await _found(connection, order_id)
+
+    async def withdraw(self, order_id: str, caller: Identity) -> GridOrder:
+        """Withdraw an order; one that is withdrawn stays so.
+
+        Raises:
+            ProblemError: 404 if there is none, 409 if it has ended.
+        """
+        async with self._database.transaction() as connection:
+            if await orders.withdraw(connection, order_id):
+                await audit.note(connection, caller, "grid.withdraw", order_id)
+            found = await _found(connection, order_id)
+            if found.state is GridOrderState.ENDED:
+                raise ProblemError(409, ProblemCode.INVALID_TRANSITION, NOT_AGAIN)
+            return found
+
+    async def find(self, order_id: str) -> GridOrder:
+        """Return an order.
+
+        Raises:
+            ProblemError: 404 if there is none.
+        """
+        async with self._database.connection() as connection:
+            return await _found(connection, order_id)
+
+    async def page(self, before: str | None, limit: int) -> list[GridOrder]:
+        """Return the orders made before one, the newest first."""
+        async with self._database.connection() as connection:
+            return [shown(row) for row in await orders.page(connection, before, limit)]
+
+
+async def prepare(database: Database) -> None:
+    """Write down what was drawn before those orders for which the cluster may now prepare."""
+    async with database.connection() as connection:
+        await _prepare(connection)
+
+
+async def _prepare(connection: Connection) -> None:
+    for row in await orders.unprepared(connection):
+        watts = await orders.baseline_w(connection, row.now_at, row.zone)
+        if watts is not None:
+            await orders.set_baseline(connection, row.id, watts, row.now_at)
+
+
+async def _check_zone(connection: Connection, zone: str | None) -> None:
+    zones = await snapshots.zones_seen(connection)
+    if zone is not None and zone not in zones:
+        known = f"there are nodes in {', '.join(zones)}" if zones else "there are no nodes"
+        raise _invalid("/zone", f"There are no nodes in the zone {zone}; {known}.")
+
+
+def _invalid(pointer: str, detail: str) -> ProblemError:
+    errors = [FieldError(pointer=pointer, detail=detail)]
+    return ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=errors)
+
+
+async def _found(connection: Connection, order_id: str) -> GridOrder:
+    row = await orders.find(connection, order_id)
+    if row is None:
+        raise not_found("order")
+    return shown(row)
+
+
+def _same(row: OrderRow, body_sha256: bytes) -> GridOrder:
+    if row.body_sha256 != body_sha256:
+        detail = "This Idempotency-Key was used with another order."
+        raise ProblemError(409, ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)
+    return shown(row)
+
+
+def curve(row: OrderRow) -> Curve | None:
+    """Return the limits that an order sets; None while its baseline is not known."""
+    if row.baseline_w is None:
+        return None
+    steps = tuple((step.offset_s, step.limit_w(row.baseline_w)) for step in map(GridStep.model_validate, row.steps))
+    return curve_of(row.start_at.timestamp(), row.end_at.timestamp(), steps, row.baseline_w)
+
+
+def shown(row: OrderRow) -> GridOrder:
+    """Return an order as it is shown."""
+    now_s, limits = row.now_at.timestamp(), curve(row)
+    if row.withdrawn_at is not None:
+        state = GridOrderState.WITHDRAWN
+    elif row.end_at <= row.now_at:
+        state = GridOrderState.ENDED
+    else:
+        state = GridOrderState.IN_FORCE if row.start_at <= row.now_at else GridOrderState.ANNOUNCED
+    limit_w = least_of(limits, now_s, now_s) if limits and state is not GridOrderState.WITHDRAWN else float("inf")
+    hidden = ("past", "body_sha256", "now_at")
+    return GridOrder.model_validate(
+        {name: value for name, value in row._asdict().items() if name not in hidden}
+        | {"state": state, "limit_w": limit_w if limit_w < float("inf") else None}
+    )

@@ -1,0 +1,87 @@
+"""HTTP routes of the grid's orders."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from redis.asyncio import Redis
+
+from services.contracts.grid import GridOrder, GridOrderChange, GridOrderList, GridOrderSpec
+from services.contracts.queries import PageQuery
+from services.contracts.schema import Name
+from services.kit.identity import Operator
+from services.kit.redis import hint
+from services.kit.routes import IdempotencyKey, from_state
+from services.scheduler.grid.orders import GridOrders
+
+router = APIRouter(prefix="/v1/grid", tags=["grid"])
+
+Orders = Annotated[GridOrders, from_state("grid_orders")]
+Hints = Annotated[Redis, from_state("redis")]
+
+
+@router.post(
+    "/orders",
+    status_code=201,
+    responses={
+        200: {"description": "The same order was given before with this key."},
+        409: {"description": "The key was used with another order: `idempotency_key_reused`."},
+    },
+)
+async def give_grid_order(
+    body: GridOrderSpec,
+    caller: Operator,
+    orders: Orders,
+    redis: Hints,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> GridOrder:
+    """Order the cluster to draw less.
+
+    It is stored once this is answered, and met within seconds of its start, under any policy.
+    """
+    order, is_new = await orders.give(body, caller, idempotency_key)
+    response.headers["Location"] = f"/v1/grid/orders/{order.id}"
+    if not is_new:
+        response.status_code = 200
+    await hint(redis, "grid")
+    return order
+
+
+@router.get("/orders")
+async def list_grid_orders(_: Operator, orders: Orders, query: Annotated[PageQuery, Query()]) -> GridOrderList:
+    """List orders of the grid, the newest first."""
+    found = await orders.page(query.cursor, query.limit + 1)
+    following = found[query.limit - 1].id if len(found) > query.limit else None
+    return GridOrderList(items=found[: query.limit], next_cursor=following)
+
+
+@router.get("/orders/{order_id}")
+async def get_grid_order(order_id: Name, _: Operator, orders: Orders) -> GridOrder:
+    """Get an order of the grid."""
+    return await orders.find(order_id)
+
+
+@router.patch(
+    "/orders/{order_id}",
+    responses={409: {"description": "The order has ended, or has begun and is to begin later: `invalid_transition`."}},
+)
+async def amend_grid_order(
+    order_id: Name, body: GridOrderChange, caller: Operator, orders: Orders, redis: Hints
+) -> GridOrder:
+    """Change an order of the grid that has not ended."""
+    order = await orders.amend(order_id, body, caller)
+    await hint(redis, "grid")
+    return order
+
+
+@router.delete("/orders/{order_id}", responses={409: {"description": "The order has ended: `invalid_transition`."}})
+async def withdraw_grid_order(order_id: Name, caller: Operator, orders: Orders, redis: Hints) -> GridOrder:
+    """Withdraw an order of the grid.
+
+    What it had slowed or stopped is released at once.
+    """
+    order = await orders.withdraw(order_id, caller)
+    await hint(redis, "grid")
+    return order

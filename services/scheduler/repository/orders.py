@@ -1,0 +1,163 @@
+"""The grid's orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from services.core.domain.orders import RECOVERY_S, STOPS_AHEAD_S
+from services.db.database import Connection
+from services.db.rows import fetch_row, fetch_rows
+from services.scheduler.repository.documents import Json
+
+COLUMNS = """
+SELECT id, source, name, zone, announced_at, start_at, end_at, notice_s, steps, baseline_w, baseline_at, withdrawn_at,
+       revision, past, body_sha256, now() AS now_at
+  FROM grid_orders
+"""
+
+LIVE = f"{COLUMNS} WHERE withdrawn_at IS NULL AND end_at + make_interval(secs => $1) > now() ORDER BY id"
+
+# When the draw before an order is looked at: when the cluster may begin to prepare for it.
+PREPARES = f"start_at - make_interval(secs => greatest(notice_s, {STOPS_AHEAD_S}))"
+
+UNPREPARED = f"""
+{COLUMNS} WHERE withdrawn_at IS NULL AND end_at > now() AND baseline_w IS NULL AND {PREPARES} <= now() ORDER BY id
+"""
+
+INSERT = """
+INSERT INTO grid_orders (id, key_id, source, idempotency_key, body_sha256, name, zone, start_at, end_at, notice_s,
+                         steps)
+VALUES ($1, $2, $3, $4, $5, $6, $7, coalesce($8, now()), coalesce($8, now()) + make_interval(secs => $9), $10, $11)
+ON CONFLICT (key_id, idempotency_key) DO NOTHING RETURNING id
+"""
+
+KEYED = f"{COLUMNS} WHERE key_id = $1 AND idempotency_key = $2"
+
+# By the ledger: what each node drew from its first to its last line of the ten minutes before.
+BASELINE = """
+SELECT sum(energy_j / span_s) FROM (
+    SELECT sum(l.energy_j) AS energy_j, extract(epoch FROM max(l.end_at) - min(l.start_at))::float8 AS span_s
+      FROM energy_lines l JOIN known_nodes n ON n.id = l.node_id
+     WHERE l.end_at <= $1 AND l.start_at >= $1::timestamptz - interval '10 minutes'
+       AND NOT n.measures_only AND ($2::text IS NULL OR n.zone = $2)
+     GROUP BY l.node_id) AS drawn
+ WHERE span_s > 0
+"""
+
+READ = """
+SELECT sum((r ->> 'power_w')::float8) FROM usable_nodes n CROSS JOIN jsonb_array_elements(n.readings) r
+ WHERE n.power NOT IN ('off', 'waking') AND ($1::text IS NULL OR n.zone = $1)
+"""
+
+SET_BASELINE = """
+UPDATE grid_orders SET baseline_w = $2, baseline_at = $3 WHERE id = $1 AND baseline_w IS NULL AND withdrawn_at IS NULL
+"""
+
+AMEND = """
+UPDATE grid_orders
+   SET past = past || jsonb_build_array(jsonb_build_object(
+           'until', now(), 'start_at', start_at, 'end_at', end_at, 'steps', steps)),
+       start_at = $2, end_at = $3, steps = $4, revision = revision + 1
+ WHERE id = $1 AND withdrawn_at IS NULL AND end_at > now() RETURNING id
+"""
+
+WITHDRAW = """
+UPDATE grid_orders SET withdrawn_at = now(), revision = revision + 1
+ WHERE id = $1 AND withdrawn_at IS NULL AND end_at > now() RETURNING id
+"""
+
+
+class OrderRow(NamedTuple):
+    """An order, and the database's time."""
+
+    id: str
+    source: str
+    name: str
+    zone: str | None
+    announced_at: datetime
+    start_at: datetime
+    end_at: datetime
+    notice_s: float
+    steps: list[Json]
+    baseline_w: float | None
+    baseline_at: datetime | None
+    withdrawn_at: datetime | None
+    revision: int
+    past: list[Json]  #: What amendments replaced, oldest first
+    body_sha256: bytes
+    now_at: datetime
+
+
+class NewOrder(NamedTuple):
+    """An order to be stored; ``start_at`` None is now."""
+
+    id: str
+    key_id: str
+    source: str
+    idempotency_key: str | None
+    body_sha256: bytes
+    name: str
+    zone: str | None
+    start_at: datetime | None
+    duration_s: float
+    notice_s: float
+    steps: Sequence[Json]
+
+
+async def live(connection: Connection) -> list[OrderRow]:
+    """Return the orders that are announced or in force, or whose rebound is still to be kept small."""
+    return await fetch_rows(connection, OrderRow, LIVE, RECOVERY_S)
+
+
+async def unprepared(connection: Connection) -> list[OrderRow]:
+    """Return the orders for which the cluster may prepare, and whose baseline is not known yet."""
+    return await fetch_rows(connection, OrderRow, UNPREPARED)
+
+
+async def insert(connection: Connection, order: NewOrder) -> bool:
+    """Store an order; return False if its key is in use."""
+    return await connection.fetchval(INSERT, *order) is not None
+
+
+async def keyed(connection: Connection, key_id: str, key: str) -> OrderRow | None:
+    """Return the order that was stored with an idempotency key."""
+    return await fetch_row(connection, OrderRow, KEYED, key_id, key)
+
+
+async def find(connection: Connection, order_id: str) -> OrderRow | None:
+    """Return an order."""
+    return await fetch_row(connection, OrderRow, f"{COLUMNS} WHERE id = $1", order_id)
+
+
+async def page(connection: Connection, before: str | None, limit: int) -> list[OrderRow]:
+    """Return the orders that were made before one, the newest first."""
+    query = f"{COLUMNS} WHERE $1::text IS NULL OR id < $1 ORDER BY id DESC LIMIT $2"
+    return await fetch_rows(connection, OrderRow, query, before, limit)
+
+
+async def baseline_w(connection: Connection, until: datetime, zone: str | None) -> float | None:
+    """Return the mean draw in the ten minutes before a time, watts; None if nothing was read.
+
+    By the ledger; a cluster that is younger than its first line has what its GPUs draw now.
+    """
+    found = await connection.fetchval(BASELINE, until, zone)
+    return await connection.fetchval(READ, zone) if found is None else found
+
+
+async def set_baseline(connection: Connection, order_id: str, watts: float, at: datetime) -> None:
+    """Store an order's baseline, unless it has one."""
+    await connection.execute(SET_BASELINE, order_id, watts, at)
+
+
+async def amend(
+    connection: Connection, order_id: str, start_at: datetime, end_at: datetime, steps: Sequence[Json]
+) -> bool:
+    """Change an order that has not ended, and keep what it was; return whether there was one."""
+    return await connection.fetchval(AMEND, order_id, start_at, end_at, [*steps]) is not None
+
+
+async def withdraw(connection: Connection, order_id: str) -> bool:
+    """Withdraw an order that has not ended; return whether there was one."""
+    return await connection.fetchval(WITHDRAW, order_id) is not None

@@ -1,0 +1,224 @@
+"""The grid's orders, live: given over HTTP, stored, met by the next round, amended, withdrawn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from services.contracts.identity import Identity, Role
+from services.kit.problems import install_problem_handlers
+from services.scheduler import grid_endpoints
+from services.scheduler.grid.orders import GridOrders
+from services.scheduler.loop import Scheduler
+from tests.scheduler.test_device_controls import active_round, set_of
+from tests.scheduler.world import World
+from tests.support.tokens import ActingAs
+
+BUSY_W, IDLE_W = 360.0, 60.0
+
+
+@asynccontextmanager
+async def grid(world: World, role: Role = Role.OPERATOR) -> AsyncIterator[httpx.AsyncClient]:
+    app = FastAPI()
+    install_problem_handlers(app)
+    app.include_router(grid_endpoints.router)
+    app.state.grid_orders, app.state.redis = GridOrders(world.database), world.redis
+    identity = Identity(tenant_id="default", role=role, key_id="key-1")
+    transport = httpx.ASGITransport(ActingAs(app, identity))
+    async with httpx.AsyncClient(transport=transport, base_url="http://scheduler") as api:
+        yield api
+
+
+async def node(world: World, name: str = "n1", gpus: int = 4, zone: str = "Z") -> None:
+    """A node whose GPUs take power limits from 100 to 400 W, all of which draw what busy ones do."""
+    await world.node(name, gpus, zone=zone)
+    await world.fetch(
+        "UPDATE nodes SET devices = (SELECT jsonb_agg(d || jsonb_build_object('can_set_power_limit', true, "
+        "'power_limit_w', 400, 'lowest_limit_w', 100)) FROM jsonb_array_elements(devices) d), readings = $2 "
+        "WHERE id = $1 RETURNING 1",
+        name,
+        [{"index": index, "power_w": BUSY_W, "utilization": 1.0} for index in range(gpus)],
+    )
+
+
+async def running(world: World, gpus: int = 2, **spec: Any) -> str:
+    """Return a job that runs and has drawn what a busy GPU does for a while."""
+    job = await world.running(gpus, **spec)
+    await world.fetch(
+        "INSERT INTO job_footprints (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s) "
+        "VALUES ($1, $2::float8 * 100, $2::float8 * 100, 0, 0, 100) RETURNING 1",
+        job,
+        BUSY_W,
+    )
+    return job
+
+
+async def limit_w(world: World, job: str) -> float | None:
+    return (await set_of(world, await world.allocation(job)))[0]
+
+
+async def give(world: World, **terms: Any) -> dict[str, Any]:
+    async with grid(world) as api:
+        answer = await api.post("/v1/grid/orders", json={"duration_s": 600, **terms})
+    assert answer.status_code == 201, answer.text
+    await world.scheduler.turn()
+    return answer.json()
+
+
+def cut(share: float) -> list[dict[str, float]]:
+    return [{"cut": share}]
+
+
+async def reason(world: World, job: str) -> str | None:
+    (row,) = await world.fetch("SELECT reason FROM jobs WHERE id = $1", job)
+    return row["reason"]
+
+
+async def test_an_order_is_met_by_the_next_round_and_leaves_nothing_behind(world: World) -> None:
+    await node(world)
+    soft, hard = await running(world, flex=50), await running(world, flex=0)
+
+    order = await give(world, steps=cut(0.2))
+
+    assert (order["state"], order["baseline_w"]) == ("in_force", 4 * BUSY_W)
+    assert order["limit_w"] == pytest.approx(0.8 * 4 * BUSY_W)
+    lowered = await limit_w(world, soft)
+    assert lowered == pytest.approx(BUSY_W - 0.2 * 4 * BUSY_W / 2, abs=2), "two GPUs save what four have to"
+    assert await limit_w(world, hard) is None
+    (event,) = await world.fetch("SELECT data FROM job_events WHERE type = 'job.set'")
+    assert event["data"]["reason"] == "grid_order"
+
+    await active_round(world)
+    assert await set_of(world, await world.allocation(soft)) == (lowered, None, 1), "it is not set again"
+
+    async with grid(world) as api:
+        gone = (await api.delete(f"/v1/grid/orders/{order['id']}")).json()
+        again = await api.delete(f"/v1/grid/orders/{order['id']}")
+    await world.scheduler.turn()
+    assert (gone["state"], again.status_code) == ("withdrawn", 200)
+    assert await limit_w(world, soft) is None
+    rows = await world.fetch("SELECT action, target FROM audit_log ORDER BY at")
+    assert [tuple(row) for row in rows] == [("grid.order", order["id"]), ("grid.withdraw", order["id"])]
+
+
+async def test_gangs_pause_where_limits_do_not_suffice_and_come_back(world: World) -> None:
+    await node(world)
+    kept, paused = await running(world, flex=0), await running(world, flex=50)
+    order = await give(world, steps=cut(0.42))
+    gang = await world.allocation(paused)
+
+    (row,) = await world.fetch("SELECT state, stop_reason FROM allocations WHERE id = $1", gang)
+    assert tuple(row) == ("stopping", "preempted")
+    assert await limit_w(world, kept) is None
+    await world.report(gang, "exited", exit_code=0, ended_by="stop")
+    for _ in range(3):
+        await world.scheduler.turn()
+    assert (await world.state(paused), await reason(world, paused)) == ("queued", "grid_order")
+
+    async with grid(world) as api:
+        await api.delete(f"/v1/grid/orders/{order['id']}")
+    await world.scheduler.turn()
+    assert await world.state(paused) == "starting"
+
+
+async def test_an_order_outlives_the_scheduler(world: World) -> None:
+    await node(world)
+    soft = await running(world, 4, flex=50)
+    await give(world, steps=cut(0.2))
+    before = await set_of(world, await world.allocation(soft))
+
+    world.scheduler = Scheduler(
+        world.settings, world.database, world.redis, world.scheduler._carbon, world.scheduler._nodes.hook
+    )
+    await active_round(world)
+
+    assert before[0] == pytest.approx(0.8 * BUSY_W, abs=1)
+    assert await set_of(world, await world.allocation(soft)) == before
+    await world.fetch("UPDATE grid_orders SET withdrawn_at = now(), revision = 2 RETURNING 1")
+    await world.scheduler.turn()
+    assert await limit_w(world, soft) is None
+
+
+async def test_an_order_for_later_waits_for_its_time_and_may_be_amended(world: World) -> None:
+    await node(world)
+    soft = await running(world, 4, flex=50)
+    later = datetime.now(UTC) + timedelta(hours=2)
+    order = await give(world, start_at=later.isoformat(), steps=cut(0.2), notice_s=600)
+    assert (order["state"], order["baseline_w"], order["limit_w"]) == ("announced", None, None)
+    assert await limit_w(world, soft) is None
+
+    async with grid(world) as api:
+        url = f"/v1/grid/orders/{order['id']}"
+        sooner = await api.patch(url, json={"start_at": (datetime.now(UTC) + timedelta(seconds=1)).isoformat()})
+        await world.fetch("UPDATE grid_orders SET start_at = now() RETURNING 1")
+        await world.scheduler.turn()
+        refused = await api.patch(url, json={"start_at": later.isoformat()})
+        deeper = await api.patch(url, json={"steps": [{"to_w": 4 * 200.0}], "duration_s": 1200})
+        found = (await api.get(url)).json()
+        listed = (await api.get("/v1/grid/orders")).json()["items"]
+    assert [each.status_code for each in (sooner, refused, deeper)] == [200, 409, 200]
+    assert (found["revision"], found["limit_w"], found["baseline_w"]) == (3, 800.0, 4 * BUSY_W)
+    assert listed == [found]
+    (row,) = await world.fetch("SELECT past FROM grid_orders")
+    assert [each["steps"] for each in row["past"]] == [[{"offset_s": 0, "cut": 0.2, "to_w": None}]] * 2
+    await world.scheduler.turn()
+    assert await limit_w(world, soft) == pytest.approx(200.0, abs=1)
+
+
+async def test_a_zone_alone_is_ordered(world: World) -> None:
+    await node(world, "n1", zone="Z")
+    await node(world, "n2", zone="Y")
+    jobs = [await running(world, 4, flex=50) for _ in range(2)]
+    (there,) = await world.fetch("SELECT job_id FROM allocations WHERE shares -> 0 ->> 'node_id' = 'n2'")
+
+    order = await give(world, zone="Y", steps=cut(0.2))
+
+    assert order["baseline_w"] == 4 * BUSY_W
+    assert {job: await limit_w(world, job) is not None for job in jobs} == {job: job == there["job_id"] for job in jobs}
+
+
+async def test_the_same_key_is_the_same_order(world: World) -> None:
+    await node(world)
+    body = {"duration_s": 600, "steps": cut(0.2)}
+    async with grid(world) as api:
+        first, second = [
+            await api.post("/v1/grid/orders", json=body, headers={"Idempotency-Key": "k"}) for _ in range(2)
+        ]
+        other = await api.post("/v1/grid/orders", json={**body, "duration_s": 900}, headers={"Idempotency-Key": "k"})
+    assert [each.status_code for each in (first, second, other)] == [201, 200, 409]
+    assert first.json()["id"] == second.json()["id"]
+    assert other.json()["code"] == "idempotency_key_reused"
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"duration_s": 600, "steps": [{}]}, "/steps/0"),
+        ({"duration_s": 600, "steps": [{"cut": 0.2, "to_w": 5}]}, "/steps/0"),
+        ({"duration_s": 600, "steps": [{"cut": 1.2}]}, "/steps/0/cut"),
+        ({"duration_s": 600, "steps": [{"offset_s": 60, "cut": 0.2}]}, ""),
+        ({"duration_s": 600, "steps": [{"cut": 0.2}, {"cut": 0.3}]}, ""),
+        ({"steps": [{"cut": 0.2}]}, "/duration_s"),
+        ({"duration_s": 600, "steps": [{"cut": 0.2}], "zone": "X"}, "/zone"),
+        ({"duration_s": 600, "steps": [{"cut": 0.2}], "start_at": "2026-01-01T00:00:00Z"}, "/start_at"),
+    ],
+)
+async def test_a_bad_order_changes_nothing(world: World, body: dict[str, Any], pointer: str) -> None:
+    await node(world)
+    async with grid(world) as api:
+        answer = await api.post("/v1/grid/orders", json=body)
+    assert answer.status_code == 422
+    assert [each["pointer"] for each in answer.json()["errors"]] == [pointer]
+    assert await world.fetch("SELECT 1 FROM grid_orders") == []
+
+
+async def test_users_give_no_orders(world: World) -> None:
+    async with grid(world, Role.USER) as api:
+        answer = await api.post("/v1/grid/orders", json={"duration_s": 600, "steps": cut(0.2)})
+    assert answer.status_code == 403
