@@ -33,6 +33,7 @@ ROOMS = {
     "jobs.mcp": ("mcp",),
     "site.cluster": ("check", "nodes", "policy", "carbon"),
     "site.engines": ("engine",),
+    "site.grid": ("grid",),
     "accounts.clusters": ("login", "logout", "clusters"),
     "accounts.access": ("audit", "whoami", "tenants", "keys"),
     "accounts.users": ("users",),

@@ -63,6 +63,8 @@ REFUSED_ALONE = {"pools show"}
 WORDS = {
     "budgets set": ["a", "--kwh", "1"],
     "export": ["--out", "-"],
+    "grid amend": ["a", "--cut", "35%"],
+    "grid order": ["--cut", "35%", "--for", "3h"],
     "fleets set": ["a", "--gpus", "1", "--gpu-model", "A100", "--zone", "DE"],
     "keys expire": ["a", "1h"],
     "keys set": ["a", "--models", "m"],

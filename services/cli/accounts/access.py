@@ -27,6 +27,10 @@ MaxJobs = Annotated[int | None, typer.Option(min=0, help="Most jobs that have no
 Weight = Annotated[
     float | None, typer.Option(help="Its share of the GPUs against other tenants', under fair+ policies; 1 by default.")
 ]
+FlexOption = Annotated[
+    str | None,
+    typer.Option("--flex", help="How much slower orders of the grid may make its jobs, per cent; none for 25."),
+]
 Rate = Annotated[float | None, typer.Option(help="Sustained requests per second at the gateway.")]
 Models = Annotated[
     str | None, typer.Option(help="The only models that it may name, with commas between them; none for all.")
@@ -101,10 +105,11 @@ def create_tenant(
     max_jobs: MaxJobs = None,
     requests_per_s: Rate = None,
     weight: Weight = None,
+    flex: FlexOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a tenant."""
-    body = {"id": tenant, "limits": _limits(max_gpus, max_jobs, requests_per_s, weight)}
+    body = {"id": tenant, "limits": _limits(max_gpus, max_jobs, requests_per_s, weight, flex)}
     made = Gateway().call("POST", "/v1/tenants", body=body)
     output.tell(made, as_json, f"{tenant} is created; `wattshift keys create --tenant {tenant}` makes a key for it")
 
@@ -115,12 +120,13 @@ def set_tenant(
     max_jobs: MaxJobs = None,
     requests_per_s: Rate = None,
     weight: Weight = None,
+    flex: FlexOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Change a tenant's limits; those not given stay as they are."""
-    limits = _limits(max_gpus, max_jobs, requests_per_s, weight)
+    limits = _limits(max_gpus, max_jobs, requests_per_s, weight, flex)
     if not limits:
-        raise CliError("give a limit: --max-gpus, --max-jobs, --requests-per-s or --weight", EXIT_USAGE)
+        raise CliError("give a limit: --max-gpus, --max-jobs, --requests-per-s, --weight or --flex", EXIT_USAGE)
     changed = Gateway().call("PATCH", f"/v1/tenants/{tenant}", body={"limits": limits})
     output.tell(changed, as_json, f"the limits of {tenant} are changed")
 
@@ -151,11 +157,14 @@ def show_shares(as_json: AsJson = False) -> None:
 
 
 def _limits(
-    max_gpus: str | None, max_jobs: int | None, requests_per_s: float | None, weight: float | None
+    max_gpus: str | None, max_jobs: int | None, requests_per_s: float | None, weight: float | None, flex: str | None
 ) -> dict[str, Any]:
     if max_gpus is not None and max_gpus != "none" and not max_gpus.isdigit():
         raise CliError(f"--max-gpus {max_gpus}: must be a whole number, or none", EXIT_USAGE)
-    gpus = {} if max_gpus is None else {"max_gpus": None if max_gpus == "none" else int(max_gpus)}
+    if flex is not None and flex not in ("none", "0", "10", "25", "50"):
+        raise CliError(f"--flex {flex}: must be 0, 10, 25, 50 or none", EXIT_USAGE)
+    whole = {"max_gpus": max_gpus, "flex": flex}
+    gpus = {name: None if text == "none" else int(text) for name, text in whole.items() if text is not None}
     others = {"max_active_jobs": max_jobs, "requests_per_s": requests_per_s, "share_weight": weight}
     return {**gpus, **{name: value for name, value in others.items() if value is not None}}
 

@@ -53,6 +53,7 @@ class SpecOptions:
     restart_after_node_loss: bool | None = None
     preemptible: bool | None = None
     may_share_gpu: bool | None = None
+    flex: int | None = None
     hold: bool | None = None
     array: str | None = None
     after: list[str] | None = None
@@ -228,6 +229,7 @@ def spec_of(
         "restart_after_node_loss": options.restart_after_node_loss,
         "preemptible": options.preemptible,
         "may_share_gpu": options.may_share_gpu,
+        "flex": options.flex,
         "hold": options.hold,
         "array": options.array,
         "after": _after(options.after),

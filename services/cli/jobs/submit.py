@@ -377,6 +377,14 @@ def submit(
             rich_help_panel=RUN,
         ),
     ] = None,
+    flex: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="How much slower orders of the grid may make it: 0, 10, 25 or 50.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     grace: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="From SIGTERM to SIGKILL; 120s by default.", rich_help_panel=RUN),

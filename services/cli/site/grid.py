@@ -1,0 +1,203 @@
+"""Commands for orders of the grid."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.cli import output
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.jobs.jobs import AsJson
+from services.cli.output import console
+from services.cli.values import duration_s, read_cells, time_of
+from services.kit.ids import new_id
+
+_WATTS = re.compile(r"(\d+(?:\.\d+)?)\s*([kM]?)W", re.IGNORECASE)
+_TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
+
+Cut = Annotated[str | None, typer.Option(metavar="SHARE", help="What to leave out of the baseline, such as 35%.")]
+To = Annotated[str | None, typer.Option(metavar="POWER", help="The most that may be drawn, such as 120kW.")]
+Profile = Annotated[
+    Path | None,
+    typer.Option(help="A CSV file of minutes since the start and what holds from then on, such as 35% or 120kW."),
+]
+Duration = Annotated[str | None, typer.Option("--for", metavar="DURATION", help="How long: 90s, 15m, 3h.")]
+From = Annotated[
+    str | None, typer.Option("--from", metavar="TIME", help="18:00, 2026-03-01T18:00, +6h; by default now.")
+]
+Order = Annotated[str, typer.Argument(metavar="ORDER", help="Its id.")]
+
+
+def register(app: typer.Typer) -> None:
+    grid = typer.Typer(help="Orders of the grid to draw less, for a while.", invoke_without_command=True)
+    grid.callback()(list_orders)
+    grid.command("order")(give_order)
+    grid.command("show")(show_order)
+    grid.command("amend")(amend_order)
+    grid.command("withdraw")(withdraw_order)
+    app.add_typer(grid, name="grid")
+
+
+def list_orders(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show the orders, the newest first."""
+    if context.invoked_subcommand:
+        return
+    found = Gateway().pages("/v1/grid/orders", 50)
+    shown = output.table("order", "state", "zone", "from", "until", "limit", "baseline", right=("limit", "baseline"))
+    for order in found:
+        times = _time(order["start_at"]), _time(order["end_at"])
+        shown.add_row(order["id"], order["state"], order["zone"] or "(all)", *times, _limits(order), _baseline(order))
+    output.tell(found, as_json, shown if found else "no orders")
+
+
+def give_order(
+    cut: Cut = None,
+    to: To = None,
+    profile: Profile = None,
+    begin: From = None,
+    lasts: Duration = None,
+    zone: Annotated[str | None, typer.Option(help="Only the nodes of this grid zone.")] = None,
+    notice: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long before its start the cluster may prepare.")
+    ] = "0s",
+    name: Annotated[str, typer.Option(help="What it is called.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Order the cluster to draw less."""
+    steps = _steps(cut, to, profile)
+    if not steps:
+        raise CliError("say how much: --cut 35%, --to 120kW or --profile FILE", EXIT_USAGE)
+    if lasts is None:
+        raise CliError("say how long: --for 3h", EXIT_USAGE)
+    body = {
+        "name": name,
+        "zone": zone,
+        "start_at": _start(begin),
+        "duration_s": duration_s(lasts, "--for"),
+        "steps": steps,
+        "notice_s": duration_s(notice, "--notice"),
+    }
+    key = {"Idempotency-Key": new_id("order")}  # the client sends again what was not answered
+    _tell(Gateway().call("POST", "/v1/grid/orders", body=body, headers=key), as_json)
+
+
+def show_order(order: Order, as_json: AsJson = False) -> None:
+    """Show an order."""
+    _tell(Gateway().get(f"/v1/grid/orders/{order}"), as_json)
+
+
+def amend_order(
+    order: Order,
+    cut: Cut = None,
+    to: To = None,
+    profile: Profile = None,
+    begin: From = None,
+    lasts: Duration = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change an order that has not ended; what is not given stays as it is."""
+    steps, body = _steps(cut, to, profile), dict[str, Any]()
+    if steps:
+        body["steps"] = steps
+    if lasts is not None:
+        body["duration_s"] = duration_s(lasts, "--for")
+    if begin is not None:
+        body["start_at"] = _start(begin)
+    if not body:
+        raise CliError("say what to change: --cut, --to, --profile, --from or --for", EXIT_USAGE)
+    _tell(Gateway().call("PATCH", f"/v1/grid/orders/{order}", body=body), as_json)
+
+
+def withdraw_order(order: Order, as_json: AsJson = False) -> None:
+    """Withdraw an order; what it had slowed or stopped is released at once."""
+    _tell(Gateway().call("DELETE", f"/v1/grid/orders/{order}"), as_json)
+
+
+def _steps(cut: str | None, to: str | None, profile: Path | None) -> list[dict[str, float]]:
+    given = [name for name, value in (("--cut", cut), ("--to", to), ("--profile", profile)) if value is not None]
+    if len(given) > 1:
+        raise CliError(f"{' and '.join(given)}: give one of them", EXIT_USAGE)
+    if profile is not None:
+        return _of_file(profile)
+    return [limit_of(text, option) for option, text in (("--cut", cut), ("--to", to)) if text is not None]
+
+
+def _of_file(file: Path) -> list[dict[str, float]]:
+    steps: list[dict[str, float]] = []
+    for at, (line, row) in enumerate(read_cells(file)):
+        try:
+            minutes, value = row
+            offset_s = 60 * float(minutes)
+        except ValueError:
+            if at:
+                raise CliError(f"{file}, line {line}: expected minutes and a limit, got {row}", EXIT_USAGE) from None
+            continue  # a header
+        steps.append({"offset_s": offset_s, **limit_of(value.strip(), f"{file}, line {line}")})
+    if not steps:
+        raise CliError(f"{file} has no limits", EXIT_USAGE)
+    return steps
+
+
+def limit_of(text: str, option: str) -> dict[str, float]:
+    """Return a limit as a step has it: ``35%`` of the baseline left out, or ``120kW``."""
+    if option == "--cut" and not text.endswith("%"):
+        text = f"{text}%"
+    if text.endswith("%"):
+        try:
+            share = float(text[:-1]) / 100
+        except ValueError:
+            share = -1.0
+        if not 0 < share <= 1:
+            raise CliError(f"{option}: {text!r} is not a share of the baseline; write 35%", EXIT_USAGE)
+        return {"cut": share}
+    found = _WATTS.fullmatch(text)
+    if found is None:
+        raise CliError(f"{option}: {text!r} is not a power; write 120kW, 1.2MW or 800W", EXIT_USAGE)
+    return {"to_w": float(found[1]) * SCALES[found[2].lower()]}
+
+
+def _start(text: str | None) -> str | None:
+    if text is None:
+        return None
+    now = datetime.now(UTC)
+    if (clock := _TIME_OF_DAY.fullmatch(text)) is None:
+        return time_of(text, "--from", now).isoformat()
+    local = now.astimezone()
+    today = local.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
+    return (today if today > local else today + timedelta(days=1)).isoformat()
+
+
+def _tell(order: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.print_json(order)
+        return
+    console.print(f"{order['id']}  {order['state']}", soft_wrap=True)
+    where = f"the zone {order['zone']}" if order["zone"] else "the cluster"
+    console.print(
+        f"{where} from {_time(order['start_at'])} until {_time(order['end_at'])}: {_limits(order)}", soft_wrap=True
+    )
+    console.print(f"baseline {_baseline(order)}, limit now {_power(order['limit_w'])}", soft_wrap=True)
+
+
+def _time(text: str) -> str:
+    return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _limits(order: dict[str, Any]) -> str:
+    steps = order["steps"]
+    words = [_power(step["to_w"]) if step["cut"] is None else f"-{100 * step['cut']:g} %" for step in steps[:3]]
+    return ", ".join(words) + (f" and {len(steps) - 3} more" if len(steps) > 3 else "")
+
+
+def _baseline(order: dict[str, Any]) -> str:
+    return _power(order["baseline_w"])
+
+
+def _power(watts: float | None) -> str:
+    return "-" if watts is None else f"{watts / 1e3:.1f} kW"
