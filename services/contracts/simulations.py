@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.background import WorkFailure, WorkState
+from services.contracts.grid import LONGEST_S
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Int, Message, Name, Real, Text
 
@@ -41,6 +42,21 @@ class StoredFile(Message):
     name: str
     sha256: str
     size: int = Field(description="Size in bytes, uncompressed.")
+
+
+class GridOrderAhead(Message):
+    """An order of the grid in simulated time."""
+
+    start_at: Instant
+    duration_s: Real = Field(gt=0, le=LONGEST_S)
+    cut: Real | None = Field(default=None, gt=0, le=1, description="Share of what is drawn before it.")
+    to_w: Real | None = Field(default=None, ge=0, le=1e12, description="The most that may be drawn, watts.")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.cut is None) == (self.to_w is None):
+            raise ValueError("give either cut or to_w")
+        return self
 
 
 class TrainingOptions(Message):
@@ -102,6 +118,12 @@ class TrainingOptions(Message):
         max_length=10_000,
         description="The weight of each tenant of the trace in sharing the GPUs with others, under policies that "
         "share between tenants (`fair+` before a policy's name); 1 where none is given.",
+    )
+
+    orders: list[GridOrderAhead] = Field(
+        default_factory=list["GridOrderAhead"],
+        max_length=1_000,
+        description="Orders of the grid to the whole cluster, which the policies have to meet.",
     )
 
     levers: bool = Field(

@@ -27,6 +27,7 @@ from services.core.policies.registry import (
 )
 from services.core.profiles.recurrence import Predictor
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
+from services.simulator.engine.orders import SimulatedOrder
 from services.simulator.files import Content, on_disk
 from services.simulator.live import LiveRun, live_document, parameters_of, read_live
 from services.simulator.predictors import predicted, predictor_of
@@ -144,6 +145,10 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             placement=options.placement,
             batch_tuning=options.batch_tuning,
             tenant_weights=dict(options.tenant_weights) or None,
+            orders=tuple(
+                SimulatedOrder(each.start_at.timestamp(), each.duration_s, each.cut, each.to_w)
+                for each in options.orders
+            ),
         )
     with _of("carbon"):
         trace = _grid(options, inputs)

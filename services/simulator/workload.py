@@ -190,6 +190,7 @@ class Workload:
     preemptible: Bools | None = None
     shareable: Bools | None = None  #: Which jobs may share a GPU; None: all
     deadline_s: Floats | None = None
+    flex: Floats | None = None  #: How much slower orders of the grid may make each, as a share, NaN: unsaid; None: all
     gpu_model: tuple[str, ...] | None = None  #: The model each job must have, empty for any; None: any for all
     recurrence: Recurrence | None = None  #: What predictors learn from; None: no job is known to recur
     gates: Gates | None = None  #: Arrays and dependencies; None: every job may start once it is submitted
@@ -202,7 +203,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         optional = [self.predicted_work_s, self.priority, self.preemptible, self.shareable, self.deadline_s]
-        optional.append(self.gpu_model)
+        optional += [self.gpu_model, self.flex]
         columns = [self.tenants, self.submitted_s, self.work_s, self.requested_gpus, self.min_gpus, self.max_gpus]
         columns += [self.step_gpus, self.profile, *(column for column in optional if column is not None)]
         columns += [column for column in (self.slice_sevenths, self.slice_memory_gib) if column is not None]

@@ -88,7 +88,7 @@ def overloaded(jobs: int, grid: CarbonTrace) -> dict[str, Any]:
             active_s += time.process_time() - began_s
         return result
 
-    with patch("services.simulator.engine.simulation.run_cycle", timing):
+    with patch("services.simulator.engine.simulation.run_under_orders", timing):
         figures = timed("green", crowd, PAPER, grid, until_s=float(crowd.submitted_s[-1]))
     return {**figures, "active_us_per_job": round(1e6 * active_s / jobs)}
 

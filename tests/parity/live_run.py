@@ -138,7 +138,7 @@ def listening(rounds_held: list[RoundAt]) -> Callable[..., Any]:
 def simulated(case: Case) -> list[RoundAt]:
     """Return the rounds of a case in the simulator."""
     held: list[RoundAt] = []
-    with patch("services.simulator.engine.simulation.run_cycle", listening(held)):
+    with patch("services.simulator.engine.simulation.run_under_orders", listening(held)):
         simulate(
             case.policy,
             case.workload,
@@ -385,7 +385,7 @@ async def recorded(case: Case, postgres_url: str, redis_url: str, folder: Path) 
             return site.grid.outlooks(site.now_s)
 
         world.scheduler._carbon.outlooks = outlooks  # type: ignore[method-assign]
-        with patch("services.scheduler.loop.run_cycle", listening(held)):
+        with patch("services.scheduler.loop.run_under_orders", listening(held)):
             await site.run()
     return held
 

@@ -51,7 +51,7 @@ def simulated(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
                 at_once[action.job_id] = divmod(action.placement.shares[0].devices[0] - FIRST_SLICE_INDEX, MEMORY_SLOTS)
         return result
 
-    with patch("services.simulator.engine.simulation.run_cycle", noting):
+    with patch("services.simulator.engine.simulation.run_under_orders", noting):
         document = live_document(run, parameters_of(run, {"fifo": {}}), lambda *_: None)
     (outcome,) = document["policies"]
     columns = zip(*(outcome["jobs"][name] for name in ("starts_at_s", "ends_at_s", "carbon_gco2")), strict=True)

@@ -92,7 +92,7 @@ def test_every_policy_keeps_limits_and_order_and_sees_what_it_would_live(
 
     options = EngineOptions(node_mtbf_s=mtbf_s, node_repair_s=1_000.0, until_s=float(jobs.submitted_s[0]) + 86_400.0)
     with (
-        patch("services.simulator.engine.simulation.run_cycle", checked),
+        patch("services.simulator.engine.simulation.run_under_orders", checked),
         patch("services.simulator.engine.simulation.Turns", Watched),
     ):
         simulate(name, jobs, ClusterSpec.parse("2x2:RTX3090,1x4:RTX3090"), a_wave(2), options=options)

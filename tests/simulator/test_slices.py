@@ -53,7 +53,7 @@ def devices_of(jobs: Workload, cluster: str, policy: str = "fifo") -> dict[str, 
                 found[action.job_id] = (share.node_id, share.devices[0])
         return result
 
-    with patch("services.simulator.engine.simulation.run_cycle", noting):
+    with patch("services.simulator.engine.simulation.run_under_orders", noting):
         run(jobs, cluster, policy)
     return found
 

@@ -69,7 +69,7 @@ def test_a_round_without_reasons_decides_the_same(
     name: str, parameters: dict[str, Any], jobs: Workload, cluster: str, mtbf_s: float | None
 ) -> None:
     options = EngineOptions(node_mtbf_s=mtbf_s, node_repair_s=1_000.0, until_s=float(jobs.submitted_s[0]) + 86_400.0)
-    with patch("services.simulator.engine.simulation.run_cycle", decided_the_same):
+    with patch("services.simulator.engine.simulation.run_under_orders", decided_the_same):
         simulate(name, jobs, ClusterSpec.parse(cluster), a_wave(2), parameters=parameters, options=options)
 
 
@@ -90,7 +90,7 @@ def test_a_long_queue_is_decided_the_same(name: str, parameters: dict[str, Any])
     jobs = a_workload(list(rows), profiles, most=4)
     jobs = replace(jobs, profile=random.integers(0, 2, 900), preemptible=random.random(900) < 0.95)
     options = EngineOptions(until_s=float(jobs.submitted_s[0]) + 40_000.0)
-    with patch("services.simulator.engine.simulation.run_cycle", decided_the_same):
+    with patch("services.simulator.engine.simulation.run_under_orders", decided_the_same):
         simulate(name, jobs, ClusterSpec.parse("2x4:RTX3090"), a_wave(2), parameters=parameters, options=options)
 
 

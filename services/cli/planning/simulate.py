@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,8 +19,10 @@ from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, duration, print_json, rounded, table
 from services.cli.plugins import add_moved, add_plugins
 from services.cli.site.cluster import parameters_of
+from services.cli.site.grid import limit_of
+from services.cli.values import duration_s, time_of
 from services.contracts.invalid import explained
-from services.contracts.simulations import TrainingOptions
+from services.contracts.simulations import GridOrderAhead, TrainingOptions
 from services.core.accounting.carbon import percent_change
 from services.kit.plugins import load_plugins
 
@@ -86,6 +90,13 @@ def training(
         list[str] | None,
         typer.Option(help="TENANT=weight: its share of the GPUs against others', under fair+ policies; 1 by default."),
     ] = None,
+    order: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CUT@TIME/DURATION",
+            help="An order of the grid, such as 35%@2023-08-08T18:00Z/3h or 20kW@...; may be repeated.",
+        ),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write figures and curves as one HTML page to this file.", metavar="FILE.html")
     ] = None,
@@ -122,6 +133,7 @@ def training(
             batch_tuning=batch_tuning,
             horizon_hours=horizon_hours,
             tenant_weights=_weights(tenant_weight or []),
+            orders=[_order(each) for each in order or []],
         )
         _check_files(sources)
         run = prepare(options, Inputs(**sources))
@@ -155,6 +167,16 @@ def _page_maker() -> Callable[..., str]:
         "release: pip install ./lab",
         EXIT_USAGE,
     )
+
+
+def _order(text: str) -> GridOrderAhead:
+    """Return an order of the grid from its words."""
+    limit, _, when = text.partition("@")
+    begins, _, lasts = when.partition("/")
+    if not lasts:
+        raise CliError(f"--order: {text!r} is no order; write 35%@2023-08-08T18:00Z/3h", EXIT_USAGE)
+    start_at = time_of(begins, "--order", datetime.now(UTC))
+    return GridOrderAhead(start_at=start_at, duration_s=duration_s(lasts, "--order"), **limit_of(limit, "--order"))
 
 
 def _weights(given: list[str]) -> dict[str, float]:
@@ -224,5 +246,13 @@ def _show(results: Sequence[SimulationResult], workload: Workload, trace: Carbon
         ]
         if used:
             console.print(f"{result.policy}, slices: {'; '.join(used)}")
+    for result in results:
+        for each in result.orders:
+            reached = "never" if isnan(each["reached_s"]) else f"after {duration(each['reached_s'])}"
+            console.print(
+                f"{result.policy}, order of {each['limit_w'] / 1e3:.1f} kW (baseline {each['baseline_w'] / 1e3:.1f}): "
+                f"reached {reached}, mean {each['mean_w'] / 1e3:.1f} kW, five minutes at most "
+                f"{100 * each['above_most']:.1f} % above it, rebound {100 * each['rebound']:.1f} %"
+            )
     for note in (*workload.notes, *trace.notes):
         console.print(f"[dim]{escape(note)}[/]")

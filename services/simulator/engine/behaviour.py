@@ -14,6 +14,8 @@ from services.core.domain.gangs import GangTable
 from services.core.domain.placement import Placement
 from services.core.domain.solving import Method
 from services.core.parallel.iteration import Network
+from services.core.policies.orders.tables import under_limit
+from services.core.profiles.boards import board_of
 from services.simulator.engine.options import TUNING_SHARES, EngineOptions
 from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
 
@@ -91,8 +93,14 @@ class Behaviours:
             raise KeyError(f"{kind.name} does not run on {name}")
         size = np.array([gpus])
         slower, cooler = behaviour.factors_at(dict(control_values))
+        board_w = float(behaviour.power_w_at(size, spread=spread)[0])
+        limit_w = dict(control_values).get(ControlKind.POWER_LIMIT)
+        if limit_w is not None and self._options.orders and ControlKind.POWER_LIMIT not in behaviour.controls:
+            idle_w = min(board_of(name).idle_w, 0.5 * board_w)
+            speeds, powers_w = under_limit(np.array([limit_w]), board_w, idle_w)
+            slower, cooler = slower * float(speeds[0]), cooler * float(powers_w[0]) / board_w
         speed = float(behaviour.speed_at(size, spread=spread)[0]) * slower * self._pace(kind, gpus, shares)
-        gpu_w = gpus * float(behaviour.power_w_at(size, spread=spread)[0]) * cooler
+        gpu_w = gpus * board_w * cooler
         draw_w = gpu_w + float(self._options.host_w(kind.host_power_w, size, np.array([nodes]))[0])
         return Run(speed, gpu_w, draw_w, speed / draw_w, kind.restart_s)
 

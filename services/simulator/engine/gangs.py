@@ -15,6 +15,7 @@ from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
+from services.core.domain.reasons import Reason
 from services.core.profiles.sharing import shared_gpu
 from services.simulator.engine.behaviour import FIXED_BATCH, Behaviours, Run
 from services.simulator.engine.cluster import Nodes
@@ -118,12 +119,22 @@ class Gangs:
         row = self._live.ints.item(IntRow.ROW, slot)
         self._measurements.end(row, kind)
         if not isinstance(action, ProfileControls):
+            self._note_order(slot, by_order=action.reason is Reason.GRID_ORDER)
             self._put(slot, kind, action.value)
             return
         profile = self._live.ints.item(IntRow.CURVE, slot)
         line = self._measurements.begin(row, profile, self._model_of(slot), kind, action.window_s)
         if line is not None:
             self._events.push(max(self.now_s, self._live.floats.item(FloatRow.RUN_FROM, slot)), STEP, row, line)
+
+    def _note_order(self, slot: int, *, by_order: bool) -> None:
+        """Note what a gang's GPUs draw before an order sets them, until something else does."""
+        floats = self._live.floats
+        if not by_order:
+            floats[FloatRow.UNORDERED, slot] = math.nan
+        elif math.isnan(floats.item(FloatRow.UNORDERED, slot)):
+            gpus = self._live.ints.item(IntRow.GPUS, slot)
+            floats[FloatRow.UNORDERED, slot] = floats.item(FloatRow.GPU_DRAW, slot) / gpus
 
     def step(self, slot: int, line: int) -> None:
         """Take the next step of a measurement; when a curve is complete it becomes known, and policies decide again."""
@@ -170,7 +181,7 @@ class Gangs:
         self.settle(slot)
         idle = self._give_back(slot)
         live.floats[FloatRow.SPEED : FloatRow.GPU_DRAW + 1, slot] = 0.0
-        live.floats[FloatRow.POWER_LIMIT : FloatRow.CLOCK + 1, slot] = math.nan
+        live.floats[FloatRow.POWER_LIMIT : FloatRow.UNORDERED + 1, slot] = math.nan
         live.ints[IntRow.PHASE : IntRow.MEASURED + 1, slot] = QUEUED, 0, 0
         live.ints[IntRow.STALE, slot] = 1
         live.placements[slot] = None

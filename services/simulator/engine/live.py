@@ -55,7 +55,9 @@ class FloatRow:
     PROGRESS = 26
     POWER_LIMIT = 27
     CLOCK = 28
-    COUNT = 29
+    UNORDERED = 29
+    FLEX = 30
+    COUNT = 31
 
 
 class IntRow:
@@ -93,6 +95,8 @@ SHOWN_FLOATS = {
     "remaining_s": FloatRow.REMAINING,
     "power_limit_w": FloatRow.POWER_LIMIT,
     "clock_mhz": FloatRow.CLOCK,
+    "unordered_w": FloatRow.UNORDERED,
+    "flex": FloatRow.FLEX,
 }
 SHOWN_INTS = {
     "phase": IntRow.PHASE,
@@ -184,7 +188,8 @@ class LiveJobs:
         self._tables: dict[int, JobTable] = {}
         self._all_eligible = bool(eligible.all())
         self._new = np.zeros(FloatRow.COUNT)
-        self._new[[FloatRow.POWER, FloatRow.BASE, FloatRow.NOW, FloatRow.POWER_LIMIT, FloatRow.CLOCK]] = np.nan
+        self._new[[FloatRow.POWER, FloatRow.BASE, FloatRow.NOW]] = np.nan
+        self._new[FloatRow.POWER_LIMIT : FloatRow.FLEX + 1] = np.nan
         deadline_s = np.full(n, np.inf) if workload.deadline_s is None else workload.deadline_s
         submitted_s, work_s = workload.submitted_s, workload.work_s
         self._given = np.stack([submitted_s, deadline_s, work_s, predicted_s, predicted_s, submitted_s], axis=1)
@@ -207,6 +212,8 @@ class LiveJobs:
         self.ints[IntRow.STALE, slot] = 1
         if not self._all_eligible:
             self.eligible[slot] = self._eligible_of[row]
+        if workload.flex is not None:
+            self.floats[FloatRow.FLEX, slot] = workload.flex[row]
         if workload.preemptible is not None:
             self.preemptible[slot] = workload.preemptible[row]
         if workload.shareable is not None:

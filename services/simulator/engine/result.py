@@ -113,11 +113,14 @@ class SimulationResult:
     """GPU time of each tenant while it had jobs waiting, relative to its weighted share; empty if fewer than two ever
     waited."""
     jain: float = float("nan")  #: Jain's fairness index of those; NaN without any
+    orders: tuple[Mapping[str, float], ...] = ()
+    """What came of each order of the grid; see ``orders.Orders.figures``."""
     wall_s: float = float("nan")  #: Set by the caller; the engine has no clock
 
     def summary(self) -> dict[str, Any]:
         """Return every scalar figure as a JSON value, None where there is none."""
         figures = {name: value for name, value in self.__dict__.items() if name not in ("columns", "series")}
+        figures["orders"] = [{name: None if each != each else each for name, each in o.items()} for o in self.orders]
         return {name: None if value != value else value for name, value in figures.items()}
 
 
@@ -146,6 +149,7 @@ def result_of(
     totals: Totals,
     slices: Mapping[str, Mapping[str, float]],
     tenants: Mapping[str, float],
+    orders: tuple[Mapping[str, float], ...] = (),
 ) -> SimulationResult:
     """Return the figures of a run; ``named``: policy, its parameters, zone and signal."""
     ended = np.isfinite(columns.ended_s)
@@ -183,5 +187,6 @@ def result_of(
         series=series,
         slices=slices,
         tenants=tenants if len(tenants) > 1 else {},
+        orders=orders,
         jain=jain_index(tenants.values()) if len(tenants) > 1 else float("nan"),
     )

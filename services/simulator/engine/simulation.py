@@ -17,7 +17,6 @@ import numpy as np
 
 from services.core.cycle.plan import Control, Plan, Preempt, Start
 from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited
-from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
@@ -26,6 +25,7 @@ from services.core.domain.placement import Placement
 from services.core.domain.reasons import Reason
 from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
+from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy, entry_of
 from services.core.profiles.recurrence import Predictor
 from services.simulator.engine.above import AboveLimit
@@ -48,6 +48,7 @@ from services.simulator.engine.gates import Turns
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs, Tuning
 from services.simulator.engine.options import EngineOptions
+from services.simulator.engine.orders import Orders
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
 from services.simulator.engine.slices import Slices
@@ -109,6 +110,7 @@ class Simulation:
         self._tunes = who_tunes(len(workload), options) if entry is not None and entry.tunes_batch else None
         self._limited = policy if isinstance(policy, PowerLimited) else None
         self._above = AboveLimit()
+        self._orders = Orders(options.orders) if options.orders else None
         self.options = options
         self.workload = workload.rigid() if options.rigid else workload
         if predictor is not None:
@@ -149,6 +151,7 @@ class Simulation:
             speed_curves=speed_curves(self.workload, models),
             settable=(frozenset(ControlKind),) * len(models),
             idle_w=self.nodes.idle_w_of,
+            limit_range_w=np.array([[board.lowest_limit_w, board.peak_w] for board in self.nodes.boards]),
             placement=options.placement,
             graphs={job_id: graphs[kind] for job_id, kind in kinds if kind in graphs},
             network=self.network,
@@ -264,7 +267,7 @@ class Simulation:
                 if progress is not None and self.active_rounds >= reported:
                     reported = self.active_rounds + report_rounds
                     progress(self.recorder.completed, len(self.workload))
-            elif self.gangs.learned or (changed and (self._replans or self._may_start())):
+            elif self.gangs.learned or (changed and (self._replans or self._orders is not None or self._may_start())):
                 self._passive()
         if math.isfinite(until_s) and until_s > self.gangs.now_s:
             self._advance(until_s)
@@ -381,9 +384,13 @@ class Simulation:
         self.gangs.learned = False
         if self._slices is not None:
             self._slices.show()
-        result = run_cycle(self.policy, self.snapshot(trigger), self.memory)
+        snapshot, again_s = self.snapshot(trigger), math.inf
+        if self._orders is not None:
+            slices_w = 0.0 if self._slices is None else self._slices.held_w + self._slices.idle_w
+            snapshot, again_s = self._orders.shown(snapshot, self.gangs.power_w + self.nodes.idle_w, slices_w)
+        result = run_under_orders(self.policy, snapshot, self.memory)
         self.memory = result.memory
-        self._look_again_s = math.inf if result.plan.look_again_s is None else result.plan.look_again_s
+        self._look_again_s = min(again_s, math.inf if result.plan.look_again_s is None else result.plan.look_again_s)
         self._carry_out(result.plan)
         if self._tenants is not None:
             self._tenants.sample(self.gangs.now_s, self.live)
@@ -506,6 +513,8 @@ class Simulation:
         sums[2] += idle_w * seconds
         sums[3] += idle_w * grid
         self._peak_w = max(self._peak_w, power_w)
+        if self._orders is not None:
+            self._orders.draw(gangs.now_s, time_s, power_w)
         self._above.draw(power_w if self._slices is None else gangs.power_w + self.nodes.idle_w, seconds)
         gangs.now_s, gangs.integral = time_s, integral
 
@@ -534,4 +543,5 @@ class Simulation:
         columns = self.recorder.columns(self.workload.work_s if predicted is None else predicted)
         slices = {} if self._slices is None else self._slices.figures()
         tenants = {} if self._tenants is None else self._tenants.served(self.gangs.now_s)
-        return result_of(named, columns, self.recorder.series(), totals, slices, tenants)
+        orders = () if self._orders is None else self._orders.figures(self.gangs.now_s)
+        return result_of(named, columns, self.recorder.series(), totals, slices, tenants, orders)

@@ -93,7 +93,7 @@ def test_where_pairs_do_less_than_turns_they_are_undone() -> None:
         seen.append(len(snapshot.shared))
         return rounds.run_cycle(policy, snapshot, memory)
 
-    with patch("services.simulator.engine.simulation.run_cycle", watching):
+    with patch("services.simulator.engine.simulation.run_under_orders", watching):
         result = run(jobs, "1x2:V100")
 
     assert 1 in seen
@@ -132,7 +132,7 @@ def test_no_policy_but_gandiva_ever_puts_two_jobs_on_a_device(policy: str) -> No
         [(600.0 * at, HOUR_S, 1 + at % 2) for at in range(14)], kinds, profile=[at % 2 for at in range(14)]
     )
 
-    with patch("services.simulator.engine.simulation.run_cycle", checked):
+    with patch("services.simulator.engine.simulation.run_under_orders", checked):
         simulate(policy, jobs, ClusterSpec.parse("1x2:V100"), a_wave(4), options=PLAIN)
 
 
@@ -149,7 +149,7 @@ def test_energy_adds_up_and_all_work_is_done(work_s: list[int], watts: list[int]
     jobs = a_workload(rows, kinds, profile=[at % len(kinds) for at in range(len(rows))])
     options = replace(PLAIN, node_mtbf_s=HOUR_S, node_repair_s=600.0) if fails else PLAIN
 
-    with patch("services.simulator.engine.simulation.run_cycle", checked):
+    with patch("services.simulator.engine.simulation.run_under_orders", checked):
         result = run(jobs, f"1x{gpus}:V100", options)
 
     assert result.completed == len(rows)
