@@ -472,6 +472,21 @@ class GridForecast:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GridOrderAhead:
+    """An order of the grid in simulated time.
+
+    Attributes:
+        cut: Share of what is drawn before it.
+        to_w: The most that may be drawn, watts.
+    """
+
+    start_at: datetime
+    duration_s: float
+    cut: float | None = None
+    to_w: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class HalfWidth:
     """Half the width of a 90 % interval: 9 times out of 10 the true value lies within it (docs/method.md)."""
 
@@ -1363,6 +1378,7 @@ class TrainingProblem:
             drawn by the seed.
         tenant_weights: The weight of each tenant of the trace in sharing the GPUs with others, under policies
             that share between tenants (`fair+` before a policy's name); 1 where none is given.
+        orders: Orders of the grid to the whole cluster, which the policies have to meet.
         levers: Instead of the policy's results, say what each of its levers saves: the jobs are replayed under
             `fifo`, then under the policy with one lever more each time. One policy, and not with jobs `live`.
     """
@@ -1386,6 +1402,7 @@ class TrainingProblem:
     predictor: str = "perfect"
     batch_tuning: str = "all"
     tenant_weights: dict[str, float] = field(default_factory=dict[str, float])
+    orders: list[GridOrderAhead] = field(default_factory=list["GridOrderAhead"])
     levers: bool = False
     jobs: str | StoredFile
     carbon: str | StoredFile
@@ -1558,6 +1575,20 @@ class GpuRequestFields(TypedDict, total=False):
     model: str | None
     memory_gib: float | None
     slice: Literal["1g", "2g", "3g", "4g", "7g"] | None
+
+
+class GridOrderAheadFields(TypedDict, total=False):
+    """An order of the grid in simulated time.
+
+    Attributes:
+        cut: Share of what is drawn before it.
+        to_w: The most that may be drawn, watts.
+    """
+
+    start_at: Required[datetime | str]
+    duration_s: Required[float]
+    cut: float | None
+    to_w: float | None
 
 
 class InlineFileFields(TypedDict, total=False):
@@ -1764,6 +1795,7 @@ class TrainingRequestFields(TypedDict, total=False):
             drawn by the seed.
         tenant_weights: The weight of each tenant of the trace in sharing the GPUs with others, under policies
             that share between tenants (`fair+` before a policy's name); 1 where none is given.
+        orders: Orders of the grid to the whole cluster, which the policies have to meet.
         levers: Instead of the policy's results, say what each of its levers saves: the jobs are replayed under
             `fifo`, then under the policy with one lever more each time. One policy, and not with jobs `live`.
         jobs: A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this
@@ -1793,6 +1825,7 @@ class TrainingRequestFields(TypedDict, total=False):
     predictor: str
     batch_tuning: Literal["all", "half", "none"]
     tenant_weights: dict[str, float]
+    orders: list[GridOrderAheadFields]
     levers: bool
     jobs: Required[str | InlineFileFields]
     carbon: Required[str | InlineFileFields]
