@@ -667,7 +667,7 @@ async def _play(simulation: Simulation, requests: _Requests) -> None:
     for client in clients:
         outcomes, may_go_on = requests.outcomes.get(client.number, []), simulation.loop.has_cut
         may_go_on |= requests.has_fallback and client.may_repeat
-        waits = SILENT not in outcomes[:-1] or may_go_on or router.settings.preemptions > 0
+        waits = SILENT not in outcomes[:-1] or may_go_on or router.settings.preemptions > 0 or client.is_flex
         check("who has waited for long enough is not sent elsewhere", waits, f"{client.number}: {outcomes}")
         worked_on = requests.worked_on.get(client.number, 0)
         check("what may not be repeated is not", client.may_repeat or worked_on <= 1, f"{client.number}: {worked_on}")

@@ -174,9 +174,12 @@ class _Admission:
                 job.state, job.reason, job.url = JobState.QUEUED, Reason.NODE_CLOSED.value, None
                 job.queued_at, job.running_at, job.listener = utc_now(), None, None
                 job.runs_at_s = now_s + draw(8)
-            elif job.state is JobState.QUEUED and now_s >= job.runs_at_s and running[job.place] < self.gpus:
-                running[job.place] += 1
-                self._run(job)
+            elif job.state is JobState.QUEUED and now_s >= job.runs_at_s:
+                if running[job.place] < self.gpus:
+                    running[job.place] += 1
+                    self._run(job)
+                else:  # whatever it waited for before
+                    job.reason = Reason.NOT_ENOUGH_FREE_GPUS.value
 
     def _run(self, job: _Job) -> None:
         draw, now_s, is_calm = self._simulation.choices.below, self._simulation.loop.time(), self._simulation.is_calm
