@@ -3,7 +3,7 @@
 -- comment, so that the bridge never takes a user's begin time for it. Slurm reads this file, beside slurm.conf, with
 -- JobSubmitPlugins=lua.
 --
--- Only what the bridge can steer is delayed: batch jobs in the partitions named here. Interactive jobs, arrays,
+-- Only what the bridge can steer is delayed: batch jobs and arrays in the partitions named here. Interactive jobs,
 -- heterogeneous jobs, and jobs with a dependency, a reservation, a hold or a begin time are left alone, and so are those
 -- that opted out.
 
@@ -32,7 +32,7 @@ local function asks_for_gpus(job)
 end
 
 local function is_special(job)
-   for _, name in ipairs({ "array_inx", "dependency", "reservation", "begin_time" }) do
+   for _, name in ipairs({ "dependency", "reservation", "begin_time" }) do
       if is_set(job, name) then
          return true
       end

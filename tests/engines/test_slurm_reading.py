@@ -49,7 +49,7 @@ def test_both_forms_of_a_job_are_the_same_job() -> None:
     (new,) = read_jobs({"jobs": [NEW_JOB]})
     assert old == new
     assert (old.number, old.state, old.tag, old.gpus, old.gpu_type, old.per_node) == (
-        7,
+        "7",
         "running",
         "7@100",
         2,
@@ -117,7 +117,7 @@ def test_what_says_that_it_is_incomplete_is_not_read() -> None:
 def test_a_row_that_cannot_be_read_costs_that_row_alone(fields: dict[str, Any]) -> None:
     row = NEW_JOB | {"job_id": 8} | fields
     found = read_jobs({"jobs": [OLD_JOB, row, OLD_JOB | {"job_id": 9}]})
-    assert ([job.number for job in found], list(found.unread)) == ([7, 9], [str(row["job_id"])])
+    assert ([job.number for job in found], list(found.unread)) == (["7", "9"], [str(row["job_id"])])
     nodes = read_nodes({"nodes": [{"name": "n1", "state": "idle", "gres": "gpu:2"}, {"name": "n2", "gres": "gpu:2"}]})
     assert ([node.name for node in nodes], list(nodes.unread)) == (["n1"], ["n2"])
 

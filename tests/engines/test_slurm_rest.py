@@ -67,10 +67,10 @@ def rest(restd: tuple[Restd, str], lies: Path) -> Rest:
 async def test_the_newest_version_that_both_know_is_spoken(restd: tuple[Restd, str], rest: Rest, lies: Path) -> None:
     (job,), version = await rest.jobs()
     (node,) = await rest.nodes()
-    assert (job.number, version, node.name, node.partitions) == (7, "24.05.1", "gpu1", ("batch",))
+    assert (job.number, version, node.name, node.partitions) == ("7", "24.05.1", "gpu1", ("batch",))
     fields = (("admincomment", "wattshift:7@1"), ("comment", "a 'b'"))
     timed = (("gres", "gpu:h200:4"), ("starttime", "2026-11-24T12:00:00"))
-    refused = await rest.change(Changes([((7,), fields), ((9,), timed)], (), (), [7], [11]))
+    refused = await rest.change(Changes([(("7",), fields), (("9",), timed)], (), (), ["7"], ["11"]))
 
     assert refused == {}
     assert sorted(restd[0].asked[2:]) == [
@@ -89,15 +89,15 @@ async def test_what_slurm_refuses_is_said_and_what_slurmrestd_cannot_is_done_by_
     said = orjson.dumps({"errors": [{"error": "Job is no longer pending execution", "error_number": 2021}]})
     unknown = orjson.dumps({"errors": [{"error": "Unknown key", "error_number": 9001}]})
     restd[0].answers |= {"job/7": (500, said), "job/8": (200, unknown), "job/9": (502, b"<html>")}
-    updates = [((7, 8, 9), (("comment", "c"),))]
+    updates = [(("7", "8", "9"), (("comment", "c"),))]
 
-    assert await rest.change(Changes(updates)) == {7: "Job is no longer pending execution"}
+    assert await rest.change(Changes(updates)) == {"7": "Job is no longer pending execution"}
     assert (lies / "calls").read_text() == "scontrol \nupdate jobid=8,9 comment=c\n"
 
 
 async def test_many_changes_are_made_by_commands_together(restd: tuple[Restd, str], rest: Rest, lies: Path) -> None:
     await rest.jobs()
-    await rest.change(Changes([(tuple(range(1, 151)), (("comment", "c"),))]))
+    await rest.change(Changes([(tuple(map(str, range(1, 151))), (("comment", "c"),))]))
     assert len(restd[0].asked) == 1
     assert (lies / "calls").read_text().count("update jobid=") == 1
 
@@ -117,9 +117,9 @@ async def test_a_slurmrestd_that_lies_is_not_asked_again_for_a_while(
     restd: tuple[Restd, str], rest: Rest, status: int, answer: bytes
 ) -> None:
     restd[0].answers["jobs"] = (status, answer)
-    assert [job.number for job in (await rest.jobs())[0]] == [JOB["job_id"] + 1]
+    assert [job.number for job in (await rest.jobs())[0]] == [str(JOB["job_id"] + 1)]
     restd[0].asked.clear()
-    assert [job.number for job in (await rest.jobs())[0]] == [8]
+    assert [job.number for job in (await rest.jobs())[0]] == ["8"]
     assert restd[0].asked == []
 
 
@@ -127,9 +127,9 @@ async def test_without_a_known_version_or_an_answer_commands_do_everything(
     restd: tuple[Restd, str], rest: Rest, lies: Path
 ) -> None:
     restd[0].paths = ["/slurm/v0.0.35/jobs/"]
-    assert [job.number for job in (await rest.jobs())[0]] == [8]
+    assert [job.number for job in (await rest.jobs())[0]] == ["8"]
     restd[0].hangs = True
     fresh = Rest(restd[1], Commands(timeout_s=5), user="root", token_file=None, timeout_s=0.2)
-    assert [job.number for job in (await fresh.jobs())[0]] == [8]
+    assert [job.number for job in (await fresh.jobs())[0]] == ["8"]
     gone = Rest(f"unix:{lies}/none", Commands(timeout_s=5), user="root", token_file=lies / "none", timeout_s=1)
     assert [node.name for node in await gone.nodes()] == ["gpu1"]

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import slurm
+from tests.support.lab import the_lab
 from tests.support.servers import scratch_folder
 from tests.support.slurm import SlurmLab
 from tests.support.slurm_bridge import Site
 
+assert the_lab  # the fixture
 pytestmark = [pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()), pytest.mark.xdist_group("slurm_sites")]
 
 PLUGIN_S = 31
@@ -40,9 +42,9 @@ def factors(lab: SlurmLab, number: str) -> dict[str, int]:
 
 
 def held_s(lab: SlurmLab, number: str) -> int:
-    """Return how long after its submission a job may start."""
+    """Return how long after its submission a job may start; 0: nobody has said."""
     job = lab.job(number)
-    return int(job["EligibleTime"]) - int(job["SubmitTime"])
+    return int(job["EligibleTime"]) - int(job["SubmitTime"]) if job["EligibleTime"] != "Unknown" else 0
 
 
 def fill(lab: SlurmLab) -> list[str]:
@@ -95,7 +97,9 @@ async def test_nobody_waits_for_what_another_users_limit_does_not_start(site: Si
     await site.until(says_why, "three jobs say which limit they wait for")
     last = site.lab.sbatch("sleep 600", "--time=5", gpus=8, user="daemon")
     await released(site, last)
-    assert site.lab.job(last)["Reason"] in ("Resources", "Priority")
+    site.lab.wait(
+        lambda: site.lab.job(last)["Reason"] in ("Resources", "Priority"), 30, "it waits in Slurm's own queue"
+    )
     site.lab.run("scancel", others[0])
     await site.until_states(**{f"_{last}": "RUNNING"})
     assert held_s(site.lab, last) <= PLUGIN_S
@@ -152,7 +156,7 @@ async def test_no_job_starts_before_the_time_that_its_user_asked_for(site: Site)
 
 
 async def test_what_cannot_be_steered_starts_at_once(site: Site) -> None:
-    """Interactive jobs, arrays, other partitions and dependent jobs get no begin time, and no name of ours.
+    """Interactive jobs, other partitions and dependent jobs get no begin time, and no name of ours.
 
     A dependent one gets its name once what it depends on is over: then it can be steered.
     """
@@ -160,14 +164,47 @@ async def test_what_cannot_be_steered_starts_at_once(site: Site) -> None:
     lab = site.lab
     lab.run("srun", "--gres=gpu:1", "--mem=10", "--job-name=shell", "true", user="nobody")
     interactive = lab.run("squeue", "-h", "--states=all", "--name=shell", "-o", "%i").split()[-1]
-    array = lab.sbatch("sleep 1", "--array=0-1")
     private = lab.sbatch("sleep 1", "--partition=private")
     dependent = lab.sbatch("sleep 1", f"--dependency=afterany:{private}")
     steered = lab.sbatch("sleep 1")
-    assert f"wattshift-hold:{lab.job(steered)['EligibleTime']}" in lab.job(steered)["AdminComment"]
-    alone = {f"_{number}": "COMPLETED" for number in (interactive, array, private, dependent)}
+    assert "wattshift" in lab.job(steered)["AdminComment"], "the plugin's hold, or the bridge's name already"
+    alone = {f"_{number}": "COMPLETED" for number in (interactive, private, dependent)}
     await site.until_states(**alone)
-    for number in (interactive, array, private, dependent):
+    for number in (interactive, private, dependent):
         job = lab.job(number)
         assert ("wattshift-hold" if number == dependent else "wattshift") not in job.get("AdminComment", "")
         assert number == dependent or held_s(lab, number) < PLUGIN_S - 1
+
+
+@pytest.mark.usefixtures("the_lab")
+async def test_an_array_waits_for_greener_hours_as_a_whole_and_then_starts_task_by_task(site: Site) -> None:
+    """What depends on it waits, too; Slurm keeps one record of the tasks that wait, and each is a job of ours."""
+    now_s = time.time()
+    site.grid.set([now_s - 3_600, now_s + 2 * 3_600], [900, 10])
+    await site.policy("wait-awhile")
+    await site.steered(partitions="batch")
+    lab = site.lab
+    array = lab.sbatch("sleep 2", "--array=0-5%4", "--time=5")
+    dependent = lab.sbatch("sleep 1", f"--dependency=afterok:{array}", "--time=5")
+
+    async def all_are_held() -> bool:
+        return all(held_s(lab, number) > 600 for number in (array, dependent))
+
+    await site.until(all_are_held, "the array and what depends on it are held")
+    assert lab.run("squeue", "-h", "-j", array, "-o", "%i") == f"{array}_[0-5%4]"
+    wanted = {f"{array}_{task}" for task in range(6)} | {dependent}
+
+    async def all_are_ours() -> bool:
+        rows = await site.rows("SELECT external_id FROM jobs WHERE state = 'queued'")
+        return {row["external_id"].partition("@")[0] for row in rows} == wanted
+
+    await site.until(all_are_ours, "each task is a job of ours")
+    site.grid.set([now_s - 3_600], [10])
+    await site.policy("wait-awhile")
+
+    async def all_succeeded() -> bool:
+        rows = await site.rows("SELECT state FROM jobs")
+        return [row["state"] for row in rows] == ["succeeded"] * 7
+
+    await site.until(all_succeeded, "six tasks and what depends on them succeeded", 120)
+    assert "wattshift-hold" not in lab.job(dependent)["AdminComment"]

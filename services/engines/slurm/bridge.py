@@ -39,11 +39,11 @@ class Slurm(Protocol):
         """Return the nodes with GPUs."""
         ...
 
-    async def change(self, changes: Changes) -> dict[int, str]:
+    async def change(self, changes: Changes) -> dict[str, str]:
         """Carry out the changes; return what was refused, by number."""
         ...
 
-    async def ended(self, numbers: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None]]:
+    async def ended(self, numbers: Sequence[str]) -> dict[tuple[str, int], tuple[str, int | None]]:
         """Return how jobs ended according to accounting, by number and submission."""
         ...
 
@@ -62,6 +62,7 @@ class Bridge:
         self._older: dict[str, tuple[EngineJob, EngineAction]] = {}
         self._jobs: dict[str, SlurmJob] = {}
         self._nodes: dict[str, SlurmNode] = {}
+        self._parts: list[EngineNode] = []
         self._unread: dict[str, Collection[str]] = {"jobs": (), "nodes": ()}
         self._nodes_at_s = -1e9
         self._energy = ModelledEnergy(settings.energy_interval_s)
@@ -86,14 +87,15 @@ class Bridge:
                 nodes = await self._slurm.nodes()
                 closed = [replace(node, closed=UNREAD) for name, node in self._nodes.items() if name in nodes.unread]
                 self._nodes = {node.name: node for node in (*nodes, *closed)}
+                self._parts = [each for node in self._nodes.values() for each in self._nodes_of(node)]
                 self._note_unread("nodes", nodes.unread)
         except SlurmSilentError as error:
             await self._talk.complain(error)
             return Changes()
         self._talk.version = version or self._talk.version
         # What cannot be read now is as it was when last read, and nothing is done to it.
-        kept = {number: self._jobs[number] for number in rows.unread if number in self._jobs}
-        self._jobs = {str(job.number): job for job in rows} | kept
+        kept = {number: job for number, job in self._jobs.items() if job.record in rows.unread}
+        self._jobs = {job.number: job for job in rows} | kept
         named = self._identities.named(self._jobs.values())
         live = [(job, name) for job, name in named if job.state in ("pending", "running")]
         for _, name in live:
@@ -102,13 +104,13 @@ class Bridge:
         for name in ended:
             self._talk.decisions.pop(name, None)  # what was decided of a run that has ended says nothing of another
         # What is to become of a run that ends and is there again, the control plane says once it is told.
-        readable = [(job, name) for job, name in live if name not in ended and str(job.number) not in rows.unread]
+        readable = [(job, name) for job, name in live if name not in ended and job.record not in rows.unread]
         changes = await self._change(readable, now_s)
         await self._report(named, live, rows.unread, now_s)
         self._talk.forget({name for _, name in named}, self._memories, self._older)
         if self._settings.energy:
             running = [self._talk.sent[name] for _, name in live if name in self._talk.sent and name not in self._older]
-            await self._energy.book(self._control_plane, list(map(self._node, self._nodes.values())), running, now_s)
+            await self._energy.book(self._control_plane, self._parts, running, now_s)
         return changes
 
     async def _change(self, live: Sequence[tuple[SlurmJob, str]], now_s: float) -> Changes:
@@ -160,14 +162,15 @@ class Bridge:
             if job.state in ("pending", "running") or name in self._talk.sent or not self._talk.is_known:
                 memory = self._memories.get(name, Memory())
                 try:
-                    reports[name] = report_of(job, name, self._talk.decisions.get(name), memory, self._settings, now_s)
+                    reports[name] = report_of(
+                        self._by_part(job), name, self._talk.decisions.get(name), memory, self._settings, now_s
+                    )
                 except (ValueError, OverflowError, OSError) as error:  # of what no job can have
-                    unread[str(job.number)] = f"{error!r}"[:200]
+                    unread[job.number] = f"{error!r}"[:200]
         self._note_unread("jobs", unread)
         await self._talk.tell(reports, self._note_older)
         fresh = now_s - self._nodes_at_s >= self._settings.nodes_interval_s
-        nodes = [self._node(node) for node in self._nodes.values()] if fresh else None
-        reply = await self._talk.tell_all(nodes, [name for _, name in live])
+        reply = await self._talk.tell_all(self._parts if fresh else None, [name for _, name in live])
         if fresh:
             self._nodes_at_s = now_s
         await self._look_for(reply.unreported, {name for _, name in named}, unread)
@@ -182,6 +185,7 @@ class Bridge:
     async def _look_for(self, unreported: Sequence[str], seen: set[str], unread: Collection[str]) -> None:
         """Report how jobs ended that Slurm no longer shows: as its accounting has it, or as unknown."""
         missing = [name for name in unreported if name not in seen and name.partition("@")[0] not in unread]
+        missing = [name for name in missing if name.partition("_")[0] not in unread]
         gone_s = self._talk.gone_for_s(missing)
         if not missing:
             return
@@ -201,19 +205,33 @@ class Bridge:
         await self._talk.tell_ends(over)
 
     def _over(self, name: str, state: EngineJobState, exit_code: int | None) -> EngineJob:
-        key = self._identities.key_of(name) or (0, 0)
+        key = self._identities.key_of(name) or ("", 0)
         known = self._talk.sent.get(name) or self._identities.unknown(name, key)
         return known.model_copy(update={"state": state, "exit_code": exit_code, "shares": []})
 
-    def _node(self, node: SlurmNode) -> EngineNode:
-        return EngineNode(
-            name=node.name,
-            gpus=node.gpus,
-            gpu_model=self._settings.gpu_models.get(node.gpu_type, node.gpu_type) or "GPU",
-            memory_gib=self._settings.gpu_memory_gib,
-            queues=list(node.partitions),
-            closed=node.closed,
-        )
+    def _nodes_of(self, node: SlurmNode) -> list[EngineNode]:
+        """Return a node as plans see it: one for each type of its GPUs."""
+        return [
+            EngineNode(
+                name=name,
+                gpus=count,
+                gpu_model=self._settings.gpu_models.get(kind, kind) or "GPU",
+                memory_gib=self._settings.gpu_memory_gib,
+                queues=list(node.partitions),
+                closed=node.closed,
+            )
+            for name, kind, _, count in node.parts
+        ]
+
+    def _by_part(self, job: SlurmJob) -> SlurmJob:
+        """Return a job with the GPUs that it holds named as those of ``_nodes_of``."""
+        shares: dict[str, tuple[int, ...]] = {}
+        for host, numbers in job.shares.items():
+            node = self._nodes.get(host)
+            for name, _, first, count in node.parts if node else [(host, "", 0, 1_024)]:
+                if held := tuple(number - first for number in numbers if first <= number < first + count):
+                    shares[name] = held
+        return replace(job, shares=shares) if shares != job.shares else job
 
     def _note_unread(self, what: str, unread: Mapping[str, str]) -> None:
         """Log rows that cannot be read, once for each."""

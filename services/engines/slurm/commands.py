@@ -11,10 +11,20 @@ from typing import Any
 
 import orjson
 
-from services.engines.slurm.reading import ENDED, Rows, SlurmJob, SlurmNode, UnreadableError, read_jobs, read_nodes
+from services.engines.slurm.reading import (
+    ENDED,
+    Rows,
+    SlurmJob,
+    SlurmNode,
+    UnreadableError,
+    range_of,
+    read_jobs,
+    read_nodes,
+)
 from services.engines.slurm.steering import Changes
 
-_FOR_JOB = re.compile(r"^(?P<words>.*) for job (?P<number>\d+)", re.MULTILINE)
+_FOR_JOB = re.compile(r"^(?P<words>.*) for job (?P<number>[\d_]+)", re.MULTILINE)
+_OF_TASKS = re.compile(r"^(?P<array>\d+)_\[?(?P<tasks>\d[\d,-]*)\]?: (?P<words>(?!No error).+)", re.MULTILINE)
 _UNWRITABLE = re.compile("[\"'\x00-\x1f]")
 _LISTED = 200  #: Jobs named in one line of scontrol
 
@@ -28,7 +38,7 @@ class Commands:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._environment = {**os.environ, "TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
+        self._environment = {**os.environ, "TZ": "UTC", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
     async def jobs(self) -> tuple[Rows[SlurmJob], str]:
         """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
@@ -42,7 +52,7 @@ class Commands:
     async def nodes(self) -> Rows[SlurmNode]:
         return _read(read_nodes, await self._json("sinfo", "--json"))
 
-    async def change(self, changes: Changes) -> dict[int, str]:
+    async def change(self, changes: Changes) -> dict[str, str]:
         """Carry out the changes; return what Slurm refused, by number.
 
         Raises:
@@ -52,7 +62,7 @@ class Commands:
         lines: list[str] = []
         for numbers, wanted in changes.updates:
             for at in range(0, len(numbers), _LISTED):
-                words = [f"jobid={','.join(map(str, numbers[at : at + _LISTED]))}", *_fields(wanted)]
+                words = [f"jobid={','.join(numbers[at : at + _LISTED])}", *_fields(wanted)]
                 if any(re.search(r"\s", word) for word in words):  # scontrol keeps the quotes of what it reads
                     said += (await self._run("scontrol", "update", *words, may_fail=True))[2]
                 else:
@@ -62,34 +72,36 @@ class Commands:
         if lines:
             said += (await self._run("scontrol", given="\n".join(lines) + "\n", may_fail=True))[2]
         for number, signal in changes.signals:
-            _, _, words = await self._run("scancel", f"--signal={signal}", "--batch", str(number), may_fail=True)
+            _, _, words = await self._run("scancel", f"--signal={signal}", "--batch", number, may_fail=True)
             said += f"\n{words.strip()} for job {number}" if words.strip() else ""
         for number, nodes in changes.shrinks:
             said += await self._shrink(number, nodes)
         if changes.cancels:
-            await self._run("scancel", *map(str, changes.cancels), may_fail=True)
-        return {int(found["number"]): found["words"][-300:] for found in _FOR_JOB.finditer(said)}
+            await self._run("scancel", *changes.cancels, may_fail=True)
+        refused = {found["number"]: found["words"][-300:] for found in _FOR_JOB.finditer(said)}
+        for found in _OF_TASKS.finditer(said):
+            refused |= {f"{found['array']}_{task}": found["words"][-300:] for task in range_of(found["tasks"])}
+        return refused
 
-    async def _shrink(self, number: int, nodes: int) -> str:
+    async def _shrink(self, number: str, nodes: int) -> str:
         """Shrink a running job to its first nodes; return Slurm's objection, naming the job."""
         with tempfile.TemporaryDirectory() as folder:  # scontrol writes scripts for the job's shell where it runs
             words = ["scontrol", "update", f"jobid={number}", f"numnodes={nodes}"]
             return (await self._run(*words, may_fail=True, folder=folder))[2]
 
-    async def ended(self, numbers: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None]]:
+    async def ended(self, numbers: Sequence[str]) -> dict[tuple[str, int], tuple[str, int | None]]:
         """Return how jobs ended according to accounting, by number and submission; empty if there is no accounting."""
-        listed = ",".join(map(str, numbers))
-        options = ("--duplicates", "--noheader", "--parsable2", "--format=JobIDRaw,Submit,State,ExitCode")
-        code, out, _ = await self._run("sacct", "-X", "-j", listed, *options, may_fail=True)
-        found: dict[tuple[int, int], tuple[str, int | None]] = {}
+        options = ("--duplicates", "--noheader", "--parsable2", "--format=JobID,Submit,State,ExitCode")
+        code, out, _ = await self._run("sacct", "-X", "-j", ",".join(numbers), *options, may_fail=True)
+        found: dict[tuple[str, int], tuple[str, int | None]] = {}
         for line in out.splitlines() if code == 0 else ():
             parts = line.split("|")
-            if len(parts) != 4 or not parts[0].isdigit() or not parts[1].isdigit():
+            if len(parts) != 4 or not re.fullmatch(r"\d+(_\d+)?", parts[0]) or not parts[1].isdigit():
                 continue
             state = ENDED.get(parts[2].split(" ")[0].upper())
             if state:
                 status = parts[3].partition(":")[0]
-                found[int(parts[0]), int(parts[1])] = state, int(status) if status.isdigit() else None
+                found[parts[0], int(parts[1])] = state, int(status) if status.isdigit() else None
         return found
 
     async def _json(self, *command: str) -> Any:

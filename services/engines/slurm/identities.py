@@ -1,7 +1,8 @@
 """Which Slurm job is which: slurmctld may lose a job that it had accepted, and give its number to another.
 
-A job's name is ``NUMBER@SUBMITTED``, from when it was first seen; it is written into the job's admin comment, which
-survives a requeue, while the submission time does not. In a dry run nothing is written, and memory has to suffice.
+A job's name is ``NUMBER@SUBMITTED`` (of an array's task ``ARRAY_TASK@SUBMITTED``), from when it was first seen; it is
+written into the job's admin comment, which survives a requeue, while the submission time does not. In a dry run nothing
+is written, and memory has to suffice.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from services.contracts.engines import EngineJob
 from services.engines.slurm.reading import SlurmJob
 from services.kit.bridges.talk import unknown_job
 
-_NAME = re.compile(r"(\d+)@(\d+)")
+_NAME = re.compile(r"(\d+(?:_\d+)?)@(\d+)")
 
 
 @dataclass
@@ -30,12 +31,12 @@ class Identities:
     """Names of jobs, and what is remembered to recognise jobs without one."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: dict[str, _Known] = {}
 
     def named(self, jobs: Iterable[SlurmJob]) -> list[tuple[SlurmJob, str]]:
         """Return jobs with their names, which are unique."""
         found: dict[str, SlurmJob] = {}
-        known: dict[int, _Known] = {}
+        known: dict[str, _Known] = {}
         for job in jobs:
             name = self._name(job)
             known[job.number] = _Known(name, job.submit_s, job.restarts, job.user)
@@ -46,7 +47,7 @@ class Identities:
 
     def _name(self, job: SlurmJob) -> str:
         fresh = f"{job.number}@{job.submit_s}"
-        if (tag := _NAME.fullmatch(job.tag)) and int(tag[1]) == job.number:
+        if (tag := _NAME.fullmatch(job.tag)) and tag[1] == job.number:
             return job.tag
         known = self._known.get(job.number)
         if known is None:
@@ -55,12 +56,12 @@ class Identities:
         return known.name if is_same else fresh
 
     @staticmethod
-    def key_of(name: str) -> tuple[int, int] | None:
+    def key_of(name: str) -> tuple[str, int] | None:
         """Return the number and the submission time that a name was made of."""
         found = _NAME.fullmatch(name)
-        return (int(found[1]), int(found[2])) if found else None
+        return (found[1], int(found[2])) if found else None
 
     @staticmethod
-    def unknown(name: str, key: tuple[int, int]) -> EngineJob:
+    def unknown(name: str, key: tuple[str, int]) -> EngineJob:
         """Return what can be said of a job that this process has never seen."""
-        return unknown_job(name, number=str(key[0]), submitted_at=datetime.fromtimestamp(key[1], UTC))
+        return unknown_job(name, number=key[0], submitted_at=datetime.fromtimestamp(key[1], UTC))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ HOLD = re.compile(r"wattshift-hold:(?P<until>\d+)(?:/(?P<own>\d+))?")
 written by ``deploy/slurm/job_submit.lua``. Any other begin time is the user's or Slurm's."""
 NOTE = "[wattshift]"  #: In the comment: what stands before it is the user's
 _OPTION = re.compile(r"wattshift:(?P<options>\S+)")
-_GPUS = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:,=()]+))?[:=](?P<count>\d+)")
+_GPUS = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:,=()]*[^:,=()\d][^:,=()]*))?(?:[:=](?P<count>\d+))?(?=[,(]|$)")
 _INDEX = re.compile(r"gpu(?::(?P<type>[^:,()]+))?:(?P<count>\d+)(?:\((?:IDX|S):(?P<numbers>[\d,-]+)[^)]*\))?")
 _TYPED = re.compile(r"gres/gpu(?::(?P<type>[^=,]+))?=(?P<count>\d+)")
 
@@ -38,6 +38,11 @@ ENDED = {
 }
 """States in which a job does not run again by itself."""
 HOLDING = ("RUNNING", "SUSPENDED", "STOPPED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "RESIZING")
+MIG = re.compile(r"\d+g\.\d+gb")
+"""In a GRES type: it is of slices, such as ``gpu:1g.10gb`` or ``gpu:a100_1g.5gb``. They are no GPUs, and neither are
+shards and ``mps``: what asks for them is Slurm's own, and their GPUs are not in plans."""
+DEPENDS, ARRAY_FULL = "it depends on other jobs", "its array runs as many tasks as it may"
+TASKS = 500  #: Of one array, so many that wait are told apart; what is decided of the last of them holds for the rest
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
@@ -53,9 +58,12 @@ class SlurmJob:
         admin_comment, comment: The comments, unchanged.
         hold_s, own_begin_s: The begin time that we set last, and the job's own one, which holds even without ours.
         gpus, gpu_type, per_node, nodes_wanted: What it asks for; ``per_node`` is 0 if it names a total.
+        tasks: Of a task that has no record of its own yet: all tasks of its array that wait in the record, in order.
     """
 
-    number: int  #: Its id, which Slurm may reuse
+    number: str  #: Its id, which Slurm may reuse; of an array's task ``ARRAY_TASK``
+    record: str  #: The id of the record in which Slurm has it
+    tasks: tuple[int, ...]
     tag: str  #: Our name for it, in its admin comment; empty before it has one
     admin_comment: str
     hold_s: int
@@ -84,7 +92,8 @@ class SlurmJob:
     restarts: int
     requeue: bool
     batch: bool
-    special: str  #: Why we could not steer it: it is part of an array or of a heterogeneous job, and so on
+    special: str  #: Why we could not steer it: it is part of a heterogeneous job, and so on
+    waits_for: str  #: What of its own must be over first: ``DEPENDS``, ``ARRAY_FULL`` or nothing
 
     @property
     def waits(self) -> bool:
@@ -124,10 +133,26 @@ class SlurmNode:
     """A node with GPUs; ``closed`` says why it takes no work."""
 
     name: str
-    gpus: int
-    gpu_type: str
+    types: tuple[tuple[str, int], ...]  #: The types of its GPUs, and how many of each there are, by their indices
     partitions: tuple[str, ...]
     closed: str | None
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it has."""
+        return sum(count for _, count in self.types)
+
+    @property
+    def parts(self) -> list[tuple[str, str, int, int]]:
+        """Its GPUs by type, each as a node to plans: name, type, the first index, and how many.
+
+        The first part has the node's own name.
+        """
+        found: list[tuple[str, str, int, int]] = []
+        for at, (kind, count) in enumerate(self.types):
+            first = sum(each for _, each in self.types[:at])
+            found.append((f"{self.name}.{kind}" if at else self.name, kind, first, count))
+        return found
 
 
 class Rows(list[T]):
@@ -144,8 +169,26 @@ def read_jobs(document: Any) -> Rows[SlurmJob]:
     Raises:
         UnreadableError: It is not such an answer, says that it is incomplete, or is entirely unreadable.
     """
-    jobs, unread = _read(document, "jobs", "job_id", _job)
-    return Rows((job for job in jobs if job.gpus), unread)
+    records, unread = _read(document, "jobs", "job_id", _job)
+    room = {job.number.partition("_")[0]: limit for job, limit in records if limit}
+    for job, _ in records:
+        array = job.number.partition("_")[0]
+        if array in room and job.state == "running":
+            room[array] -= 1
+    jobs: list[SlurmJob] = []
+    for job, _ in records:
+        array = job.number.partition("_")[0]
+        for each in _told_apart(job) if job.gpus else ():
+            if each.waits and array in room:
+                room[array] -= 1
+                each = replace(each, waits_for=each.waits_for or (ARRAY_FULL if room[array] < 0 else ""))
+            jobs.append(each)
+    return Rows(jobs, unread)
+
+
+def _told_apart(job: SlurmJob) -> list[SlurmJob]:
+    """Return a job, or the tasks of an array that wait in one record."""
+    return [replace(job, number=f"{job.record}_{task}") for task in job.tasks[:TASKS]] if job.tasks else [job]
 
 
 def read_nodes(document: Any) -> Rows[SlurmNode]:
@@ -189,20 +232,28 @@ def _states(value: Any) -> list[str]:
     return [str(each).upper() for each in (value if isinstance(value, list) else str(value).split(","))]
 
 
-def _job(row: Mapping[str, Any]) -> SlurmJob:
+def _job(row: Mapping[str, Any]) -> tuple[SlurmJob, int]:
+    """Return a job, and how many tasks of its array may run at once; 0: of none, or any number."""
     states = _states(row["job_state"])
     admin, comment = str(row.get("admin_comment") or ""), row.get("comment") or ""
     if isinstance(comment, dict):  # later parsers have all comments in one place
         admin, comment = str(comment.get("administrator") or ""), comment.get("job") or ""
     tag, hold = TAG.search(admin), HOLD.search(admin)
-    gpus, gpu_type, per_node = _asked(row)
+    gpus, gpu_type, per_node, special = _asked(row)
     hosts = hosts_of(str(row.get("nodes") or ""))
     held = _held(row.get("gres_detail") or [], hosts)
     holding = sum(map(len, held.values()))
     state = _state(states)
     limit_min = number_of(row.get("time_limit"))
-    return SlurmJob(
-        number=int(row["job_id"]),
+    array, task = _int(row.get("array_job_id")), number_of(row.get("array_task_id"))
+    listed = str(row.get("array_task_string") or "").partition("%")[0] if array and task is None else ""
+    if "..." in listed:
+        special = "Slurm does not name all tasks of its array"
+    record = str(int(row["job_id"]))
+    job = SlurmJob(
+        number=f"{array}_{int(task)}" if array and task is not None else record,
+        record=record,
+        tasks=() if "..." in listed else tuple(range_of(listed)) if listed else (),
         tag=tag["id"] if tag else "",
         admin_comment=admin,
         hold_s=int(hold["until"]) if hold else 0,
@@ -231,8 +282,10 @@ def _job(row: Mapping[str, Any]) -> SlurmJob:
         restarts=_int(row.get("restart_cnt")),
         requeue=bool(row.get("requeue")),
         batch=bool(row.get("batch_flag", True)),
-        special=_special(row),
+        special=special or _special(row),
+        waits_for=DEPENDS if state == "pending" and row.get("dependency") else "",
     )
+    return job, _int(row.get("array_max_tasks")) if array else 0
 
 
 def _state(states: list[str]) -> str:
@@ -248,12 +301,8 @@ def _state(states: list[str]) -> str:
 
 
 def _special(row: Mapping[str, Any]) -> str:
-    if _int(row.get("array_job_id")):
-        return "it is a task of an array"
     if _int(row.get("het_job_id")):
         return "it is part of a heterogeneous job"
-    if row.get("dependency"):
-        return "it depends on other jobs"
     if row.get("resv_name"):
         return "it runs in a reservation"
     return ""
@@ -266,21 +315,38 @@ def _exit_code(value: Any) -> int | None:
     return None if found is None else int(found) >> 8 if found > 255 else int(found)
 
 
-def _asked(row: Mapping[str, Any]) -> tuple[int, str, int]:
-    """Return how many GPUs a job asks for, of which type, and how many per node if it says so."""
+def _asked(row: Mapping[str, Any]) -> tuple[int, str, int, str]:
+    """Return how many GPUs a job asks for, of which type, how many per node if it says so, and why it is special."""
     nodes, tasks = max(_int(row.get("node_count")), 1), max(_int(row.get("tasks")), 1)
     for name, times in (("tres_per_job", 1), ("tres_per_node", nodes), ("tres_per_task", tasks)):
-        if found := _GPUS.search(str(row.get(name) or "")):
-            count = int(found["count"])
-            return count * times, found["type"] or "", count if name == "tres_per_node" else 0
-        if "gpu" in str(row.get(name) or ""):  # "gres:gpu" is one
-            return times, "", 1 if name == "tres_per_node" else 0
+        found = list(_GPUS.finditer(str(row.get(name) or "")))
+        if counts := _counted((each["type"], int(each["count"] or 1)) for each in found):
+            count = sum(counts.values())
+            return count * times, next(iter(counts)), count if name == "tres_per_node" else 0, _mixed(counts)
+        if found:
+            return 0, "", 0, ""  # slices
     for name in ("tres_alloc_str", "tres_req_str"):
-        counts = {each["type"] or "": int(each["count"]) for each in _TYPED.finditer(str(row.get(name) or ""))}
-        if counts:
-            typed = [kind for kind in counts if kind]
-            return counts.get("", sum(counts.values())), typed[0] if typed else "", 0
-    return 0, "", 0
+        totals = {each["type"] or "": int(each["count"]) for each in _TYPED.finditer(str(row.get(name) or ""))}
+        total = totals.pop("", 0)
+        counts = _counted(totals.items())
+        if totals and (len(counts) < len(totals) or not total):  # not all are GPUs
+            total = sum(counts.values())
+        if total:
+            return total, next(iter(counts), ""), 0, _mixed(counts)
+    return 0, "", 0, ""
+
+
+def _mixed(counts: Mapping[str, int]) -> str:
+    return "it asks for several types of GPU" if len(counts) > 1 else ""
+
+
+def _counted(found: Iterable[tuple[str | None, int]]) -> dict[str, int]:
+    """Return whole GPUs by type."""
+    counts: dict[str, int] = {}
+    for kind, count in found:
+        if not MIG.search(kind or ""):
+            counts[kind or ""] = counts.get(kind or "", 0) + count
+    return counts
 
 
 def _held(detail: list[Any], hosts: list[str]) -> dict[str, tuple[int, ...]]:
@@ -289,18 +355,21 @@ def _held(detail: list[Any], hosts: list[str]) -> dict[str, tuple[int, ...]]:
     for host, text in zip(hosts, detail, strict=False):
         numbers: list[int] = []
         for found in _INDEX.finditer(str(text)):
-            numbers += _range(found["numbers"]) if found["numbers"] else range(int(found["count"]))
+            if MIG.search(found["type"] or ""):
+                continue
+            numbers += range_of(found["numbers"]) if found["numbers"] else range(int(found["count"]))
         if numbers:
             held[host] = tuple(sorted(set(numbers)))
     return held
 
 
-def _range(text: str) -> list[int]:
-    """Return the numbers of ``0-2,5``."""
+def range_of(text: str) -> list[int]:
+    """Return the numbers of ``0-2,5,8-12:2``."""
     numbers: list[int] = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        numbers += range(int(first), int(last or first) + 1, int(step or 1))
     return numbers
 
 
@@ -326,7 +395,7 @@ _FLAGS = {"POWER_DOWN", "POWER_UP", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "BLOCKED",
 
 def _node(row: Mapping[str, Any]) -> SlurmNode:
     states = [*_states(row["state"]), *_states(row.get("state_flags") or [])]
-    found = list(_INDEX.finditer(str(row.get("gres") or "")))
+    found = _INDEX.finditer(str(row.get("gres") or ""))
     bad = [state for state in states if state not in _OPEN | _FLAGS]
     if not bad and "UNKNOWN" in states:
         bad = ["UNKNOWN"]
@@ -334,8 +403,7 @@ def _node(row: Mapping[str, Any]) -> SlurmNode:
     partitions = row.get("partitions") or []
     return SlurmNode(
         name=str(row["name"]),
-        gpus=sum(int(each["count"]) for each in found),
-        gpu_type=next((each["type"] for each in found if each["type"]), ""),
+        types=tuple(_counted((each["type"], int(each["count"])) for each in found).items()),
         partitions=tuple(partitions if isinstance(partitions, list) else str(partitions).split(",")),
         closed=f"{'+'.join(bad).lower()}{': ' + reason if reason else ''}"[:500] if bad else None,
     )

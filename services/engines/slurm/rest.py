@@ -72,7 +72,7 @@ class Rest:
             return await self._commands.nodes()
         return found
 
-    async def change(self, changes: Changes) -> dict[int, str]:
+    async def change(self, changes: Changes) -> dict[str, str]:
         """Carry out the changes; return what Slurm refused, by number.
 
         Raises:
@@ -81,15 +81,15 @@ class Rest:
         jobs = sum(len(numbers) for numbers, _ in changes.updates) + len(changes.cancels)
         if self._is_away() or jobs > MOST_BY_REST:
             return await self._commands.change(changes)
-        refused: dict[int, str] = {}
-        left: list[tuple[tuple[int, ...], tuple[tuple[str, str], ...]]] = []
+        refused: dict[str, str] = {}
+        left: list[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]] = []
         room = asyncio.Semaphore(_AT_ONCE)
 
-        async def update(number: int, fields: tuple[tuple[str, str], ...]) -> None:
+        async def update(number: str, fields: tuple[tuple[str, str], ...]) -> None:
             body = self._body(fields)
             try:
-                if body is None:
-                    raise RestSilentError("this version cannot set all of it")
+                if body is None or "_" in number:
+                    raise RestSilentError("this version cannot set all of it, or takes no tasks of arrays")
                 async with room:
                     await self._ask("POST", f"job/{number}", body)
             except RestSilentError:  # a level: setting it twice is as setting it once
@@ -97,7 +97,9 @@ class Rest:
             except RestRefusedError as error:
                 refused[number] = str(error)[-300:]
 
-        async def cancel(number: int) -> int | None:
+        async def cancel(number: str) -> str | None:
+            if "_" in number:
+                return number
             try:
                 async with room:
                     await self._ask("DELETE", f"job/{number}", None)
@@ -112,7 +114,7 @@ class Rest:
         rest = replace(changes, updates=_together(left), cancels=[number for number in cancelled if number is not None])
         return refused | (await self._commands.change(rest) if rest.size else {})
 
-    async def ended(self, numbers: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None]]:
+    async def ended(self, numbers: Sequence[str]) -> dict[tuple[str, int], tuple[str, int | None]]:
         """Return how jobs ended according to accounting, by number and submission; empty if there is no accounting."""
         return await self._commands.ended(numbers)
 
@@ -205,9 +207,9 @@ def _number(value: int) -> dict[str, Any]:
 
 
 def _together(
-    updates: Sequence[tuple[tuple[int, ...], tuple[tuple[str, str], ...]]],
-) -> list[tuple[tuple[int, ...], tuple[tuple[str, str], ...]]]:
-    found: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    updates: Sequence[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]],
+) -> list[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]]:
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for numbers, fields in updates:
         found.setdefault(fields, []).extend(numbers)
     return [(tuple(sorted(numbers)), fields) for fields, numbers in found.items()]

@@ -3,18 +3,21 @@
 A hold is a begin time ``hold_s`` ahead, renewed when half of it is gone: without us, Slurm starts the job by itself. It
 is written into the job's admin comment, so that a begin time which its user or Slurm has set is never taken for ours,
 and never moved to an earlier one. Priorities are Slurm's own: none is ever set.
+
+Tasks of an array are planned one by one. Those that wait have one record in Slurm, and are changed together as long as
+the same is decided of them; a change of some of them splits these off.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineMode, EngineShare
 from services.contracts.parallel import MAX_GANG_GPUS
-from services.engines.slurm.reading import HOLD, NOTE, TAG, SlurmJob
+from services.engines.slurm.reading import HOLD, NOTE, TAG, TASKS, SlurmJob
 from services.engines.slurm.settings import SlurmSettings
 
 REQUEUE_DELAY_S = 300
@@ -29,16 +32,16 @@ _MOST_COMMENT = 1_000
 class Changes:
     """The changes to make in Slurm; ``requeues`` and ``cancels``: numbers of jobs."""
 
-    updates: Sequence[tuple[tuple[int, ...], tuple[tuple[str, str], ...]]] = ()
-    """Fields to set, by the numbers of jobs; jobs with the same fields are grouped."""
-    signals: Sequence[tuple[int, str]] = ()  #: Jobs to be sent a signal, and which
-    shrinks: Sequence[tuple[int, int]] = ()  #: Jobs to shrink, and the number of nodes that each keeps
-    requeues: Sequence[int] = ()
-    cancels: Sequence[int] = ()
+    updates: Sequence[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]] = ()
+    """Fields to set, by the numbers of jobs; those with the same fields are grouped, tasks as ``7_[0-9]``."""
+    signals: Sequence[tuple[str, str]] = ()  #: Jobs to be sent a signal, and which
+    shrinks: Sequence[tuple[str, int]] = ()  #: Jobs to shrink, and the number of nodes that each keeps
+    requeues: Sequence[str] = ()
+    cancels: Sequence[str] = ()
 
     @property
     def size(self) -> int:
-        """The number of jobs that are changed."""
+        """The number of jobs that are changed; tasks of an array that are changed together count as one."""
         updated = sum(len(numbers) for numbers, _ in self.updates)
         return updated + len(self.signals) + len(self.shrinks) + len(self.requeues) + len(self.cancels)
 
@@ -71,7 +74,7 @@ def why_not(job: SlurmJob, settings: SlurmSettings, now_s: float) -> str:
         return job.special or "it is interactive"
     if job.waits and job.priority == 0:
         return "it is held in Slurm"
-    if job.waits and not job.eligible_s:
+    if job.waits and not job.eligible_s and not job.waits_for:
         return "it is not eligible yet"
     if job.waits and job.others_begin_s > max(now_s + (REQUEUE_DELAY_S if job.restarts else 0), job.submit_s):
         return "it has a begin time of its own"
@@ -82,7 +85,7 @@ def blocked_by(job: SlurmJob, reason: str) -> str:
     """Return what a job waits for other than GPUs, in our words or Slurm's; ``reason``: why it is left alone."""
     if not job.waits:
         return ""
-    return reason or ("" if job.reason in GPUS_ALONE else job.reason)
+    return reason or job.waits_for or ("" if job.reason in GPUS_ALONE else job.reason)
 
 
 def report_of(
@@ -103,11 +106,11 @@ def report_of(
     gpu_type = settings.gpu_models.get(job.gpu_type, job.gpu_type)
     return EngineJob(
         external_id=external_id,
-        number=str(job.number),
+        number=job.number,
         name=job.name[:200],
         user=job.user[:100],
         account=job.account[:200],
-        queue=job.partition.split(",")[0][:200],
+        queue=job.partition[:200],
         state=job.state,  # pyright: ignore[reportArgumentType]
         steered=not reason,
         why_not=reason,
@@ -140,7 +143,7 @@ def sizes_of(job: SlurmJob) -> tuple[int, int, int]:
     its user says so, on a different number of nodes.
     """
     found = _SIZES.fullmatch(job.options.get("gpus", ""))
-    if not found or not job.per_node or (job.nodes_wanted != 1 and not job.by_node):
+    if not found or "_" in job.number or not job.per_node or (job.nodes_wanted != 1 and not job.by_node):
         return job.gpus, job.gpus, 1
     low, high, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
     if job.by_node:
@@ -162,6 +165,8 @@ def deadline_of(job: SlurmJob, external_id: str) -> datetime | None:
 
 def is_followed(job: SlurmJob, decision: EngineDecision, now_s: float) -> bool:
     """Return whether a job matches the decision."""
+    if job.waits_for and decision.action is not EngineAction.CANCEL:
+        return True  # it cannot start yet, and is planned again once it can
     match decision.action:
         case EngineAction.RELEASE:
             return not job.is_held or job.eligible_s <= now_s
@@ -204,17 +209,23 @@ def changes_of(
     """
     if settings.mode is not EngineMode.CONTROL:
         return Changes()
-    fields: dict[int, dict[str, str]] = {}
-    signals: list[tuple[int, str]] = []
-    shrinks: list[tuple[int, int]] = []
-    requeues: list[int] = []
-    cancels: list[int] = []
+    fields: dict[str, dict[str, str]] = {}
+    signals: list[tuple[str, str]] = []
+    shrinks: list[tuple[str, int]] = []
+    requeues: list[str] = []
+    cancels: list[str] = []
+    brown = any(job.waits and name in decisions and _holds(decisions[name]) for job, name in jobs)
+    of_array: dict[str, EngineDecision | None] = {}
     for job, name in jobs:
         if why_not(job, settings, now_s):
             if job.is_held and name not in older:  # it was steered before, or the submission plugin did not know better
                 fields[job.number] = _released(job, now_s)
             continue
         decision = decisions.get(name)
+        if job.waits_for and (decision is None or decision.action is EngineAction.RELEASE):
+            decision = of_array[job.record] if job.record in of_array else _until_it_can_start(name, brown=brown)
+        if job.tasks:  # what is new in an array goes with the task before it until it is planned
+            of_array[job.record] = decision = decision or of_array.get(job.record)
         memory = memories[name]
         if name in older:
             if older[name] is EngineAction.REQUEUE:
@@ -241,19 +252,80 @@ def changes_of(
                     requeues.append(job.number)
             continue
         fields[job.number] = _waiting(job, name, decision, settings, now_s, heard=heard)
-    together: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    tasks: dict[str, list[SlurmJob]] = {}
+    for job, _ in jobs:
+        if job.tasks and job.number in fields:
+            tasks.setdefault(job.record, []).append(job)
+    of_tasks = [each for found in tasks.values() for each in _of_tasks(found, fields, now_s)]
+    together: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for number, wanted in fields.items():
         if wanted:
             together.setdefault(tuple(sorted(wanted.items())), []).append(number)
     updates = [(tuple(sorted(numbers)), wanted) for wanted, numbers in together.items()]
-    return Changes(updates, signals, shrinks, requeues, cancels)
+    return Changes([*updates, *of_tasks], signals, shrinks, requeues, cancels)
+
+
+def _holds(decision: EngineDecision) -> bool:
+    """Return whether a job is held for greener hours, and for no size."""
+    return decision.action is EngineAction.HOLD and decision.until is not None
+
+
+def _until_it_can_start(name: str, *, brown: bool) -> EngineDecision:
+    """Return what becomes of a job that waits for another one's end, of which plans know nothing.
+
+    While others are held for greener hours it is held, too: it would start in the very second of that end otherwise.
+    """
+    if brown:
+        return EngineDecision(external_id=name, revision=1, action=EngineAction.HOLD, note="waits:greener_hours")
+    return EngineDecision(external_id=name, revision=1, action=EngineAction.RELEASE)
+
+
+def _of_tasks(
+    jobs: Sequence[SlurmJob], fields: dict[str, dict[str, str]], now_s: float
+) -> Iterator[tuple[tuple[str], tuple[tuple[str, str], ...]]]:
+    """Yield the changes of tasks that wait in one record, which are taken out of ``fields``, in their order.
+
+    What is wanted of the last task is wanted of those that are not told apart, too. It comes last: by then the record
+    has no others, and stays whole. Comments that differ split nothing: the first one of each group is theirs.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[SlurmJob]] = {}
+    comments: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+    last: tuple[tuple[str, str], ...] = ()
+    for job in jobs:
+        wanted = fields.pop(job.number)
+        comment = {"comment": wanted.pop("comment")} if "comment" in wanted else {}
+        last = tuple(sorted(wanted.items()))
+        comments.setdefault(last, comment)
+        groups.setdefault(last, []).append(job)
+    rest = groups.pop(last)
+    for key, group in groups.items():
+        # Those of which nothing is wanted are given their begin time once more, by which they leave the record.
+        begin_s = group[0].eligible_s
+        kept = {"starttime": begin_time(begin_s) if begin_s > now_s else "now"}
+        yield (_listed(group),), tuple(sorted(((dict(key) or kept) | comments[key]).items()))
+    wanted = dict(last) | comments[last]
+    if wanted and (last or not groups):
+        yield (_listed(rest, rest[-1].tasks[TASKS:]),), tuple(sorted(wanted.items()))
+
+
+def _listed(jobs: Sequence[SlurmJob], more: Sequence[int] = ()) -> str:
+    """Return tasks of one array as scontrol takes them, ``7_[0-3,9]``."""
+    array = jobs[0].record
+    numbers = sorted({int(job.number.partition("_")[2]) for job in jobs} | set(more))
+    spans: list[str] = []
+    first = numbers[0]
+    for number, after in zip(numbers, [*numbers[1:], -1], strict=True):
+        if after != number + 1:
+            spans.append(str(first) if first == number else f"{first}-{number}")
+            first = after
+    return f"{array}_[{','.join(spans)}]"
 
 
 def _waiting(
     job: SlurmJob, name: str, decision: EngineDecision | None, settings: SlurmSettings, now_s: float, *, heard: bool
 ) -> dict[str, str]:
     mark = _mark(job.hold_s, job.own_begin_s) if job.is_held else ""
-    wanted = {} if job.tag == name else _tagged(job, name, mark)
+    wanted = {} if job.tag == name or job.tasks else _tagged(job, name, mark)
     if decision is None:
         return wanted
     if decision.note:
@@ -262,7 +334,7 @@ def _waiting(
             wanted["comment"] = text
     if decision.action is EngineAction.RELEASE:
         if job.is_held and job.eligible_s > now_s:
-            wanted |= _released(job, now_s, name)
+            wanted |= _released(job, now_s, name if not job.tasks else "")
         low, high, _ = sizes_of(job)
         if decision.gpus and low < high and decision.gpus != job.gpus and job.by_node:
             wanted["numnodes"] = str(decision.gpus // job.per_node)
@@ -273,7 +345,9 @@ def _waiting(
     until_s = hold_until_s(now_s + settings.hold_s)
     if heard and job.eligible_s < now_s + settings.hold_s / 2:
         own_s = job.others_begin_s if job.others_begin_s > now_s else 0
-        wanted |= _tagged(job, name, _mark(until_s, own_s)) | {"starttime": begin_time(until_s)}
+        wanted |= _tagged(job, name if not job.tasks else "", _mark(until_s, own_s)) | {
+            "starttime": begin_time(until_s)
+        }
     return wanted
 
 
@@ -295,7 +369,7 @@ def _mark(until_s: int, own_s: int) -> str:
 
 
 def _has_had_grace(
-    job: SlurmJob, decision: EngineDecision, memory: Memory, now_s: float, signals: list[tuple[int, str]]
+    job: SlurmJob, decision: EngineDecision, memory: Memory, now_s: float, signals: list[tuple[str, str]]
 ) -> bool:
     """Return whether a running job may lose GPUs now: if its user asks for it, after a signal and a grace period."""
     signal = job.options.get("signal", "")

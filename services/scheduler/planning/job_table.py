@@ -153,10 +153,10 @@ def eligible_kinds(jobs: JobRows, kinds: Sequence[NodeKind]) -> Bools:
 def fits(
     gpu_model: str | None, memory_gib: float | None, needs_container: bool, engine: str, queue: str, kind: NodeKind
 ) -> bool:
-    """Return whether a job that asks for these may run on nodes of a kind."""
+    """Return whether a job that asks for these, in one of the queues named, may run on nodes of a kind."""
     return (
         engine == kind.engine
-        and (engine == OURS or queue in kind.queues)
+        and (engine == OURS or any(each in kind.queues for each in queue.split(",")))
         and (gpu_model is None or gpu_model == kind.gpu_model)
         and (memory_gib or 0.0) <= kind.memory_gib
         and (kind.containers or not needs_container)
