@@ -303,6 +303,38 @@ class EngineDays(Message):
     items: list[EngineDay]
 
 
+class EngineWaiting(Message):
+    """A job that waits in its engine."""
+
+    number: str = Field(description="As the engine's users know it.")
+    name: str
+    user: str
+    queue: str
+    gpus: int
+    steered: bool
+    waits_for: str = Field(description="What else than GPUs or its hour it waits for, or why it is left alone.")
+    held_until: Instant | None = Field(
+        description="Until when it is held for a greener hour, or would be if this were no dry run; null: it is not."
+    )
+    saves_gco2: float | None = Field(
+        description="How much less its run is expected to emit then than if it began now; null where that is unknown."
+    )
+
+
+class EngineHours(Message):
+    """GPU hours of jobs that were alike in whether they were steered."""
+
+    why_not: str = Field(description='Why their jobs were left alone; "": they were steered.')
+    gpu_h: float
+
+
+class EngineJobs(Message):
+    """The jobs of an engine that wait, and what of its work can be steered."""
+
+    items: list[EngineWaiting] = Field(description="At most 1,000; those that are held back longest come first.")
+    hours: list[EngineHours] = Field(description="Of the last seven days, most first.")
+
+
 class Engine(Message):
     """An engine and how it is steered, as operators see it."""
 

@@ -170,6 +170,12 @@ class EngineDaysQuery(Message):
     days: int = Field(default=31, ge=1, le=3_660, description="Within this many days, including today.")
 
 
+class EngineJobsQuery(Message):
+    """Which waiting jobs to list."""
+
+    held: bool = Field(default=False, description="Those alone that are held back, or would be.")
+
+
 class PlanQuery(Message):
     """Which rounds to list, newest first."""
 

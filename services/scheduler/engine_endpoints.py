@@ -6,8 +6,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from services.contracts.engines import Engine, EngineDay, EngineDays, EngineList
-from services.contracts.queries import EngineDaysQuery
+from services.contracts.engines import (
+    Engine,
+    EngineDay,
+    EngineDays,
+    EngineHours,
+    EngineJobs,
+    EngineList,
+    EngineWaiting,
+)
+from services.contracts.queries import EngineDaysQuery, EngineJobsQuery
 from services.contracts.schema import Name
 from services.db.database import Database
 from services.kit.identity import Operator
@@ -51,6 +59,27 @@ async def list_days_of_engine(
         if not await engines.is_known(connection, name):
             raise not_found("engine")
         return EngineDays(items=[_day(row) for row in await engines.days(connection, query.days, name)])
+
+
+@router.get("/engines/{name}/jobs")
+async def list_jobs_of_engine(
+    name: Name, request: Request, _: Operator, query: Annotated[EngineJobsQuery, Query()]
+) -> EngineJobs:
+    """List jobs that wait in an engine.
+
+    Until when each is held back for a greener hour, or would be if this were no dry run, and the emissions that this
+    is expected to save; and how much of the engine's work can be steered at all.
+    """
+    database: Database = request.app.state.database
+    async with database.transaction("repeatable_read", readonly=True) as connection:
+        if not await engines.is_known(connection, name):
+            raise not_found("engine")
+        rows = await engines.waiting(connection, name, held=query.held)
+        shares = await engines.shares(connection, name)
+    return EngineJobs(
+        items=[EngineWaiting.model_validate(row._asdict()) for row in rows],
+        hours=[EngineHours(why_not=why_not, gpu_h=gpu_h) for why_not, gpu_h in shares],
+    )
 
 
 def _day(row: DayRow) -> EngineDay:

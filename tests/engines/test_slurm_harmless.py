@@ -185,7 +185,7 @@ def test_nothing_is_held_or_stopped_but_for_greener_hours(reason: Reason, mode: 
     wanted = theirs.wanted([], [Hold(JobId("a"), reason, theirs.snapshot.now_s + 3_600)])["a"]
     assert (wanted["action"] == "hold") == (reason is Reason.GREENER_HOURS)
     if mode == "dry_run":
-        assert (theirs.would_start["a"] is not None) == (reason is Reason.GREENER_HOURS)
+        assert (theirs.would_start["a"][0] is not None) == (reason is Reason.GREENER_HOURS)
 
 
 def test_an_engine_without_a_queue_is_told_the_plans_order() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     engine = typer.Typer(help="Show the engines that run jobs on this site, or steer one.", invoke_without_command=True)
     engine.callback()(list_engines)
     engine.command("days")(list_days)
+    engine.command("jobs")(list_jobs)
     engine.command("slurm")(slurm)
     engine.command("slurm-history")(slurm_history)
     app.add_typer(engine, name="engine")
@@ -112,6 +114,54 @@ def _left_out(savings: dict[str, Any] | None) -> str:
         return ""
     said = [f"{savings[name]} {name}" for name in ("unplanned", "unmeasured", "unpriced") if savings[name]]
     return ", ".join([*said, *([] if savings["settled"] else ["not settled"])])
+
+
+def list_jobs(
+    name: Annotated[str, typer.Argument(help="The engine, as `wattshift engine` names it.")],
+    would: Annotated[
+        bool, typer.Option("--would", help="Only jobs that are held for a greener hour, or would be without --dry-run.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which jobs wait in an engine, until when each is held for a greener hour, and what that saves."""
+    found = Gateway().get(f"/v1/engines/{quote(name, safe='')}/jobs", **({"held": True} if would else {}))
+    if as_json:
+        output.print_json(found)
+        return
+    if found["items"]:
+        output.console.print(_jobs_table(found["items"]))
+    else:
+        output.console.print("no job is held for a greener hour" if would else "no job waits")
+    for line in _steerable(found["hours"]):
+        output.console.print(line, markup=False)
+
+
+def _jobs_table(found: list[Any]) -> RenderableType:
+    shown = output.table(
+        "job", "name", "user", "queue", "GPUs", "until", "in", "saves", "waits for", right=("GPUs", "in", "saves")
+    )
+    grams = output.emissions([each["saves_gco2"] for each in found])
+    for each, saves in zip(found, grams, strict=True):
+        at = output.instant(each["held_until"])
+        until = ["", "", ""]
+        if at is not None:
+            until = [f"{at:%a %H:%M} UTC", output.duration((at - datetime.now(UTC)).total_seconds()), saves]
+        waits_for = "a greener hour" if at else each["waits_for"] or "its turn"
+        shown.add_row(
+            each["number"], each["name"], each["user"], each["queue"], str(each["gpus"]), *until, waits_for
+        )  # fmt: skip
+    return shown
+
+
+def _steerable(hours: list[Any]) -> list[str]:
+    """Return how much of an engine's work can be steered, and why the rest cannot."""
+    total_h = sum(each["gpu_h"] for each in hours)
+    if not total_h:
+        return []
+    steered_h = sum(each["gpu_h"] for each in hours if not each["why_not"])
+    rest = [f"{each['gpu_h'] / total_h:.0%} {each['why_not']}" for each in hours if each["why_not"]]
+    said = f"{steered_h / total_h:.0%} of {total_h:,.0f} GPU hours in the last 7 days can be steered"
+    return [f"{said}; left alone: {', '.join(rest)}" if rest else said]
 
 
 def slurm(

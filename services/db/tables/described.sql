@@ -86,9 +86,10 @@ CREATE TABLE engines (
 
 -- Jobs as their engine has them: `report` is a `contracts.engines.EngineJob`, `over` once it will not run again.
 -- `unfolded` until the scheduler has read the report; it writes `job_id`, and `decision` with its `revision`, which
--- the bridge names in its reports once it has carried it out, and of a dry run (`watched`, as of the last report)
--- whether any plan knew the job while it waited (`planned`), and until when the last one held it back
--- (`would_start_at`). Telemetry writes the other columns.
+-- the bridge names in its reports once it has carried it out, whether any plan knew the job while it waited
+-- (`planned`), until when the last one held it back (`would_start_at`), and the grams by which its run then emits less
+-- than one begun at once (`would_save_gco2`). `watched`: it was in a dry run, as of the last report. Telemetry writes
+-- the other columns.
 CREATE TABLE engine_jobs (
     engine TEXT NOT NULL,
     external_id TEXT NOT NULL,
@@ -103,6 +104,7 @@ CREATE TABLE engine_jobs (
     watched BOOLEAN DEFAULT false NOT NULL,
     planned BOOLEAN DEFAULT false NOT NULL,
     would_start_at TIMESTAMP WITH TIME ZONE,
+    would_save_gco2 DOUBLE PRECISION,
     PRIMARY KEY (engine, external_id)
 );
 CREATE INDEX engine_jobs_by_job ON engine_jobs (job_id);

@@ -12,13 +12,22 @@ from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
-from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineJobState, EngineNode, EngineReply
+from services.contracts.engines import (
+    EngineAction,
+    EngineDecision,
+    EngineJob,
+    EngineJobState,
+    EngineMode,
+    EngineNode,
+    EngineReply,
+)
 from services.engines.slurm.commands import SlurmSilentError
 from services.engines.slurm.identities import Identities
 from services.engines.slurm.reading import Rows, SlurmJob, SlurmNode
 from services.engines.slurm.settings import SlurmSettings
 from services.engines.slurm.steering import Changes, Memory, changes_of, is_same_run, report_of
 from services.kit.bridges.energy import ModelledEnergy
+from services.kit.bridges.figures import IDLED
 from services.kit.bridges.talk import Talk
 from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
@@ -65,6 +74,7 @@ class Bridge:
         self._parts: list[EngineNode] = []
         self._unread: dict[str, Collection[str]] = {"jobs": (), "nodes": ()}
         self._nodes_at_s = -1e9
+        self._looked_at_s = 0.0
         self._energy = ModelledEnergy(settings.energy_interval_s)
 
     def take(self, decisions: Sequence[EngineDecision]) -> None:
@@ -105,6 +115,7 @@ class Bridge:
             self._talk.decisions.pop(name, None)  # what was decided of a run that has ended says nothing of another
         # What is to become of a run that ends and is there again, the control plane says once it is told.
         readable = [(job, name) for job, name in live if name not in ended and job.record not in rows.unread]
+        self._note_idle(live, now_s)
         changes = await self._change(readable, now_s)
         await self._report(named, live, rows.unread, now_s)
         self._talk.forget({name for _, name in named}, self._memories, self._older)
@@ -203,6 +214,26 @@ class Bridge:
             elif gone_s[name] >= self._settings.missing_after_s:
                 over.append(self._over(name, EngineJobState.MISSING, None))
         await self._talk.tell_ends(over)
+
+    def _note_idle(self, live: Sequence[tuple[SlurmJob, str]], now_s: float) -> None:
+        """Count the GPUs that are free beside jobs which we hold, since the last look."""
+        since_s, self._looked_at_s = self._looked_at_s, now_s
+        held = [each for each in live if each[0].is_held and each[0].eligible_s > now_s and not each[0].waits_for]
+        if not since_s or not held or self._settings.mode is not EngineMode.CONTROL:
+            return
+        partitions = {name for job, _ in held for name in job.partition.split(",")}
+        nodes = {name: node for name, node in self._nodes.items() if partitions & set(node.partitions)}
+        free = sum(node.gpus for node in nodes.values() if not node.closed)
+        for job, _ in live:
+            free -= sum(len(gpus) for node, gpus in job.shares.items() if node in nodes and not nodes[node].closed)
+        gpus = {"greener_hours": 0, "other": 0}
+        for job, name in held:
+            decision = self._talk.decisions.get(name)
+            gpus["greener_hours" if decision and decision.until else "other"] += job.gpus
+        for reason in ("other", "greener_hours"):
+            idle = max(min(free, gpus[reason]), 0)
+            free -= idle
+            IDLED.labels(reason).inc(idle * max(now_s - since_s, 0.0))
 
     def _over(self, name: str, state: EngineJobState, exit_code: int | None) -> EngineJob:
         key = self._identities.key_of(name) or ("", 0)

@@ -27,6 +27,11 @@ CARRIED_OUT = histogram(
     "From a decision's arrival at the bridge to the report that it was carried out.",
 )
 REFUSALS = counter("wattshift_engine_refusals_total", "Decisions that the engine would not carry out.")
+IDLED = counter(
+    "wattshift_engine_idled_gpu_seconds_total",
+    "GPU seconds that were free while jobs that the engine might have started with them were held by the bridge.",
+    ["reason"],
+)
 REPORTS = counter(
     "wattshift_engine_reports_total", "Reports to the control plane: taken, refused, or not answered.", ["outcome"]
 )

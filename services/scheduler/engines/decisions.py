@@ -48,6 +48,14 @@ def hold_gco2(snapshot: Snapshot, hold: Hold) -> int | None:
     return _run_gco2(snapshot, at, node, int(snapshot.jobs.min_gpus[at]), hold.expected_start_s)
 
 
+def hold_saves_gco2(snapshot: Snapshot, hold: Hold) -> int | None:
+    """Return how much less a waiting job's run will emit than one that begins now, grams; None if that is unknown."""
+    at = snapshot.jobs.index[hold.job_id]
+    node, later = _first_node(snapshot, at), hold_gco2(snapshot, hold)
+    now = None if node is None else _run_gco2(snapshot, at, node, int(snapshot.jobs.min_gpus[at]), snapshot.now_s)
+    return None if now is None or later is None else now - later
+
+
 def start_gco2(snapshot: Snapshot, start: Start) -> int | None:
     """Return the emissions expected of a released job's run, grams; None if they cannot be estimated."""
     node = snapshot.nodes.index[start.placement.shares[0].node_id]

@@ -21,6 +21,7 @@ from services.scheduler.engines.decisions import (
     held,
     hold_gco2,
     hold_note,
+    hold_saves_gco2,
     released,
     requeued,
     start_gco2,
@@ -41,13 +42,16 @@ class Theirs:
 
     Attributes:
         would: What would become of the jobs of dry runs, by job.
-        would_start: Until when waiting jobs of dry runs would be held back; None: they may start.
+        would_start: Until when waiting jobs are held back, or would be in a dry run, and the grams which that saves;
+            None: they may start.
     """
 
     snapshot: Snapshot
     live: Mapping[str, LiveRow]
     would: dict[str, Json] = field(default_factory=dict[str, Json])
-    would_start: dict[str, datetime | None] = field(default_factory=dict[str, "datetime | None"])
+    would_start: dict[str, tuple[datetime | None, int | None]] = field(
+        default_factory=dict[str, "tuple[datetime | None, int | None]"]
+    )
 
     @classmethod
     async def read(cls, connection: Connection, snapshot: Snapshot) -> Theirs:
@@ -58,7 +62,7 @@ class Theirs:
         """Return the starts and stops of a plan to carry out, and note what would become of the jobs of dry runs."""
         preempts = [each for each in preempts if each.reason in STOPS or not self._queues_itself(each.job_id)]
         self.would |= {each.job_id: released(each.gpus, "") for each in starts if self._is_watched(each.job_id)}
-        self.would_start |= {each.job_id: None for each in starts if self._is_watched(each.job_id)}
+        self.would_start |= {each.job_id: (None, None) for each in starts if each.job_id in self.live}
         self.would |= {each.job_id: requeued(0, "") for each in preempts if self._is_watched(each.job_id)}
         return (
             [each for each in starts if not self._is_watched(each.job_id)],
@@ -71,7 +75,7 @@ class Theirs:
         await engines.foresee(connection, self.would_start)
 
     def wanted(self, starts: Sequence[Start], holds: Sequence[Hold]) -> dict[str, Json]:
-        """Return the decisions, by job, and note until when jobs of dry runs would be held back."""
+        """Return the decisions, by job, and note until when jobs are held back."""
         wanted = dict(self.would)
         for start in starts:
             if start.job_id in self.live:
@@ -82,12 +86,13 @@ class Theirs:
             if (row := self.live.get(hold.job_id)) is None:
                 continue
             waits_here = hold.reason is Reason.GREENER_HOURS or row.kind not in QUEUEING
+            start_s = hold.expected_start_s if waits_here else None
+            start_at = None if start_s is None else datetime.fromtimestamp(start_s, UTC)
+            self.would_start[hold.job_id] = start_at, hold_saves_gco2(self.snapshot, hold) if start_at else None
             if self._is_watched(hold.job_id):
                 wanted[hold.job_id] = held(Hold(hold.job_id, hold.reason), "")
                 if not waits_here and (gpus := self._only_size(hold)):
                     wanted[hold.job_id] = released(gpus, "")
-                start_s = hold.expected_start_s if waits_here else None
-                self.would_start[hold.job_id] = None if start_s is None else datetime.fromtimestamp(start_s, UTC)
             elif waits_here:
                 wanted[hold.job_id] = held(hold, hold_note(self.snapshot, hold), hold_gco2(self.snapshot, hold))
             elif gpus := self._only_size(hold):

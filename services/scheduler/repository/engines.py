@@ -38,9 +38,10 @@ UPDATE engine_jobs e SET unfolded = false, watched = g.mode = 'dry_run' FROM kno
 """
 
 FORESEE = """
-UPDATE engine_jobs e SET planned = true, would_start_at = w.start_at
-  FROM unnest($1::text[], $2::timestamptz[]) AS w (job_id, start_at)
- WHERE e.job_id = w.job_id AND NOT e.over AND NOT (e.planned AND e.would_start_at IS NOT DISTINCT FROM w.start_at)
+UPDATE engine_jobs e SET planned = true, would_start_at = w.start_at, would_save_gco2 = w.saves_gco2
+  FROM unnest($1::text[], $2::timestamptz[], $3::float8[]) AS w (job_id, start_at, saves_gco2)
+ WHERE e.job_id = w.job_id AND NOT e.over
+   AND NOT (e.planned AND (e.would_start_at, e.would_save_gco2) IS NOT DISTINCT FROM (w.start_at, w.saves_gco2))
 """
 
 ADMIT = f"""
@@ -189,6 +190,28 @@ SELECT engine, day::text AS day, coalesce(c.counts, '{}') AS counts, s.savings
  ORDER BY engine, day DESC
 """
 
+# Those that are held back longest come first; more than so many nobody reads.
+WAITING = """
+SELECT e.report ->> 'number' AS number, e.report ->> 'name' AS name, e.report ->> 'user' AS "user",
+       e.report ->> 'queue' AS queue, (e.report ->> 'gpus')::int AS gpus, (e.report ->> 'steered')::bool AS steered,
+       coalesce(nullif(e.report ->> 'blocked', ''), e.report ->> 'why_not', '') AS waits_for,
+       CASE WHEN e.would_start_at > now() THEN e.would_start_at END AS held_until,
+       CASE WHEN e.would_start_at > now() THEN e.would_save_gco2 END AS saves_gco2
+  FROM engine_jobs e JOIN jobs j ON j.id = e.job_id
+ WHERE e.engine = $1 AND NOT e.over AND j.state IN ('queued', 'held')
+   AND (NOT $2 OR e.would_start_at > now())
+ ORDER BY held_until DESC NULLS LAST, e.external_id LIMIT 1000
+"""
+
+SHARES = """
+SELECT CASE WHEN (e.report ->> 'steered')::bool THEN '' ELSE e.report ->> 'why_not' END AS why_not,
+       sum(a.gpus * extract(epoch FROM coalesce(a.ended_at, now())
+                                       - greatest(a.running_at, now() - interval '7 days')))::float8 / 3600 AS gpu_h
+  FROM engine_jobs e JOIN allocations a ON a.job_id = e.job_id
+ WHERE e.engine = $1 AND a.running_at IS NOT NULL AND coalesce(a.ended_at, now()) > now() - interval '7 days'
+ GROUP BY 1 ORDER BY 2 DESC, 1
+"""
+
 IS_KNOWN = "SELECT EXISTS (SELECT FROM known_engines WHERE name = $1)"
 
 
@@ -291,6 +314,20 @@ class DayRow(NamedTuple):
     savings: Json | None
 
 
+class WaitingRow(NamedTuple):
+    """A waiting job, as in ``contracts.engines.EngineWaiting``."""
+
+    number: str
+    name: str
+    user: str
+    queue: str
+    gpus: int
+    steered: bool
+    waits_for: str
+    held_until: datetime | None
+    saves_gco2: float | None
+
+
 class DecidedRow(NamedTuple):
     """A decision, with the mode of its engine."""
 
@@ -372,10 +409,11 @@ async def unfollowed(connection: Connection, after_s: float, stream: tuple[str, 
     return [(row["engine"], row["decision"]) for row in await connection.fetch(UNFOLLOWED, after_s, *stream)]
 
 
-async def foresee(connection: Connection, starts: Mapping[str, datetime | None]) -> None:
-    """Store until when jobs of dry runs would be held back, where that has changed; None: not at all."""
+async def foresee(connection: Connection, starts: Mapping[str, tuple[datetime | None, int | None]]) -> None:
+    """Store until when jobs are held back and the grams which that saves, where it has changed; None: not at all."""
     if starts:
-        await connection.execute(FORESEE, list(starts), list(starts.values()))
+        columns = [list(column) for column in zip(*starts.values(), strict=True)]
+        await connection.execute(FORESEE, list(starts), *columns)
 
 
 async def shrinkable(connection: Connection, job_ids: Sequence[str]) -> frozenset[str]:
@@ -448,6 +486,16 @@ async def engines(connection: Connection) -> list[EngineRow]:
 async def days(connection: Connection, within_days: int, engine: str | None = None) -> list[DayRow]:
     """Return the last days of one engine, or of all, newest first."""
     return await fetch_rows(connection, DayRow, DAYS, within_days, engine)
+
+
+async def waiting(connection: Connection, engine: str, *, held: bool) -> list[WaitingRow]:
+    """Return jobs that wait, those that are held back longest first; with ``held`` these alone."""
+    return await fetch_rows(connection, WaitingRow, WAITING, engine, held)
+
+
+async def shares(connection: Connection, engine: str) -> list[tuple[str, float]]:
+    """Return the GPU hours of the last seven days by why their jobs were left alone; "": they were steered."""
+    return [(row["why_not"], row["gpu_h"]) for row in await connection.fetch(SHARES, engine)]
 
 
 async def is_known(connection: Connection, engine: str) -> bool:
