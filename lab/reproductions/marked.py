@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-PLACE = re.compile(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
+PLACE = re.compile(r"<!-- (?!end )([\w-]+) -->\n(?:(?!<!-- ).)*<!-- end -->", re.DOTALL)
 
 
 def filled(text: str, tables: Mapping[str, Callable[[], str]]) -> str:

@@ -142,6 +142,10 @@ def test_every_table_is_made_again_or_is_of_times_alone() -> None:
 
     assert there | {("../powerflow", "marginal")} == {*again, *SIMULATIONS, *MEASURED, *DERIVED}
     assert {page.stem for page in PAGES.glob("*.md")} == {page for page, _ in there} | set(TEXT)
+    empty = re.compile(r"<!-- ((?!end )[^>]+) -->\s*<!-- end -->")
+    assert [
+        (page.stem, empty.findall(page.read_text())) for page in PAGES.glob("*.md") if empty.search(page.read_text())
+    ] == []
 
 
 def test_a_figure_that_is_changed_does_not_pass() -> None:
