@@ -208,7 +208,9 @@ class _Shims:
         check = self.simulation.check
         for index in start.devices:
             board, device = agent.devices[index], agent.driver._devices[index]  # type: ignore[union-attr]
-            holders = [each for each in agent.gangs if each.holding and index in each.devices]  # type: ignore[union-attr]
+            here = [each for each in agent.gangs if index in each.devices]  # type: ignore[union-attr]
+            # What a guest was set to may come into force as it ends; the next tick takes it back.
+            holders = [each for each in here if each.holding or (each.start and each.start.shares)]
             is_own = device.limit_w == LIMIT_W and any(each.settings is not None for each in holders)
             is_free = device.limit_w == board.power_limit_w or is_own
             check("a gang gets its devices as they were made", is_free or start.shares)  # else as its neighbour has it
