@@ -359,12 +359,12 @@ class Agent(ReportingAgent):
     # --- what the loops share
 
     async def _set_devices(self) -> bool:
-        """Set devices as their gangs require; set all to the defaults once the control plane is out of reach.
+        """Set devices as their gangs require, and all others to the defaults.
 
-        An agent that has just started has no lease yet; the gangs that it found run under their own.
+        A gang keeps its limits until it is gone, also once the control plane is out of reach and its lease over: a
+        node that is cut off must not draw more than an order of the grid lets it.
         """
-        is_lost = float("-inf") < self.gangs.deadline < shim.clock()
-        return await self.controls.enforce([] if is_lost else self.clocks.orders(self.gangs))
+        return await self.controls.enforce(self.clocks.orders(self.gangs))
 
     def _take_latency(self, report: LatencyReport) -> None:
         if self.clocks.take(report, shim.clock()):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import time
 from typing import Any
 
 from services.contracts.nodes import MeasuredInterval
@@ -123,14 +125,22 @@ async def test_an_agent_that_ends_restores_the_defaults_and_the_next_one_sets_an
     await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
 
 
-async def test_without_a_control_plane_everything_goes_back_to_the_defaults(node: Node) -> None:
+async def test_without_a_control_plane_limits_stay_until_the_gang_is_gone(node: Node) -> None:
+    """A node that is cut off does not draw more than it may: here its gang outlives the lease, as its shim stands."""
     node.plane.lease_ttl_s = 1.5
     await node.start()
     default = devices(node)
     gang = await node.run(*SLEEP, devices=[0])
     await node.set(gang, 1, w=200.0)
     await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
+    for process in node.processes("shim"):
+        process.send_signal(signal.SIGSTOP)
     node.plane.is_away = True
+    over_s = time.monotonic() + 3 * node.plane.lease_ttl_s
+    await eventually(lambda: time.monotonic() > over_s)
+    assert devices(node) != default
+    for process in node.processes("shim"):
+        process.send_signal(signal.SIGCONT)
     await eventually(lambda: devices(node) == default)
 
 
