@@ -8,7 +8,6 @@ an order can be met without a measurement. Its speed then follows the clock to w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
@@ -51,21 +50,33 @@ class OrderTables(Tables):
         return cls(snapshot.again(jobs=type(jobs).of_columns(columns)), PowerflowConfig())
 
     def assumed(self, job: int, gpu_model: int) -> GangTable:
-        """Return what is assumed of a job without a table of its kind."""
-        table, snapshot = super().assumed(job, gpu_model), self.snapshot
-        host_w = snapshot.host_w.item(gpu_model) if snapshot.host_w.size else 0.0
-        hosts_w = host_w * table.gpus[:, None]
-        known = gpu_model < len(snapshot.limit_range_w) and not np.isnan(snapshot.limit_range_w[gpu_model]).any()
-        if table.kind is not None or not known:
-            return GangTable(table.gpus, table.speed, table.power_w + hosts_w, table.kind, table.values)
-        lowest_w, highest_w = cast("list[float]", snapshot.limit_range_w[gpu_model].tolist())
-        before_w = snapshot.jobs.gpu_power_w.item(job)
-        draws_w = highest_w if np.isnan(before_w) else min(before_w, highest_w)
-        idle_w = min(board_of(snapshot.gpu_models[gpu_model]).idle_w, 0.5 * draws_w)
-        if not snapshot.takes(gpu_model, ControlKind.POWER_LIMIT) or draws_w <= lowest_w:
-            values: Floats = np.array([highest_w])
-        else:
-            values = np.append(np.linspace(lowest_w, draws_w, LEVELS, endpoint=False), highest_w)
-        speed, power_w = under_limit(values, draws_w, idle_w)
-        kind = ControlKind.POWER_LIMIT if values.size > 1 else None
-        return GangTable(table.gpus, table.speed * speed, power_w * table.gpus[:, None] + hosts_w, kind, values)
+        """Return what is assumed of a job without a table of its kind, with its share of the hosts."""
+        table, highest_w = super().assumed(job, gpu_model), self._range_w(gpu_model)[1]
+        power_w = table.power_w
+        if np.isnan(self.snapshot.jobs.gpu_power_w.item(job)) and not np.isnan(highest_w):
+            power_w = power_w * (highest_w / self.config.default_gpu_w)
+        hosts_w = self._host_w(gpu_model) * table.gpus[:, None]
+        return GangTable(table.gpus, table.speed, power_w + hosts_w, table.kind, table.values)
+
+    def completed(self, table: GangTable, gpu_model: int) -> GangTable:
+        """Return a table with what power limits do, where nothing was known of any control."""
+        (lowest_w, highest_w), host_w = self._range_w(gpu_model), self._host_w(gpu_model)
+        each_w = table.power_w[:, -1] / table.gpus - host_w
+        draws_w = min(float(each_w.max()), highest_w)
+        takes = self.snapshot.takes(gpu_model, ControlKind.POWER_LIMIT)
+        if table.kind is not None or not takes or not draws_w > lowest_w:  # which NaN is not, either
+            return table
+        idle_w = min(board_of(self.snapshot.gpu_models[gpu_model]).idle_w, 0.5 * draws_w)
+        values = np.append(np.linspace(lowest_w, draws_w, LEVELS, endpoint=False), highest_w)
+        speed, limited_w = under_limit(values, draws_w, idle_w)
+        power_w = (np.minimum(each_w[:, None], limited_w) + host_w) * table.gpus[:, None]
+        kind = ControlKind.POWER_LIMIT
+        return GangTable(table.gpus, table.speed[:, -1:] * speed, power_w, kind, values, table.power_error)
+
+    def _range_w(self, gpu_model: int) -> tuple[float, float]:
+        known = self.snapshot.limit_range_w
+        lowest_w, highest_w = known[gpu_model].tolist() if gpu_model < len(known) else (np.nan, np.nan)
+        return lowest_w, highest_w
+
+    def _host_w(self, gpu_model: int) -> float:
+        return self.snapshot.host_w.item(gpu_model) if self.snapshot.host_w.size else 0.0

@@ -103,7 +103,13 @@ class Tables:
             table = snapshot.gangs[int(snapshot.jobs.control_curve[job])][gpu_model]
         else:
             table = self.assumed(job, gpu_model)
-        return table if table.kind is None or snapshot.takes(gpu_model, table.kind) else table.default_only()
+        takes = table.kind is None or snapshot.takes(gpu_model, table.kind)
+        return self.completed(table if takes else table.default_only(), gpu_model)
+
+    def completed(self, table: GangTable, gpu_model: int) -> GangTable:
+        """Return a table with what is known of it besides; here nothing."""
+        del gpu_model
+        return table
 
     def assumed(self, job: int, gpu_model: int) -> GangTable:
         """Return what is assumed of a job without a table of its kind."""

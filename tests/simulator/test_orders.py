@@ -1,0 +1,61 @@
+"""Orders of the grid in the simulator, met by the live layer: a busy cluster of 1,024 GPUs, for ten hours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from services.core.domain.errors import DomainError
+from services.simulator.engine import EngineOptions, SimulationResult, simulate
+from services.simulator.engine.orders import SimulatedOrder
+from services.simulator.workload import ClusterSpec, Workload
+from tests.support.workloads import START_S, a_profile, a_trace, a_workload
+
+HOUR_S = 3_600.0
+N_JOBS = 256
+CLUSTER = ClusterSpec.parse("128x8:A100")
+
+
+def busy() -> Workload:
+    """Jobs of four GPUs that keep all of them busy for a day: three in ten of class 0, the others of 25 and 50 %."""
+    kinds = [a_profile(f"k{at}", gpu_w=300.0 + 30.0 * at, restart_s=30.0, checkpoint_s=10.0) for at in range(3)]
+    jobs = [(float(at), 4 * 24 * HOUR_S, 4) for at in range(N_JOBS)]
+    made = a_workload(jobs, kinds, profile=[at % 3 for at in range(N_JOBS)])
+    flex = np.array([(0.0, 0.25, 0.5, 0.5, 0.25, 0.5, 0.5, 0.0, 0.5, 0.0)[at % 10] for at in range(N_JOBS)])
+    return replace(made, flex=flex)
+
+
+def run(policy: str, *orders: SimulatedOrder) -> SimulationResult:
+    options = EngineOptions(orders=orders, settings_known=False)
+    return simulate(policy, busy(), CLUSTER, a_trace((300.0,) * 240), options=options)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "las", "joint"])
+def test_an_order_of_ten_hours_is_reached_at_once_and_kept(policy: str) -> None:
+    order = SimulatedOrder(START_S + 4 * HOUR_S, 10 * HOUR_S, cut=0.35)
+
+    free, ordered = run(policy), run(policy, order)
+
+    (kept,) = ordered.orders
+    assert kept["limit_w"] == pytest.approx(0.65 * kept["baseline_w"])
+    assert kept["reached_s"] <= 10
+    assert kept["above_most"] <= 0.02
+    assert kept["rebound"] <= 0.05
+    assert kept["mean_w"] >= 0.98 * kept["limit_w"], "no more is taken than ordered"
+    assert ordered.completed == N_JOBS
+    slower = ordered.columns.jct_s / free.columns.jct_s - 1
+    spared = busy().flex == 0
+    assert slower[spared].max() <= 0.01
+    assert slower[~spared].max() > 0.01
+
+
+def test_an_order_to_an_idle_cluster_changes_nothing() -> None:
+    order = SimulatedOrder(START_S + 200 * HOUR_S, HOUR_S, to_w=1.0)
+    assert run("fifo", order).orders == ()
+
+
+def test_an_order_says_how_much() -> None:
+    with pytest.raises(DomainError, match="either a cut or watts"):
+        SimulatedOrder(0.0, 1.0)
