@@ -110,6 +110,34 @@ class GridOrder(Message):
     revision: int = Field(description="1, and one more after each change.")
 
 
+class GridOrderJob(Message):
+    """What one job had in it."""
+
+    job_id: str | None = Field(description="Null: what no job drew.")
+    before_w: float = Field(description="Its mean draw in the ten minutes before `baseline_at`, watts.")
+    during_w: float = Field(description="Its mean draw while the order was in force, watts.")
+
+
+class GridOrderReport(Message):
+    """What came of an order, by the ledger; `docs/grid.md` says how each figure is computed."""
+
+    order: GridOrder
+    nodes: list[str] = Field(description="The nodes whose lines are counted.")
+    since: Instant = Field(description="Its start.")
+    until: Instant = Field(description="Its end, or the end of the newest line that it has.")
+    baseline_w: float
+    limit_w: float = Field(description="The mean of its limits, watts.")
+    mean_w: float = Field(description="The mean draw, watts.")
+    ordered_w: float = Field(description="`baseline_w` less `limit_w`.")
+    delivered_w: float = Field(description="`baseline_w` less `mean_w`.")
+    above_most: float = Field(description="Excess of the worst five minutes, as a share of their limit.")
+    rebound: float | None = Field(
+        description="Excess of the worst five minutes in the time after it, as a share of the baseline; null while "
+        "there are none."
+    )
+    jobs: list[GridOrderJob] = Field(description="Those that changed most first.")
+
+
 class GridOrderList(Message):
     """Orders, those that begin last first."""
 

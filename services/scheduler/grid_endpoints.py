@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from redis.asyncio import Redis
 
-from services.contracts.grid import GridOrder, GridOrderChange, GridOrderList, GridOrderSpec
+from services.contracts.grid import GridOrder, GridOrderChange, GridOrderList, GridOrderReport, GridOrderSpec
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Name
 from services.kit.identity import Operator
@@ -61,6 +61,15 @@ async def list_grid_orders(_: Operator, orders: Orders, query: Annotated[PageQue
 async def get_grid_order(order_id: Name, _: Operator, orders: Orders) -> GridOrder:
     """Get an order of the grid."""
     return await orders.find(order_id)
+
+
+@router.get(
+    "/orders/{order_id}/report",
+    responses={409: {"description": "The order has not begun, or the ledger has no line of it yet: `conflict`."}},
+)
+async def report_grid_order(order_id: Name, _: Operator, orders: Orders) -> GridOrderReport:
+    """Report what came of an order of the grid, by the ledger."""
+    return await orders.report(order_id)
 
 
 @router.patch(

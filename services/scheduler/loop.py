@@ -252,8 +252,11 @@ class Scheduler:
                 kept=self._kept,
                 known_version=self._memory[0] if self._memory and not self._settings.record_dir else None,
             )
-            snapshot, self._ratios = with_ratios(loaded.snapshot, self._ratios)
-            loaded = replace(loaded, snapshot=snapshot)
+            snapshot, ratios = with_ratios(loaded.snapshot, self._ratios)
+            for order in snapshot.orders if ratios != self._ratios else ():
+                watts = {"measured_w": order.measured_w, "limit_w": order.limit_w, "ratio": order.ratio}
+                log.info("grid.order", order=order.id, **{name: round(value, 3) for name, value in watts.items()})
+            self._ratios, loaded = ratios, replace(loaded, snapshot=snapshot)
             if loaded.withheld:
                 async with self._database.connection() as connection:
                     await gates.explain(connection, loaded.withheld)

@@ -183,6 +183,45 @@ async def test_a_zone_alone_is_ordered(world: World) -> None:
     assert {job: await limit_w(world, job) is not None for job in jobs} == {job: job == there["job_id"] for job in jobs}
 
 
+async def test_a_report_says_what_was_cut_and_whose_part_that_is(world: World) -> None:
+    await node(world)
+    soft, hard = await running(world, flex=50), await running(world, flex=0)
+    order = await give(world, steps=cut(0.2), duration_s=1200)
+    (now,) = await world.fetch("SELECT start_at FROM grid_orders")
+    draws = {soft: (720.0, 430.0), hard: (720.0, 720.0)}
+    for job, (before_w, during_w) in draws.items():
+        for at in range(-10, 40):  # minutes: before, during, and after the order
+            watts = during_w if 0 <= at < 20 else 1.04 * before_w if at >= 20 else before_w
+            await world.fetch(
+                "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, "
+                "gpu_energy_j, cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, "
+                "intensity_estimated, pue, carbon_gco2) SELECT 'n1', 'b', $1::int + 100, $2, $2, "
+                "$3::timestamptz + make_interval(mins => $1::int - 60), "
+                "$3::timestamptz + make_interval(mins => $1::int - 59), "
+                "2, 60 * $4::float8, 0, 0, 'counter', 'Z', 'average', 300, false, 1, 0 RETURNING 1",
+                at,
+                job,
+                now["start_at"],
+                watts,
+            )
+    async with grid(world) as api:
+        early = await api.get(f"/v1/grid/orders/{order['id']}/report")
+        await world.fetch(
+            "UPDATE grid_orders SET start_at = start_at - interval '1 hour', end_at = end_at - interval '1 hour', "
+            "baseline_at = baseline_at - interval '1 hour' RETURNING 1"
+        )
+        report = (await api.get(f"/v1/grid/orders/{order['id']}/report")).json()
+    assert early.status_code == 409
+    assert (report["baseline_w"], report["limit_w"]) == (pytest.approx(1440), pytest.approx(0.8 * 1440))
+    assert (report["mean_w"], report["delivered_w"]) == (pytest.approx(1150), pytest.approx(290))
+    assert report["above_most"] == 0
+    assert report["rebound"] == pytest.approx(0.04)
+    assert report["jobs"] == [
+        {"job_id": soft, "before_w": pytest.approx(720), "during_w": pytest.approx(430)},
+        {"job_id": hard, "before_w": pytest.approx(720), "during_w": pytest.approx(720)},
+    ]
+
+
 async def test_the_same_key_is_the_same_order(world: World) -> None:
     await node(world)
     body = {"duration_s": 600, "steps": cut(0.2)}

@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     grid.command("show")(show_order)
     grid.command("amend")(amend_order)
     grid.command("withdraw")(withdraw_order)
+    grid.command("report")(report_order)
     app.add_typer(grid, name="grid")
 
 
@@ -112,6 +113,27 @@ def amend_order(
     if not body:
         raise CliError("say what to change: --cut, --to, --profile, --from or --for", EXIT_USAGE)
     _tell(Gateway().call("PATCH", f"/v1/grid/orders/{order}", body=body), as_json)
+
+
+def report_order(order: Order, as_json: AsJson = False) -> None:
+    """Say what came of an order: what was cut, what came back after it, and each job's part."""
+    found = Gateway().get(f"/v1/grid/orders/{order}/report")
+    if as_json:
+        output.print_json(found)
+        return
+    _tell(found["order"], as_json=False)
+    console.print(
+        f"until {_time(found['until'])}: {_power(found['delivered_w'])} less than the baseline, "
+        f"{_power(found['ordered_w'])} ordered; drawn {_power(found['mean_w'])} in the mean",
+        soft_wrap=True,
+    )
+    rebound = "-" if found["rebound"] is None else f"{100 * found['rebound']:.1f} %"
+    above = f"{100 * found['above_most']:.1f} %"
+    console.print(f"worst five minutes {above} above the limit, rebound {rebound}", soft_wrap=True)
+    shown = output.table("job", "before", "during", right=("before", "during"))
+    for job in found["jobs"]:
+        shown.add_row(job["job_id"] or "(idle)", _power(job["before_w"]), _power(job["during_w"]))
+    console.print(shown)
 
 
 def withdraw_order(order: Order, as_json: AsJson = False) -> None:

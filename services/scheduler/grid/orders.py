@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from services.contracts.codes import ProblemCode
-from services.contracts.grid import GridOrder, GridOrderChange, GridOrderSpec, GridOrderState, GridStep
+from services.contracts.grid import (
+    GridOrder,
+    GridOrderChange,
+    GridOrderReport,
+    GridOrderSpec,
+    GridOrderState,
+    GridStep,
+)
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError
 from services.core.domain.orders import Curve, curve_of, least_of
 from services.db.database import Connection, Database
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, not_found
+from services.scheduler.grid.reports import BEFORE_S, reported
 from services.scheduler.repository import audit, orders, snapshots
-from services.scheduler.repository.orders import NewOrder, OrderRow
+from services.scheduler.repository.orders import LineRow, NewOrder, OrderRow
 
 NOT_AGAIN = "This order has ended or is withdrawn."
 
@@ -104,6 +112,26 @@ class GridOrders:
         """
         async with self._database.connection() as connection:
             return await _found(connection, order_id)
+
+    async def report(self, order_id: str) -> GridOrderReport:
+        """Return what came of an order.
+
+        Raises:
+            ProblemError: 404 if there is none, 409 if nothing can be said yet.
+        """
+        async with self._database.transaction("repeatable_read", readonly=True) as connection:
+            row = await orders.find(connection, order_id)
+            if row is None:
+                raise not_found("order")
+            limits, baseline_at = curve(row), row.baseline_at
+            lines: list[LineRow] = []
+            if limits is not None and baseline_at is not None and row.start_at < row.now_at:
+                until = datetime.fromtimestamp(limits[-1][0], UTC)
+                lines = await orders.lines(connection, baseline_at - timedelta(seconds=BEFORE_S), until, row.zone)
+        found = None if limits is None else reported(shown(row), limits, lines, row.withdrawn_at)
+        if found is None:
+            raise ProblemError(409, ProblemCode.CONFLICT, "The ledger has no line yet of the time in which it held.")
+        return found
 
     async def page(self, before: str | None, limit: int) -> list[GridOrder]:
         """Return the orders made before one, the newest first."""

@@ -69,6 +69,24 @@ UPDATE grid_orders SET withdrawn_at = now(), revision = revision + 1
 """
 
 
+LINES = """
+SELECT l.job_id, extract(epoch FROM l.start_at)::float8 AS start_s, extract(epoch FROM l.end_at)::float8 AS end_s,
+       l.energy_j, l.node_id
+  FROM energy_lines l JOIN known_nodes n ON n.id = l.node_id
+ WHERE l.end_at > $1 AND l.start_at < $2 AND NOT n.measures_only AND ($3::text IS NULL OR n.zone = $3)
+"""
+
+
+class LineRow(NamedTuple):
+    """A line of the ledger; times are UTC seconds."""
+
+    job_id: str | None
+    start_s: float
+    end_s: float
+    energy_j: float
+    node_id: str
+
+
 class OrderRow(NamedTuple):
     """An order, and the database's time."""
 
@@ -144,6 +162,11 @@ async def baseline_w(connection: Connection, until: datetime, zone: str | None) 
     """
     found = await connection.fetchval(BASELINE, until, zone)
     return await connection.fetchval(READ, zone) if found is None else found
+
+
+async def lines(connection: Connection, since: datetime, until: datetime, zone: str | None) -> list[LineRow]:
+    """Return the ledger's lines of a time."""
+    return await fetch_rows(connection, LineRow, LINES, since, until, zone)
 
 
 async def set_baseline(connection: Connection, order_id: str, watts: float, at: datetime) -> None:

@@ -1,0 +1,61 @@
+"""Reports of orders, from the ledger's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+
+from services.contracts.grid import GridOrder, GridOrderJob, GridOrderReport
+from services.core.accounting.orders import BUCKET_S, EnergyLines, excess, mean_limit_w
+from services.core.domain.orders import Curve
+from services.scheduler.repository.orders import LineRow
+
+BEFORE_S = 600.0  #: The baseline is the mean of so long
+
+
+def reported(
+    order: GridOrder, limits: Curve, rows: Sequence[LineRow], withdrawn_at: datetime | None
+) -> GridOrderReport | None:
+    """Return what came of an order; None if the ledger has no line yet of the time in which it held.
+
+    Args:
+        limits: As ``curve_of``.
+        rows: The lines from ``BEFORE_S`` before its baseline until the time after it is over.
+    """
+    begin_s, baseline_s = order.start_at.timestamp(), order.baseline_at.timestamp() if order.baseline_at else 0.0
+    ends_s = min(order.end_at.timestamp(), withdrawn_at.timestamp() if withdrawn_at else np.inf)
+    newest_s = max((row.end_s for row in rows), default=0.0)
+    until_s = min(ends_s, newest_s)
+    if until_s <= begin_s or order.baseline_w is None:
+        return None
+    owners = sorted({row.job_id or "" for row in rows})
+    at = {owner: index for index, owner in enumerate(owners)}
+    lines = EnergyLines(
+        np.array([at[row.job_id or ""] for row in rows], dtype=np.int64),
+        *(np.array([getattr(row, name) for row in rows]) for name in ("start_s", "end_s", "energy_j")),
+    )
+    before_w = lines.within(baseline_s - BEFORE_S, baseline_s, len(owners)) / BEFORE_S
+    during_w = lines.within(begin_s, until_s, len(owners)) / (until_s - begin_s)
+    limit_w, mean_w = mean_limit_w(limits, begin_s, until_s), float(during_w.sum())
+    after = ((ends_s, order.baseline_w), (np.inf, np.inf))
+    recovered_s = min(newest_s, limits[-1][0])
+    by_change = sorted(range(len(owners)), key=lambda each: (-abs(before_w[each] - during_w[each]), owners[each]))
+    return GridOrderReport(
+        order=order,
+        nodes=sorted({row.node_id for row in rows}),
+        since=order.start_at,
+        until=datetime.fromtimestamp(until_s, UTC),
+        baseline_w=order.baseline_w,
+        limit_w=limit_w,
+        mean_w=mean_w,
+        ordered_w=order.baseline_w - limit_w,
+        delivered_w=order.baseline_w - mean_w,
+        above_most=excess(lines, limits, begin_s, until_s),
+        rebound=excess(lines, after, ends_s, recovered_s) if recovered_s - ends_s >= BUCKET_S else None,
+        jobs=[
+            GridOrderJob(job_id=owners[each] or None, before_w=float(before_w[each]), during_w=float(during_w[each]))
+            for each in by_change
+        ],
+    )
