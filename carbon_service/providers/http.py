@@ -80,8 +80,9 @@ class ProviderClient:
         auth: httpx.BasicAuth | None = None,
         cache_s: float = 0.0,
         limit: RateLimit | None = None,
+        read: Callable[[bytes], Any] = orjson.loads,
     ) -> Any:
-        """Return the JSON of a 200 response; a response to the same request that is younger than ``cache_s`` is reused.
+        """Return the JSON of a 200 response, or what ``read`` makes of it; one younger than ``cache_s`` is reused.
 
         Raises:
             ProviderError: Every attempt failed, or the response is an error that retrying cannot fix.
@@ -100,7 +101,7 @@ class ProviderClient:
                     key, headers={**self._headers, **headers}, auth=auth, timeout=self._pacing.timeout_s
                 )
                 if answer.status_code == 200:
-                    content = orjson.loads(answer.content)
+                    content = read(answer.content)
                     if cache_s:
                         self._remember(key, content)
                     return content
@@ -111,6 +112,8 @@ class ProviderClient:
                 failure = ProviderError(f"{path}: {type(error).__name__} {error}".rstrip())
             except orjson.JSONDecodeError:
                 failure = ProviderError(f"{path}: the answer is not JSON")
+            except ValueError as error:
+                failure = ProviderError(f"{path}: {error}")
         raise failure
 
     async def _pause(self, attempt: int, failure: ProviderError) -> bool:

@@ -11,7 +11,10 @@ import httpx
 import orjson
 import pytest
 
+from carbon_service.providers.eco2mix import Eco2mix
+from carbon_service.providers.eia import Eia
 from carbon_service.providers.electricity_maps import ElectricityMaps
+from carbon_service.providers.energinet import Energinet
 from carbon_service.providers.pjm import Pjm
 from carbon_service.providers.protocol import Point, Provider, ProviderError
 from carbon_service.providers.uk import UkCarbonIntensity
@@ -48,16 +51,19 @@ GOOD_TIME = "2025-10-09T08:00:00Z"
 def a_row(time: Any, value: Any) -> dict[str, Any]:
     """Return one row that has the fields of all providers."""
     fields = ("carbonIntensity", "value", "marginal_co2_avg_lb_mwh", "marginal_co2_rate", "forecast", "actual")
+    fields = (*fields, "CO2Emission", "charbon", "taux_co2")
     times = ("datetime", "from", "to", "point_time", "datetime_beginning_utc", "datetime_beginning_ept", "generated_at")
+    times = (*times, "period", "Minutes5UTC", "date_heure")
     nested = {"forecast": value, "actual": value, "index": "low"}
-    rest = {"intensity": nested, "zone": "Z", "isEstimated": value}
+    rest = {"intensity": nested, "zone": "Z", "isEstimated": value, "fueltype": "COL", "gaz": 1}
     return dict.fromkeys(fields, value) | dict.fromkeys(times, time) | rest
 
 
 def a_body(zone: str, *rows: Any) -> dict[str, Any]:
-    lists = {name: list(rows) for name in ("data", "history", "forecast", "items")}
+    lists = {name: list(rows) for name in ("data", "history", "forecast", "items", "records")}
     meta = {"region": zone, "units": "lbs_co2_per_mwh", "generated_at": GOOD_TIME, "signal_type": "co2_moer"}
     first = rows[0] if rows and isinstance(rows[0], dict) else {}
+    lists["response"] = {"data": list(rows)}  # type: ignore[assignment]
     return {**first, **lists, "zone": zone, "meta": meta, "token": "t", "updatedAt": GOOD_TIME, "totalRows": len(rows)}
 
 
@@ -81,6 +87,9 @@ def providers(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> dict
         "maps": (ElectricityMaps(http, now_s, watch.pacing(), "t", base_url=upstream.url), "DE"),
         "watttime": (WattTime(http, now_s, watch.pacing(), "u", "p", base_url=upstream.url), "US-CAL-CISO"),
         "pjm": (Pjm(http, now_s, watch.pacing(), "k", base_url=upstream.url), "US-MIDA-PJM"),
+        "eia": (Eia(http, now_s, watch.pacing(), "k", base_url=upstream.url), "US-MIDA-PJM"),
+        "eco2mix": (Eco2mix(http, now_s, watch.pacing(), upstream.url), "FR"),
+        "energinet": (Energinet(http, now_s, watch.pacing(), upstream.url), "DK-DK1"),
     }
 
 
@@ -89,6 +98,7 @@ def contents(zone: str) -> list[bytes]:
     odd = [a_row(GOOD_TIME, value) for value in VALUES] + [a_row(time, 100) for time in TIMES]
     wrapped: list[Any] = [*odd, None, [], "x", 1]
     bodies = [a_body(zone, a_row(GOOD_TIME, 100), row) for row in wrapped] + [a_body(zone, row) for row in wrapped]
+    bodies += [[a_row(GOOD_TIME, 100), row] for row in wrapped]
     bodies += [a_body("ELSEWHERE", a_row(GOOD_TIME, 100)), a_body(zone, *odd)]
     return [*BODIES, *(_json(body) for body in bodies)]
 
@@ -106,15 +116,16 @@ def assert_sane(points: tuple[Point, ...]) -> None:
         assert FIRST_S <= point.start_s < point.end_s <= LAST_S + 86_400
 
 
-@pytest.mark.parametrize("name", ["uk", "maps", "watttime", "pjm"])
+@pytest.mark.parametrize("name", ["uk", "maps", "watttime", "pjm", "eia", "eco2mix", "energinet"])
 async def test_hostile_answers_become_sane_points_or_one_error(
-    providers: dict[str, tuple[Provider, str]], upstream: Upstream, name: str
+    providers: dict[str, tuple[Provider, str]], upstream: Upstream, watch: Watch, name: str
 ) -> None:
     provider, zone = providers[name]
     assert isinstance(upstream, Hostile)
     refused = 0
     for content in contents(zone):
         upstream.content = content
+        watch.now_s += 600.0  # past what is cached
         for signal in Signal:
             if signal not in provider.signals:
                 continue

@@ -156,6 +156,9 @@ def test_every_provider_takes_its_settings_from_the_environment(monkeypatch: pyt
         "WATTTIME_REGIONS": "GB=UK, US-CAL-CISO=CAISO_NORTH",
         "PJM_KEY": "k",
         "PJM_PNODES": "GB=7",
+        "EIA_KEY": "k",
+        "ENTSOE_TOKEN": "t",
+        "ENTSOE_AREAS": "GB=10YGB----------A",
         "UK_URL": "http://127.0.0.1:1",
     }
     for name, value in chosen.items():
@@ -163,8 +166,9 @@ def test_every_provider_takes_its_settings_from_the_environment(monkeypatch: pyt
     read = read_settings({"GB": PROVIDERS}, PROVIDERS)
     context = ProviderContext(httpx.AsyncClient(), Now(), Pacing(), Replay(0.0, 0.0, 1.0))
     built = build_providers(read, PROVIDERS, context)
-    assert list(built) == ["recorded", "uk", "electricity_maps", "watttime", "pjm"]
-    assert all(provider.feed("GB") is not None for provider in built.values())
+    assert set(built) == set(PROVIDERS)
+    of_others = {"eco2mix": "FR", "energinet": "DK-DK1", "eia": "US-CAL-CISO"}
+    assert all(provider.feed(of_others.get(name, "GB")) is not None for name, provider in built.items())
 
 
 def test_a_zone_may_take_two_signals_from_two_providers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,83 @@
+"""France by the quarter of an hour: RTE's eCO2mix, published by ODRÉ; no key is needed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+
+import httpx
+
+from carbon_service.providers.entry import ProviderEntry, ProviderSettings
+from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.mix import Mix, MixProvider, intensity
+from carbon_service.providers.protocol import DAY_S, Feed
+from carbon_service.providers.readings import field, instant_s, number, rows
+from services.core.domain.carbon import Signal
+
+BASE_URL = "https://odre.opendatasoft.com/api/explore/v2.1"
+PATH = "/catalog/datasets/eco2mix-national-tr/exports/json"
+SOURCES = {
+    **{"charbon": "coal", "gaz": "gas", "fioul": "oil", "nucleaire": "nuclear", "hydraulique": "hydro"},
+    **{"eolien": "wind", "solaire": "solar", "bioenergies": "biomass"},
+}
+MOST_TIMES, MOST_APART = 2.0, 20.0
+"""RTE's own direct intensity (which counts waste and biomass too) and ours may differ by this factor plus gCO2/kWh."""
+FEED = Feed(
+    zone_name="France",
+    attribution="RTE, eCO2mix, by ODRÉ, Licence Ouverte 2.0; factors of IPCC AR5",
+    step_s=1800.0,
+    max_age_s=3 * 3600.0,
+    poll_interval_s=900.0,
+    history_s=30 * DAY_S,
+    revision_s=DAY_S,
+)
+
+
+class Eco2mix(MixProvider):
+    """Zone ``FR``."""
+
+    name = "eco2mix"
+
+    def __init__(
+        self, http: httpx.AsyncClient, now_s: Callable[[], float], pacing: Pacing, base_url: str = BASE_URL
+    ) -> None:
+        super().__init__(FEED, now_s)
+        self._client = ProviderClient(http, base_url, pacing, RateLimit(30, 60.0))
+
+    def area(self, zone: str) -> str | None:
+        """Return France for ``FR``."""
+        return "France" if zone == "FR" else None
+
+    async def mixes(self, area: str, start_s: float, end_s: float) -> AsyncIterator[Mix]:
+        """Yield the steps that are known; those to come are rows without values."""
+        names = ",".join(("date_heure", "taux_co2", *SOURCES))
+        where = f"date_heure >= '{_minute(start_s)}' AND date_heure < '{_minute(end_s)}'"
+        answer = await self._client.get(PATH, {"select": names, "where": where, "timezone": "UTC"}, cache_s=60.0)
+        for row in rows(answer):
+            read = ((source, number(field(row, name))) for name, source in SOURCES.items())
+            power_mw = {source: mw for source, mw in read if mw is not None}
+            if power_mw or not isinstance(row, dict):
+                own, ours = number(field(row, "taux_co2")), intensity(power_mw, Signal.AVERAGE_DIRECT)[0]
+                near = own is None or ours is None or _near(own, ours)
+                yield Mix(instant_s(field(row, "date_heure")), power_mw, is_doubted=not near)
+
+
+class Eco2mixSettings(ProviderSettings):
+    """Prefix ``CARBON_ECO2MIX_``."""
+
+    url: str = BASE_URL
+
+
+ENTRY = ProviderEntry(
+    "eco2mix",
+    Eco2mixSettings,
+    lambda settings, context: Eco2mix(context.http, context.now_s, context.pacing, settings.url),
+)
+
+
+def _near(one: float, other: float) -> bool:
+    return max(one, other) <= MOST_TIMES * min(one, other) + MOST_APART
+
+
+def _minute(time_s: float) -> str:
+    return f"{datetime.fromtimestamp(time_s - time_s % 60, UTC):%Y-%m-%dT%H:%M:%SZ}"

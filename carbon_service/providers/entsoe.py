@@ -1,0 +1,155 @@
+"""Europe by ENTSO-E's Transparency Platform: actual generation per type (document A75); a free token is needed.
+
+The API answers in XML. A series is one source over one or more periods of equal steps; of a block of variable size
+(curve A03) the positions that are left out repeat the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from xml.etree import ElementTree
+
+import httpx
+from pydantic import Field, SecretStr
+
+from carbon_service.providers.entry import ProviderContext, ProviderEntry, ProviderSettings
+from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
+from carbon_service.providers.protocol import DAY_S, Feed
+from carbon_service.providers.readings import instant_s, number
+from carbon_service.values import Pairs
+
+BASE_URL = "https://web-api.tp.entsoe.eu"
+RANGE_S, HOUR_S = 7 * DAY_S, 3600.0  #: One request covers a week: a series for each source, at most 100 in an answer
+LONGEST_BYTES = 20_000_000
+STEPS_S = {"PT15M": 900.0, "PT30M": 1800.0, "PT60M": HOUR_S}
+SOURCES = {
+    **{"B01": "biomass", "B02": "lignite", "B03": "gas", "B04": "gas", "B05": "coal", "B06": "oil", "B07": "lignite"},
+    **{"B08": "peat", "B09": "geothermal", "B10": STORED, "B11": "hydro", "B12": "hydro", "B13": "waves"},
+    **{"B14": "nuclear", "B16": "solar", "B18": "wind at sea", "B19": "wind", "B25": STORED},
+}
+"""By production type (PsrType). Gas from coal counts as gas and oil shale as lignite; waste (B17), other
+renewables (B15) and others (B20) are unknown."""
+AREAS = {
+    **{"AT": "10YAT-APG------L", "BA": "10YBA-JPCC-----D", "BE": "10YBE----------2", "BG": "10YCA-BULGARIA-R"},
+    **{"CH": "10YCH-SWISSGRIDZ", "CZ": "10YCZ-CEPS-----N", "DE": "10Y1001A1001A83F", "DK-DK1": "10YDK-1--------W"},
+    **{"DK-DK2": "10YDK-2--------M", "EE": "10Y1001A1001A39I", "ES": "10YES-REE------0", "FI": "10YFI-1--------U"},
+    **{"FR": "10YFR-RTE------C", "GR": "10YGR-HTSO-----Y", "HR": "10YHR-HEP------M", "HU": "10YHU-MAVIR----U"},
+    **{"IE": "10Y1001A1001A59C", "IT": "10YIT-GRTN-----B", "LT": "10YLT-1001A0008Q", "LV": "10YLV-1001A00074"},
+    **{"NL": "10YNL----------L", "NO-NO1": "10YNO-1--------2", "NO-NO2": "10YNO-2--------T"},
+    **{"NO-NO3": "10YNO-3--------J", "NO-NO4": "10YNO-4--------9", "NO-NO5": "10Y1001A1001A48H"},
+    **{"PL": "10YPL-AREA-----S", "PT": "10YPT-REN------W", "RO": "10YRO-TEL------P", "RS": "10YCS-SERBIATSOV"},
+    **{"SE": "10YSE-1--------K", "SE-SE1": "10Y1001A1001A44P", "SE-SE2": "10Y1001A1001A45N"},
+    **{"SE-SE3": "10Y1001A1001A46L", "SE-SE4": "10Y1001A1001A47J", "SI": "10YSI-ELES-----O", "SK": "10YSK-SEPS-----K"},
+}
+FEED = Feed(
+    zone_name="",
+    attribution="ENTSO-E Transparency Platform, actual generation per type; factors of IPCC AR5",
+    step_s=HOUR_S,
+    max_age_s=6 * HOUR_S,
+    poll_interval_s=900.0,
+    history_s=90 * DAY_S,
+    revision_s=DAY_S,
+)
+
+
+class Entsoe(MixProvider):
+    """Zones by the energy identification code of their area."""
+
+    name = "entsoe"
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        now_s: Callable[[], float],
+        pacing: Pacing,
+        token: str,
+        areas: Mapping[str, str] = AREAS,
+        base_url: str = BASE_URL,
+    ) -> None:
+        super().__init__(FEED, now_s)
+        self._token = token
+        self._areas = {**AREAS, **areas}
+        self._client = ProviderClient(http, base_url, pacing, RateLimit(100, 60.0))
+
+    def area(self, zone: str) -> str | None:
+        """Return the code of a zone's area."""
+        return self._areas.get(zone)
+
+    async def mixes(self, area: str, start_s: float, end_s: float) -> AsyncIterator[Mix]:
+        """Yield the steps of the range; what a source consumes has no place in a mix."""
+        first_s = start_s - start_s % HOUR_S
+        while first_s < end_s:
+            until_s = min(first_s + RANGE_S, end_s - end_s % -HOUR_S)
+            params = {
+                **{"securityToken": self._token, "documentType": "A75", "processType": "A16", "in_Domain": area},
+                **{"periodStart": _minute(first_s), "periodEnd": _minute(until_s)},
+            }
+            steps: dict[float | None, dict[str, float]] = {}
+            for psr, at_s, power_mw in await self._client.get("/api", params, cache_s=60.0, read=generated):
+                mix, source = steps.setdefault(at_s, {}), SOURCES.get(psr, UNKNOWN)
+                mix[source] = mix.get(source, 0.0) + power_mw
+            for at_s, mix in steps.items():
+                yield Mix(at_s, mix)
+            first_s = until_s
+
+
+def generated(content: bytes) -> list[tuple[str, float | None, float]]:
+    """Return production type, beginning and megawatts of each step of an answer; none of one without data.
+
+    Raises:
+        ValueError: It is no such document.
+    """
+    if b"<!DOCTYPE" in content or b"<!ENTITY" in content or len(content) > LONGEST_BYTES:
+        raise ValueError("the answer is too long, or declares entities")
+    try:
+        root = ElementTree.fromstring(content)
+    except ElementTree.ParseError as error:
+        raise ValueError("the answer is not XML") from error
+    if root.tag.rpartition("}")[2] == "Acknowledgement_MarketDocument":  # there is nothing for the range
+        return []
+    return [step for each in root.findall("{*}TimeSeries") for step in _steps(each)]
+
+
+def _steps(found: ElementTree.Element) -> Iterator[tuple[str, float | None, float]]:
+    if found.find("{*}outBiddingZone_Domain.mRID") is not None:  # what the source consumed
+        return
+    psr, curve = found.findtext("{*}MktPSRType/{*}psrType", ""), found.findtext("{*}curveType", "")
+    for period in found.findall("{*}Period"):
+        start_s, end_s = (instant_s(period.findtext(f"{{*}}timeInterval/{{*}}{name}")) for name in ("start", "end"))
+        step_s = STEPS_S.get(period.findtext("{*}resolution", ""))
+        if start_s is None or step_s is None:
+            yield psr, None, 0.0
+            continue
+        read = (
+            (number(at.findtext("{*}position")), number(at.findtext("{*}quantity")))
+            for at in period.findall("{*}Point")
+        )
+        points = sorted((position, mw) for position, mw in read if position is not None and mw is not None)
+        last = 1 + (end_s - start_s) / step_s if end_s is not None and curve == "A03" else 0.0
+        followings = [*(position for position, _ in points), last][1:]
+        for (position, mw), following in zip(points, followings, strict=True):
+            held = int(min(following - position, 7 * 96)) if curve == "A03" else 1
+            for step in range(max(1, held)):
+                yield psr, start_s + (position - 1 + step) * step_s, mw
+
+
+class EntsoeSettings(ProviderSettings):
+    """Prefix ``CARBON_ENTSOE_``."""
+
+    url: str = BASE_URL
+    token: SecretStr
+    areas: Pairs = Field(default={}, description="Areas of further zones by their energy identification code.")
+
+
+def _build(settings: EntsoeSettings, context: ProviderContext) -> Entsoe:
+    token = settings.token.get_secret_value()
+    return Entsoe(context.http, context.now_s, context.pacing, token, settings.areas, settings.url)
+
+
+ENTRY = ProviderEntry("entsoe", EntsoeSettings, _build)
+
+
+def _minute(time_s: float) -> str:
+    return f"{datetime.fromtimestamp(time_s, UTC):%Y%m%d%H%M}"

@@ -1,0 +1,141 @@
+"""Carbon intensity from what generates: the shared part of providers that publish megawatts by source.
+
+Direct and life-cycle emissions are the medians of IPCC AR5, Working Group III, Annex III, table A.III.2 (2014), but:
+oil, which is not in it (direct: 77.4 kg/GJ of the 2006 IPCC Guidelines at an efficiency of 36 %; life cycle: IPCC SRREN
+2011, Annex II, table A.II.4); lignite and peat, which are its coal by the carbon of their energy (101 and 106 against
+94.6 kg/GJ there). Biomass counts as 0 directly. Power from stores was counted when it was generated, and is left out;
+so is what no factor is known for, and an interval with more than ``MOST_UNKNOWN`` of it is marked as estimated.
+Imports and exports are not in it: it is the intensity of generation in the zone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Series
+from carbon_service.providers.readings import Reading, series
+from services.core.domain.carbon import Signal
+
+FACTORS: dict[str, tuple[float, float]] = {
+    "coal": (760.0, 820.0),
+    "lignite": (811.0, 876.0),
+    "peat": (852.0, 919.0),
+    "gas": (370.0, 490.0),
+    "oil": (774.0, 840.0),
+    "biomass": (0.0, 230.0),
+    "geothermal": (0.0, 38.0),
+    "hydro": (0.0, 24.0),
+    "nuclear": (0.0, 12.0),
+    "solar": (0.0, 48.0),
+    "wind": (0.0, 11.0),
+    "wind at sea": (0.0, 12.0),
+    "waves": (0.0, 17.0),
+}
+"""Direct and life-cycle gCO2/kWh by source."""
+STORED = "stored"
+UNKNOWN = "unknown"
+MOST_UNKNOWN = 0.1  #: Share of generation
+LEAST_MISSED = 0.05
+"""The share from which a source that reported just before and is missing now shows that an interval is incomplete."""
+SIGNALS = (Signal.AVERAGE_DIRECT, Signal.AVERAGE_LIFECYCLE)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What generated over one interval.
+
+    Attributes:
+        start_s: When it begins, UTC seconds; None where the answer's instant cannot be read.
+        power_mw: Mean power by source: a key of ``FACTORS``, ``STORED`` or ``UNKNOWN``.
+        is_doubted: Whether the source's own figures contradict one another.
+    """
+
+    start_s: float | None
+    power_mw: Mapping[str, float]
+    is_doubted: bool = False
+
+
+def intensity(power_mw: Mapping[str, float], signal: Signal) -> tuple[float | None, bool]:
+    """Return the gCO2/kWh of a mix and whether too much of it is unknown; None where nothing known generates.
+
+    Negative power is consumption and counts as none.
+    """
+    at = SIGNALS.index(signal)
+    known = {source: max(0.0, mw) for source, mw in power_mw.items() if source in FACTORS}
+    total = sum(known.values())
+    if total <= 0 or not math.isfinite(total):
+        return None, True
+    unknown = max(0.0, power_mw.get(UNKNOWN, 0.0))
+    return sum(mw / total * FACTORS[source][at] for source, mw in known.items()), unknown > MOST_UNKNOWN * total
+
+
+def series_of(mixes: Iterable[Mix], signal: Signal, step_s: float) -> Series:
+    """Return the intensities of mixes; those that lack a source which had just had its share are rejected."""
+    readings: list[Reading] = []
+    before: Mapping[str, float] = {}
+    for mix in sorted(mixes, key=lambda each: -math.inf if each.start_s is None else each.start_s):
+        total = sum(max(0.0, mw) for mw in before.values())
+        is_whole = all(source in mix.power_mw for source, mw in before.items() if mw > LEAST_MISSED * total)
+        value, is_estimated = intensity(mix.power_mw, signal)
+        readings.append((mix.start_s, value if is_whole else None, is_estimated or mix.is_doubted))
+        before = mix.power_mw if is_whole else before
+    return series(readings, step_s)
+
+
+class MixProvider:
+    """A provider of average intensities by a zone's mix; the subclass fetches mixes."""
+
+    name = ""
+    signals = SIGNALS
+    recent_s = DAY_S  #: How far back ``latest`` looks
+
+    def __init__(self, feed: Feed, now_s: Callable[[], float]) -> None:
+        self._feed = feed
+        self._now_s = now_s
+
+    def area(self, zone: str) -> str | None:
+        """Return the provider's name of a zone; None for one that it does not have."""
+        raise NotImplementedError
+
+    def mixes(self, area: str, start_s: float, end_s: float) -> AsyncIterator[Mix]:
+        """Yield the mixes of intervals that begin in the range, and perhaps of some beside it."""
+        raise NotImplementedError
+
+    def feed(self, zone: str) -> Feed | None:
+        """Return the feed of a zone that the provider has."""
+        area = self.area(zone)
+        return None if area is None else replace(self._feed, zone_name=area)
+
+    def grid_s(self, zone: str, time_s: float) -> float:
+        """Return ``time_s``: this grid is live."""
+        return time_s
+
+    async def latest(self, zone: str, signal: Signal) -> Series:
+        """Return the newest interval of the last while."""
+        now_s = self._now_s()
+        recent = await self.history(zone, signal, now_s - self.recent_s, now_s)
+        return Series(recent.points[-1:], recent.skipped)
+
+    async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
+        """Return the intervals that begin in the range and have ended; shorter steps become the mean of theirs."""
+        step_s, last_s = self._feed.step_s, min(end_s, self._now_s() + 1e-6)
+        found: dict[float | None, list[Mix]] = {}
+        async for mix in self.mixes(self.area(zone) or "", start_s, end_s):
+            begins_s = None if mix.start_s is None else mix.start_s - mix.start_s % step_s
+            if begins_s is None or start_s <= begins_s <= last_s - step_s:
+                found.setdefault(begins_s, []).append(mix)
+        return series_of((_mean(begins_s, each) for begins_s, each in found.items()), signal, step_s)
+
+    async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
+        """Return no forecast: such a provider publishes none of intensities."""
+        return ()
+
+
+def _mean(start_s: float | None, mixes: Sequence[Mix]) -> Mix:
+    """Return the mean of the mixes within an interval."""
+    sources = {source for mix in mixes for source in mix.power_mw}
+    power_mw = {source: fmean(mix.power_mw[source] for mix in mixes if source in mix.power_mw) for source in sources}
+    return Mix(start_s, power_mw, any(mix.is_doubted for mix in mixes))
