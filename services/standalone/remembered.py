@@ -14,7 +14,7 @@ from services.standalone.data_folder import DataFolder, write_whole
 from services.standalone.process import BadInputError
 
 FILE = "options.json"
-ZONE_VARIABLES = {"zone": "WATTSHIFT_ZONE", "agents_zone": "GPU_AGENT_ZONE"}
+ZONE_VARIABLES = {"zone": "WATTSHIFT_ZONE", "agents_zone": "GPU_AGENT_ZONE", "providers": "CARBON_PROVIDERS"}
 _FLAGS = {"nodes": "--nodes", "port": "--port", "listen": "--listen", **ZONE_VARIABLES}
 
 
@@ -27,6 +27,7 @@ class Options:
     zone: str | None = None  #: Grid zone of nodes that name none, `WATTSHIFT_ZONE`
     agents_zone: str | None = None  #: The same for agents only, `GPU_AGENT_ZONE`
     listen: str | None = None  #: Where other hosts join, as HOST:PORT; empty: nowhere
+    providers: str | None = None  #: Where the zones' intensities come from, `CARBON_PROVIDERS`
 
     def shown(self) -> str:
         """Return the options as they are typed; empty if none was ever given."""
@@ -36,7 +37,7 @@ class Options:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that carry the zones."""
+        """Return the variables that carry the zones and their providers."""
         return {variable: value for name, variable in ZONE_VARIABLES.items() if (value := getattr(self, name))}
 
 
@@ -53,7 +54,7 @@ def read(folder: DataFolder) -> Options:
     path = folder.path / FILE
     try:
         written = json.loads(path.read_text())
-        types = {"nodes": str, "port": int, "zone": str, "agents_zone": str, "listen": str}
+        types = {"nodes": str, "port": int, "zone": str, "agents_zone": str, "listen": str, "providers": str}
         known = {name: written[name] for name in types if written.get(name) is not None}
         if any(not isinstance(value, types[name]) for name, value in known.items()):
             raise ValueError("a value has the wrong type")

@@ -388,6 +388,10 @@ def settle(
         full["GATEWAY_PORT"] = str(options.port)
     chosen = processes.parse_nodes(options.nodes, simulate=full.get("GPU_AGENT_DRIVER") == "simulated")
     full.setdefault("CARBON_ZONES", ",".join(processes.zones_of(chosen, full)))
+    if given.providers is None and options.providers is not None:  # the remembered ones of zones that are still served
+        zones = {zone.strip() for zone in full["CARBON_ZONES"].split(",")}
+        kept = (each for each in options.providers.split(",") if each.partition("=")[0].strip() in zones)
+        full["CARBON_PROVIDERS"] = ",".join(kept)
     if checks:
         check_settings([*services, *([processes.AGENT] if chosen else [])], full)
     return Settled(options, tuple(changes), chosen, full)

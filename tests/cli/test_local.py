@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.cli.site import local
+from carbon_service.providers.registry import PROVIDERS
+from services.cli.errors import CliError
+from services.cli.site import local, nearest_zone
 from services.standalone.data_folder import ProcessStatus, StackStatus
 
 CARBON = ProcessStatus("carbon", "running", 7, None, 0, None, socket="/run/wattshift-12345678/carbon.sock")
@@ -56,3 +58,58 @@ def test_up_says_off_a_terminal_what_it_waits_for(
     said = [line.partition(" (")[0] for line in captured.err.splitlines() if "waiting" in line]
     assert said == ["starting: waiting for gateway", "starting: waiting for the next processes"]
     assert captured.out == ""
+
+
+def proposed(monkeypatch: pytest.MonkeyPatch, time_zone: str, *, yes: bool, **environment: str) -> dict[str, str]:
+    monkeypatch.setenv("TZ", time_zone)
+    for name in ("CARBON_ENTSOE_TOKEN", "CARBON_EIA_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return local._proposed(yes)
+
+
+def test_a_zone_and_its_free_source_are_proposed_by_the_time_zone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = proposed(monkeypatch, "Europe/Berlin", yes=True, CARBON_ENTSOE_TOKEN="t")
+    assert taken == {"WATTSHIFT_ZONE": "DE", "CARBON_PROVIDERS": "DE=entsoe"}
+    assert "what it lacks: intensity of generation" in capsys.readouterr().err
+    assert proposed(monkeypatch, "Europe/London", yes=True)["CARBON_PROVIDERS"] == "GB=uk"
+
+
+@pytest.mark.parametrize(
+    ("time_zone", "yes", "message"),
+    [
+        ("America/Chicago", True, "eia needs CARBON_EIA_KEY, which https://www.eia.gov"),
+        ("Europe/London", False, "nothing was started: confirm it with --yes"),
+        ("Asia/Tokyo", True, "no zone with a free source is known of the time zone Asia/Tokyo"),
+    ],
+)
+def test_what_cannot_be_taken_starts_nothing(
+    time_zone: str, yes: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local.stack, "up", lambda *_, **__: pytest.fail("it was started"))
+    with pytest.raises(CliError, match=message):
+        proposed(monkeypatch, time_zone, yes=yes)
+
+
+def test_the_time_zone_is_that_of_the_machine_unless_the_environment_names_one(tmp_path: Path) -> None:
+    there = tmp_path / "zoneinfo" / "Europe" / "Oslo"
+    there.parent.mkdir(parents=True)
+    there.touch()
+    (tmp_path / "localtime").symlink_to(there)
+    assert nearest_zone.time_zone_of({}, tmp_path / "localtime") == "Europe/Oslo"
+    assert nearest_zone.time_zone_of({"TZ": ":UTC"}, tmp_path / "localtime") == "UTC"
+    assert nearest_zone.time_zone_of({}, tmp_path / "none") == ""
+
+
+def test_every_source_that_is_proposed_has_its_zone() -> None:
+    for time_zone, zones in nearest_zone.ZONES.items():
+        choice = nearest_zone.choice_of(time_zone)
+        assert choice is not None
+        given = {choice.variable.rpartition("_")[2].lower(): "x"} if choice.variable else {}
+        entry = PROVIDERS[choice.provider]
+        context = SimpleNamespace(http=None, now_s=None, pacing=None)
+        provider = entry.build(entry.read_settings(**given), context)  # type: ignore[arg-type]
+        assert all(provider.feed(zone) is not None for zone in zones.split(","))

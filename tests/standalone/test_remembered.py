@@ -24,10 +24,30 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def shared_servers(monkeypatch: pytest.MonkeyPatch, postgres_url: str, redis_url: str) -> None:
-    for name in ("GATEWAY_PORT", "WATTSHIFT_DATA_DIR", "WATTSHIFT_ZONE", "GPU_AGENT_ZONE", "CARBON_ZONES"):
+    for name in (
+        "GATEWAY_PORT",
+        "WATTSHIFT_DATA_DIR",
+        "WATTSHIFT_ZONE",
+        "GPU_AGENT_ZONE",
+        "CARBON_ZONES",
+        "CARBON_PROVIDERS",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DATABASE_URL", postgres_url)
     monkeypatch.setenv("REDIS_URL", redis_url)
+
+
+def test_providers_are_remembered_for_the_zones_that_are_served(folder: Path) -> None:
+    data = DataFolder(folder)
+    taken = {"WATTSHIFT_ZONE": "GB", "CARBON_PROVIDERS": "GB=uk, FR=eco2mix"}
+    given = settle(data, "", None, taken, checks=False)
+    remembered.write(data, given.options)
+    assert given.environment["CARBON_PROVIDERS"] == taken["CARBON_PROVIDERS"]
+    assert settle(data, None, None, {}, checks=False).environment["CARBON_PROVIDERS"] == "GB=uk"
+    france = settle(data, None, None, {"WATTSHIFT_ZONE": "FR"}, checks=False)
+    assert france.environment["CARBON_PROVIDERS"].strip() == "FR=eco2mix"
+    other = settle(data, None, None, {"CARBON_PROVIDERS": "GB=recorded"}, checks=False)
+    assert other.changes == ("CARBON_PROVIDERS was GB=uk, FR=eco2mix, is now GB=recorded",)
 
 
 async def test_a_plain_start_brings_the_same_cluster_and_another_value_changes_it(folder: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ from services.cli.errors import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EX
 from services.cli.jobs.jobs import AsJson
 from services.cli.jobs.reach import runner_of
 from services.cli.output import console, errors
+from services.cli.site import nearest_zone
 from services.cli.site.cluster import print_invitation
 from services.cli.values import duration_s
 from services.kit.callers import SERVICES
@@ -98,6 +100,11 @@ def up(
     nodes: Nodes = None,
     port: Port = None,
     listen: Listen = None,
+    zone: Annotated[
+        str | None,
+        typer.Option(help="Grid zone of this machine; auto: proposed by its time zone, with a free source."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Take what --zone auto proposes without asking.")] = False,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -110,6 +117,8 @@ def up(
     timeout_s = None if wait is None else duration_s(wait, "--wait")
     folder = folder or data_dir()
     is_first_start = not (folder / "admin.key").exists()
+    if zone is not None:
+        os.environ.update(_proposed(yes) if zone == "auto" else {"WATTSHIFT_ZONE": zone})
     with stack_errors():
         changes = stack.changes_of(folder, nodes=nodes, port=port, listen=listen)
         with waiting_shown() as waiting:
@@ -122,6 +131,28 @@ def up(
     print_up(started.gateway_url, folder, is_first_start)
     if listen:
         print_invitation(Gateway(started.gateway_url, _own_key(folder / "admin.key")))
+
+
+def _proposed(yes: bool) -> dict[str, str]:
+    """Return the settings of the zone and the free source that were proposed and taken.
+
+    Raises:
+        CliError: There is none, it needs a key that is not given, or nobody is there to confirm it.
+    """
+    time_zone = nearest_zone.time_zone_of()
+    choice = nearest_zone.choice_of(time_zone)
+    if choice is None:
+        where = f"of the time zone {time_zone}" if time_zone else "as this machine's time zone is not known"
+        raise CliError(f"no zone with a free source is known {where}; name one: --zone ZONE", EXIT_USAGE)
+    for line in choice.lines():
+        errors.print(line, soft_wrap=True, markup=False)
+    if choice.variable and not os.environ.get(choice.variable):
+        raise CliError(f"{choice.provider} needs {choice.variable}, which {choice.free_at} gives for free", EXIT_USAGE)
+    if not yes and not sys.stdin.isatty():
+        raise CliError("nothing was started: confirm it with --yes", EXIT_USAGE)
+    if not yes:
+        typer.confirm("Take it?", abort=True, err=True)
+    return {"WATTSHIFT_ZONE": choice.zone, "CARBON_PROVIDERS": f"{choice.zone}={choice.provider}"}
 
 
 def print_up(url: str, folder: Path, is_first_start: bool) -> None:
