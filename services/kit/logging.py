@@ -108,10 +108,11 @@ class _Formatter(logging.Formatter):
     def line(
         self, at_s: float, level: int, event: str, fields: dict[str, Any], trace: str, known: Known | None = None
     ) -> str:
-        if request_id := traces.request_id():
-            fields = {**fields, "request_id": request_id}
+        ids: dict[str, Any] = {"request_id": request_id} if (request_id := traces.request_id()) else {}
         if (trace_id := traces.trace_id()) is not None:
-            fields = {**fields, "trace_id": trace_id}
+            ids["trace_id"] = trace_id
+        if ids:
+            fields = fields | ids
         second = int(at_s)
         moment = f"{_shown(second)}.{int((at_s - second) * 1000):03d}"
         if self._as_json:
@@ -142,6 +143,7 @@ class _Output(logging.StreamHandler[IO[str]]):
         super().__init__(sys.stdout)
         self.setFormatter(formatter)
         self._lines = formatter
+        self._lock = cast("RLock", self.lock)
         self._waiting: list[str] = []
         self._turn: asyncio.AbstractEventLoop | None = None  #: At the end of whose turn it writes
 
@@ -149,7 +151,7 @@ class _Output(logging.StreamHandler[IO[str]]):
         trace = self._lines.formatException(exc_info) if exc_info else ""
         line = self._lines.line(time.time(), level, event, fields, trace, known) + "\n"
         loop = asyncio._get_running_loop() if level < logging.WARNING else None  # pyright: ignore[reportPrivateUsage]
-        with cast("RLock", self.lock):
+        with self._lock:
             self._waiting.append(line)
             if loop is None:
                 self.flush()
@@ -163,7 +165,7 @@ class _Output(logging.StreamHandler[IO[str]]):
         self.flush()
 
     def flush(self) -> None:
-        with cast("RLock", self.lock):
+        with self._lock:
             self._turn = None
             if not self._waiting:
                 return
@@ -185,7 +187,7 @@ def _words(fields: Iterable[tuple[str, Any]]) -> str:
 def _word(value: object) -> str:
     """Return a value as logfmt has it: in quotation marks if it is not one word."""
     text = str(value)
-    if text.isalnum() or _PLAIN.fullmatch(text):
+    if type(value) is int or type(value) is float or text.isalnum() or _PLAIN.fullmatch(text):
         return text
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\t", "\\t")):
         text = text.replace(plain, escaped)

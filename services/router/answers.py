@@ -55,15 +55,14 @@ class AnswerPasser:
             server.costs.has_read(turn.place, now_s)
         share_s = give_back()
         footprint = server.footprint(share_s)
-        status = connection.status
-        if status == 200 and is_identity(connection.headers) and not _may_be_json(content, turn.received.kind):
+        status, kind, is_plain = connection.status, turn.received.kind, is_identity(connection.headers)
+        if status == 200 and is_plain and not _may_be_json(content, kind):
             status = 502  # it passes as it is, and is no answer
-        kind = turn.received.kind
         prompt, output = _usage(content) if status == 200 else (None, None)
         tokens = _tokens(prompt, output, turn.expected) if status == 200 else NO_TOKENS
         if status == 200:
             self._outcomes.learn(turn, server, now_s, tokens)
-            if is_identity(connection.headers):
+            if is_plain:
                 content = _names(turn, server).of(content)
             stated = output if kind.is_answer else 0
             if stated is not None:
@@ -78,7 +77,7 @@ class AnswerPasser:
             headers += _location(server)
         if connection.status == 200:
             headers += footprint.headers()
-            if turn.received.asked.is_flex and is_identity(connection.headers):
+            if turn.received.asked.is_flex and is_plain:
                 content = _of_flex(content)
         if turn.model != turn.received.asked.name:
             headers.append((b"x-wattshift-model", turn.model.encode()))
@@ -200,7 +199,7 @@ def is_stream(headers: list[Header]) -> bool:
 
 def is_identity(headers: list[Header]) -> bool:
     """Whether a body is not encoded, so that something can be appended to it."""
-    return all(value in (b"", b"identity") for name, value in headers if name == b"content-encoding")
+    return not any(name == b"content-encoding" and value not in (b"", b"identity") for name, value in headers)
 
 
 def wants_comment(exchange: Exchange, settings: RouterSettings) -> bool:

@@ -30,7 +30,8 @@ class Expectations:
         first = texts[0] if texts else ""
         blocks = _beginnings(model, texts)
         block_tokens = tokens * BLOCK_CHARACTERS / max(sum(map(len, texts)), 1)
-        contexts = (model, (model, input_bucket(tokens)), (key_id, hash(first[:64]), input_bucket(tokens)))
+        bucket = input_bucket(tokens)
+        contexts = (model, (model, bucket), (key_id, hash(first[:64]), bucket))
         if not kind.is_answer:
             return Expected(tokens, 0.0, pool.class_of(tokens, False), (), n_bytes, blocks, block_tokens)
         long_from = pool.spec.output_tokens

@@ -184,8 +184,11 @@ class Lane:
 
         A server on trial is among them only while all are ejected; otherwise the router tries it (``probes``).
         """
+        may_have_all = not ticket.request.excluded  # every limit of where it may go is among these
         for servers in (self.servers, self.others):
-            found = [each for each in servers if each.breaker.opened_s is None and ticket.may_have(each)]
+            found = [each for each in servers if each.breaker.opened_s is None]
+            if found and not may_have_all:
+                found = [each for each in found if ticket.may_have(each)]
             if found:
                 return found
         for servers in (self.servers, self.others):
@@ -256,6 +259,8 @@ class Lane:
 
     def _take_spare_back(self) -> None:
         """Have those that only get what others leave give up as many places as requests wait for."""
+        if not len(self.queue):
+            return
         spare = {each for server in (*self.servers, *self.others) for each in server.spare if each.may_repeat}
         for request in self.queue:
             if not spare:

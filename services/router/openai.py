@@ -193,10 +193,16 @@ def _asked(content: bytes, fields: dict[str, Any], at: dict[str, tuple[int, int]
         raise DoorError(400, "invalid_value", "stream must be true or false.", param="stream")
     options = fields.get("stream_options")
     wants_usage = isinstance(options, dict) and cast("dict[str, Any]", options).get("include_usage") is True
-    limits = (fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
-    most = next((each for each in limits if each is not None), None)
+    most = None
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        if name in fields and (most := fields[name]) is not None:
+            break
     choices = fields.get("n")
-    named = fields.get("prompt_cache_key"), fields.get("user")
+    session = None
+    for name in ("prompt_cache_key", "user"):
+        if isinstance(given := fields.get(name), str) and given:
+            session = given
+            break
     return Asked(
         content=content,
         fields=fields,
@@ -206,7 +212,7 @@ def _asked(content: bytes, fields: dict[str, Any], at: dict[str, tuple[int, int]
         most_tokens=most if isinstance(most, int) and not isinstance(most, bool) and most >= 0 else None,
         choices=choices if isinstance(choices, int) and not isinstance(choices, bool) and 0 < choices <= 1_000 else 1,
         may_repeat=may_repeat and fields.get("store") is not True and fields.get("background") is not True,
-        session=next((each for each in named if isinstance(each, str) and each), None),
+        session=session,
         name=model,
         places=at,
     )
@@ -216,12 +222,14 @@ def prompt_of(fields: dict[str, Any]) -> list[str]:
     """Return the texts of a prompt in order: those of messages, of a completion's prompt, or of what is embedded."""
     texts: list[str] = []
     for name in ("system", "instructions"):
-        _collect(fields.get(name), texts)
+        if name in fields:
+            _collect(fields[name], texts)
     for message in _list(fields.get("messages")):
         if isinstance(message, dict):
             _collect(cast("dict[str, Any]", message).get("content"), texts)
     for name in ("prompt", "input", "query", "documents", "text_1", "text_2"):
-        _collect(fields.get(name), texts)
+        if name in fields:
+            _collect(fields[name], texts)
     return texts
 
 

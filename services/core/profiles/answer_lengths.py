@@ -13,6 +13,7 @@ needed: a router sees who asks, with which prompt, and how long the answers were
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -32,14 +33,18 @@ REFRESH_SHARE = 0.02
 MOST_CONTEXTS = 20_000
 
 
+_NOTHING = array("d", bytes(8 * len(EDGES)))
+"""Bins are arrays: with lists, each full collection of garbage looked at every bin of every context, for 0.1 s."""
+
+
 @dataclass(slots=True)
 class _Context:
-    counts: list[float] = field(default_factory=lambda: [0.0] * len(EDGES))
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(EDGES))
+    counts: array[float] = field(default_factory=lambda: _NOTHING[:])
+    sums: array[float] = field(default_factory=lambda: _NOTHING[:])
     total: float = 0.0
     unit: float = 1.0
     seen: int = 0
-    shares: list[float] | None = None
+    shares: array[float] | None = None
     shares_at: int = -1
 
 
@@ -58,7 +63,8 @@ class AnswerLengths:
     def __init__(self, most_contexts: int = MOST_CONTEXTS) -> None:
         if most_contexts < 1:
             raise DomainError("at least one context is remembered")
-        self._contexts: OrderedDict[Hashable, _Context] = OrderedDict()
+        self._contexts: OrderedDict[Hashable, _Context | int] = OrderedDict()
+        """Of one with a single answer, as of most beginnings of prompts, only that answer's length."""
         self._most = most_contexts
 
     def __len__(self) -> int:
@@ -78,23 +84,17 @@ class AnswerLengths:
             raise DomainError(f"an answer has at least 0 tokens, not {tokens}")
         if not tokens:
             return
-        at = bisect_right(EDGES, tokens) - 1
         for key in contexts:
             context = self._contexts.get(key)
+            if isinstance(context, int):
+                context = self._opened(key, context)
             if context is None:
-                context = self._contexts[key] = _Context()
+                self._contexts[key] = tokens
                 if len(self._contexts) > self._most:
                     self._contexts.popitem(last=False)
             else:
                 self._contexts.move_to_end(key)
-            # The unit grows instead of all counts shrinking: the same shares, at a constant cost.
-            context.unit *= 1.0 + 1.0 / MEMORY
-            context.counts[at] += context.unit
-            context.sums[at] += context.unit * tokens
-            context.total += context.unit
-            context.seen += 1
-            if context.unit > 1e100:
-                _rescale(context)
+                _learn(context, tokens)
 
     def predict(self, contexts: Sequence[Hashable], long_from: int | None = None) -> LengthPrediction:
         """Return the predicted length of the answer to a request.
@@ -106,6 +106,8 @@ class AnswerLengths:
         shares, known, answers = None, None, 0
         for key in contexts:
             context = self._contexts.get(key)
+            if isinstance(context, int):
+                context = self._opened(key, context)
             if context is None:
                 continue
             if context.shares is None or context.seen >= context.shares_at * (1 + REFRESH_SHARE) + 1:
@@ -118,17 +120,35 @@ class AnswerLengths:
         tokens = _quantile(shares, known, 0.5)
         return LengthPrediction(tokens, 0.0 if long_from is None else _above(shares, long_from), answers)
 
+    def _opened(self, key: Hashable, tokens: int) -> _Context:
+        """Return the histogram of a context that had a single answer so far."""
+        found = self._contexts[key] = _Context()
+        _learn(found, tokens)
+        return found
+
+
+def _learn(context: _Context, tokens: int) -> None:
+    at = bisect_right(EDGES, tokens) - 1
+    # The unit grows instead of all counts shrinking: the same shares, at a constant cost.
+    context.unit *= 1.0 + 1.0 / MEMORY
+    context.counts[at] += context.unit
+    context.sums[at] += context.unit * tokens
+    context.total += context.unit
+    context.seen += 1
+    if context.unit > 1e100:
+        _rescale(context)
+
 
 def input_bucket(input_tokens: int) -> int:
     """Return a number that prompts of similar length share: buckets grow by a quarter."""
     return int(math.log(max(1, input_tokens)) / math.log(1.25))
 
 
-def _shares(context: _Context, parent: list[float] | None) -> list[float]:
+def _shares(context: _Context, parent: array[float] | None) -> array[float]:
     """Return the cumulative shares of a context's bins, with those of the more general context as prior."""
     weight = PRIOR_WEIGHT * context.unit if parent is not None else 0.0
     scale = 1.0 / (context.total + weight)
-    found: list[float] = []
+    found = array("d")
     below = before = 0.0
     for at, count in enumerate(context.counts):
         if parent is not None:
@@ -139,14 +159,14 @@ def _shares(context: _Context, parent: list[float] | None) -> list[float]:
     return found
 
 
-def _quantile(shares: list[float], context: _Context, share: float) -> float:
+def _quantile(shares: array[float], context: _Context, share: float) -> float:
     at = min(bisect_right(shares, share), len(EDGES) - 1)
     if context.counts[at]:
         return context.sums[at] / context.counts[at]
     return float(EDGES[at])
 
 
-def _above(shares: list[float], tokens: int) -> float:
+def _above(shares: array[float], tokens: int) -> float:
     """Return the share of answers with at least this many tokens; within a bin they are assumed evenly spread."""
     at = bisect_right(EDGES, max(1, tokens)) - 1
     low, high = EDGES[at], EDGES[at + 1] if at + 1 < len(EDGES) else EDGES[at] * GROWTH
@@ -157,7 +177,7 @@ def _above(shares: list[float], tokens: int) -> float:
 
 def _rescale(context: _Context) -> None:
     factor = 1.0 / context.unit
-    context.counts = [count * factor for count in context.counts]
-    context.sums = [total * factor for total in context.sums]
+    context.counts = array("d", [count * factor for count in context.counts])
+    context.sums = array("d", [total * factor for total in context.sums])
     context.total *= factor
     context.unit = 1.0
