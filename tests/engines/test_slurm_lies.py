@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from pathlib import Path
@@ -349,3 +350,28 @@ async def test_old_decisions_do_not_follow_newer_ones(lies: Path) -> None:
     bridge.take([newer, older])
 
     assert bridge._talk.decisions == {"7@1000": newer}
+
+
+@pytest.mark.parametrize(("took_s", "rests_s"), [(0.7, 6.3), (100.0, 300.0)])
+async def test_slurm_is_left_in_peace_for_nine_times_as_long_as_it_took(
+    lies: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, rests_s: float
+) -> None:
+    """Whatever is decided meanwhile."""
+    bridge = a_bridge(Told())
+    slept: list[float] = []
+
+    async def sleep(for_s: float) -> None:
+        slept.append(for_s)
+        raise asyncio.CancelledError
+
+    async def look() -> None:
+        await bridge.look()
+        assert 0 < bridge._talk.engine_s < 60, "it is measured"
+        bridge._talk.engine_s = took_s
+        bridge._talk.woken.set()
+
+    say(lies, {})
+    monkeypatch.setattr("services.kit.bridges.talk.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await bridge._talk.keep_looking(look)
+    assert slept == [pytest.approx(rests_s)]

@@ -172,19 +172,17 @@ def slurm(
         list[str] | None, typer.Option(help="Steer the jobs of this partition alone; may be given again.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The name of the bridge, and of this Slurm.")] = None,
-    token: Annotated[str | None, typer.Option(help="The token of `wattshift nodes enroll NAME --engine`.")] = None,
     zone: Annotated[str | None, typer.Option(help="Grid zone of the nodes.")] = None,
 ) -> None:
     """Run the bridge to this host's Slurm until it is stopped.
 
     It runs as a user whom Slurm lets change other people's jobs, such as root, and reads further settings from
-    the variables ENGINE_SLURM_...
+    the variables ENGINE_SLURM_..., as the token of `wattshift nodes enroll NAME --engine`, ENGINE_SLURM_ENROLL_TOKEN.
     """
     given = {
         "MODE": "control" if control else "dry_run",
         "PARTITIONS": ",".join(partition or []) or None,
         "NODE_ID": name,
-        "ENROLL_TOKEN": token,
         "ZONE": zone,
     }
     environment = {**os.environ, **{PREFIX + key: value for key, value in given.items() if value is not None}}

@@ -91,6 +91,7 @@ class Bridge:
             ProblemError: The control plane does not answer, or refuses; by then Slurm's changes are made.
         """
         now_s = time.time()
+        began_s = time.monotonic()
         try:
             rows, version = await self._slurm.jobs()
             if now_s - self._nodes_at_s >= self._settings.nodes_interval_s:
@@ -102,6 +103,8 @@ class Bridge:
         except SlurmSilentError as error:
             await self._talk.complain(error)
             return Changes()
+        finally:
+            self._talk.engine_s = time.monotonic() - began_s
         self._talk.version = version or self._talk.version
         # What cannot be read now is as it was when last read, and nothing is done to it.
         kept = {number: job for number, job in self._jobs.items() if job.record in rows.unread}

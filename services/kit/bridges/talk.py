@@ -31,6 +31,8 @@ from services.kit.problems import ProblemError
 log = Log(__name__)
 
 PRESENT_EVERY_S = 30.0  #: How often all jobs are named, so that those that the engine has lost are noticed
+REST = 9.0  #: Times as long as the engine took, it is left in peace: so it is asked for a tenth of the time at most
+MOST_REST_S = 300.0
 _TOGETHER_S = 0.1  #: Decisions of one round come in several commands, and jobs change together
 
 
@@ -53,6 +55,7 @@ class Talk:
         self.decisions: dict[str, EngineDecision] = {}  #: By job; of two about the same job, the newer one is in force
         self.sent: dict[str, EngineJob] = {}
         self.is_known = False
+        self.engine_s = 0.0  #: How long the engine took to answer at the last look
         self.woken = asyncio.Event()  #: Set by decisions, and by whoever wants a look before the next is due
         self.version = ""  #: The engine's version; "" if it is not known
         self.queues: Sequence[str] = ()
@@ -88,6 +91,7 @@ class Talk:
                 log.warning("control_plane.silent", error=error.detail)
             except Exception:  # whatever the engine has answered, the next look begins anew
                 log.exception("look.failed")
+            await asyncio.sleep(min(REST * self.engine_s, MOST_REST_S))
             pause_s = max(self._settings.interval_s - (time.monotonic() - began_s), 0.05)
             try:
                 async with asyncio.timeout(pause_s):
