@@ -75,7 +75,7 @@ def build_zones(
 
     Raises:
         ZoneConfigError: A provider does not know a zone, two of them offer one zone the same signal, or a zone lacks
-            the default signal.
+            the default signal or, where that is marginal, the average one that accounts need.
     """
     zones = Zones(default_signal)
     for zone, names in mapping.items():
@@ -87,6 +87,11 @@ def build_zones(
         if default_signal not in sources:
             raise ZoneConfigError(
                 f"CARBON_DEFAULT_SIGNAL: {default_signal} is not among the signals of {zone} ({_listed(sources)})"
+            )
+        if default_signal is Signal.MARGINAL and Signal.AVERAGE_DIRECT not in sources:
+            raise ZoneConfigError(
+                f"CARBON_PROVIDERS: {zone} has no {Signal.AVERAGE_DIRECT}, by which its emissions are accounted; add a "
+                f"provider of it beside the marginal one, such as {zone}=eia+pjm"
             )
         zones.by_zone[zone] = sources
     return zones

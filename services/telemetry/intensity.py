@@ -106,7 +106,10 @@ LastUsed = Callable[[str], Awaitable["Intensity | None"]]  #: Returns the last i
 
 
 class IntensitySource:
-    """Intensities by zone and time, from the carbon service and its last answers."""
+    """Intensities by zone and time, from the carbon service and its last answers.
+
+    The ledger accounts by an average signal alone: where the carbon service's own is marginal, by the average direct.
+    """
 
     def __init__(
         self, carbon: Carbon, last_used: LastUsed, *, signal: Signal | None = None, refresh_s: float = 1.0
@@ -163,6 +166,9 @@ class IntensitySource:
             self._asked[zone] = time.monotonic()
             try:
                 outlook = await self._carbon.outlook(zone, signal=self._signal, **_A_DAY_EITHER_WAY)
+                if outlook.signal is Signal.MARGINAL:
+                    self._signal = Signal.AVERAGE_DIRECT
+                    outlook = await self._carbon.outlook(zone, signal=self._signal, **_A_DAY_EITHER_WAY)
             except ProblemError as error:
                 log.warning("carbon.unavailable", zone=zone, code=error.problem_code, detail=error.detail)
                 if error.problem_code is ProblemCode.UNKNOWN_ZONE:

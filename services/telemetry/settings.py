@@ -69,7 +69,9 @@ class TelemetrySettings(SealingSettings):
         4 * 365 * 86_400.0, gt=0, allow_inf_nan=False, description="For reports: how long a GPU is expected to be used."
     )
     signal: Signal | None = Field(
-        None, description="Carbon signal of the ledger; by default the carbon service's own. Signals are never mixed."
+        None,
+        description="Carbon signal of the ledger, an average one; by default the carbon service's own, or "
+        "`average_direct` where that is marginal. Signals are never mixed.",
     )
     carbon_refresh_s: float = Field(
         1.0, gt=0, le=600, description="The carbon service is asked at most this often about one zone."
@@ -87,6 +89,13 @@ class TelemetrySettings(SealingSettings):
     clocks_keep_days: float = Field(
         16.0, gt=0, le=3_650, description="How long the clocks of model servers are kept, minute by minute."
     )
+
+    @field_validator("signal")
+    @classmethod
+    def _is_an_average(cls, value: Signal | None) -> Signal | None:
+        if value is Signal.MARGINAL:
+            raise ValueError("must be an average signal: a marginal one is no basis of accounts")
+        return value
 
     @field_validator("retention_s")
     @classmethod

@@ -108,10 +108,15 @@ def test_settings_that_do_not_hold_together(chosen: dict[str, str], complaint: s
         ({"default_signal": "marginal"}, "marginal is not among the signals of US-CAL-CISO"),
         ({"zones": "GB", "providers": "GB=recorded+uk"}, "recorded and uk both offer average_direct for GB"),
         ({"zones": "XX"}, "there is no recording of XX"),
+        (
+            {"zones": "US-MIDA-PJM", "providers": "US-MIDA-PJM=pjm", "default_signal": "marginal"},
+            "US-MIDA-PJM has no average_direct, by which its emissions are accounted",
+        ),
         ({"zones": "GB", "providers": "GB=united_kingdom"}, "GB=united_kingdom: the providers are recorded, uk"),
     ],
 )
-def test_zones_that_do_not_go_together(chosen: dict[str, str], complaint: str) -> None:
+def test_zones_that_do_not_go_together(chosen: dict[str, str], complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARBON_PJM_KEY", "k")
     with pytest.raises(ZoneConfigError, match=complaint):
         create_app(settings(DATABASE_URL=NOWHERE, **chosen))
 

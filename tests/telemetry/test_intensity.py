@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import cast
 
-from services.contracts.carbon import IntensityHistory, IntensityPoint, OutlookPoint, curve_of
+import pytest
+from pydantic import ValidationError
+
+from services.contracts.carbon import IntensityHistory, IntensityOutlook, IntensityPoint, OutlookPoint, curve_of
 from services.core.domain.carbon import Signal
-from services.telemetry.intensity import Intensity, KnownCurve, Origin, origins_of
+from services.kit.carbon import Carbon
+from services.telemetry.intensity import Intensity, IntensitySource, KnownCurve, Origin, origins_of
+from services.telemetry.settings import TelemetrySettings
+from tests.support.carbon import FakeCarbon
 
 
 def at(time_s: float) -> datetime:
@@ -69,3 +77,28 @@ def test_a_gap_of_the_history_is_no_measured_value() -> None:
         (400, False),
         (70, True),
     ]
+
+
+class MarginalByDefault(FakeCarbon):
+    """A carbon service whose own signal is marginal, and that has an average one for who asks for it."""
+
+    async def outlook_of(self, zone: str, *, signal: Signal | None = None, **_: object) -> IntensityOutlook:
+        self.asked += 1
+        self.signal = signal or Signal.MARGINAL
+        self.flat(900.0 if self.signal is Signal.MARGINAL else 300.0)
+        return self.outlook(zone)
+
+
+async def test_a_marginal_signal_is_no_basis_of_accounts() -> None:
+    service = MarginalByDefault()
+
+    async def nothing(zone: str) -> Intensity | None:
+        return None
+
+    source = IntensitySource(cast(Carbon, SimpleNamespace(outlook=service.outlook_of)), nothing, refresh_s=0.0)
+    for _ in range(2):
+        found = await source.during("Z", 10.0, 3e9)
+        assert (found.gco2_per_kwh, found.signal) == (300.0, Signal.AVERAGE_DIRECT)
+    assert service.asked == 3, "it is asked for the average at once from then on"
+    with pytest.raises(ValidationError, match="no basis of accounts"):
+        TelemetrySettings(signal=Signal.MARGINAL, **{"WATTSHIFT_NODE_JOIN_TOKEN": "t" * 20})  # type: ignore[arg-type]
