@@ -39,7 +39,6 @@ TABLES = (
     "a-srpt-tau",
     "a-srpt-predictors",
     "a-srpt-passing",
-    "a-srpt-passing-full",
 )
 OURS = "a-srpt"
 HOUR_S = 3_600.0
@@ -250,8 +249,7 @@ def main() -> None:
     page, results = Path(sys.argv[1]), Path(sys.argv[2])
     there = {name: runs_of(results / name) for name in TABLES if (results / name / "index.json").exists()}
     found = with_shared_runs(there)
-    makers = {"a-srpt-predictors": predictors, "a-srpt-tau": waits_for_servers}
-    makers |= dict.fromkeys(("a-srpt-passing", "a-srpt-passing-full"), passing)
+    makers = {"a-srpt-predictors": predictors, "a-srpt-tau": waits_for_servers, "a-srpt-passing": passing}
     tables = {name: partial(makers.get(name, compared), runs) for name, runs in found.items()}
     if found:
         tables["a-srpt-theorem"] = partial(theorem, [run for runs in there.values() for run in runs])

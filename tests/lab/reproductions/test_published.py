@@ -70,6 +70,8 @@ SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {
     ("joint", "joint-powerflow-day"): ("joint, 300 Wh per hour", "day", "GB", "direct"),
     ("joint", "joint-powerflow-day-seeds"): ("joint, 1,000 Wh per hour", "day", "GB", "direct"),
     ("joint", "joint-gap"): ("joint, 12 h slack", "April", "GB", "direct"),
+    ("joint", "joint-together"): ("carbon alone, 24 h, as it comes", "a cloud, a week from July 1", "GB", "direct"),
+    ("joint", "joint-scarce"): ("12 h, as it comes", "32x2, two weeks in April", "GB", "direct"),
     ("joint", "joint-default"): ("joint, the default", "July", "GB", "direct"),
     ("joint", "joint-year-default"): ("joint, the default", "2023", "GB", "direct"),
     ("joint", "joint-unseen"): ("joint", "six hours of PowerFlow's day, 16x8 A100", "CA-ON", "direct"),

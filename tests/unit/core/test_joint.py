@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from services.core.cycle.plan import Plan, PowerNode, Preempt, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
+from services.core.domain.carbon import CarbonCurve
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import least_cost_at, limit_at
 from services.core.policies.joint.hosts import hosts_w
-from services.core.policies.joint.hours import HORIZON_S, runs_now, steps_ahead
+from services.core.policies.joint.hours import HORIZON_S, column_now, runs_now, steps_ahead
 from services.core.policies.joint.left import left_of
 from services.core.policies.joint.memory import JointMemory
 from services.core.policies.joint.modes import lead_of, modes_of
@@ -175,6 +177,72 @@ def test_the_hours_taken_are_those_of_least_cost(
     runs = runs_now(curve, NOON_S, np.array([HOUR_S * left_h]), np.array([deadline_s]), np.array([watts]), hour_g)
     if abs(with_now - without) > 1e-6 * with_now:
         assert bool(runs[0]) == (with_now < without)
+        assert (now_as(curve, left_h, deadline_s, [1.0], [watts], hour_g) >= 0) == bool(runs[0])
+
+
+def now_as(
+    curve: CarbonCurve, left_h: float, deadline_s: float, speed: list[float], watts: list[float], hour_g: float = 0.0
+) -> int:
+    """Return the column of one job, without any if it waits."""
+    job = np.array([HOUR_S * left_h]), np.array([deadline_s]), np.array([speed]), np.array([watts])
+    return column_now(curve, NOON_S, *job, hour_g, np.zeros(1, dtype=np.int64)).item()
+
+
+@pytest.mark.parametrize(
+    ("intensities", "left_h", "column"),
+    [
+        ([100.0, 300.0, 200.0], 1.0, 0),  # narrow now: 1.0 of work at 30 g
+        ([100.0, 300.0, 200.0], 2.0, 1),  # wide now adds 0.8 at 37.5 g each, the last hour 0.2 at 60 g
+        ([120.0, 100.0, 300.0], 1.0, -1),  # narrow in the next hour
+        ([120.0, 100.0, 300.0], 1.5, 0),  # narrow in both: 36 g now against 37.5 g for more of the next hour ...
+        ([130.0, 100.0, 300.0], 1.5, -1),  # ... which is less than 39 g
+        ([150.0, 100.0, 110.0], 2.6, -1),  # wide in the next hour, narrow in the one after
+    ],
+)
+def test_a_job_is_wider_in_greener_hours(intensities: list[float], left_h: float, column: int) -> None:
+    """1 GPU: 300 W; 2: 600 W and 1.8 times the speed, so that a wider gang's work costs a quarter more."""
+    curve = hourly_curve([*intensities, *[500.0] * 45], start_s=NOON_S)
+    assert now_as(curve, left_h, NOON_S + 3 * HOUR_S, [1.0, 1.8], [300.0, 600.0]) == column
+
+
+def test_a_gang_above_the_hull_is_never_chosen() -> None:
+    """Two GPUs at 1.1 times the speed are a bad bargain beside four at 3.6."""
+    curve = hourly_curve([100.0, *[500.0] * 47], start_s=NOON_S)
+    for left_h in (0.5, 1.05, 3.0, 3.5):
+        assert now_as(curve, left_h, NOON_S + HOUR_S, [1.0, 1.1, 3.6], [300.0, 600.0, 1_200.0]) in (0, 2)
+
+
+@given(
+    intensities=st.lists(st.floats(1, 500), min_size=3, max_size=5),
+    left_h=st.floats(0.2, 4.0),
+    speed=st.floats(1.05, 2.0),
+    watts=st.floats(310, 900),
+)
+def test_hours_and_sizes_taken_together_emit_least(
+    intensities: list[float], left_h: float, speed: float, watts: float
+) -> None:
+    """Against the linear programme of all shares of all hours at both sizes."""
+    n = len(intensities)
+    curve = hourly_curve([*intensities, *[1_000.0] * (48 - n)], start_s=NOON_S)
+    speeds, draws = np.array([1.0, speed]), np.array([300.0, watts])
+
+    def least(now: int) -> float:
+        """Return the least carbon where this hour has only the sizes up to ``now``."""
+        most = [(0.0, float(hour > 0 or size <= now)) for hour in range(n) for size in range(2)]
+        found = linprog(
+            np.outer(intensities, draws).ravel(),
+            A_ub=np.kron(np.eye(n), np.ones(2)),
+            b_ub=np.ones(n),
+            A_eq=[np.tile(speeds, n)],
+            b_eq=[left_h],
+            bounds=most,
+        )
+        return found.fun if found.status == 0 else np.inf
+
+    if not np.isfinite(least(1)):
+        return
+    column = now_as(curve, left_h, NOON_S + n * HOUR_S, [1.0, speed], [300.0, watts])
+    assert least(column) == pytest.approx(least(1), rel=1e-6)
 
 
 def test_hours_beyond_the_forecast_repeat_its_last_day() -> None:
@@ -188,9 +256,13 @@ def test_hours_beyond_the_forecast_repeat_its_last_day() -> None:
 
 def test_a_job_that_runs_stops_only_for_more_than_a_little() -> None:
     curve = hourly_curve([100.0, 98.0, 98.0], start_s=NOON_S)
-    job = (np.array([HOUR_S]), np.array([NOON_S + 3 * HOUR_S]), np.array([300.0]), 0.0)
-    assert not runs_now(curve, NOON_S, *job)[0]
-    assert runs_now(curve, NOON_S, *job, 0.03)[0]
+    job = np.array([HOUR_S]), np.array([NOON_S + 3 * HOUR_S]), np.ones((1, 1)), np.full((1, 1), 300.0)
+    first = np.zeros(1, dtype=np.int64)
+    assert column_now(curve, NOON_S, *job, 0.0, first).item() == -1
+    assert column_now(curve, NOON_S, *job, 0.0, first, 0, 0.03).item() == 0
+    alone = *job[:2], np.array([300.0]), 0.0
+    assert not runs_now(curve, NOON_S, *alone)[0]
+    assert runs_now(curve, NOON_S, *alone, 0.03)[0]
 
 
 def test_the_limit_of_least_cost_rises_with_the_worth_of_time() -> None:
@@ -358,3 +430,25 @@ def test_limits_are_set_anew_in_active_rounds_and_once_for_what_starts() -> None
 def test_it_is_built_by_name_and_keeps_a_foreign_memory_out() -> None:
     policy = build_policy("joint", {"hour_wh": 5.0})
     assert policy.load({}) == policy.initial()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names", "gpus"),
+    [
+        ({}, "a", 4),  # there is room for its widest gang in the greenest hour
+        ({"width_by_hour": False}, "a", 1),
+        ({}, "ab", 1),  # not for those of both at once
+        ({"width_by_hour": True}, "ab", 2),
+    ],
+)
+def test_a_job_is_widest_in_the_greenest_hour_where_all_may_be(
+    parameters: dict[str, bool], names: str, gpus: int
+) -> None:
+    """This hour is the greenest; carbon alone counts, so that one size for all hours is the smallest."""
+    jobs = [a_job(name, max_gpus=4, remaining_s=6 * HOUR_S, submitted_s=NOON_S - 60.0) for name in names]
+    curve = hourly_curve([*([300.0] * 24), 100.0, *([300.0] * 47)], start_s=EARLY_S)
+    seen = a_snapshot(jobs, [a_node(gpus=4)], curve=curve)
+
+    _, memory = the_round(seen, slack_s=43_200.0, hour_share=0.0, **parameters)
+
+    assert dict(memory.sizes) == dict.fromkeys(names, gpus)

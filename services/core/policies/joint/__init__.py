@@ -22,8 +22,8 @@ instead.
   (``modes``, ``controls``). For a limit, ``P(asked)`` is that of the gang itself at full power. In green hours
   ``w / c`` is larger, so jobs run wider and faster then.
 - *Hours*: a job that has time until its deadline waits if the carbon it saves is worth the later completion
-  (``hours``), bounded by the user's deadline or the slack that the operator grants. ``c`` ahead is the forecast's
-  middle or another quantile (``quantiles``).
+  (``hours``), bounded by the user's deadline or the slack that the operator grants; where GPUs are not scarce, its size
+  in each hour is planned with them. ``c`` ahead is the forecast's middle or another quantile (``quantiles``).
 - *Order*: late jobs first, then those of unknown length, then those with the fewest GPU seconds left at their smallest
   gang. No gang is wider than its smallest while anybody waits for GPUs. All take their first step before anyone takes a
   second, which goes where it saves most per GPU second. Waiting jobs make faster limits worth more: ``w`` of a limit is

@@ -65,6 +65,14 @@ class JointConfig:
             minimum=0.0,
         ),
     ] = None
+    width_by_hour: Annotated[
+        bool | None,
+        Parameter(
+            "Whether a job that has time to spare is planned with its hours and sizes together: wider in the greenest "
+            "hours, narrower or not at all in others. false: it gets one size first, and then hours for that. null: "
+            "together while the cluster has room for the widest gangs of all jobs at once."
+        ),
+    ] = None
     ahead_s: Annotated[
         float,
         Parameter(

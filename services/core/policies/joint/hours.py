@@ -7,13 +7,17 @@ For every step ``k`` of the forecast as the last one, the job takes the greenest
 The least cost(k) whose end keeps the deadline wins, and the job runs now if this step is among the steps taken. Without
 ``w`` and with a single ``k``, that of the deadline, this is Wait Awhile's rule
 (``services.core.policies.greener_hours``).
+
+With its sizes (``column_now``), a wider gang adds speed to a step for watts, ``dP / ds`` on the lower hull of power
+over speed, so that the work that it adds emits ``c * dP / ds``. The cheapest additions that hold the work replace
+the greenest steps. CarbonScaler does the same by GPUs instead of watts.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from services.core.domain.arrays import Bools, Floats
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.units import S_PER_HOUR
 
@@ -66,6 +70,85 @@ def runs_now(
         least[better] = cost[better]
         runs[better] = now_at <= at[better]
     return runs
+
+
+def column_now(
+    curve: CarbonCurve,
+    now_s: float,
+    left_s: Floats,
+    deadline_s: Floats,
+    speed: Floats,
+    watts: Floats,
+    hour_g: float | Floats,
+    otherwise: Ints,
+    held: int | Ints = -1,
+    stay_share: float = 0.0,
+    horizon_s: float = HORIZON_S,
+) -> Ints:
+    """Return the gang, a column, that each job runs as now, -1 if it waits: (n_jobs,).
+
+    Args:
+        left_s: (n_jobs,) what each still needs at speed 1.
+        deadline_s: (n_jobs,) when each must be done, UTC seconds.
+        speed, watts: (n_jobs, n_sizes) of each gang, with its draw while it runs; infinite watts: there is none.
+        hour_g: w, gCO2 per hour; one for all, or (n_jobs,).
+        otherwise: The column of those that outlast the horizon: (n_jobs,).
+        held: The column that each has now, or one for all; -1: none.
+        stay_share: The share by which this step's intensity is discounted for what a job has.
+        horizon_s: How far ahead hours are compared.
+    """
+    begins, ends, intensity = steps_ahead(curve, now_s, horizon_s)
+    column, more, per_work = _hull(speed, watts)
+    n_jobs, n_steps, n_more = left_s.size, begins.size, column.shape[1]
+    price = intensity[:, None] * per_work[:, None, :]
+    price[:, 0] *= np.where(column <= np.reshape(held, (-1, 1)), 1.0 - stay_share, 1.0)
+    each = np.where(np.arange(n_steps)[:, None] == 0, column[:, None, :], -1)
+    parts = (np.where(more[:, None, :] > 0, price, np.inf), (ends - begins)[:, None] * more[:, None, :], each)
+    order = np.argsort(parts[0].reshape(n_jobs, -1), axis=1, kind="stable")
+    price, work_of, each = (np.take_along_axis(part.reshape(n_jobs, -1), order, axis=1) for part in parts)
+    price = np.where(work_of > 0, price, 0.0)
+    step_of, columns = order // n_more, np.maximum.accumulate(each, axis=1)
+    rows: Ints = np.arange(n_jobs, dtype=np.int64)
+    least, chosen = np.full(n_jobs, np.inf), otherwise.copy()
+    for last in range(begins.size):
+        work = np.where(step_of <= last, work_of, 0.0)
+        done = work.cumsum(axis=1)
+        spare_s = (done[:, -1] - left_s) / more.sum(axis=1)
+        fits = (spare_s >= 0) & ((ends[last] <= deadline_s) | np.isinf(least))
+        if not fits.any():
+            continue
+        at = np.minimum((done < left_s[:, None]).sum(axis=1), done.shape[1] - 1)
+        emitted = (work * price).cumsum(axis=1)[rows, at] - (done[rows, at] - left_s) * price[rows, at]
+        first = np.isinf(least)  # where all steps are needed, it is done before the last one ends
+        end_s = ends[last] - np.where(first, np.minimum(spare_s, ends[last] - begins[last]), 0.0)
+        cost = emitted / 1000.0 / S_PER_HOUR + hour_g * (end_s - now_s) / S_PER_HOUR
+        better = fits & (cost < least)
+        least[better] = cost[better]
+        chosen[better] = columns[rows, at][better]
+    return chosen
+
+
+def _hull(speed: Floats, watts: Floats) -> tuple[Ints, Floats, Floats]:
+    """Return the lower hull of power over speed from standstill on: three arrays (n_jobs, n_sizes).
+
+    Returns:
+        The column that each addition leads to, the speed that it adds (0 where there is none), and watts per speed.
+    """
+    n_jobs, n_sizes = speed.shape
+    column, more, per_work = np.full(speed.shape, -1), np.zeros(speed.shape), np.zeros(speed.shape)
+    rows: Ints = np.arange(n_jobs, dtype=np.int64)
+    at_speed, at_w = np.zeros(n_jobs), np.zeros(n_jobs)
+    for each in range(n_sizes):
+        faster = speed - at_speed[:, None]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            slope = np.where(faster > 0, (watts - at_w[:, None]) / faster, np.inf)
+        best = slope.argmin(axis=1)
+        there = np.isfinite(slope[rows, best])
+        column[there, each], more[there, each] = best[there], faster[rows, best][there]
+        per_work[there, each] = slope[rows, best][there]
+        at_speed = np.where(there, speed[rows, best], at_speed)
+        at_w = np.where(there, watts[rows, best], at_w)
+    return column, more, per_work
 
 
 def hours_of(

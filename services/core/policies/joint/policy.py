@@ -32,7 +32,7 @@ from services.core.policies.batches import with_batches
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import limit_at, present_slowdowns, slowdowns
 from services.core.policies.joint.hosts import hosts_w, models_of
-from services.core.policies.joint.hours import runs_now
+from services.core.policies.joint.hours import column_now, runs_now
 from services.core.policies.joint.left import Left, left_of
 from services.core.policies.joint.levers import Known, effects
 from services.core.policies.joint.memory import JointMemory, dump_memory, load_memory
@@ -181,16 +181,17 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
     if not n_jobs or not snapshot.gpu_models:
         return replace(memory, sizes={}, held=frozenset())
     known = _known(snapshot, worth, config)
-    modes, left_s, best = known.modes, known.left_s, (np.arange(n_jobs), known.modes.best)
-    at_best_s = left_s / (modes.ratio[best] * known.slower)
+    modes, left_s = known.modes, known.left_s
+    at_best_s = left_s / (modes.ratio[np.arange(n_jobs), modes.best] * known.slower)
     is_late = snapshot.now_s + at_best_s > np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, np.inf)
-    held = _held(snapshot, at_best_s, known.deadline_s, modes.watts[best], worth, config) & ~is_late
+    column, planned = _columns(snapshot, at_best_s, known, config)
+    held = column < 0
     goes = np.flatnonzero(~held)
     least = np.where(np.isnan(left_s[goes]), 0.0, left_s[goes] * modes.gpus[goes, 0])
     by = (~is_late[goes], least) if config.order == "shortest" else ()
     order = order_by(jobs.ids, *by, jobs.submitted_s[goes], which=goes)
     goes = goes[wishes_first(order, jobs.priority[goes])]
-    gpus = _sizes(snapshot, goes, known, config)
+    gpus = _sizes(snapshot, goes, known, column[goes], planned[goes], config)
     return replace(
         memory,
         sizes={jobs.ids[job]: size for job, size in zip(goes.tolist(), gpus.tolist(), strict=True)},
@@ -228,50 +229,68 @@ def _deadlines(snapshot: Snapshot, left: Left, config: JointConfig) -> Floats:
     return np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, jobs.submitted_s + until_s)
 
 
-def _held(
-    snapshot: Snapshot, left_s: Floats, deadline_s: Floats, watts: Floats, worth: Worth, config: JointConfig
-) -> Bools:
-    """Return which jobs wait for greener hours: (n_jobs,). New, overdue and non-preemptible ones never do."""
-    jobs, now_s = snapshot.jobs, snapshot.now_s
-    may = np.isfinite(left_s) & (deadline_s - now_s > left_s) & jobs.preemptible
+def _columns(snapshot: Snapshot, at_best_s: Floats, known: Known, config: JointConfig) -> tuple[Ints, Bools]:
+    """Return the size that each job is to run at now, a column, or -1 where it waits for greener hours: (n_jobs,).
+
+    New, overdue and non-preemptible ones never wait, and have their best size. The second array, (n_jobs,), has the
+    others, whose hours were planned.
+    """
+    jobs, now_s, modes = snapshot.jobs, snapshot.now_s, known.modes
+    may = np.isfinite(at_best_s) & (known.deadline_s - now_s > at_best_s) & jobs.preemptible
     if not config.slack_s:
         may &= np.isfinite(jobs.deadline_s)
-    held = np.zeros(len(jobs), dtype=np.bool_)
-    if not may.any():
-        return held
-    worth_g = worth.hour_g(np.arange(len(jobs)))
-    snapshot = at_quantile(snapshot, config.intensity_quantile)
-    runs = (jobs.phase == STARTING) | (jobs.phase == RUNNING)
-    for stay_share, some in ((0.0, may & ~runs), (config.stay_share, may & runs)):
-        rows = np.flatnonzero(some)
+    column = modes.best.copy()
+    rows = np.flatnonzero(may)
+    if not rows.size:
+        return column, may
+    together = config.width_by_hour
+    if together is None:
+        together = int(modes.gpus.max(axis=1).sum()) <= snapshot.total_gpus
+    holds = (jobs.phase == STARTING) | (jobs.phase == RUNNING)
+    worth_g = known.worth.hour_g(np.arange(len(jobs)))
+    curves = eligible_curves(at_quantile(snapshot, config.intensity_quantile), rows)
 
-        def comes(curve: CarbonCurve, of: Any, rows: Ints = rows, stay_share: float = stay_share) -> Bools:
-            mine = rows[of]
-            job = left_s[mine], deadline_s[mine], watts[mine], worth_g[mine]
-            return runs_now(curve, now_s, *job, stay_share, config.ahead_s)
+    def widest(curve: CarbonCurve, of: Any) -> Ints:
+        mine = rows[of]
+        has = np.where(holds[mine], modes.column_of(jobs.gpus)[mine], -1)
+        speed = modes.ratio[mine] * known.slower[mine, None]
+        watts = np.where(modes.gpus[mine] > 0, modes.watts[mine], np.inf)
+        job = known.left_s[mine], known.deadline_s[mine], speed, watts, worth_g[mine], modes.best[mine]
+        return column_now(curve, now_s, *job, has, config.stay_share, config.ahead_s)
 
-        if rows.size:
-            held[rows] = ~eligible_curves(snapshot, rows).by_curve(comes)
-    return held
+    def best(curve: CarbonCurve, of: Any) -> Ints:
+        mine = rows[of]
+        column = modes.best[mine]
+        for stay_share, some in ((0.0, ~holds[mine]), (config.stay_share, holds[mine])):
+            each = mine[some]
+            job = at_best_s[each], known.deadline_s[each], modes.watts[each, modes.best[each]], worth_g[each]
+            column[some] = np.where(runs_now(curve, now_s, *job, stay_share, config.ahead_s), column[some], -1)
+        return column
+
+    column[rows] = curves.by_curve(widest if together else best)
+    return column, may & together
 
 
-def _sizes(snapshot: Snapshot, goes: Ints, known: Known, config: JointConfig) -> Ints:
+def _sizes(snapshot: Snapshot, goes: Ints, known: Known, best: Ints, planned: Bools, config: JointConfig) -> Ints:
     """Return the size of each job to run, best first: the smallest while any job has to wait, else towards its best.
 
-    A running gang keeps its size unless another saves more than a restart costs.
+    A running gang keeps its size unless another saves more than a restart costs, or its hours are ``planned``.
+
+    Args:
+        best: (n_goes,) the column that each is to have where there is room.
     """
     jobs, modes, models, capacity = snapshot.jobs, known.modes, known.models, Capacity(snapshot)
     gpus = modes.gpus[goes, 0]
     room = capacity.total - np.bincount(models[goes], gpus, minlength=capacity.total.size).astype(np.int64)
     if (room < 0).any():
         return gpus
-    now, best = modes.column_of(jobs.gpus)[goes], modes.best[goes]
+    now = modes.column_of(jobs.gpus)[goes]
     left_s = np.where(np.isnan(known.left_s[goes]), UNKNOWN_LEFT_S, known.left_s[goes])
 
     def pays(column: Ints) -> Bools:
         """Return which jobs have enough work left to justify a restart at the size in this column: (n_goes,)."""
         gained = (modes.cost[goes, now] - modes.cost[goes, column]) * left_s
-        return gained > config.restart_s * modes.cost[goes, column] * modes.ratio[goes, column]
+        return planned | (gained > config.restart_s * modes.cost[goes, column] * modes.ratio[goes, column])
 
     holds = (jobs.gpus[goes] > 0) & (jobs.phase[goes] != PREEMPTING)
     last, at = np.where(holds & ~pays(best), now, best), [0] * goes.size
