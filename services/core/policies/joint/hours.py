@@ -163,6 +163,7 @@ def hours_of(
 ) -> tuple[tuple[float, float], ...]:
     """Return when one job will run if it follows ``runs_now`` at every step of the forecast: UTC seconds.
 
+    An approximation for a job whose sizes are planned with its hours (``column_now``): it runs less, and wider, then.
     Whatever is left at the end of the forecast is done there without a pause. Args as for ``runs_now``, for one job.
     """
     runs: list[tuple[float, float]] = []
