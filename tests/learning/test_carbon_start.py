@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.learning.carbon import HORIZON_H, Backtest, forecast, mean_errors, persistence
 from services.learning.carbon_history import HOUR_S, history_of
-from services.learning.carbon_start import DAY_H, LENGTHS_D, quantiles, started
+from services.learning.carbon_start import DAY_H, LENGTHS_D, quantiles, started, window
 from tests.learning.test_carbon import START_S, grid, recording
 
 
@@ -41,6 +41,16 @@ def test_nothing_beyond_the_last_fortnight_is_looked_at() -> None:
     other[: 16 * DAY_H] = 7.0
     now = np.array([30 * DAY_H])
     np.testing.assert_array_equal(*(started(each, START_S, now, HORIZON_H) for each in (values, other)))
+
+
+@pytest.mark.parametrize("days", LENGTHS_D)
+def test_with_few_days_known_nothing_else_is_looked_at(days: int) -> None:
+    _, values = grid(20)
+    begins, known = DAY_H * (20 - days), DAY_H * days
+    whole = window(values, START_S, np.array([20 * DAY_H]), days)
+    alone = window(values[begins:], START_S + HOUR_S * begins, np.array([known]), days)
+    np.testing.assert_array_equal(whole.x, alone.x)
+    np.testing.assert_array_equal(whole.unit, alone.unit)
 
 
 def test_beyond_four_days_the_last_is_repeated() -> None:
