@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.contracts.estimates import EmissionEstimate
+from services.contracts.flex import Flex
 from services.contracts.jobs import JobFootprint, Share
 from services.contracts.schema import Instant, Message
 from services.core.domain.jobs import JobState
@@ -83,6 +84,29 @@ class GridForecast(Message):
     known_until: Instant = Field(description="End of the forecast.")
 
 
+class ExplanationQuery(Message):
+    """What to look for besides."""
+
+    one_change: bool = Field(
+        default=False, description="The smallest change that would start a waiting job now, in `waiting.one_change`."
+    )
+
+
+class OneChange(Message):
+    """The smallest change that would start a waiting job now.
+
+    An accepted job is not changed: the same job, submitted again with this change, would start in the next round if
+    this one were withdrawn. That was replayed with the present queue, and holds as long as the queue is the same.
+    """
+
+    what: Literal["deadline", "preemptible", "flex", "model", "gpus"] = Field(description="What to ask for instead.")
+    gpus: int | None = Field(default=None, description="That many GPUs.")
+    model: str | None = Field(default=None, description="GPUs of this model.")
+    flex: Flex | None = Field(default=None, description="This class towards orders of the grid.")
+    deadline: Instant | None = Field(default=None, description="This deadline; null with `deadline`: none.")
+    detail: str = Field(description="The change in words, as at the end of `summary`.")
+
+
 class WaitingExplanation(Message):
     """Why a job waits, when it may start, and what it would emit."""
 
@@ -105,6 +129,9 @@ class WaitingExplanation(Message):
         "allow.",
     )
     forecast: GridForecast | None = None
+    one_change: OneChange | None = Field(
+        default=None, description="Only if asked for (`one_change=true`); null if it starts now, or if none is known."
+    )
 
 
 class NextStep(Message):

@@ -185,13 +185,15 @@ def test_wait_asks_until_the_policies_part_is_there(monkeypatch: pytest.MonkeyPa
     pending = {**_UNDER, "status": "pending", "items": []}
     parts = [
         Explanation.model_validate({**_COMMON, "state": "queued", "summary": "It waits.", "under_policies": under})
-        for under in (pending, pending, _UNDER)
+        for under in (pending, pending, _UNDER, _UNDER)
     ]
     answers = [each.model_dump(mode="json") for each in parts]
+    asked: list[dict[str, str]] = []
 
     class Stub:
-        def get(self, path: str) -> Any:
+        def get(self, path: str, **query: str) -> Any:
             assert path == f"/v1/jobs/{JOB}/explain"
+            asked.append(query)
             return answers.pop(0)
 
     monkeypatch.setattr(command, "Gateway", Stub)
@@ -199,7 +201,7 @@ def test_wait_asks_until_the_policies_part_is_there(monkeypatch: pytest.MonkeyPa
 
     command.explain(JOB, wait=True, as_json=False)
 
-    assert not answers
+    assert asked == [{}, {}, {}, {"one_change": "true"}], "the queue is replayed once, not with every poll"
     assert "pollux" in capsys.readouterr().out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -11,16 +12,19 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.contracts.explanations import Explanation
+from services.contracts.explanations import Explanation, OneChange
 from services.contracts.identity import Identity, Role
+from services.contracts.jobs import JobSpec
 from services.contracts.nodes import OUT_OF_MEMORY
 from services.core.cycle.plan import Preempt
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
+from services.core.policies.one_change import Change
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import install_problem_handlers
 from services.scheduler import explaining_endpoints
+from services.scheduler.explaining.changes import shown
 from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.explaining.running import next_step
 from services.scheduler.planning.live_view import LiveView
@@ -32,7 +36,13 @@ from tests.support.tokens import ActingAs
 
 
 async def answer(
-    world: World, job_id: str, *, tenant: str = "default", role: Role = Role.USER, project: str | None = None
+    world: World,
+    job_id: str,
+    *,
+    tenant: str = "default",
+    role: Role = Role.USER,
+    project: str | None = None,
+    query: str = "",
 ) -> httpx.Response:
     """Return the answer of an installation whose what-if service is down."""
     app = FastAPI()
@@ -51,7 +61,7 @@ async def answer(
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(ActingAs(app, identity)), base_url="http://scheduler"
         ) as client:
-            return await client.get(f"/v1/jobs/{job_id}/explain")
+            return await client.get(f"/v1/jobs/{job_id}/explain{query}")
 
 
 async def explain(world: World, job_id: str, **caller: Any) -> Explanation:
@@ -573,3 +583,87 @@ async def test_the_ledger_tells_what_limits_and_batches_did_for_a_job_that_ended
     await world.fetch("UPDATE allocations SET power_limit_w = 150 WHERE id = $1 RETURNING 1", allocation)
     found = {each.lever: each for each in (await explain(world, job)).levers}
     assert found["power_limit"].carbon_saved_gco2 is None, "when it had which is no longer stored"
+
+
+async def change_of(world: World, job_id: str, **caller: Any) -> OneChange | None:
+    found = await explain(world, job_id, query="?one_change=true", **caller)
+    assert found.waiting is not None
+    change = found.waiting.one_change
+    assert change is None or found.summary.endswith(change.detail)
+    assert (await explain(world, job_id)).waiting.one_change is None, "what nobody asks for is looked for"  # type: ignore[union-attr]
+    return change
+
+
+async def test_what_is_named_as_the_one_change_starts_the_job(world: World) -> None:
+    await world.node("n1")
+    await world.running(1)
+    job = await world.job(4)
+    await world.scheduler.turn()
+
+    change = await change_of(world, job)
+
+    assert change is not None
+    assert (change.what, change.gpus) == ("gpus", 2)
+    assert change.detail == "Withdrawn and submitted again with 2 GPUs instead of 4, it would start now."
+    await world.ask(job, "cancel")
+    again = await world.job(2)
+    await world.scheduler.hold(Trigger.PASSIVE)
+    assert await world.state(again) == "starting"
+
+
+async def test_another_model_is_a_smaller_change_than_fewer_gpus(world: World) -> None:
+    await world.node("n1")
+    await world.node("n2", model="V100")
+    await world.running(1, gpus={"min": 1, "max": 1, "model": "A100"})
+    job = await world.job(gpus={"min": 4, "model": "A100"})
+    of_any_model = await world.job(8)
+
+    change = await change_of(world, job)
+
+    assert change is not None
+    assert (change.what, change.model, change.gpus) == ("model", "V100", None)
+    await world.ask(job, "cancel")
+    again = await world.job(gpus={"min": 4, "model": "V100"})
+    await world.ask(of_any_model, "cancel")
+    await world.scheduler.turn()
+    assert await world.state(again) == "starting"
+
+
+async def test_no_change_is_named_that_does_not_start_it_or_that_it_does_not_need(world: World) -> None:
+    await world.node("n1")
+    job = await world.job(4)
+    assert await change_of(world, job) is None
+    await world.scheduler.turn()
+    assert await change_of(world, await world.job(4)) is None
+
+
+async def test_no_change_is_named_for_a_job_with_a_layout_or_one_that_has_run(world: World) -> None:
+    await world.node("n1")
+    await world.running(2)
+    tied = await world.job(4, layout={"stages": [{"replicas": 4}]})
+    ran = await world.job(4)
+    await world.fetch("UPDATE jobs SET attained_gpu_s = 60 WHERE id = $1 RETURNING 1", ran)
+
+    assert await change_of(world, ran) is None
+    assert await change_of(world, tied) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "words"),
+    [
+        (Change(preemptible=True), {"what": "preemptible"}, "as preemptible"),
+        (Change(flex=0.5), {"what": "flex", "flex": 50}, "with flex 50, so that orders of the grid may slow it down"),
+        (Change(deadline_s=math.inf), {"what": "deadline"}, "without its deadline"),
+        (
+            Change(deadline_s=1_800_000_000.0),
+            {"what": "deadline", "deadline": datetime.fromtimestamp(1_800_000_000, UTC)},
+            "with a deadline at Fri 08:00 UTC, in dirtier hours",
+        ),
+    ],
+    ids=["preemptible", "flex", "no deadline", "deadline"],
+)
+def test_a_change_is_said_in_words(change: Change, fields: dict[str, Any], words: str) -> None:
+    found = shown(change, JobSpec(name="a", command=["true"]))
+
+    assert found.model_dump(exclude={"detail"}, exclude_none=True) == fields
+    assert found.detail == f"Withdrawn and submitted again {words}, it would start now."

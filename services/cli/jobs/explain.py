@@ -61,11 +61,10 @@ def explain(
 
 
 def _explanation(gateway: Gateway, job_id: str, *, wait: bool) -> dict[str, Any]:
-    while True:
-        found = gateway.get(f"{path_of(job_id)}/explain")
-        if not wait or (found["under_policies"] or {}).get("status") != "pending":
-            return found
+    path = f"{path_of(job_id)}/explain"
+    while wait and (gateway.get(path)["under_policies"] or {}).get("status") == "pending":
         time.sleep(POLL_S)
+    return gateway.get(path, one_change="true")
 
 
 def array_lines(

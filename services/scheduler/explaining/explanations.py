@@ -32,6 +32,7 @@ from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.scheduler.explaining import levers
+from services.scheduler.explaining.changes import change_of
 from services.scheduler.explaining.lengths import remaining
 from services.scheduler.explaining.live_state import live_state
 from services.scheduler.explaining.running import how_it_runs, next_step, on_slice_step
@@ -88,8 +89,8 @@ class Explanations:
         self._carbon = carbon
         self._simulator = simulator
 
-    async def explain(self, caller: Identity, job_id: str) -> Explanation:
-        """Explain a job that the caller may see.
+    async def explain(self, caller: Identity, job_id: str, *, one_change: bool = False) -> Explanation:
+        """Explain a job that the caller may see; ``one_change``: and look for what would start it now.
 
         Raises:
             ProblemError: 404 if there is no such job.
@@ -100,7 +101,7 @@ class Explanations:
             return await self._ended(facts, state)
         if state.holds_gpus and facts.gang is not None:
             return await self._running(facts, facts.gang, state)
-        return await self._waiting(facts, state, caller)
+        return await self._waiting(facts, state, caller, one_change=one_change)
 
     async def live_state(self) -> LiveState:
         """Return the live queue and cluster for the what-if service."""
@@ -131,10 +132,10 @@ class Explanations:
                 noise_scale=await explanations.noise_scale(connection, job_id) if row.ended_at else None,
             )
 
-    async def _waiting(self, facts: Facts, state: JobState, caller: Identity) -> Explanation:
+    async def _waiting(self, facts: Facts, state: JobState, caller: Identity, *, one_change: bool) -> Explanation:
         live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id))
         seen = any(row.id == facts.row.id for row in live.rows.jobs)
-        why = await asyncio.to_thread(self._why, facts, live, seen_by_policy=seen)
+        why = await asyncio.to_thread(self._why, facts, live, seen_by_policy=seen, one_change=one_change and seen)
         waiting, reason, detail = why.explanation, why.reason or facts.row.reason, why.detail
         if detail is None:
             detail = facts.row.detail or sentence(facts.row.reason) or None
@@ -154,7 +155,7 @@ class Explanations:
             waiting = waiting.model_copy(update={"forecast": waiting.forecast.model_copy(update={"made_at": made_at})})
         place = None if why.place is None else await self._named(why.place, caller, live)
         waiting = waiting.model_copy(update={"place": place})
-        summary = " ".join(filter(None, (_place_words(place), detail))) or "It waits."
+        summary = " ".join(filter(None, (_place_words(place), detail, why.change_words))) or "It waits."
         return self._explanation(
             facts,
             state,
@@ -167,14 +168,15 @@ class Explanations:
             assumptions=[*why.assumptions, *([levers.SENTENCE] if why.levers else [])],
         )
 
-    def _why(self, facts: Facts, live: Live, *, seen_by_policy: bool) -> WhyItWaits:
+    def _why(self, facts: Facts, live: Live, *, seen_by_policy: bool, one_change: bool) -> WhyItWaits:
         row, spec = facts.row, facts.spec
         job_id = JobId(row.id) if seen_by_policy else DRAFT
         if not seen_by_policy:
             draft = draft_row(spec, row.tenant_id, live.rows.state.now_s)
             live = replace(live, rows=replace(live.rows, jobs=[*live.rows.jobs, draft]))
-        return why_it_waits(
-            self._view.round(live, Trigger.PASSIVE),
+        dry = self._view.round(live, Trigger.PASSIVE)
+        why = why_it_waits(
+            dry,
             job_id,
             spec,
             self._view.prediction(SpecRow(row.id, row.tenant_id, row.spec)),
@@ -182,6 +184,10 @@ class Explanations:
             row.submitted_at.timestamp(),
             seen_by_policy=seen_by_policy,
         )
+        if one_change and not why.explanation.starts_now:
+            found = change_of(self._view, live, dry, job_id, spec, why.reason)
+            why = replace(why, explanation=why.explanation.model_copy(update={"one_change": found}))
+        return why
 
     async def _named(self, place: Place, caller: Identity, live: Live) -> QueuePlace:
         if place.ahead is None:

@@ -43,6 +43,12 @@ class WhyItWaits:
     assumptions: list[str]
     levers: list[LeverEffect]
 
+    @property
+    def change_words(self) -> str:
+        """The one change in words, empty where none is known."""
+        found = self.explanation.one_change
+        return "" if found is None else found.detail
+
 
 def place_of(dry: DryRound, job_id: JobId) -> Place:
     """Return a waiting job's place in the order of the policy in force."""

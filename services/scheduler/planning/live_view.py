@@ -45,6 +45,7 @@ class DryRound:
     snapshot: Snapshot
     plan: Plan
     memory: Any
+    before: Any  #: What the policy remembered before it
 
 
 class LiveView:
@@ -115,4 +116,4 @@ class LiveView:
             policy = build_policy(self.settings.policy, {})
             memory = policy.initial()
         decided = run_under_orders(policy, snapshot, memory)
-        return DryRound(policy, snapshot, decided.plan, decided.memory)
+        return DryRound(policy, snapshot, decided.plan, decided.memory, memory)

@@ -230,12 +230,19 @@ class Client:
             filters["array"] = id_of(filters["array"])
         yield from self._items("/v1/jobs", {**filters, "fields": list(fields)}, limit)
 
-    def explain(self, job: AnyJob) -> models.Explanation:
+    def explain(self, job: AnyJob, *, one_change: bool = False) -> models.Explanation:
         """Return why a job waits, how it runs, or what happened to it.
 
         ``under_policies`` is what every policy would do with it; while its status is ``pending``, ask again.
+
+        Args:
+            job: The job.
+            one_change: Whether to look for the smallest change that would start a waiting job now
+                (``waiting.one_change``).
         """
-        return read(models.Explanation, (self.request("GET", f"/v1/jobs/{id_of(job)}/explain")).json())
+        params = {"one_change": "true"} if one_change else None
+        answer = self.request("GET", f"/v1/jobs/{id_of(job)}/explain", params=params)
+        return read(models.Explanation, answer.json())
 
     def wait(self, job: AnyJob, *, timeout_s: float | None = None) -> models.Job:
         """Return a job once it has ended.

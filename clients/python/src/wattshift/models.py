@@ -1007,6 +1007,30 @@ class NodeTrend:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneChange:
+    """The smallest change that would start a waiting job now.
+
+    An accepted job is not changed: the same job, submitted again with this change, would start in the next round if
+    this one were withdrawn. That was replayed with the present queue, and holds as long as the queue is the same.
+
+    Attributes:
+        what: What to ask for instead.
+        gpus: That many GPUs.
+        model: GPUs of this model.
+        flex: This class towards orders of the grid.
+        deadline: This deadline; null with `deadline`: none.
+        detail: The change in words, as at the end of `summary`.
+    """
+
+    what: str
+    gpus: int | None = None
+    model: str | None = None
+    flex: str | None = None
+    deadline: datetime | None = None
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParallelLayout:
     """How the gang is divided into stages and replicas, for placement."""
 
@@ -1422,6 +1446,7 @@ class WaitingExplanation:
         now: If it began now.
         greenest: If it began at the greenest time that the forecast knows and the job's deadline and flexibility
             allow.
+        one_change: Only if asked for (`one_change=true`); null if it starts now, or if none is known.
     """
 
     since: datetime
@@ -1435,6 +1460,7 @@ class WaitingExplanation:
     now: EmissionEstimate | None = None
     greenest: EmissionEstimate | None = None
     forecast: GridForecast | None = None
+    one_change: OneChange | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
