@@ -23,6 +23,7 @@ from services.kit.tasks import end_tasks
 from services.scheduler import endpoints, engine_endpoints, explaining_endpoints, grid_endpoints
 from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.figures import show_figures
+from services.scheduler.grid.openadr import OpenAdr
 from services.scheduler.grid.orders import GridOrders
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
@@ -65,7 +66,8 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.dry_runs = DryRuns(database, view)
             simulator = client_of(session, settings, "simulator")
             app.state.explanations = Explanations(database, view, carbon, simulator)
-            app.state.scheduler = Scheduler(settings, database, redis, carbon, hook)
+            doors = (OpenAdr(settings, app.state.grid_orders),)
+            app.state.scheduler = Scheduler(settings, database, redis, carbon, hook, doors)
             show_figures(app.state.metrics, database, redis, app.state.scheduler, settings)
             loop = asyncio.create_task(app.state.scheduler.run())
             yield

@@ -6,9 +6,9 @@ import asyncio
 import gc
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import asyncpg
 import orjson
@@ -74,6 +74,14 @@ class Round:
     apply_ms: float
 
 
+class Door(Protocol):
+    """By which work comes to the scheduler that leads."""
+
+    async def run(self) -> None:
+        """Take it in until cancelled."""
+        ...
+
+
 class Scheduler:
     """The decision loop of one process; only the leader of several decides."""
 
@@ -84,6 +92,7 @@ class Scheduler:
         redis: Redis,
         carbon: CarbonWatch,
         hook: PowerHook | None = None,
+        doors: Sequence[Door] = (),
     ) -> None:
         self._settings = settings
         self._database = database
@@ -106,6 +115,7 @@ class Scheduler:
         self._power = PowerWatch(settings.power_interval_s, settings.power_settle_s)
         self._disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
         self._disk_problem = ""
+        self._doors = doors
         self._prepared = False
         self._seen: tuple[object, ...] | None = None
         self._last_hint: str = f"{time.time_ns() // 1_000_000}-0"
@@ -147,7 +157,7 @@ class Scheduler:
                     await asyncio.sleep(self._settings.tick_s)
                     continue
                 helpers = helpers or [
-                    asyncio.create_task(each.run()) for each in (self._relay, self._nodes, self._savings)
+                    asyncio.create_task(each.run()) for each in (self._relay, self._nodes, self._savings, *self._doors)
                 ]
                 await self._guarded(self.turn)
                 await self._guarded(self._sleep_until_woken)

@@ -132,6 +132,18 @@ class SchedulerSettings(SharedSettings):
     node_standby_w: float = Field(0, ge=0, description="Power of a node that is off, for the ledger.")
     node_boot_w: float = Field(0, ge=0, description="Power of a node that boots, for the ledger.")
 
+    openadr_url: str = Field("", description="Address of an OpenADR 3 server (VTN) whose events become orders.")
+    openadr_token_url: str = Field("", description="Where its OAuth tokens are; by default auth/token at its address.")
+    openadr_client_id: str = Field("", description="Of the OAuth client; without one, nothing is authenticated.")
+    openadr_client_secret: str = Field("", repr=False)
+    openadr_client_name: str = Field("wattshift", description="How reports to the VTN are signed.")
+    openadr_programs: tuple[str, ...] = Field((), description="Names of the programs that count; by default all.")
+    openadr_zone: str | None = Field(None, description="The grid zone that its events are for; by default all nodes.")
+    openadr_poll_s: float = Field(5.0, gt=0, description="How often the VTN is asked.")
+    openadr_simple_cuts: tuple[float, float, float] = Field(
+        (0.1, 0.25, 0.5), description="What levels 1, 2 and 3 of a SIMPLE event leave out of the baseline, as shares."
+    )
+
     plans_kept: int = Field(20_000, ge=1, description="Rounds kept for operators to read.")
     record_dir: Path | None = Field(
         None, description="Folder for a file of each active round, so that it can be replayed."

@@ -133,6 +133,12 @@ class GridOrders:
             raise ProblemError(409, ProblemCode.CONFLICT, "The ledger has no line yet of the time in which it held.")
         return found
 
+    async def of_key(self, key_id: str) -> dict[str, GridOrder]:
+        """Return the orders of the last month that a key gave, by their idempotency keys."""
+        async with self._database.connection() as connection:
+            rows = await orders.of_key(connection, key_id)
+        return {row.idempotency_key: shown(row) for row in rows if row.idempotency_key is not None}
+
     async def page(self, before: str | None, limit: int) -> list[GridOrder]:
         """Return the orders made before one, the newest first."""
         async with self._database.connection() as connection:
@@ -196,7 +202,7 @@ def shown(row: OrderRow) -> GridOrder:
     else:
         state = GridOrderState.IN_FORCE if row.start_at <= row.now_at else GridOrderState.ANNOUNCED
     limit_w = least_of(limits, now_s, now_s) if limits and state is not GridOrderState.WITHDRAWN else float("inf")
-    hidden = ("past", "body_sha256", "now_at")
+    hidden = ("past", "body_sha256", "idempotency_key", "now_at")
     return GridOrder.model_validate(
         {name: value for name, value in row._asdict().items() if name not in hidden}
         | {"state": state, "limit_w": limit_w if limit_w < float("inf") else None}

@@ -13,7 +13,7 @@ from services.scheduler.repository.documents import Json
 
 COLUMNS = """
 SELECT id, source, name, zone, announced_at, start_at, end_at, notice_s, steps, baseline_w, baseline_at, withdrawn_at,
-       revision, past, body_sha256, now() AS now_at
+       revision, past, body_sha256, idempotency_key, now() AS now_at
   FROM grid_orders
 """
 
@@ -34,6 +34,10 @@ ON CONFLICT (key_id, idempotency_key) DO NOTHING RETURNING id
 """
 
 KEYED = f"{COLUMNS} WHERE key_id = $1 AND idempotency_key = $2"
+
+OF_KEY = f"""
+{COLUMNS} WHERE key_id = $1 AND idempotency_key IS NOT NULL AND end_at > now() - interval '31 days' ORDER BY id
+"""
 
 # By the ledger: what each node drew from its first to its last line of the ten minutes before.
 BASELINE = """
@@ -105,6 +109,7 @@ class OrderRow(NamedTuple):
     revision: int
     past: list[Json]  #: What amendments replaced, oldest first
     body_sha256: bytes
+    idempotency_key: str | None
     now_at: datetime
 
 
@@ -147,6 +152,11 @@ async def keyed(connection: Connection, key_id: str, key: str) -> OrderRow | Non
 async def find(connection: Connection, order_id: str) -> OrderRow | None:
     """Return an order."""
     return await fetch_row(connection, OrderRow, f"{COLUMNS} WHERE id = $1", order_id)
+
+
+async def of_key(connection: Connection, key_id: str) -> list[OrderRow]:
+    """Return the orders of the last month that a key gave with idempotency keys."""
+    return await fetch_rows(connection, OrderRow, OF_KEY, key_id)
 
 
 async def page(connection: Connection, before: str | None, limit: int) -> list[OrderRow]:

@@ -1,0 +1,199 @@
+"""Events of an OpenADR 3 server become orders; the server here answers as the published definitions have it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from services.contracts.grid import LONGEST_S
+from services.scheduler.grid.openadr import Event, OpenAdr, duration_s, spec_of
+from services.scheduler.grid.orders import GridOrders
+from tests.scheduler.test_grid_orders import limit_w, node, running
+from tests.scheduler.world import World
+
+CUTS = (0.1, 0.25, 0.5)
+START = datetime(2030, 1, 1, 18, tzinfo=UTC)
+
+
+class Vtn:
+    """A server with one program, whose tokens are good for three requests."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.reports: list[Any] = []
+        self.tokens, self.left = 0, 0
+        self.is_away = False
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if self.is_away:
+            return web.Response(status=503)
+        if request.path.endswith("/auth/token"):
+            form = dict(await request.post())
+            assert form == {"grant_type": "client_credentials", "client_id": "ven", "client_secret": "secret"}
+            self.tokens, self.left = self.tokens + 1, 3
+            token = {"access_token": f"t{self.tokens}", "token_type": "Bearer", "expires_in": 3600}
+            return web.json_response(token)
+        self.left -= 1
+        if request.headers.get("Authorization") != f"Bearer t{self.tokens}" or self.left < 0:
+            return web.json_response({"title": "Unauthorized", "status": 401}, status=401)
+        what = request.path.rpartition("/")[2]
+        if request.method == "POST":
+            self.reports.append(await request.json())
+            return web.json_response(self.reports[-1], status=201)
+        found: list[Any] = {
+            "programs": [{"id": "p1", "programName": "peak"}, {"id": "p2", "programName": "prices"}],
+            "events": self.events,
+            "reports": [each for each in self.reports if each["eventID"] == request.query.get("eventID")],
+        }[what]
+        skip, limit = int(request.query["skip"]), int(request.query["limit"])
+        return web.json_response(found[skip : skip + limit])
+
+
+def event(*intervals: dict[str, Any], event_id: str = "e1", program: str = "p1", **fields: Any) -> dict[str, Any]:
+    return {
+        "id": event_id,
+        "objectType": "EVENT",
+        "programID": program,
+        "eventName": "evening",
+        "intervals": [{"id": at, **each} for at, each in enumerate(intervals)],
+        **fields,
+    }
+
+
+def limit(kind: str, value: float) -> dict[str, Any]:
+    return {"payloads": [{"type": kind, "values": [value]}]}
+
+
+def now(duration: str) -> dict[str, Any]:
+    return {"start": "0000-00-00", "duration": duration}
+
+
+@pytest.fixture
+async def vtn() -> AsyncIterator[tuple[Vtn, str]]:
+    made, app = Vtn(), web.Application()
+    app.router.add_route("*", "/{path:.*}", made.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    yield made, f"http://127.0.0.1:{port}/openadr3"
+    await runner.cleanup()
+
+
+def door(world: World, url: str) -> OpenAdr:
+    settings = world.settings.model_copy(
+        update={
+            "openadr_url": url,
+            "openadr_client_id": "ven",
+            "openadr_client_secret": "secret",
+            "openadr_programs": ("peak",),
+        }
+    )
+    return OpenAdr(settings, GridOrders(world.database))
+
+
+async def orders(world: World) -> list[tuple[Any, ...]]:
+    rows = await world.fetch("SELECT source, steps, withdrawn_at IS NOT NULL AS gone, revision FROM grid_orders")
+    return [tuple(row) for row in rows]
+
+
+async def test_an_event_is_an_order_as_long_as_it_is_there(world: World, vtn: tuple[Vtn, str]) -> None:
+    server, url = vtn
+    await node(world)
+    job = await running(world, 4, flex=50)
+    server.events = [
+        event(limit("SIMPLE", 2), intervalPeriod=now("PT1H")),
+        event(limit("PRICE", 0.3), event_id="e2", program="p2", intervalPeriod=now("PT1H")),
+        event(limit("PRICE", 0.3), event_id="e3", intervalPeriod=now("PT1H")),
+        event(limit("IMPORT_CAPACITY_LIMIT", 5), event_id="e4", intervalPeriod=now("an hour")),
+    ]
+    async with aiohttp.ClientSession() as session:
+        looks = door(world, url)
+        for _ in range(2):
+            await looks.look(session)
+        first = {"offset_s": 0, "cut": 0.25, "to_w": None}
+        assert await orders(world) == [("openadr", [first], False, 1)]
+        await world.scheduler.turn()
+        assert await limit_w(world, job) is not None
+
+        server.events[0] = event(limit("SIMPLE", 1), intervalPeriod=now("PT1H"))
+        for _ in range(2):
+            await looks.look(session)
+        assert await orders(world) == [("openadr", [{**first, "cut": 0.1}], False, 2)]
+
+        server.is_away = True
+        with pytest.raises(aiohttp.ClientError):
+            await looks.look(session)
+        assert not (await orders(world))[0][2], "nothing is known, so nothing is withdrawn"
+        server.is_away, server.events = False, []
+        await door(world, url).look(session)
+        assert (await orders(world))[0][2]
+    assert server.tokens >= 2
+
+
+async def test_what_was_drawn_is_reported_once_where_that_is_asked(world: World, vtn: tuple[Vtn, str]) -> None:
+    server, url = vtn
+    await node(world)
+    server.events = [
+        event(limit("SIMPLE", 2), intervalPeriod=now("PT1H"), reportDescriptors=[{"payloadType": "USAGE"}])
+    ]
+    async with aiohttp.ClientSession() as session:
+        await door(world, url).look(session)
+        await world.fetch(
+            "UPDATE grid_orders SET start_at = now() - interval '2 hours', end_at = now() - interval '1 hour', "
+            "baseline_at = now() - interval '2 hours' RETURNING 1"
+        )
+        await world.fetch(
+            "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, start_at, end_at, gpus, gpu_energy_j, "
+            "cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, "
+            "carbon_gco2) SELECT 'n1', 'b', 1, '', now() - interval '2 hours', now() - interval '1 hour', 4, 3.6e6, 0, "
+            "0, 'counter', 'Z', 'average', 300, false, 1, 0 RETURNING 1"
+        )
+        for _ in range(2):
+            await door(world, url).look(session)
+    (report,) = server.reports
+    assert (report["programID"], report["eventID"], report["clientName"]) == ("p1", "e1", "wattshift")
+    (interval,) = report["resources"][0]["intervals"]
+    assert interval["payloads"][0] == {"type": "USAGE", "values": [pytest.approx(1.0, abs=0.001)]}
+
+
+def test_intervals_follow_each_other_unless_they_say_when() -> None:
+    later = {"start": (START + timedelta(hours=3)).isoformat(), "duration": "PT30M"}
+    units = [{"objectType": "EVENT_PAYLOAD_DESCRIPTOR", "payloadType": "IMPORT_CAPACITY_LIMIT", "units": "MW"}]
+    given = event(
+        limit("IMPORT_CAPACITY_LIMIT", 2),
+        limit("SIMPLE", 0),
+        limit("SIMPLE", 3),
+        {**limit("IMPORT_CAPACITY_LIMIT", 1.5), "intervalPeriod": later},
+        intervalPeriod={"start": START.isoformat(), "duration": "PT15M"},
+        payloadDescriptors=units,
+    )
+    spec = spec_of(Event.model_validate(given), CUTS, "DE")
+    assert spec is not None
+    assert (spec.start_at, spec.duration_s, spec.zone) == (START, 3.5 * 3600, "DE")
+    assert [(step.offset_s, step.cut, step.to_w) for step in spec.steps] == [
+        (0, None, 2e6),
+        (900, None, 1e12),
+        (1800, 0.5, None),
+        (2700, None, 1e12),
+        (10_800, None, 1.5e6),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("PT1H30M", 5400), ("P1DT0.5S", 86_400.5), ("P9999Y", LONGEST_S), ("P2W", 1_209_600)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "P", "PT", "1H", "PT-1H"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="no ISO 8601 duration"):
+        duration_s(text)
