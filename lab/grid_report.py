@@ -1,0 +1,132 @@
+"""Check a report of a grid's order against an export of the ledger, by arithmetic of its own.
+
+    wattshift grid report ORDER --json > report.json
+    wattshift report --start ... --end ... --lines lines.csv
+    python -m lab.grid_report report.json lines.csv
+
+The export covers the ten minutes before the baseline and the hour after the order. Only the standard library is used,
+and nothing of the product; ``docs/grid.md`` says how each figure is defined. The exit code is 0 if all of them agree.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections import defaultdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+BEFORE_S, BUCKET_S, RECOVERY_S = 600, 300, 3_600
+TOLERANCE = 1e-6  #: Of sums of the same numbers in another order
+
+Line = tuple[str, str, float, float, float]  #: Node, job, begin, end, joules
+
+
+def seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def lines_of(path: Path) -> list[Line]:
+    """Return the lines of an export, without what follows them as comments."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        parts = ("gpu_energy_j", "cpu_energy_j", "static_energy_j")
+        return [
+            (
+                row["node_id"],
+                row["job_id"],
+                seconds(row["start_at"]),
+                seconds(row["end_at"]),
+                sum(float(row[each]) for each in parts),
+            )
+            for row in rows
+        ]
+
+
+def joules(lines: list[Line], begin: float, end: float) -> dict[str, float]:
+    """Return what each job used in a time; a line's energy counts evenly over its interval."""
+    used: dict[str, float] = defaultdict(float)
+    for _, job, since, until, energy in lines:
+        if (overlap := min(until, end) - max(since, begin)) > 0:
+            used[job] += energy * overlap / (until - since)
+    return used
+
+
+def baseline(lines: list[Line], at: float) -> float:
+    """Return the sum over nodes of the mean draw from the first to the last whole line of the ten minutes before."""
+    of_node: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line[2] >= at - BEFORE_S and line[3] <= at:
+            of_node[line[0]].append(line)
+    return sum(
+        sum(each[4] for each in found) / (max(each[3] for each in found) - min(each[2] for each in found))
+        for found in of_node.values()
+    )
+
+
+def problems(report: dict[str, Any], lines: list[Line]) -> list[str]:
+    """Return every figure of a report that the lines do not give."""
+    order = report["order"]
+    lines = [line for line in lines if line[0] in report["nodes"]]
+    begin, until, end = (seconds(text) for text in (report["since"], report["until"], order["end_at"]))
+    ends = min(end, seconds(order["withdrawn_at"])) if order["withdrawn_at"] else end
+    base = order["baseline_w"]
+
+    def limit(since: float, upto: float) -> float:
+        watts = 0.0
+        for at, step in enumerate(order["steps"]):
+            first = begin + step["offset_s"]
+            last = begin + order["steps"][at + 1]["offset_s"] if at + 1 < len(order["steps"]) else end
+            value = base * (1 - step["cut"]) if step["cut"] is not None else step["to_w"]
+            watts += value * max(min(last, upto) - max(first, since), 0.0)
+        return watts / (upto - since)
+
+    def worst(since: float, upto: float, allowed: Any) -> float:
+        found, at = 0.0, since
+        while at + BUCKET_S <= upto + 1e-6:
+            drawn = sum(joules(lines, at, at + BUCKET_S).values()) / BUCKET_S
+            found = max(found, drawn / allowed(at, at + BUCKET_S) - 1)
+            at += BUCKET_S
+        return found
+
+    at = seconds(order["baseline_at"])
+    during, before = joules(lines, begin, until), joules(lines, at - BEFORE_S, at)
+    mean = sum(during.values()) / (until - begin)
+    over = min(max((line[3] for line in lines), default=0.0), end + min(end - begin, RECOVERY_S))
+    figures = {
+        "baseline_w": baseline(lines, at),
+        "limit_w": limit(begin, until),
+        "mean_w": mean,
+        "ordered_w": base - limit(begin, until),
+        "delivered_w": base - mean,
+        "above_most": worst(begin, until, limit),
+        "rebound": worst(ends, over, lambda *_: base) if over - ends >= BUCKET_S else None,
+    }
+    found = [name for name, value in figures.items() if not _same(report[name], value)]
+    for job in report["jobs"]:
+        name = job["job_id"] or ""
+        parts = {"before_w": before.get(name, 0.0) / BEFORE_S, "during_w": during.get(name, 0.0) / (until - begin)}
+        found += [f"{each} of {name or 'no job'}" for each, value in parts.items() if not _same(job[each], value)]
+    return found
+
+
+def _same(stated: float | None, found: float | None) -> bool:
+    if stated is None or found is None:
+        return stated is found
+    return abs(stated - found) <= TOLERANCE * max(abs(stated), abs(found), 1.0)
+
+
+def main() -> int:
+    """Print what does not agree, and return the exit code."""
+    report, lines = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), lines_of(Path(sys.argv[2]))
+    found = problems(report, lines)
+    print(
+        "\n".join(f"{each} does not follow from the lines" for each in found) or f"{len(lines)} lines give the report"
+    )
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""A report of a grid's order, and a second program that finds the same figures in an export of the ledger."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from lab.grid_report import lines_of, problems
+from services.contracts.grid import GridOrder, GridOrderState, GridStep
+from services.core.domain.orders import curve_of
+from services.scheduler.grid.reports import reported
+from services.scheduler.repository.orders import LineRow
+
+START = datetime(2026, 3, 1, 18, tzinfo=UTC)
+WATTS = {"a": (700.0, 400.0), "b": (650.0, 650.0), "": (90.0, 120.0)}
+STEPS = [GridStep(cut=0.2), GridStep(offset_s=1_000, to_w=1_100.0)]
+
+
+def rows() -> list[LineRow]:
+    """Lines of 70 s of three owners on two nodes, which fit into no five minutes."""
+    found: list[LineRow] = []
+    for job, (before_w, during_w) in WATTS.items():
+        for at in range(-600, 5_400, 70):
+            watts = before_w if at < 0 else during_w if at < 1_800 else 1.03 * before_w
+            since_s = START.timestamp() + at
+            found.append(LineRow(job or None, since_s, since_s + 70, 70 * watts, "n2" if job == "b" else "n1"))
+    return found
+
+
+def exported(path: Path, lines: list[LineRow]) -> Path:
+    head = "node_id,job_id,start_at,end_at,gpu_energy_j,cpu_energy_j,static_energy_j"
+    body = [
+        f"{row.node_id},{row.job_id or ''},{datetime.fromtimestamp(row.start_s, UTC).isoformat()},"
+        f"{datetime.fromtimestamp(row.end_s, UTC).isoformat()},{row.energy_j / 2!r},"
+        f"{row.energy_j / 4!r},{row.energy_j / 4!r}"
+        for row in lines
+    ]
+    path.write_text("\n".join([head, *body, "# seal end,x"]) + "\n")
+    return path
+
+
+def report(lines: list[LineRow]) -> dict[str, object]:
+    base_w = sum(before_w for before_w, _ in WATTS.values())
+    order = GridOrder(
+        id="grid_1",
+        name="",
+        source="api",
+        zone=None,
+        state=GridOrderState.ENDED,
+        announced_at=START,
+        start_at=START,
+        end_at=START + timedelta(seconds=1_800),
+        notice_s=0,
+        steps=STEPS,
+        baseline_w=base_w,
+        baseline_at=START,
+        limit_w=None,
+        withdrawn_at=None,
+        revision=1,
+    )
+    steps = tuple((step.offset_s, step.limit_w(base_w)) for step in STEPS)
+    limits = curve_of(START.timestamp(), START.timestamp() + 1_800, steps, base_w)
+    found = reported(order, limits, lines, None)
+    assert found is not None
+    return json.loads(found.model_dump_json())
+
+
+def test_both_programs_find_the_same_figures(tmp_path: Path) -> None:
+    found = report(rows())
+    assert found["delivered_w"] == pytest.approx(1_440 - 1_170, rel=0.02)
+    assert found["above_most"] > 0.05
+    assert found["rebound"] == pytest.approx(0.03, abs=0.005)
+    assert problems(found, lines_of(exported(tmp_path / "lines.csv", rows()))) == []
+
+
+def test_a_line_that_says_something_else_shows(tmp_path: Path) -> None:
+    changed = rows()
+    at = next(index for index, row in enumerate(changed) if row.job_id == "a" and row.start_s > START.timestamp())
+    changed[at] = changed[at]._replace(energy_j=changed[at].energy_j * 0.9)
+    found = problems(report(rows()), lines_of(exported(tmp_path / "lines.csv", changed)))
+    assert {"mean_w", "delivered_w", "during_w of a"} <= set(found)
+    assert "baseline_w" not in found
