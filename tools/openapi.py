@@ -54,7 +54,12 @@ the next page. Send an `Idempotency-Key` with every submission: repeating a requ
 returns the same answer and submits nothing twice. `RateLimit` headers say how many requests a tenant may still make.
 """
 
-_AUDIENCE = {Role.USER: "", Role.OPERATOR: "For operators and admins.", Role.ADMIN: "For admins."}
+_AUDIENCE = {
+    Role.GRID: "For operators and admins, and for keys of the role `grid`, which reach the orders that they gave.",
+    Role.USER: "",
+    Role.OPERATOR: "For operators and admins.",
+    Role.ADMIN: "For admins.",
+}
 
 PROBLEMS = {
     400: "The body is not JSON, or the request is malformed.",

@@ -21,8 +21,11 @@ IDEMPOTENCY_HEADER = "idempotency-key"
 class Role(StrEnum):
     """What a key may do: a user acts for its tenant, an operator for the cluster; an admin also manages keys.
 
-    A read-only key sees what a user sees and changes nothing.
+    A read-only key sees what a user sees and changes nothing. A grid key gives orders of the grid, and reaches nothing
+    but those that it gave.
     """
+
+    GRID = "grid"
 
     READ_ONLY = "read_only"
     USER = "user"
@@ -40,12 +43,14 @@ class Role(StrEnum):
 
     def may(self, method: str, needed: Role) -> bool:
         """Whether a key with this role may send a request of this HTTP method to a route that needs ``needed``."""
+        if needed is Role.GRID:
+            return self is Role.GRID or self.is_operators
         if self is Role.READ_ONLY and needed is Role.USER:
             return method in ("GET", "HEAD")
         return self.includes(needed)
 
 
-_RANKS = {Role.READ_ONLY: -1, Role.USER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
+_RANKS = {Role.GRID: -2, Role.READ_ONLY: -1, Role.USER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
 
 
 class Identity(Message):

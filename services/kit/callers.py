@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-READ_ONLY, USER, OPERATOR, ADMIN = "read_only", "user", "operator", "admin"
+GRID, READ_ONLY, USER, OPERATOR, ADMIN = "grid", "read_only", "user", "operator", "admin"
 """``services.contracts.identity.Role``, as text."""
 
 NODE = "node"  #: The audience that stands for every agent; one node's is ``node/NAME``
@@ -27,7 +27,7 @@ def _calls(*allowed: str, roles: tuple[str, ...] = ()) -> Calls:
     return Calls(re.compile("|".join(allowed)), frozenset(roles))
 
 
-_EVERYBODY = (READ_ONLY, USER, OPERATOR, ADMIN)
+_EVERYBODY = (GRID, READ_ONLY, USER, OPERATOR, ADMIN)
 _PUBLIC = r"(GET|POST|PUT|PATCH|DELETE) /(v1|emissions)/.*"
 _CARBON = (r"GET /v1/carbon/.*",)
 _KEYS = r"POST /internal/keys/resolve"

@@ -26,7 +26,8 @@ def forbidden(role: Role, needed: Role) -> ProblemError:
     """Return the problem for a caller whose role does not suffice."""
     if role is Role.READ_ONLY and needed is Role.USER:
         return ProblemError(403, ProblemCode.FORBIDDEN, "This API key is read-only.")
-    return ProblemError(403, ProblemCode.FORBIDDEN, f"Only an {needed} may do this.")
+    whom = "operator, or a key of the role grid," if needed is Role.GRID else needed
+    return ProblemError(403, ProblemCode.FORBIDDEN, f"Only an {whom} may do this.")
 
 
 def not_of_a_project(project: str) -> ProblemError:
@@ -64,5 +65,6 @@ class RequireRole:
 
 Caller = Annotated[Identity, Depends(RequireRole(Role.USER))]
 ProjectCaller = Annotated[Identity, Depends(RequireRole(Role.USER, for_projects=True))]
+GridCaller = Annotated[Identity, Depends(RequireRole(Role.GRID))]
 Operator = Annotated[Identity, Depends(RequireRole(Role.OPERATOR))]
 Admin = Annotated[Identity, Depends(RequireRole(Role.ADMIN))]

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from services.contracts.grid import GridOrder, GridOrderChange, GridOrderList, GridOrderReport, GridOrderSpec
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Name
-from services.kit.identity import Operator
+from services.kit.identity import GridCaller, Operator
 from services.kit.redis import hint
 from services.kit.routes import IdempotencyKey, from_state
 from services.scheduler.grid.orders import GridOrders
@@ -31,7 +31,7 @@ Hints = Annotated[Redis, from_state("redis")]
 )
 async def give_grid_order(
     body: GridOrderSpec,
-    caller: Operator,
+    caller: GridCaller,
     orders: Orders,
     redis: Hints,
     response: Response,
@@ -50,17 +50,17 @@ async def give_grid_order(
 
 
 @router.get("/orders")
-async def list_grid_orders(_: Operator, orders: Orders, query: Annotated[PageQuery, Query()]) -> GridOrderList:
+async def list_grid_orders(caller: GridCaller, orders: Orders, query: Annotated[PageQuery, Query()]) -> GridOrderList:
     """List orders of the grid, the newest first."""
-    found = await orders.page(query.cursor, query.limit + 1)
+    found = await orders.page(query.cursor, query.limit + 1, caller)
     following = found[query.limit - 1].id if len(found) > query.limit else None
     return GridOrderList(items=found[: query.limit], next_cursor=following)
 
 
 @router.get("/orders/{order_id}")
-async def get_grid_order(order_id: Name, _: Operator, orders: Orders) -> GridOrder:
+async def get_grid_order(order_id: Name, caller: GridCaller, orders: Orders) -> GridOrder:
     """Get an order of the grid."""
-    return await orders.find(order_id)
+    return await orders.find(order_id, caller)
 
 
 @router.get(
@@ -77,7 +77,7 @@ async def report_grid_order(order_id: Name, _: Operator, orders: Orders) -> Grid
     responses={409: {"description": "The order has ended, or has begun and is to begin later: `invalid_transition`."}},
 )
 async def amend_grid_order(
-    order_id: Name, body: GridOrderChange, caller: Operator, orders: Orders, redis: Hints
+    order_id: Name, body: GridOrderChange, caller: GridCaller, orders: Orders, redis: Hints
 ) -> GridOrder:
     """Change an order of the grid that has not ended."""
     order = await orders.amend(order_id, body, caller)
@@ -86,7 +86,7 @@ async def amend_grid_order(
 
 
 @router.delete("/orders/{order_id}", responses={409: {"description": "The order has ended: `invalid_transition`."}})
-async def withdraw_grid_order(order_id: Name, caller: Operator, orders: Orders, redis: Hints) -> GridOrder:
+async def withdraw_grid_order(order_id: Name, caller: GridCaller, orders: Orders, redis: Hints) -> GridOrder:
     """Withdraw an order of the grid.
 
     What it had slowed or stopped is released at once.

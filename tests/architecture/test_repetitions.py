@@ -78,6 +78,7 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "services/router/upstream.py::Connection.whole": Until("the request's time: `_wait`"),
     "services/router/upstream.py::Connection.piece": Until("the request's time: `_wait`"),
     # --- scheduler
+    "services/scheduler/grid/openadr.py::OpenAdr.run": Pace("`openadr_poll_s`"),
     "services/scheduler/loop.py::Scheduler.run": Pace("`tick_s`"),
     "services/scheduler/planning/saving.py::Savings.run": Pace("`EVERY_S`"),
     "services/scheduler/power/ipmi.py::set_power.is_so": Until("`until`"),

@@ -148,7 +148,7 @@ def test_the_audit_log_is_read_since_a_time(gateway: FakeGateway) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("keys", "create", "--role", "root"), "--role root: must be one of read-only, user, operator, admin"),
+        (("keys", "create", "--role", "root"), "--role root: must be one of grid, read-only, user, operator, admin"),
         (("keys", "create", "--expires", "soon"), "--expires: 'soon' is not a duration"),
         (("keys", "create", "--expires", "2020-01-01"), "--expires 2020-01-01: must be in the future"),
         (("tenants", "set", "vision"), "give a limit: --max-gpus"),

@@ -24,12 +24,12 @@ BUSY_W, IDLE_W = 360.0, 60.0
 
 
 @asynccontextmanager
-async def grid(world: World, role: Role = Role.OPERATOR) -> AsyncIterator[httpx.AsyncClient]:
+async def grid(world: World, role: Role = Role.OPERATOR, key_id: str = "key-1") -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
     install_problem_handlers(app)
     app.include_router(grid_endpoints.router)
     app.state.grid_orders, app.state.redis = GridOrders(world.database), world.redis
-    identity = Identity(tenant_id="default", role=role, key_id="key-1")
+    identity = Identity(tenant_id="default", role=role, key_id=key_id)
     transport = httpx.ASGITransport(ActingAs(app, identity))
     async with httpx.AsyncClient(transport=transport, base_url="http://scheduler") as api:
         yield api
@@ -255,6 +255,24 @@ async def test_a_bad_order_changes_nothing(world: World, body: dict[str, Any], p
     assert answer.status_code == 422
     assert [each["pointer"] for each in answer.json()["errors"]] == [pointer]
     assert await world.fetch("SELECT 1 FROM grid_orders") == []
+
+
+async def test_a_key_of_a_utility_reaches_the_orders_that_it_gave(world: World) -> None:
+    await node(world)
+    other = await give(world, steps=cut(0.1))
+    async with grid(world, Role.GRID, "utility") as api:
+        mine = (await api.post("/v1/grid/orders", json={"duration_s": 600, "steps": cut(0.2)})).json()
+        listed = (await api.get("/v1/grid/orders")).json()["items"]
+        url = f"/v1/grid/orders/{other['id']}"
+        strange = [await api.get(url), await api.patch(url, json={"duration_s": 900}), await api.delete(url)]
+        report = await api.get(f"/v1/grid/orders/{mine['id']}/report")
+        gone = await api.delete(f"/v1/grid/orders/{mine['id']}")
+    assert [each["id"] for each in listed] == [mine["id"]]
+    assert [each.status_code for each in (*strange, report, gone)] == [404, 404, 404, 403, 200]
+    assert (await world.fetch("SELECT withdrawn_at FROM grid_orders WHERE id = $1", other["id"]))[0][0] is None
+    assert not any(
+        Role.GRID.may(method, needed) for method in ("GET", "POST") for needed in Role if needed != Role.GRID
+    )
 
 
 async def test_users_give_no_orders(world: World) -> None:

@@ -201,7 +201,7 @@ def key_state(key: dict[str, Any]) -> str:
 
 def create_key(
     tenant: Annotated[str, typer.Option(help="Whose key it is.")] = "default",
-    role: Annotated[str, typer.Option(help="admin, operator, user or read-only.")] = "user",
+    role: Annotated[str, typer.Option(help="admin, operator, user, read-only or grid.")] = "user",
     user: Annotated[str | None, typer.Option(help="The user of the tenant whose key it is.")] = None,
     project: Annotated[
         str | None, typer.Option(help="The only project whose jobs, reports and budgets it reaches.")

@@ -77,9 +77,7 @@ class GridOrders:
             ProblemError: 404 if there is none, 409 if it has ended, or has begun and is to begin at another time.
         """
         async with self._database.transaction() as connection:
-            row = await orders.find(connection, order_id)
-            if row is None:
-                raise not_found("order")
+            row = await _own(connection, order_id, caller)
             start_at = change.start_at or row.start_at
             if start_at != row.start_at and row.start_at <= row.now_at:
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, "The order has begun: its start is past.")
@@ -97,6 +95,7 @@ class GridOrders:
             ProblemError: 404 if there is none, 409 if it has ended.
         """
         async with self._database.transaction() as connection:
+            await _own(connection, order_id, caller)
             if await orders.withdraw(connection, order_id):
                 await audit.note(connection, caller, "grid.withdraw", order_id)
             found = await _found(connection, order_id)
@@ -104,14 +103,14 @@ class GridOrders:
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, NOT_AGAIN)
             return found
 
-    async def find(self, order_id: str) -> GridOrder:
+    async def find(self, order_id: str, caller: Identity) -> GridOrder:
         """Return an order.
 
         Raises:
             ProblemError: 404 if there is none.
         """
         async with self._database.connection() as connection:
-            return await _found(connection, order_id)
+            return shown(await _own(connection, order_id, caller))
 
     async def report(self, order_id: str) -> GridOrderReport:
         """Return what came of an order.
@@ -139,10 +138,11 @@ class GridOrders:
             rows = await orders.of_key(connection, key_id)
         return {row.idempotency_key: shown(row) for row in rows if row.idempotency_key is not None}
 
-    async def page(self, before: str | None, limit: int) -> list[GridOrder]:
+    async def page(self, before: str | None, limit: int, caller: Identity) -> list[GridOrder]:
         """Return the orders made before one, the newest first."""
+        key_id = None if caller.is_operator else caller.key_id
         async with self._database.connection() as connection:
-            return [shown(row) for row in await orders.page(connection, before, limit)]
+            return [shown(row) for row in await orders.page(connection, before, limit, key_id)]
 
 
 async def prepare(database: Database) -> None:
@@ -168,6 +168,14 @@ async def _check_zone(connection: Connection, zone: str | None) -> None:
 def _invalid(pointer: str, detail: str) -> ProblemError:
     errors = [FieldError(pointer=pointer, detail=detail)]
     return ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=errors)
+
+
+async def _own(connection: Connection, order_id: str, caller: Identity) -> OrderRow:
+    """Return an order that a caller reaches: an operator every one, a grid key those that it gave."""
+    row = await orders.find(connection, order_id)
+    if row is None or not (caller.is_operator or row.key_id == caller.key_id):
+        raise not_found("order")
+    return row
 
 
 async def _found(connection: Connection, order_id: str) -> GridOrder:
@@ -202,7 +210,7 @@ def shown(row: OrderRow) -> GridOrder:
     else:
         state = GridOrderState.IN_FORCE if row.start_at <= row.now_at else GridOrderState.ANNOUNCED
     limit_w = least_of(limits, now_s, now_s) if limits and state is not GridOrderState.WITHDRAWN else float("inf")
-    hidden = ("past", "body_sha256", "idempotency_key", "now_at")
+    hidden = ("key_id", "past", "body_sha256", "idempotency_key", "now_at")
     return GridOrder.model_validate(
         {name: value for name, value in row._asdict().items() if name not in hidden}
         | {"state": state, "limit_w": limit_w if limit_w < float("inf") else None}

@@ -12,8 +12,8 @@ from services.db.rows import fetch_row, fetch_rows
 from services.scheduler.repository.documents import Json
 
 COLUMNS = """
-SELECT id, source, name, zone, announced_at, start_at, end_at, notice_s, steps, baseline_w, baseline_at, withdrawn_at,
-       revision, past, body_sha256, idempotency_key, now() AS now_at
+SELECT id, key_id, source, name, zone, announced_at, start_at, end_at, notice_s, steps, baseline_w, baseline_at,
+       withdrawn_at, revision, past, body_sha256, idempotency_key, now() AS now_at
   FROM grid_orders
 """
 
@@ -95,6 +95,7 @@ class OrderRow(NamedTuple):
     """An order, and the database's time."""
 
     id: str
+    key_id: str
     source: str
     name: str
     zone: str | None
@@ -159,10 +160,12 @@ async def of_key(connection: Connection, key_id: str) -> list[OrderRow]:
     return await fetch_rows(connection, OrderRow, OF_KEY, key_id)
 
 
-async def page(connection: Connection, before: str | None, limit: int) -> list[OrderRow]:
-    """Return the orders that were made before one, the newest first."""
-    query = f"{COLUMNS} WHERE $1::text IS NULL OR id < $1 ORDER BY id DESC LIMIT $2"
-    return await fetch_rows(connection, OrderRow, query, before, limit)
+async def page(connection: Connection, before: str | None, limit: int, key_id: str | None) -> list[OrderRow]:
+    """Return the orders that were made before one, the newest first; of one key, if one is given."""
+    query = f"""
+    {COLUMNS} WHERE ($1::text IS NULL OR id < $1) AND ($3::text IS NULL OR key_id = $3) ORDER BY id DESC LIMIT $2
+    """
+    return await fetch_rows(connection, OrderRow, query, before, limit, key_id)
 
 
 async def baseline_w(connection: Connection, until: datetime, zone: str | None) -> float | None:
