@@ -37,11 +37,12 @@ while True:
 
 
 async def heard(port: int, host: str = "127.0.0.1") -> list[str]:
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        return (await reader.read()).decode().split(" ", 2)
-    finally:
-        writer.close()
+    async with asyncio.timeout(60):  # a socket that nobody answers at takes connections all the same
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            return (await reader.read()).decode().split(" ", 2)
+        finally:
+            writer.close()
 
 
 def is_free(host: str, port: int, option: int | None = None) -> bool:
@@ -129,11 +130,12 @@ def test_both_loopback_addresses_are_held() -> None:
 
 # As systemd does: the sockets are the files from 3 on, and the process that is executed keeps its id.
 BY_SYSTEMD = """
-import os, sys
-first, second, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-for number, target in ((first, 20), (second, 21), (20, 3), (21, 4)):
-    os.dup2(number, target)
-os.closerange(5, 64)
+import fcntl, os, sys
+*numbers, program = sys.argv[1:]
+copies = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 500) for number in numbers]  # whatever the numbers are, none is lost
+for at, copy in enumerate(copies, 3):
+    os.dup2(copy, at)
+os.closerange(5, 600)
 os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}
 os.execv(sys.executable, [sys.executable, "-c", program])
 """

@@ -51,19 +51,23 @@ def test_many_failures_get_no_second_chance(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_test_that_ends_its_worker_fails_once_and_is_named(tmp_path: Path) -> None:
+    """The worker had finished files before, and others wait: one of a single test, too."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_it.py").write_text(
-        "import os\nimport pytest\n\n@pytest.mark.parametrize('n', range(4))\ndef test_n(n):\n"
-        "    if n == 1:\n        open('ends', 'a').write('.')\n        os._exit(1)\n"
-    )
-    arguments = ("-q", "-n", "2", "--dist", "loadfile", "-p", "tests.support.order", "--rootdir", str(tmp_path))
+    for file, tests in enumerate((2, 3, 4, 1, 2)):
+        ends = "    if n == 1:\n        open('ends', 'a').write('.')\n        os._exit(1)\n" * (file == 2)
+        (tmp_path / f"test_{file}.py").write_text(
+            "import os\nimport pytest\n\n"
+            f"@pytest.mark.parametrize('n', range({tests}))\ndef test_n(n):\n    pass\n{ends}"
+        )
+    arguments = ("-q", "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", "-p", "tests.support.order")
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments],
+        [sys.executable, "-m", "pytest", *arguments, "--rootdir", str(tmp_path)],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(Path(gates.__file__).parents[1])},
         capture_output=True,
         text=True,
+        timeout=120,
     )
-    assert "1 failed, 3 passed" in run.stdout
-    assert "\ntest_it.py::test_n[1] ended its worker\n" in run.stdout
+    assert "1 failed, 11 passed" in run.stdout
+    assert "\ntest_2.py::test_n[1] ended its worker\n" in run.stdout
     assert (tmp_path / "ends").read_text() == "."

@@ -38,15 +38,29 @@ class _Together(LoadFileScheduling):
         return SHARED.get(file, file)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Give no other worker the test that ended its own: it would wait as long, and again, a dozen times."""
-        for tests in self.assigned_work[node].values():
+        """Give no other worker the test that ended its own: it would wait as long, and again, a dozen times.
+
+        Nor any file that is over: xdist would assign it, and wait for ever for the end of a test in it.
+        """
+        open_, crashed = dict[str, dict[str, bool]](), None
+        for file, tests in self.assigned_work[node].items():
             for test, is_over in tests.items():
-                if not is_over:
-                    tests[test] = True
-                    self.config.get_terminal_writer().line(f"\n{test} ended its worker")
-                    super().remove_node(node)
-                    return test
-        return super().remove_node(node)
+                if not is_over and crashed is None:
+                    crashed, tests[test] = test, True
+            if not all(tests.values()):
+                open_[file] = tests
+        self.assigned_work[node] = open_
+        super().remove_node(node)
+        if crashed is not None:
+            self.config.get_terminal_writer().line(f"\n{crashed} ended its worker")
+        return crashed
+
+    def schedule(self) -> None:
+        """Give each worker two tests at least: it begins one when it knows the next."""
+        super().schedule()
+        for node in self.nodes:
+            while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                self._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
