@@ -17,7 +17,8 @@ ROOMS = {
     "learning": {"repository", "power"},
     "ingest": {"repository", "power"},
     "engines": {"repository", "ingest"},
-    "planning": {"repository", "power", "learning", "ingest", "engines"},
+    "grid": {"repository"},
+    "planning": {"repository", "power", "learning", "ingest", "engines", "grid"},
     "explaining": {"repository", "power", "learning", "ingest", "planning"},
 }
 """Per room the others that it may import; ``FREE`` ones are free to all."""
