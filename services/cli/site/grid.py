@@ -222,4 +222,6 @@ def _baseline(order: dict[str, Any]) -> str:
 
 
 def _power(watts: float | None) -> str:
-    return "-" if watts is None else f"{watts / 1e3:.1f} kW"
+    if watts is None:
+        return "-"
+    return f"{watts:.0f} W" if watts < 10_000 else f"{watts / 1e3:.1f} kW"
