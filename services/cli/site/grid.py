@@ -53,7 +53,9 @@ def list_orders(context: typer.Context, as_json: AsJson = False) -> None:
     shown = output.table("order", "state", "zone", "from", "until", "limit", "baseline", right=("limit", "baseline"))
     for order in found:
         times = _time(order["start_at"]), _time(order["end_at"])
-        shown.add_row(order["id"], order["state"], order["zone"] or "(all)", *times, _limits(order), _baseline(order))
+        shown.add_row(
+            order["id"], order["state"], order["zone"] or "(all)", *times, _limits(order), _power(order["baseline_w"])
+        )
     output.tell(found, as_json, shown if found else "no orders")
 
 
@@ -204,7 +206,7 @@ def _tell(order: dict[str, Any], as_json: bool) -> None:
     console.print(
         f"{where} from {_time(order['start_at'])} until {_time(order['end_at'])}: {_limits(order)}", soft_wrap=True
     )
-    console.print(f"baseline {_baseline(order)}, limit now {_power(order['limit_w'])}", soft_wrap=True)
+    console.print(f"baseline {_power(order['baseline_w'])}, limit now {_power(order['limit_w'])}", soft_wrap=True)
 
 
 def _time(text: str) -> str:
@@ -217,11 +219,7 @@ def _limits(order: dict[str, Any]) -> str:
     return ", ".join(words) + (f" and {len(steps) - 3} more" if len(steps) > 3 else "")
 
 
-def _baseline(order: dict[str, Any]) -> str:
-    return _power(order["baseline_w"])
-
-
 def _power(watts: float | None) -> str:
     if watts is None:
         return "-"
-    return f"{watts:.0f} W" if watts < 10_000 else f"{watts / 1e3:.1f} kW"
+    return f"{watts:.0f} W" if abs(watts) < 10_000 else f"{watts / 1e3:.1f} kW"
