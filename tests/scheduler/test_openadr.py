@@ -28,6 +28,7 @@ class Vtn:
         self.reports: list[Any] = []
         self.tokens, self.left = 0, 0
         self.is_away = False
+        self.has_pages = True
 
     async def answer(self, request: web.Request) -> web.Response:
         if self.is_away:
@@ -51,7 +52,7 @@ class Vtn:
             "reports": [each for each in self.reports if each["eventID"] == request.query.get("eventID")],
         }[what]
         skip, limit = int(request.query["skip"]), int(request.query["limit"])
-        return web.json_response(found[skip : skip + limit])
+        return web.json_response(found[skip : skip + limit] if self.has_pages else found)
 
 
 def event(*intervals: dict[str, Any], event_id: str = "e1", program: str = "p1", **fields: Any) -> dict[str, Any]:
@@ -135,6 +136,16 @@ async def test_an_event_is_an_order_as_long_as_it_is_there(world: World, vtn: tu
         await door(world, url).look(session)
         assert (await orders(world))[0][2]
     assert server.tokens >= 2
+
+
+async def test_a_server_without_a_last_page_is_given_up_and_changes_nothing(world: World, vtn: tuple[Vtn, str]) -> None:
+    server, url = vtn
+    server.events = [event(limit("SIMPLE", 1), event_id=f"e{n}", intervalPeriod=now("PT1H")) for n in range(60)]
+    server.has_pages = False
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(ValueError, match="pages without an end"):
+            await door(world, url).look(session)
+    assert await orders(world) == []
 
 
 async def test_what_was_drawn_is_reported_once_where_that_is_asked(world: World, vtn: tuple[Vtn, str]) -> None:

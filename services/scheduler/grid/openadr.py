@@ -40,7 +40,7 @@ log = Log(__name__)
 
 SOURCE = "openadr"
 CALLER = Identity(tenant_id="default", role=Role.OPERATOR, key_id=SOURCE)
-PAGE = 50  #: Objects that a VTN returns at once, at most
+PAGE, MOST = 50, 5_000  #: Objects that a VTN returns at once, and in all, at most
 NO_LIMIT_W = 1e12
 UNITS_W = {"W": 1.0, "KW": 1e3, "MW": 1e6}
 _DURATION = re.compile(
@@ -147,6 +147,8 @@ class OpenAdr:
             except (ProblemError, ValueError) as error:  # a ValidationError is one
                 self._tell(each["id"], str(error))
         there = {each["id"] for each in events}
+        self._told = {event_id: problem for event_id, problem in self._told.items() if event_id in there}
+        self._reported &= there
         for event_id, order in known.items():
             if event_id not in there and order.state in (GridOrderState.ANNOUNCED, GridOrderState.IN_FORCE):
                 await self._orders.withdraw(order.id, CALLER)
@@ -184,14 +186,12 @@ class OpenAdr:
 
     async def _all(self, session: aiohttp.ClientSession, what: str, **asked: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        while True:
-            page = await self._get(session, what, {**asked, "skip": str(len(found)), "limit": str(PAGE)})
-            found += page
+        while len(found) < MOST:  # a VTN that takes no notice of `skip` has no last page
+            params = {**asked, "skip": str(len(found)), "limit": str(PAGE)}
+            found += (page := await self._ask(session, "GET", what, params=params))
             if len(page) < PAGE:
                 return found
-
-    async def _get(self, session: aiohttp.ClientSession, what: str, asked: Mapping[str, str]) -> list[dict[str, Any]]:
-        return await self._ask(session, "GET", what, params=asked)
+        raise ValueError(f"the server has {MOST} {what} or more, or pages without an end")
 
     async def _ask(self, session: aiohttp.ClientSession, method: str, what: str, **given: Any) -> Any:
         """Return the JSON of an answer; a token that is no longer good is replaced once."""
