@@ -267,14 +267,16 @@ class _Meeting:
         spare_w = left_w - float(drawn_w[goes_on].sum())
         known, ids = self.tables.stacked, self.snapshot.jobs.ids
         changed = np.flatnonzero(goes_on & (at != self.top))
+        hard = bool((flex[changed] == 0).any())
         for row in changed.tolist():
             place, value = int(self.places[row]), known.values[self.places[row], at[row]].item()
             kind = known.kinds[place]
             if kind is None:
                 continue
             above = known.values[place, at[row] + 1].item()
-            if kind is ControlKind.POWER_LIMIT and spare_w > 0:  # a limit that is x W higher lets a GPU draw x W more
-                more_w = math.floor(min(spare_w / self.draw.gpus.item(row), above - value))
+            its_w = 0.0 if hard and flex.item(row) > 0 else spare_w  # none for flexible gangs while class 0 is touched
+            if kind is ControlKind.POWER_LIMIT and its_w > 0:  # a limit that is x W higher lets a GPU draw x W more
+                more_w = math.floor(min(its_w / self.draw.gpus.item(row), above - value))
                 value, spare_w = value + more_w, spare_w - more_w * self.draw.gpus.item(row)
             self.values[ids[int(self.draw.jobs[row])], kind] = value
 
