@@ -18,11 +18,13 @@ from redis.sentinel import Sentinel as BlockingSentinel
 
 from services.contracts.streams import HINTS_MAX_LENGTH, HINTS_STREAM
 from services.kit import sentinel
+from services.kit.cancelled import keep_cancellations
 from services.kit.logging import Log
 from services.kit.redis_users import with_user
 from services.kit.settings import SharedSettings
 
 log = Log(__name__)
+keep_cancellations()
 
 HINT_WITHIN_S = 1.0
 

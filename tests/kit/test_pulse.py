@@ -80,7 +80,7 @@ def test_a_worker_beats_also_without_its_broker(tmp_path: Path, port: int) -> No
             worker = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
             try:
                 touched_again(pulse)
-                assert "Cannot connect" in (tmp_path / "log").read_text()
+                wait_until(lambda: "Cannot connect" in (tmp_path / "log").read_text())
                 with running(server):
                     wait_until(lambda: "ready" in (tmp_path / "log").read_text())
                     touched_again(pulse)
