@@ -47,15 +47,16 @@ def test_on_a_machine_where_all_costs_more_a_folder_has_to_grow_by_more() -> Non
 
 
 def test_a_run_says_what_its_folders_cost(tmp_path: Path) -> None:
-    for name, turns in (("dear", 2_000_000), ("cheap", 1)):
+    for name, turns, end in (("dear", 2_000_000, "pass"), ("cheap", 1, "pass"), ("failed", 2_000_000, "assert 0")):
         (tmp_path / "tests" / name).mkdir(parents=True)
-        text = f"def test_it():\n    total = 0\n    for at in range({turns}):\n        total += at * at\n"
+        text = f"def test_it():\n    total = 0\n    for at in range({turns}):\n        total += at * at\n    {end}\n"
         (tmp_path / "tests" / name / "test_it.py").write_text(text)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
     (tmp_path / costs.LAST.parent).mkdir(parents=True)
     command = ["-m", "pytest", "-q", "-n", "2", "--import-mode=importlib", "-p", "tests.support.folder_times"]
     run = subprocess.run([sys.executable, *command, "tests"], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 failed, 2 passed" in run.stdout, run.stdout + run.stderr
     found = json.loads((tmp_path / costs.LAST).read_text())
     assert found["tests/dear"] > found["tests/cheap"] >= 0.0
+    assert found["tests/dear"] > found["tests/failed"], "to look for the smallest example that fails is no cost"
     assert "ten million turns of a loop took " in run.stdout

@@ -1,7 +1,8 @@
 """At the end of a run: how long each folder of tests took, summed over all workers, and how long the whole run did.
 
 Seconds are those of setup, call and teardown. CPU seconds are those of the test process and of its children that have
-ended by then. What several tests share counts for the one that starts or ends it.
+ended by then. What several tests share counts for the one that starts or ends it. Collection counts for none, and what
+a failure took is no cost of its folder: a property then looks for its smallest example.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class _CpuSeconds:
         self._loops_s = [_loop_s()]
         self._before_s = _cpu_s()
 
+    def pytest_collection_finish(self) -> None:
+        self._before_s = _cpu_s()
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
         self._loops_s.append(_loop_s())
@@ -57,6 +61,7 @@ class _Summary:
     def __init__(self) -> None:
         self._began_s = time.monotonic()
         self._folders: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        self._failed_s: defaultdict[str, float] = defaultdict(float)  #: CPU seconds of what failed
         self.loops_s: list[float] = []
 
     @pytest.hookimpl(optionalhook=True)
@@ -66,10 +71,13 @@ class _Summary:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         parts = PurePath(report.nodeid.partition("::")[0]).parts
-        row = self._folders["/".join(parts[:2]) if len(parts) > 2 else parts[0]]
+        folder = "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+        row = self._folders[folder]
+        cpu_s = [float(str(value)) for name, value in report.user_properties if name == _CPU_S]
         row[0] += report.when == "call"
         row[1] += report.duration
-        row[2] += sum(float(str(value)) for name, value in report.user_properties if name == _CPU_S)
+        row[2] += sum(cpu_s)
+        self._failed_s[folder] += sum(cpu_s) * report.failed
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("time per folder, summed over workers")
@@ -82,7 +90,8 @@ class _Summary:
         if self.loops_s and costs.LAST.parent.is_dir():
             loop_s = mean(self.loops_s)
             terminalreporter.line(f"ten million turns of a loop took {loop_s:.2f} CPU s meanwhile")
-            costs.LAST.write_text(json.dumps({folder: row[2] / loop_s for folder, row in self._folders.items()}))
+            found = {folder: (row[2] - self._failed_s[folder]) / loop_s for folder, row in self._folders.items()}
+            costs.LAST.write_text(json.dumps(found))
 
 
 def pytest_configure(config: pytest.Config) -> None:
