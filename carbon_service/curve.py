@@ -103,11 +103,7 @@ def _bridge(points: Sequence[Point], start_s: float, end_s: float, before: float
 
 
 def as_curve(steps: Sequence[Step]) -> CarbonCurve:
-    """Return contiguous steps as the core's curve.
-
-    Raises:
-        DomainError: There are no steps.
-    """
+    """Return contiguous steps as the core's curve; ``DomainError`` if there are no steps."""
     return CarbonCurve(
         times_s=np.array([step.start_s for step in steps], dtype=np.float64),
         intensity_gco2_per_kwh=np.array([step.gco2_per_kwh for step in steps], dtype=np.float64),

@@ -58,11 +58,7 @@ def assembled(program: Sequence[Instruction]) -> bytes:
 
 
 def load(kind: int, attach_type: int, program: bytes) -> int:
-    """Have the kernel check a program; return its descriptor.
-
-    Raises:
-        OSError: The kernel refuses it.
-    """
+    """Have the kernel check a program and return its descriptor; ``OSError`` if the kernel refuses it."""
     code, license_text = ctypes.create_string_buffer(program, len(program)), ctypes.create_string_buffer(b"Apache-2.0")
     addresses = (ctypes.addressof(code), ctypes.addressof(license_text))
     head = struct.pack("IIQQ", kind, len(program) // 8, *addresses)

@@ -168,11 +168,7 @@ class Enclosure:
         return {}
 
     def seal(self) -> None:
-        """Confine this process for good, once it runs as the job's user.
-
-        Raises:
-            OSError: It cannot be confined.
-        """
+        """Confine this process for good, once it runs as the job's user; ``OSError`` if it cannot be confined."""
         if self._is_sealed:
             _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if self._filter:

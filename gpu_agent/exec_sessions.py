@@ -397,11 +397,7 @@ class ExecSessions:
         return session
 
     def get(self, session_id: str, owner: str) -> ExecSession:
-        """Return a session of this client.
-
-        Raises:
-            ProblemError: 404 if there is none.
-        """
+        """Return a session of this client; ``ProblemError``: 404 if there is none."""
         session = self._sessions.get(session_id)
         if session is None or session.owner != owner:
             raise not_found("session, or it has ended")

@@ -43,11 +43,7 @@ class _Record:
 
     @property
     def wanted(self) -> Cut:
-        """The cut that is wanted.
-
-        Raises:
-            DomainError: No cut has these slices.
-        """
+        """The cut that is wanted; ``DomainError`` if no cut has these slices."""
         return placed(self.sizes) if self.sizes else None
 
 

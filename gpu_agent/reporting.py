@@ -116,11 +116,7 @@ class ReportingAgent:
     # --- what all have
 
     async def check_ready(self) -> None:
-        """Check that the agent can do its work.
-
-        Raises:
-            RuntimeError: It cannot; the message says why.
-        """
+        """Check that the agent can do its work; ``RuntimeError`` says why it cannot."""
         if not self.plane.is_registered:
             raise RuntimeError("the control plane does not know this node yet")
         if problem := next(iter(self._problems()), ""):

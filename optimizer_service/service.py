@@ -58,11 +58,7 @@ class OptimizerService:
         return Submission(_summary(work), is_new)
 
     async def find(self, solve_id: str, caller: Identity) -> Solve:
-        """Return a complete solve.
-
-        Raises:
-            ProblemError: 404 if there is none that the caller may see.
-        """
+        """Return a complete solve; ``ProblemError``: 404 if there is none that the caller may see."""
         work = await self._work_queue.find(solve_id, caller)
         kind = KINDS[work.columns["kind"]]
         return Solve(
@@ -72,11 +68,7 @@ class OptimizerService:
         )
 
     async def page(self, query: SolveQuery, caller: Identity) -> SolveList:
-        """Return one page of solves, newest first.
-
-        Raises:
-            ProblemError: 422 for an invalid cursor.
-        """
+        """Return one page of solves, newest first; ``ProblemError``: 422 for an invalid cursor."""
         also = {} if query.kind is None else {"kind": query.kind}
         page = {"cursor": query.cursor, "limit": query.limit, "states": query.state, "tenant": query.tenant}
         works, next_cursor = await self._work_queue.page(caller, **page, also=also)

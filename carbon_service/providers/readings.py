@@ -34,11 +34,7 @@ def number(value: Any) -> float | None:
 
 
 def rows(answer: Any, *path: str) -> list[Any]:
-    """Return the list of rows at ``path`` of an answer.
-
-    Raises:
-        ProviderError: There is no list there.
-    """
+    """Return the list of rows at ``path`` of an answer; ``ProviderError`` if there is no list there."""
     found = answer
     for key in path:
         found = found.get(key) if isinstance(found, dict) else None

@@ -63,11 +63,7 @@ class Recording:
 
 @cache
 def load(zone: str) -> Recording:
-    """Return the bundled recording of ``zone``.
-
-    Raises:
-        KeyError: There is none.
-    """
+    """Return the bundled recording of ``zone``; ``KeyError`` if there is none."""
     if zone not in ZONES:
         raise KeyError(zone)
     packed = resources.files("carbon_service.recordings").joinpath(f"{zone}.csv.gz").read_bytes()

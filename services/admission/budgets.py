@@ -51,11 +51,7 @@ class Budgets:
         self._prices = prices or {}
 
     async def put(self, caller: Identity, spec: BudgetSpec) -> Budget:
-        """Set a budget, and count and enforce it at once.
-
-        Raises:
-            ProblemError: 422 if there is no such tenant.
-        """
+        """Set a budget, and count and enforce it at once; ``ProblemError``: 422 if there is no such tenant."""
         async with self._engine.begin() as connection:
             if await AccessRepository(connection).tenant(spec.tenant_id) is None:
                 pointer = FieldError(pointer="/tenant_id", detail="There is no such tenant.")
@@ -77,11 +73,7 @@ class Budgets:
         return BudgetList(items=[budget for budget in found if caller.project in (None, budget.project)])
 
     async def remove(self, caller: Identity, budget_id: str) -> None:
-        """Delete a budget and release the jobs that only it held.
-
-        Raises:
-            ProblemError: 404.
-        """
+        """Delete a budget and release the jobs that only it held; ``ProblemError``: 404 if there is none."""
         async with self._engine.begin() as connection:
             if not await BudgetRepository(connection).remove(budget_id):
                 raise not_found("budget")

@@ -64,11 +64,7 @@ class Secrets:
             return SecretList(items=await SecretRepository(connection).all(caller.tenant_id))
 
     async def remove(self, caller: Identity, name: str, project: str | None) -> None:
-        """Delete a secret; running jobs keep its value.
-
-        Raises:
-            ProblemError: 404.
-        """
+        """Delete a secret; running jobs keep its value; ``ProblemError``: 404 if there is none."""
         async with self._engine.begin() as connection:
             if not await SecretRepository(connection).remove(caller.tenant_id, project or "", name):
                 raise not_found("secret")

@@ -87,11 +87,7 @@ class Uploads:
             return await _state(repository, tenant_id, sha256)
 
     async def get(self, caller: Identity, sha256: str) -> Upload:
-        """Return how far an upload has got.
-
-        Raises:
-            ProblemError: 404.
-        """
+        """Return how far an upload has got; ``ProblemError``: 404 if there is none."""
         async with self._engine.connect() as connection:
             return await _state(UploadRepository(connection), caller.tenant_id, sha256)
 

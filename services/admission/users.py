@@ -84,11 +84,7 @@ class Users:
             raise ProblemError(409, ProblemCode.CONFLICT, "This user has the last admin key; create another one first.")
 
     async def get(self, tenant_id: str, name: str) -> User:
-        """Return a user.
-
-        Raises:
-            ProblemError: 404.
-        """
+        """Return a user; ``ProblemError``: 404 if there is none."""
         async with self._engine.connect() as connection:
             user = await AccessRepository(connection).user(tenant_id, name)
         if user is None:
@@ -96,11 +92,7 @@ class Users:
         return user
 
     async def page(self, tenant_id: str, page: PageQuery) -> UserList:
-        """Return one page of a tenant's users, by name.
-
-        Raises:
-            ProblemError: 404 if there is no such tenant.
-        """
+        """Return one page of a tenant's users, by name; ``ProblemError``: 404 if there is no such tenant."""
         after = read_cursor(page.cursor, NAME_PATTERN)
         async with self._engine.connect() as connection:
             repository = AccessRepository(connection)

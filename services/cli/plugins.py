@@ -13,11 +13,7 @@ LAB = "lab"  #: The command of the package wattshift-lab
 
 
 def add_plugins() -> None:
-    """Add the policies of installed packages to those that may be named.
-
-    Raises:
-        CliError: One of them cannot be used.
-    """
+    """Add the policies of installed packages to those that may be named; ``CliError`` if one of them cannot be used."""
     from services.kit.policies import load_policies
 
     try:

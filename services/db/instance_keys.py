@@ -15,9 +15,5 @@ def new_instance_key(sealer: Sealer, tenant_id: str, instance: str) -> bytes | N
 
 
 def open_instance_key(sealer: Sealer, sealed: bytes, tenant_id: str, instance: str) -> str:
-    """Return the key of an instance.
-
-    Raises:
-        SealError: It was sealed under another key of the installation.
-    """
+    """Return the key of an instance; ``SealError`` if it was sealed under another key of the installation."""
     return sealer.open(sealed, _PLACE, tenant_id, instance)

@@ -28,11 +28,7 @@ class RowShapeError(Exception):
 
 
 def rows_of(row_type: type[R], records: list[Record]) -> list[R]:
-    """Return records as rows.
-
-    Raises:
-        RowShapeError: Their columns are not the fields of ``row_type``.
-    """
+    """Return records as rows; ``RowShapeError`` if their columns are not the fields of ``row_type``."""
     if records and (columns := [*records[0].keys()]) != (fields := [*row_type.__annotations__]):
         raise RowShapeError(f"{row_type.__name__} has the fields {fields}, its query the columns {columns}")
     new: Callable[[type[R], Record], R] = cast("Any", tuple).__new__
@@ -46,11 +42,7 @@ def columns_of(row_type: type[R], rows: Sequence[R]) -> dict[str, tuple[object, 
 
 
 async def fetch_rows(connection: Connection, row_type: type[R], query: str, *arguments: object) -> list[R]:
-    """Return all rows of a query.
-
-    Raises:
-        RowShapeError: Its columns are not the fields of ``row_type``.
-    """
+    """Return all rows of a query; ``RowShapeError`` if its columns are not the fields of ``row_type``."""
     return rows_of(row_type, await connection.fetch(query, *arguments))
 
 

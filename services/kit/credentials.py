@@ -83,11 +83,7 @@ class Credential:
 
     @classmethod
     def parsed(cls, text: str) -> Credential:
-        """Return the credential that ``text`` encodes.
-
-        Raises:
-            CredentialError: The text is not a credential.
-        """
+        """Return the credential that ``text`` encodes; ``CredentialError`` if the text is not a credential."""
         try:
             found = json.loads(_bytes(text))
             return cls(

@@ -199,11 +199,7 @@ class Enrolment:
                 self._incoming = self._callers()
 
     def caller(self, authorization: str, method: str, path: str) -> Caller:
-        """Return the service that calls this node.
-
-        Raises:
-            ProblemError: 401 or 403, as for ``Incoming``.
-        """
+        """Return the service that calls this node; ``ProblemError``: 401 or 403, as for ``Incoming``."""
         if self._incoming is None:
             raise REFUSED
         return self._incoming.caller(authorization, method, path)
@@ -298,11 +294,7 @@ class NodeRedis:
         self._client: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """Return the client's attribute of that name.
-
-        Raises:
-            AuthenticationError: The node has not enrolled yet.
-        """
+        """Return the client's attribute of that name; ``AuthenticationError`` if the node has not enrolled yet."""
         held = self._enrolment.held
         if held is None:
             raise AuthenticationError("the node has not enrolled yet")

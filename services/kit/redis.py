@@ -79,11 +79,7 @@ def connect_blocking(settings: SharedSettings) -> BlockingRedis:
 
 
 async def check_answers(redis: Redis) -> None:
-    """Return if the server answers.
-
-    Raises:
-        RuntimeError: It does not answer within two seconds.
-    """
+    """Return if the server answers; ``RuntimeError`` if it does not answer within two seconds."""
     try:
         async with asyncio.timeout(2):
             await redis.ping()  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]

@@ -79,11 +79,7 @@ class Outgoing:
 
 
 def outgoing(credential: Credential, audience: str) -> Outgoing:
-    """Return the signer of requests from a service to another.
-
-    Raises:
-        KeyError: The service may not ask that one.
-    """
+    """Return the signer of requests from a service to another; ``KeyError`` if the service may not ask that one."""
     return Outgoing(credential.name, audience, credential.keys[audience])
 
 

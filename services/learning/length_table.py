@@ -98,11 +98,7 @@ class LengthTable:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> LengthTable:
-        """Return the table that ``to_bytes`` wrote.
-
-        Raises:
-            DomainError: The bytes are not a table.
-        """
+        """Return the table that ``to_bytes`` wrote; ``DomainError`` if the bytes are not a table."""
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 return cls(**{name: arrays[name] for name in _NAMES})

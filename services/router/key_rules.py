@@ -35,11 +35,7 @@ class KeyRules:
         return self._draw(key, "requests", limits.requests_per_min, 1)
 
     def take_tokens(self, received: Received, tokens: int) -> None:
-        """Count the tokens that are expected of a request.
-
-        Raises:
-            DoorError: 429: there are too many this minute.
-        """
+        """Count the tokens that are expected of a request; ``DoorError``: 429 if there are too many this minute."""
         most = received.key.key_limits.tokens_per_min
         if most is not None:
             received.exchange.extra += self._draw(received.key, "tokens", most, tokens)

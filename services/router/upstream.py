@@ -201,11 +201,7 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing() and self.reusable
 
     def send(self, request: bytes) -> None:
-        """Send a request, head and body.
-
-        Raises:
-            UpstreamError: The connection was lost.
-        """
+        """Send a request, head and body; ``UpstreamError`` if the connection was lost."""
         if self._transport is None or self.error is not None:
             raise UpstreamError("closed", "The server closed the connection.", may_repeat=True)
         self._reset()
@@ -222,22 +218,14 @@ class Connection(asyncio.Protocol):
         self._first_s = first_s
 
     async def head(self) -> None:
-        """Wait for status and headers.
-
-        Raises:
-            UpstreamError: They do not arrive.
-        """
+        """Wait for status and headers; ``UpstreamError`` if they do not arrive."""
         while not self.status:
             if self.error is not None:
                 raise self.error
             await self._wait()
 
     async def whole(self, most_bytes: int) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            UpstreamError: It does not arrive, or is too large.
-        """
+        """Return the whole body; ``UpstreamError`` if it does not arrive, or is too large."""
         while not self.complete:
             if self.error is not None:
                 raise self.error

@@ -136,11 +136,7 @@ class Scheduler:
         return time.monotonic() - self._turned_at_s
 
     def check_turns(self) -> None:
-        """Check that the loop turns.
-
-        Raises:
-            RuntimeError: It has not turned for a minute.
-        """
+        """Check that the loop turns; ``RuntimeError`` if it has not turned for a minute."""
         if (late_s := self.since_turn_s) > LATE_AFTER_S:
             raise RuntimeError(f"the scheduler has made no decision for {late_s:.0f} s")
 

@@ -345,31 +345,19 @@ class Endpoints:
             return await queries.endpoints.find(name), False
 
     async def find(self, name: str, caller: Identity) -> Endpoint:
-        """Return an endpoint.
-
-        Raises:
-            ProblemError: 404 if there is none that the caller may see.
-        """
+        """Return an endpoint; ``ProblemError``: 404 if there is none that the caller may see."""
         async with self._repository.reading() as queries:
             return await queries.endpoints.find(name, caller)
 
     async def page(self, query: PageQuery, caller: Identity) -> EndpointList:
-        """Return one page of endpoints, by name.
-
-        Raises:
-            ProblemError: 422 for an invalid cursor.
-        """
+        """Return one page of endpoints, by name; ``ProblemError``: 422 for an invalid cursor."""
         async with self._repository.reading() as queries:
             found = await queries.endpoints.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1, caller)
         items, cursor = one_page(found, query.limit, lambda endpoint: endpoint.name)
         return EndpointList(items=items, next_cursor=cursor)
 
     async def remove(self, name: str, caller: Identity) -> Endpoint:
-        """Deregister an endpoint; requests that it holds are finished.
-
-        Raises:
-            ProblemError: 404 if there is none.
-        """
+        """Deregister an endpoint; requests that it holds are finished; ``ProblemError``: 404 if there is none."""
         async with self._repository.writing() as queries:
             found = await queries.endpoints.find(name, lock="update")
             await queries.endpoints.remove(name)

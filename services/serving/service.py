@@ -99,21 +99,13 @@ class Pools:
             return await queries.pools.show(name, self._plan_interval)
 
     async def find(self, name: str, caller: Identity) -> Pool:
-        """Return a pool with its current state.
-
-        Raises:
-            ProblemError: 404 if there is none that the caller may see.
-        """
+        """Return a pool with its current state; ``ProblemError``: 404 if there is none that the caller may see."""
         async with self._repository.reading() as queries:
             await queries.pools.find(name, caller)
             return await queries.pools.show(name, self._plan_interval)
 
     async def page(self, query: PageQuery, caller: Identity) -> PoolList:
-        """Return one page of pools, by name.
-
-        Raises:
-            ProblemError: 422 for an invalid cursor.
-        """
+        """Return one page of pools, by name; ``ProblemError``: 422 for an invalid cursor."""
         async with self._repository.reading() as queries:
             after = read_cursor(query.cursor, NAME_PATTERN)
             found = await queries.pools.show_page(self._plan_interval, after, query.limit + 1, caller)
@@ -177,11 +169,7 @@ class Pools:
         return await self._plans.find(name, plan_id)
 
     async def plan(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
-        """Return a complete plan.
-
-        Raises:
-            ProblemError: 404 if there is no such pool or plan that the caller may see.
-        """
+        """Return a complete plan; ``ProblemError``: 404 if there is no such pool or plan that the caller may see."""
         async with self._repository.reading() as queries:
             await queries.pools.find(name, caller)
         return await self._plans.find(name, plan_id)

@@ -194,11 +194,7 @@ class Collector:
         return None
 
     def finish(self) -> RawJobs:
-        """Return the jobs in order of submission, ties in file order.
-
-        Raises:
-            TraceFormatError: No row could be used.
-        """
+        """Return the jobs in order of submission, ties in file order; ``TraceFormatError`` if no row could be used."""
         jobs, report = self._jobs, self.report
         report.kept = len(jobs)
         if not jobs:

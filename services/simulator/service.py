@@ -88,21 +88,13 @@ class SimulatorService:
         return Submission(_summary(work), is_new)
 
     async def find(self, simulation_id: str, caller: Identity) -> Simulation:
-        """Return a complete run.
-
-        Raises:
-            ProblemError: 404 if there is none that the caller may see.
-        """
+        """Return a complete run; ``ProblemError``: 404 if there is none that the caller may see."""
         work = await self._work_queue.find(simulation_id, caller)
         request = TrainingProblem.model_validate(work.problem)
         return Simulation(**dict(_summary(work)), request=request, result=work.result)
 
     async def page(self, query: SimulationQuery, caller: Identity) -> SimulationList:
-        """Return one page of runs, newest first.
-
-        Raises:
-            ProblemError: 422 for an invalid cursor.
-        """
+        """Return one page of runs, newest first; ``ProblemError``: 422 for an invalid cursor."""
         works, next_cursor = await self._work_queue.page(
             caller, cursor=query.cursor, limit=query.limit, states=query.status, tenant=query.tenant
         )

@@ -119,11 +119,7 @@ class TrainingRun:
 
 
 def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
-    """Check the options and read the inputs.
-
-    Raises:
-        OptionError: An option, or a file it names, is invalid.
-    """
+    """Check the options and read the inputs; ``OptionError`` if an option, or a file it names, is invalid."""
     parameters = _parameters(options)
     if options.levers and (len(parameters) > 1 or options.format == LIVE or options.predictor not in UNLEARNED):
         raise OptionError("levers", "levers are those of one policy, on past jobs, with predictor perfect or none")

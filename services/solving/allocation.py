@@ -17,11 +17,7 @@ from services.solving.layouts import graph_of
 
 
 def given(problem: AllocationProblem) -> tuple[GivenJobs, GivenNodes]:
-    """Convert jobs and nodes to the core's.
-
-    Raises:
-        DomainError: A layout makes no sense.
-    """
+    """Convert jobs and nodes to the core's; ``DomainError`` if a layout makes no sense."""
     models = problem.gpu_models
     nodes = GivenNodes(
         gpus=np.array([node.gpus for node in problem.nodes], dtype=np.int64),

@@ -7,10 +7,6 @@ from services.core.parallel.graph import AllReduce, JobGraph, Stage
 
 
 def graph_of(layout: ParallelLayout) -> JobGraph:
-    """Return the graph of a layout.
-
-    Raises:
-        DomainError: The sizes are inconsistent.
-    """
+    """Return the graph of a layout; ``DomainError`` if the sizes are inconsistent."""
     stages = tuple(Stage(**stage.model_dump(exclude_none=True)) for stage in layout.stages)
     return JobGraph(stages, AllReduce(layout.all_reduce))

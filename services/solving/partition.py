@@ -64,11 +64,7 @@ def demands_of(problem: PartitionRequest) -> tuple[list[Demand], Fleet]:
 
 
 def solve_partition(problem: PartitionProblem, report: Report = unreported) -> PartitionResult:
-    """Return the answer to a problem.
-
-    Raises:
-        DomainError: The problem makes no sense as a whole.
-    """
+    """Return the answer to a problem; ``DomainError`` if the problem makes no sense as a whole."""
     demands, fleet = demands_of(problem)
     config = AnnealingConfig(max_evaluations=problem.max_evaluations)
     shares, realised = partition(demands, fleet, problem.seed, config, screen=problem.screen, report=report)

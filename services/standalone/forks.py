@@ -74,11 +74,7 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal.
-
-        Raises:
-            ProcessLookupError: it has ended.
-        """
+        """Send it a signal; ``ProcessLookupError`` if it has ended."""
         if self.returncode is not None:
             raise ProcessLookupError
         os.kill(self.pid, number)

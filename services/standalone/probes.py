@@ -24,11 +24,7 @@ class Probe(Protocol):
     """Asks one process; the caller limits the time of `answer`."""
 
     async def answer(self) -> None:
-        """Wait until the process has answered.
-
-        Raises:
-            OSError: it does not listen, or closes the connection.
-        """
+        """Wait until the process has answered; ``OSError`` if it does not listen, or closes the connection."""
         ...
 
     async def lacks(self) -> str:

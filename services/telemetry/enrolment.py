@@ -93,11 +93,7 @@ class Enrolment:
         return NodeCertificate(pem=made)
 
     async def leave(self, node_id: str, secret: str) -> None:
-        """Stop admitting a node, at its own request.
-
-        Raises:
-            ProblemError: 401 if the secret is not the node's.
-        """
+        """Stop admitting a node, at its own request; ``ProblemError``: 401 if the secret is not the node's."""
         async with self._database.transaction() as connection:
             await self._prove(connection, node_id, secret)
             await credentials.revoke(connection, node_id, None)

@@ -278,11 +278,7 @@ class Telemetry:
         )
 
     async def node(self, node_id: str) -> Node:
-        """Return one node.
-
-        Raises:
-            ProblemError: 404 if there is no such node.
-        """
+        """Return one node; ``ProblemError``: 404 if there is no such node."""
         found = await nodes.nodes(self.database, node_id)
         if not found:
             raise not_found("node")

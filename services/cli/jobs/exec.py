@@ -72,11 +72,7 @@ def exec_in_job(
 
 
 def in_this_terminal() -> dict[str, Any]:
-    """Return what a request says about this process's terminal.
-
-    Raises:
-        CliError: There is no terminal.
-    """
+    """Return what a request says about this process's terminal; ``CliError`` if there is no terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CliError("a terminal is needed here, and standard input or output is none", EXIT_USAGE)
     return {"terminal": terminal_size(), "terminal_type": os.environ.get("TERM") or "dumb"}

@@ -23,11 +23,7 @@ USER_LABEL = "user"
 
 
 def checked_name(name: str, what: str) -> str:
-    """Return ``name`` if it is valid for a ``what``.
-
-    Raises:
-        CliError: It is not.
-    """
+    """Return ``name`` if it is valid for a ``what``; ``CliError`` if it is not."""
     if not re.match(NAME_PATTERN, name):
         raise CliError(f"the name of a {what} {NAME_RULE}, not {name!r}", EXIT_USAGE)
     return name

@@ -115,11 +115,7 @@ def _job(gateway: Gateway, job_id: str) -> Any:
 
 
 def _unpacked(archive: Any, here: Path) -> str:
-    """Unpack an archive; return a text that says how many files came.
-
-    Raises:
-        CliError: It cannot be unpacked.
-    """
+    """Unpack an archive; return a text that says how many files came; ``CliError`` if it cannot be unpacked."""
     archive.seek(0)
     try:
         with tarfile.open(fileobj=archive) as members:

@@ -24,11 +24,7 @@ M = TypeVar("M", bound="BaseModel")
 
 
 def checked(document: object, model: type[M], where: str) -> M:
-    """Return a document as a message.
-
-    Raises:
-        CliError: It is none; the message begins with ``where``.
-    """
+    """Return a document as a message; ``CliError``, which begins with ``where``, if it is none."""
     from pydantic import ValidationError
 
     try:
@@ -38,11 +34,7 @@ def checked(document: object, model: type[M], where: str) -> M:
 
 
 def solved(file: Path, solve: Callable[[Report], M], *, quiet: bool) -> tuple[M, float]:
-    """Return a solution and how long it took, seconds.
-
-    Raises:
-        CliError: The problem in ``file`` has none.
-    """
+    """Return a solution and how long it took, seconds; ``CliError`` if the problem in ``file`` has none."""
     began_s = time.perf_counter()
     try:
         with solving_bar(quiet=quiet) as report:

@@ -105,11 +105,7 @@ def why_not_there(snapshot: Snapshot, job_id: JobId, on: Sequence[NodeId]) -> Re
 
 
 def check_bound(snapshot: Snapshot, starts: Iterable[Start]) -> None:
-    """Raise unless bound jobs start on the nodes to which they are bound.
-
-    Raises:
-        PlanError: naming the job.
-    """
+    """Raise unless bound jobs start on the nodes to which they are bound; ``PlanError`` names the job."""
     for start in starts:
         on = snapshot.bound.get(start.job_id)
         where = tuple(share.node_id for share in start.placement.shares)

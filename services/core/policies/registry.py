@@ -170,11 +170,7 @@ def entry_of(name: str) -> PolicyEntry | None:
 
 
 def policy_entry(name: str) -> PolicyEntry:
-    """Return a policy's entry by any of its names.
-
-    Raises:
-        PolicyConfigError: no such policy (empty pointer).
-    """
+    """Return a policy's entry by any of its names; ``PolicyConfigError`` with an empty pointer if there is none."""
     entry = entry_of(name)
     if entry is None:
         raise PolicyConfigError(unknown_policy(name))

@@ -173,11 +173,7 @@ def fit_energy(
 
 
 def enough(points: Observations, belief: Belief | None) -> Observations:
-    """Return the points merged by configuration.
-
-    Raises:
-        DomainError: there are too few to fit.
-    """
+    """Return the points merged by configuration; ``DomainError`` if there are too few to fit."""
     merged = points.merged() if len(points) else points
     if belief is None and len(merged) == 1:
         raise DomainError("the points do not vary: all are of one configuration, which tells nothing of others")

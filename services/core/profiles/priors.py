@@ -53,11 +53,7 @@ FAMILIES[ANY_FAMILY] = Family(*np.exp(np.mean(np.log([astuple(each) for each in 
 
 
 def family_of(name: str) -> Family:
-    """Return a family by name.
-
-    Raises:
-        DomainError: there is no family of that name.
-    """
+    """Return a family by name; ``DomainError`` if there is no family of that name."""
     if name not in FAMILIES:
         raise DomainError(f"unknown family of models {name!r}; known: {', '.join(FAMILIES)}")
     return FAMILIES[name]

@@ -47,11 +47,7 @@ class JobProfile:
 
     @classmethod
     def of(cls, gpu_model: str, family: str, axis: ControlKind) -> JobProfile:
-        """Return the profile of a job that has not run.
-
-        Raises:
-            DomainError: there is no such family.
-        """
+        """Return the profile of a job that has not run; ``DomainError`` if there is no such family."""
         board, kind = board_of(gpu_model), family_of(family)
         unseen = Quality(0, 0, {}, float("nan"), float("nan"), UNSEEN_NOISE, 0)
         why: Mapping[str, str] = {"all": "nothing was seen yet"}

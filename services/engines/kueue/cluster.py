@@ -46,11 +46,7 @@ class Cluster:
     @classmethod
     @contextlib.asynccontextmanager
     async def connected(cls, settings: KueueSettings) -> AsyncIterator[Self]:
-        """Connect with the pod's service account, or with a kubeconfig.
-
-        Raises:
-            ClusterSilentError: There is neither.
-        """
+        """Connect with the pod's service account, or with a kubeconfig; ``ClusterSilentError`` if there is neither."""
         configuration: Any = client.Configuration()
         try:
             if settings.kubeconfig is None:

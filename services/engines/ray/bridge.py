@@ -65,11 +65,7 @@ class Bridge:
             await self._talk.keep_looking(self.look)
 
     async def look(self) -> None:
-        """Look once.
-
-        Raises:
-            ProblemError: The control plane does not answer, or refuses.
-        """
+        """Look once; ``ProblemError`` if the control plane does not answer, or refuses."""
         now_s = time.monotonic()
         try:
             if not self._talk.version:

@@ -76,11 +76,7 @@ class Holdings:
 
 
 def read_jobs(document: Any) -> list[RayJob]:
-    """Return the jobs of ``/api/jobs/``.
-
-    Raises:
-        UnreadableError: One of them cannot be read, or occurs twice.
-    """
+    """Return the jobs of ``/api/jobs/``; ``UnreadableError`` if one of them cannot be read, or occurs twice."""
     try:
         found = [_job(each) for each in document]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

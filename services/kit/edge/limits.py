@@ -195,11 +195,7 @@ class ConcurrencyLimiter:
         return dict(self._open)
 
     def enter(self, tenant_id: str) -> None:
-        """Count one more; ``leave`` ends it.
-
-        Raises:
-            ProblemError: 429 if the tenant already has as many open as it may.
-        """
+        """Count one more; ``leave`` ends it; ``ProblemError``: 429 if the tenant already has as many open as it may."""
         here = self._open.get(tenant_id, 0)
         count = here + self.elsewhere.get(tenant_id, 0) if self.elsewhere else here
         if count >= self._most:

@@ -63,11 +63,7 @@ class LineProtocol(asyncio.Protocol):
             self.close()
 
     def message(self, parts: Any) -> None:
-        """Handle a message.
-
-        Raises:
-            ValueError: It is not a valid message.
-        """
+        """Handle a message; ``ValueError`` if it is not a valid message."""
         raise NotImplementedError
 
     def send(self, *parts: object) -> None:

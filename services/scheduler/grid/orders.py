@@ -104,20 +104,12 @@ class GridOrders:
             return found
 
     async def find(self, order_id: str, caller: Identity) -> GridOrder:
-        """Return an order.
-
-        Raises:
-            ProblemError: 404 if there is none.
-        """
+        """Return an order; ``ProblemError``: 404 if there is none."""
         async with self._database.connection() as connection:
             return shown(await _own(connection, order_id, caller))
 
     async def report(self, order_id: str) -> GridOrderReport:
-        """Return what came of an order.
-
-        Raises:
-            ProblemError: 404 if there is none, 409 if nothing can be said yet.
-        """
+        """Return what came of an order; ``ProblemError``: 404 if there is none, 409 if nothing can be said yet."""
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             row = await orders.find(connection, order_id)
             if row is None:

@@ -38,11 +38,7 @@ class MeasuredCurve(Message):
     power_w: list[float]
 
     def curve(self) -> ControlCurve:
-        """Return it as policies see it.
-
-        Raises:
-            DomainError: its columns do not match.
-        """
+        """Return it as policies see it; ``DomainError`` if its columns do not match."""
         return ControlCurve(*(np.array(column, dtype=np.float64) for column in (self.values, self.speed, self.power_w)))
 
 
@@ -53,11 +49,7 @@ _entries: TypeAdapter[list[MeasuredCurve]] = TypeAdapter(list[MeasuredCurve])
 
 
 def read_curves(path: Path) -> KnownCurves:
-    """Return the curves of a file.
-
-    Raises:
-        DomainError: the file does not exist, or does not have that form.
-    """
+    """Return the curves of a file; ``DomainError`` if the file does not exist, or does not have that form."""
     try:
         entries = _entries.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

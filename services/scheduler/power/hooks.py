@@ -76,11 +76,7 @@ class CommandHook:
     """Runs an operator's command; exit status 0 means done."""
 
     def __init__(self, on_command: Sequence[str], off_command: Sequence[str], time_limit_s: float) -> None:
-        """Take the two command templates.
-
-        Raises:
-            DomainError: one is empty, or names an unknown placeholder.
-        """
+        """Take the two command templates; ``DomainError`` if one is empty, or names an unknown placeholder."""
         self._commands = {True: tuple(on_command), False: tuple(off_command)}
         self._time_limit_s = time_limit_s
         for on, template in self._commands.items():
@@ -212,11 +208,7 @@ def read_controllers(path: Path) -> dict[str, Controller]:
 
 
 def build_hook(settings: SchedulerSettings) -> PowerHook:
-    """Return the hook that the settings choose.
-
-    Raises:
-        DomainError: the settings do not suffice for it.
-    """
+    """Return the hook that the settings choose; ``DomainError`` if the settings do not suffice for it."""
     if settings.node_power == "command":
         return CommandHook(
             settings.node_power_on_command, settings.node_power_off_command, settings.node_power_time_limit_s

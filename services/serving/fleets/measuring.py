@@ -243,11 +243,7 @@ def next_step(
 
 
 def chosen_of(search: FleetSearch, searches: Mapping[str, MeasuredSearch]) -> Configuration:
-    """Return the best measured configuration.
-
-    Raises:
-        DomainError: The measurements do not belong to these searches.
-    """
+    """Return the best measured configuration; ``DomainError`` if the measurements do not belong to these searches."""
     return _chosen(searches, {name: _following(search, name, each) for name, each in searches.items()})
 
 

@@ -81,11 +81,7 @@ class Fleets:
             return shown, is_new
 
     async def find(self, name: str, caller: Identity) -> Fleet:
-        """Return a fleet with its current state.
-
-        Raises:
-            ProblemError: 404 if there is none that the caller may see.
-        """
+        """Return a fleet with its current state; ``ProblemError``: 404 if there is none that the caller may see."""
         async with self._repository.reading() as queries:
             fleet = await queries.fleets.find(name)
             if not may_use(fleet, caller):
@@ -94,11 +90,7 @@ class Fleets:
             return shown
 
     async def page(self, query: PageQuery, caller: Identity) -> FleetList:
-        """Return one page of fleets, by name.
-
-        Raises:
-            ProblemError: 422 for an invalid cursor.
-        """
+        """Return one page of fleets, by name; ``ProblemError``: 422 for an invalid cursor."""
         async with self._repository.reading() as queries:
             found = await queries.fleets.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1)
             records, cursor = one_page(found, query.limit, lambda fleet: fleet.name)
@@ -215,11 +207,7 @@ class Apps:
             return shown
 
     async def page(self, query: PageQuery, caller: Identity) -> AppList:
-        """Return one page of applications, by name.
-
-        Raises:
-            ProblemError: 422 for an invalid cursor.
-        """
+        """Return one page of applications, by name; ``ProblemError``: 422 for an invalid cursor."""
         async with self._repository.reading() as queries:
             found = await queries.apps.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1, caller)
             records, cursor = one_page(found, query.limit, lambda app: app.name)

@@ -154,11 +154,7 @@ class Plans:
         log.info("plan.applied", id=plan_id, pool=plan.pool)
 
     async def page(self, pool: str, query: PoolPlanQuery) -> PoolPlanList:
-        """Return one page of a pool's plans, newest first.
-
-        Raises:
-            ProblemError: 422 for an invalid cursor.
-        """
+        """Return one page of a pool's plans, newest first; ``ProblemError``: 422 for an invalid cursor."""
         before = read_cursor(query.cursor, PLAN_ID)
         async with self._repository.reading() as queries:
             found = await queries.plans.page(pool, outcomes=query.outcome, before=before, limit=query.limit + 1)
@@ -166,11 +162,7 @@ class Plans:
         return PoolPlanList(items=items, next_cursor=cursor)
 
     async def find(self, pool: str, plan_id: str) -> PoolPlanDetail:
-        """Return a complete plan of a pool.
-
-        Raises:
-            ProblemError: 404 if there is no such plan of this pool.
-        """
+        """Return a complete plan of a pool; ``ProblemError``: 404 if there is no such plan of this pool."""
         async with self._repository.reading() as queries:
             plan = await queries.plans.find(pool, plan_id)
         if plan is None:

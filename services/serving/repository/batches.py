@@ -94,11 +94,7 @@ class BatchRows:
         return [_file(row) for row in await self._connection.execute(_FILES, values)]
 
     async def file(self, tenant_id: str, file_id: str) -> BatchFile:
-        """Return a complete file.
-
-        Raises:
-            ProblemError: 404.
-        """
+        """Return a complete file; ``ProblemError``: 404 if there is none."""
         for found in await self.files(tenant_id, 1, file_id=file_id):
             return found
         raise not_found("file")
@@ -109,11 +105,7 @@ class BatchRows:
         return (await self._connection.execute(_CHUNK, values)).scalar_one_or_none()
 
     async def remove_file(self, tenant_id: str, file_id: str) -> None:
-        """Delete a file.
-
-        Raises:
-            ProblemError: 404.
-        """
+        """Delete a file; ``ProblemError``: 404 if there is none."""
         if not (await self._connection.execute(_REMOVE_FILE, {"tenant": tenant_id, "id": file_id})).rowcount:
             raise not_found("file")
 
@@ -142,11 +134,7 @@ class BatchRows:
         return [batch_of(row) for row in await self._connection.execute(_BATCHES, values)]
 
     async def find(self, tenant_id: str, batch_id: str) -> Batch:
-        """Return a batch.
-
-        Raises:
-            ProblemError: 404.
-        """
+        """Return a batch; ``ProblemError``: 404 if there is none."""
         for found in await self.page(tenant_id, 1, batch_id=batch_id):
             return found
         raise not_found("batch")

@@ -100,11 +100,7 @@ def _grids() -> dict[str, tuple[float, ...]]:
 
 
 def bundled_grid(zone: str, signal: Signal) -> RawSeries:
-    """Return a bundled zone's series.
-
-    Raises:
-        TraceFormatError: The signal is not bundled.
-    """
+    """Return a bundled zone's series; ``TraceFormatError`` if the signal is not bundled."""
     kinds = {Signal.AVERAGE_DIRECT: "direct", Signal.AVERAGE_LIFECYCLE: "lifecycle"}
     if signal not in kinds:
         raise TraceFormatError(f"of {zone} direct and life-cycle intensity are bundled, not {signal.value}")

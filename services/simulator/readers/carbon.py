@@ -22,11 +22,7 @@ LONGEST_GAP_S = DAY_S  #: A longer gap is refused: holding one value for days wo
 
 
 def signal_named(name: str | Signal) -> Signal:
-    """Return the signal with a name such as ``direct`` or ``lifecycle``.
-
-    Raises:
-        DomainError: There is no such signal.
-    """
+    """Return the signal with a name such as ``direct`` or ``lifecycle``; ``DomainError`` if there is no such signal."""
     if name not in SIGNALS:
         raise DomainError(f"unknown signal {name!r}; known: direct, lifecycle, marginal")
     return SIGNALS[name]

@@ -20,11 +20,7 @@ DAY_S = 86_400.0
 
 
 def detect(path: Path) -> JobFormat:
-    """Detect the format of a file from its first lines.
-
-    Raises:
-        TraceFormatError: The format is unknown.
-    """
+    """Detect the format of a file from its first lines; ``TraceFormatError`` if the format is unknown."""
     head = first_lines(path)
     found = next((each for each in catalogue().formats if each.matches(head)), None)
     if found is None:

@@ -240,11 +240,7 @@ def number(text: str, column: str) -> float:
 
 
 def whole(text: str, column: str) -> int:
-    """Return a cell as a whole number.
-
-    Raises:
-        ValueError: It is not one; the message names the column.
-    """
+    """Return a cell as a whole number; ``ValueError``, which names the column, if it is not one."""
     value = number(text, column)
     if not value.is_integer():
         raise ValueError(f"{column} is not a whole number")

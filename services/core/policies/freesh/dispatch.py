@@ -37,11 +37,7 @@ class WeightedRoundRobin:
         self._credit: dict[str, float] = {}
 
     def choose(self, instances: Sequence[InstanceLoad]) -> InstanceLoad | None:
-        """Return the next instance with room; None if there is none.
-
-        Raises:
-            DomainError: a weight is not above 0.
-        """
+        """Return the next instance with room; None if there is none; ``DomainError`` if a weight is not above 0."""
         if not all(math.isfinite(each.weight) and each.weight > 0 for each in instances):
             raise DomainError("the weights of instances are finite and above 0")
         total = sum(each.weight for each in instances)

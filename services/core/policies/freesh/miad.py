@@ -83,11 +83,7 @@ class Clocks:
 
 
 def common_clocks(devices: Sequence[Clocks]) -> Clocks:
-    """Return the clocks that all devices of a tensor-parallel instance support.
-
-    Raises:
-        DomainError: there are none.
-    """
+    """Return the clocks that all devices of a tensor-parallel instance support; ``DomainError`` if there are none."""
     shared = set(devices[0].mhz).intersection(*(each.mhz for each in devices[1:])) if devices else set[float]()
     return Clocks(tuple(sorted(shared)))
 

@@ -54,11 +54,7 @@ Values = dict[tuple[JobId, ControlKind], float | None]  #: What devices of gangs
 
 
 def run_under_orders(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> CycleResult[Memory]:
-    """Return ``run_cycle``'s plan, within the orders of the snapshot.
-
-    Raises:
-        PlanError: as for ``run_cycle``.
-    """
+    """Return ``run_cycle``'s plan, within the orders of the snapshot; ``PlanError``: as for ``run_cycle``."""
     if not snapshot.orders and np.isnan(snapshot.jobs.unordered_w).all():
         return run_cycle(policy, snapshot, memory)
     return run_cycle(Obeying(policy), snapshot, memory)
