@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from carbon_service.values import Pairs, Words
-from services.contracts.schema import Instant
+from services.contracts.schema import Instant, maybe
 from services.core.domain.carbon import Signal
 from services.kit.settings import SharedSettings
 
@@ -37,10 +37,9 @@ class Settings(SharedSettings):
     replay_speed: float = Field(
         default=1.0, gt=0, le=100_000, allow_inf_nan=False, description="Grid seconds per real second of recordings."
     )
-    replay_start: Instant | None = Field(
-        default=None,
-        description="Grid instant at which a replay starts. Default: at speed 1 the season and hour it is now, at "
-        "other speeds 2021-08-01T00:00Z. A restart goes on where the replay was unless this or the speed changed.",
+    replay_start: Instant | None = maybe(
+        "Grid instant at which a replay starts. Default: at speed 1 the season and hour it is now, at "
+        "other speeds 2021-08-01T00:00Z. A restart goes on where the replay was unless this or the speed changed."
     )
 
     learn_forecasts: bool = Field(

@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, StringConstraints, field_validator, model
 from pydantic_settings import SettingsConfigDict
 
 from gateway.dashboard.provider import ProviderSettings, read_keys
+from services.contracts.schema import maybe
 from services.kit.edge.settings import EdgeSettings
 
 Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+/?$")]
@@ -37,7 +38,7 @@ class GatewaySettings(EdgeSettings):
     oidc_client_id: str = ""
     oidc_client_secret: SecretStr = SecretStr("")
     oidc_claim: str = Field(default="groups", description="The claim whose values choose the API key.")
-    oidc_keys: Path | None = Field(default=None, description="JSON file: API keys by values of that claim.")
+    oidc_keys: Path | None = maybe("JSON file: API keys by values of that claim.")
     max_streams_per_tenant: int = Field(
         default=200, ge=1, description="Event and log streams open at once, at all gateways."
     )

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.commands import MASTER_PORTS
-from services.contracts.schema import Name
+from services.contracts.schema import Name, many
 from services.kit.extras import first_missing
 from services.kit.ids import host_name
 from services.kit.settings import SECRET_VARIABLES, SharedSettings
@@ -120,10 +120,9 @@ class AgentSettings(SharedSettings):
     health_return_s: float = Field(
         60.0, ge=0, description="How long what was the matter must be over before a GPU is used again, or probed."
     )
-    health_probe: Annotated[list[str], NoDecode] = Field(
-        default_factory=list[str],
-        description="A command, {gpu} and {uuid} in it, that exits with 0 if a GPU that was taken out of service is "
-        "well; with it, GPUs return when it passes, and not before.",
+    health_probe: Annotated[list[str], NoDecode] = many(
+        "A command, {gpu} and {uuid} in it, that exits with 0 if a GPU that was taken out of service is "
+        "well; with it, GPUs return when it passes, and not before."
     )
     health_probe_timeout_s: float = Field(300.0, gt=0)
 
@@ -164,21 +163,19 @@ class AgentSettings(SharedSettings):
         default=(2_000_000_000, 2_147_483_000),
         description="User ids that the jobs of tenants get, as FIRST-LAST; no users of the host may have them.",
     )
-    reserved_accounts: Annotated[list[str], NoDecode] = Field(
-        default_factory=list[str], description="Users of this host that processes of the control plane run as."
+    reserved_accounts: Annotated[list[str], NoDecode] = many(
+        "Users of this host that processes of the control plane run as."
     )
-    shown_folders: Annotated[list[Path], NoDecode] = Field(
-        default_factory=list[Path],
-        description="Folders that every job may read, also where it could not pass through to them.",
+    shown_folders: Annotated[list[Path], NoDecode] = many(
+        "Folders that every job may read, also where it could not pass through to them."
     )
     seccomp: Literal["on", "off"] = Field("on", description="Whether system calls that jobs do not need are refused.")
-    jobs_may_reach: Annotated[list[_Port], NoDecode] = Field(
-        default_factory=list[int],
-        description="Ports of this host that jobs may reach beside those of their own account's jobs, such as a "
-        "proxy's; no job may bind them.",
+    jobs_may_reach: Annotated[list[_Port], NoDecode] = many(
+        "Ports of this host that jobs may reach beside those of their own account's jobs, such as a "
+        "proxy's; no job may bind them."
     )
-    jobs_may_not_bind: Annotated[list[_Port], NoDecode] = Field(
-        default_factory=list[int], description="Further ports that no job may bind, such as other agents' of this host."
+    jobs_may_not_bind: Annotated[list[_Port], NoDecode] = many(
+        "Further ports that no job may bind, such as other agents' of this host."
     )
     master_ports: tuple[int, int] = Field(
         MASTER_PORTS,
@@ -253,9 +250,8 @@ class AgentSettings(SharedSettings):
     checkpoint_max_bytes: int = Field(2**40, gt=0, description="A larger checkpoint is not copied.")
     retention_s: float = Field(7 * 86_400, gt=0, description="How long the folders of ended ranks are kept.")
     retention_bytes: int = Field(10 * 2**30, gt=0)
-    pass_environment: Annotated[list[str], NoDecode] = Field(
-        default_factory=list[str],
-        description="Further variables of the agent's environment that jobs get, separated by commas.",
+    pass_environment: Annotated[list[str], NoDecode] = many(
+        "Further variables of the agent's environment that jobs get, separated by commas."
     )
 
     @model_validator(mode="before")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.parallel import ParallelLayout
-from services.contracts.schema import Flag, Int, Message, Name, Real
+from services.contracts.schema import Flag, Int, Message, Name, Real, many, maybe
 from services.contracts.solver import SolveOutcome
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import likeliest_gpu_model
@@ -23,9 +23,7 @@ MAX_CELLS = 200_000
 class ControlChoice(Message):
     """What a gang does at one control value."""
 
-    value: Real | None = Field(
-        default=None, gt=0, le=1e6, description="Watts or MHz, by the job's `control`; null for the default."
-    )
+    value: Real | None = maybe("Watts or MHz, by the job's `control`; null for the default.", gt=0, le=1e6)
     speed: Real = Field(gt=0, le=1e9, description="Seconds of work done per second.")
     power_w: Real = Field(gt=0, le=1e9, description="Draw of the whole gang with its share of the hosts.")
 
@@ -50,19 +48,14 @@ class AllocationJob(Message):
     name: Name
     sizes: list[GangSize] = Field(min_length=1, max_length=MAX_SIZES, description="By number of GPUs, ascending.")
     control: ControlKind = Field(default=ControlKind.POWER_LIMIT, description="What `value` is: watts or MHz.")
-    gpu_model: Name | None = Field(
-        default=None, description="Of its GPUs; may be left out if all nodes have one model."
-    )
-    work_s: Real | None = Field(default=None, gt=0, le=1e12, description="Seconds of work left at speed 1.")
-    held: list[GpuShare] = Field(
-        default_factory=list[GpuShare],
-        max_length=MAX_NODES,
-        description="Where it runs already: it stays there, `sizes` has the size of its gang and no other, and only "
+    gpu_model: Name | None = maybe("Of its GPUs; may be left out if all nodes have one model.")
+    work_s: Real | None = maybe("Seconds of work left at speed 1.", gt=0, le=1e12)
+    held: list[GpuShare] = many(
+        "Where it runs already: it stays there, `sizes` has the size of its gang and no other, and only "
         "its control value is chosen.",
+        max_length=MAX_NODES,
     )
-    layout: ParallelLayout | None = Field(
-        default=None, description="As in a job's spec, for its placement; other sizes get more replicas of it."
-    )
+    layout: ParallelLayout | None = maybe("As in a job's spec, for its placement; other sizes get more replicas of it.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -99,9 +92,7 @@ class AllocationRequest(Message):
 
     nodes: list[AllocationNode] = Field(min_length=1, max_length=MAX_NODES)
     jobs: list[AllocationJob] = Field(min_length=1, max_length=MAX_JOBS)
-    power_limit_w: Real | None = Field(
-        default=None, gt=0, le=1e12, description="What jobs, free GPUs and `other_w` may draw together."
-    )
+    power_limit_w: Real | None = maybe("What jobs, free GPUs and `other_w` may draw together.", gt=0, le=1e12)
     other_w: Real = Field(default=0, ge=0, le=1e12, description="What else draws power below the limit.")
     idle_w: dict[Name, Annotated[Real, Field(ge=0, le=1e6)]] = Field(
         default_factory=dict[str, float],
@@ -174,8 +165,8 @@ class JobAllocation(Message):
     speed: float
     power_w: float
     nodes: list[GpuShare] = Field(description="In the order of its ranks.")
-    iteration_s: float | None = Field(default=None, description="Of an iteration there, if it has a layout.")
-    waits: Wait | None = Field(default=None, description="Why it gets nothing.")
+    iteration_s: float | None = maybe("Of an iteration there, if it has a layout.")
+    waits: Wait | None = maybe("Why it gets nothing.")
 
 
 class AllocationResult(SolveOutcome):

@@ -24,7 +24,7 @@ from services.contracts.partition import (
     check_floor,
 )
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Int, Message, Name, Real, Text
+from services.contracts.schema import Instant, Int, Message, Name, Real, Text, many, maybe
 from services.contracts.secrets import EnvironmentName
 from services.contracts.serving import LIVE_STATES, InstanceState, PlanMode, ServerProbes
 from services.core.domain.signal import Signal
@@ -50,22 +50,15 @@ class FleetSpec(Message):
     gpus: Int = Field(ge=1, le=MAX_GPUS, description="Number of GPUs.")
     gpu_model: Name = Field(description="GPU model, as nodes report it.")
     zone: Name = Field(description="Grid zone of the nodes and of the carbon intensity.")
-    signal: Signal | None = Field(
-        default=None, description="Signal of the carbon intensity; null for the zone's default."
-    )
+    signal: Signal | None = maybe("Signal of the carbon intensity; null for the zone's default.")
     node_labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict[LabelKey, LabelValue],
         max_length=64,
         description="Only nodes that have all of these labels.",
     )
-    idle_w: Real | None = Field(
-        default=None, ge=0, le=1e4, description="Power of an idle GPU; by default that of the catalogue of GPU models."
-    )
-    baseline_gco2_per_kwh: Real | None = Field(
-        default=None,
-        gt=0,
-        le=1e5,
-        description="Intensity that savings are compared with; by default the mean of the zone's last seven days.",
+    idle_w: Real | None = maybe("Power of an idle GPU; by default that of the catalogue of GPU models.", ge=0, le=1e4)
+    baseline_gco2_per_kwh: Real | None = maybe(
+        "Intensity that savings are compared with; by default the mean of the zone's last seven days.", gt=0, le=1e5
     )
     tenants: list[Name | Literal["*"]] = Field(
         default=["*"], max_length=1_000, description="Tenants whose applications may use it; `*` for all."
@@ -137,11 +130,10 @@ class AppSpec(Message):
     variants: list[AppVariant] = Field(min_length=1, max_length=MAX_VARIANTS)
     sla_p95_ms: Real = Field(gt=0, le=1e7, description="95th percentile of latency that must be kept, waits included.")
     carbon_weight: Real = Field(default=0.5, ge=0, le=1, description="Weight of carbon against accuracy (lambda).")
-    max_accuracy_loss_pct: Real | None = Field(
-        default=None,
+    max_accuracy_loss_pct: Real | None = maybe(
+        "Accuracy floor: how much of the most accurate variant's accuracy may be lost, per cent of it.",
         le=100,
         json_schema_extra={"minimum": 0},
-        description="Accuracy floor: how much of the most accurate variant's accuracy may be lost, per cent of it.",
     )
     requests_per_s: Real = Field(
         gt=0, le=1e6, description="Estimate of the arrivals, until enough requests have been seen."
@@ -163,10 +155,8 @@ class AppSpec(Message):
         drain_timeout_s=60,
         grace_s=10,
     )
-    tenants: list[Name | Literal["*"]] = Field(
-        default_factory=list[str],
-        max_length=1_000,
-        description="Other tenants whose keys may use the application; `*` for all.",
+    tenants: list[Name | Literal["*"]] = many(
+        "Other tenants whose keys may use the application; `*` for all.", max_length=1_000
     )
 
     @property
@@ -241,10 +231,10 @@ class AppEvaluation(Message):
     is_tried: bool = Field(
         description="Whether the search asked for this configuration; otherwise it stayed, or was gone back to."
     )
-    predicted: EvaluationFigures | None = Field(
-        default=None, description="By the queue model in closed form; null if that cannot serve the requests."
+    predicted: EvaluationFigures | None = maybe(
+        "By the queue model in closed form; null if that cannot serve the requests."
     )
-    measured: EvaluationFigures | None = Field(default=None, description="Null while it is not, or could not be.")
+    measured: EvaluationFigures | None = maybe("Null while it is not, or could not be.")
     answered: int = 0
     late: int = Field(default=0, description="Answers beyond the SLA, up to a tenth of it too few.")
     failed: int = 0
@@ -254,10 +244,10 @@ class FleetEvaluation(Message):
     """One configuration of a fleet that was run and measured."""
 
     begun_at: Instant = Field(description="When its instances began to be brought up.")
-    measured_from: Instant | None = Field(default=None, description="When all were ready; null before.")
+    measured_from: Instant | None = maybe("When all were ready; null before.")
     measured_to: Instant | None = None
     recut: int = Field(default=0, description="Number of GPUs that were cut anew for it.")
-    detail: str | None = Field(default=None, description="Why it could not be measured.")
+    detail: str | None = maybe("Why it could not be measured.")
     applications: list[AppEvaluation]
 
 
@@ -266,7 +256,7 @@ class FleetSearch(Message):
 
     begun_at: Instant
     ended_at: Instant | None = None
-    detail: str | None = Field(default=None, description="Why it ended; null while it goes on.")
+    detail: str | None = maybe("Why it ended; null while it goes on.")
     evaluations: list[FleetEvaluation] = Field(description="In order; the first is of what ran already.")
     present: FleetEvaluation = Field(description="The configuration that is brought up or measured, or was at last.")
 
@@ -278,24 +268,19 @@ class FleetPlan(Message):
     fleet: str
     trigger: FleetPlanTrigger
     state: FleetPlanState
-    detail: str | None = Field(default=None, description="Why it failed, waits or is only proposed.")
+    detail: str | None = maybe("Why it failed, waits or is only proposed.")
     gco2_per_kwh: float = Field(description="Carbon intensity that it was made for.")
     made_at: Instant
     ended_at: Instant | None = None
-    gpu: str | None = Field(default=None, description="The GPU that is being changed now: node and index.")
-    layouts: list[list[int]] = Field(
-        default_factory=list[list[int]],
-        description="Sizes of each GPU's slices in sevenths, in the order of the fleet's GPUs; empty for a whole GPU.",
+    gpu: str | None = maybe("The GPU that is being changed now: node and index.")
+    layouts: list[list[int]] = many(
+        "Sizes of each GPU's slices in sevenths, in the order of the fleet's GPUs; empty for a whole GPU."
     )
     recut: int = Field(default=0, description="Number of GPUs that are cut anew.")
-    applications: list[ApplicationPlan] = Field(
-        default_factory=list[ApplicationPlan],
-        description="What is to run, and what it does: by the model, or as measured where a search by measurement "
-        "chose it.",
+    applications: list[ApplicationPlan] = many(
+        "What is to run, and what it does: by the model, or as measured where a search by measurement chose it."
     )
-    search: FleetSearch | None = Field(
-        default=None, description="What was measured; null where plans are found by the model alone."
-    )
+    search: FleetSearch | None = maybe("What was measured; null where plans are found by the model alone.")
 
 
 class FleetPlanList(Message):
@@ -330,9 +315,9 @@ class Fleet(Message):
     apps: list[str] = Field(description="Applications that use it.")
     gpus: list[FleetGpu]
     missing_gpus: int = Field(description="GPUs that it should have and that are not there, or that jobs still use.")
-    detail: str | None = Field(default=None, description="Why its applications cannot run at all; null if they can.")
-    only_proposes: str | None = Field(default=None, description="Why plans are only proposed; null if they are not.")
-    plan: FleetPlan | None = Field(default=None, description="The newest plan.")
+    detail: str | None = maybe("Why its applications cannot run at all; null if they can.")
+    only_proposes: str | None = maybe("Why plans are only proposed; null if they are not.")
+    plan: FleetPlan | None = maybe("The newest plan.")
 
 
 class FleetList(Message):
@@ -350,7 +335,7 @@ class AppInstance(Message):
     slice: SliceName
     state: InstanceState
     node_id: str | None = None
-    gpu: int | None = Field(default=None, description="The GPU that the instance runs on, whole or a slice of it.")
+    gpu: int | None = maybe("The GPU that the instance runs on, whole or a slice of it.")
     url: str | None = None
     job_id: str | None = None
     reason: str | None = None
@@ -403,8 +388,8 @@ class App(Message):
     )
     created_at: Instant
     updated_at: Instant
-    only_proposes: str | None = Field(default=None, description="Why plans are only proposed; null if they are not.")
-    plan: FleetPlan | None = Field(default=None, description="The fleet's newest plan, with this application alone.")
+    only_proposes: str | None = maybe("Why plans are only proposed; null if they are not.")
+    plan: FleetPlan | None = maybe("The fleet's newest plan, with this application alone.")
     running: list[VariantInstances] = Field(description="Its instances that are ready.")
     instances: dict[InstanceState, int] = Field(
         description="Number of instances by state, without those that have ended."
@@ -480,9 +465,7 @@ class AppReport(Message):
         "power and hosts included, at the grid's intensities of the time."
     )
     carbon_saving_pct: float | None
-    evaluations: AppEvaluations | None = Field(
-        default=None, description="Searches by measurement; null where there was none."
-    )
+    evaluations: AppEvaluations | None = maybe("Searches by measurement; null where there was none.")
     mix: list[AppMix]
 
 
@@ -491,7 +474,7 @@ class AppServerObservation(Message):
 
     server: str
     answered: Int = Field(ge=0)
-    mean_service_ms: Real | None = Field(default=None, ge=0, description="Without waits. Null without answers.")
+    mean_service_ms: Real | None = maybe("Without waits. Null without answers.", ge=0)
     p95_service_ms: Real | None = Field(default=None, ge=0)
 
 
@@ -503,13 +486,12 @@ class AppObservation(Message):
     answered: Int = Field(ge=0)
     failed: Int = Field(default=0, ge=0, description="Requests that got no answer of an instance.")
     waiting: Int = Field(default=0, ge=0, description="Requests in its queue when this was sent.")
-    p50_ms: Real | None = Field(default=None, ge=0, description="Of answers, from arrival to the end, waits included.")
+    p50_ms: Real | None = maybe("Of answers, from arrival to the end, waits included.", ge=0)
     p95_ms: Real | None = Field(default=None, ge=0)
-    latency: list[Annotated[Int, Field(ge=0)]] = Field(
-        default_factory=list[int],
-        max_length=len(LATENCY_BOUNDS_MS) + 1,
-        description="Answers by latency: those within each of `LATENCY_BOUNDS_MS`, then those beyond the last; "
+    latency: list[Annotated[Int, Field(ge=0)]] = many(
+        "Answers by latency: those within each of `LATENCY_BOUNDS_MS`, then those beyond the last; "
         "trailing zeros may be left out.",
+        max_length=len(LATENCY_BOUNDS_MS) + 1,
     )
     servers: list[AppServerObservation] = Field(default_factory=list[AppServerObservation], max_length=1_000)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 
 from services.contracts.invalid import JOB_NUMBER
-from services.contracts.schema import Int, Message, Name
+from services.contracts.schema import Int, Message, Name, maybe
 from services.core.domain.dependencies import Condition
 
 MAX_ARRAY_TASKS = 10_000
@@ -81,11 +81,9 @@ class After(Message):
     beginning of its id or, in a batch, by its position from 0. An array stands for all of its tasks.
     """
 
-    ok: References | None = Field(default=None, description="These must have succeeded; of an array, every task.")
-    any: References | None = Field(default=None, description="These must have ended, in whatever way.")
-    not_ok: References | None = Field(
-        default=None, description="These must have failed or been cancelled; of an array, at least one task."
-    )
+    ok: References | None = maybe("These must have succeeded; of an array, every task.")
+    any: References | None = maybe("These must have ended, in whatever way.")
+    not_ok: References | None = maybe("These must have failed or been cancelled; of an array, at least one task.")
 
     def references(self) -> list[tuple[Condition, str | int]]:
         """Return every job that is named, with its condition, in order."""

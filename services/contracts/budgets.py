@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from services.contracts.schema import Message, Name, Real
+from services.contracts.schema import Message, Name, Real, maybe
 
 
 class BudgetQuantity(StrEnum):
@@ -28,7 +28,7 @@ class BudgetSpec(Message):
     """A budget; it replaces an earlier one of the same tenant, project and quantity."""
 
     tenant_id: Name
-    project: Name | None = Field(default=None, description="Null: all projects of the tenant together.")
+    project: Name | None = maybe("Null: all projects of the tenant together.")
     quantity: BudgetQuantity
     amount: Real = Field(ge=0, le=1e15, description="For a calendar month in UTC, in the unit of the quantity.")
     action: BudgetAction = BudgetAction.HOLD
@@ -38,9 +38,7 @@ class Budget(BudgetSpec):
     """A budget and how much of it is used."""
 
     id: str
-    month: str | None = Field(
-        default=None, description="The month that `used` belongs to; null before the first count."
-    )
+    month: str | None = maybe("The month that `used` belongs to; null before the first count.")
     used: float = 0
     exceeded: bool = False
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from services.contracts.schema import Instant, Message
+from services.contracts.schema import Instant, Message, maybe
 from services.core.domain.signal import Signal
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class IntensityPoint(Message):
     end_at: Instant
     gco2_per_kwh: float
     is_estimated: bool = False
-    fetched_at: Instant | None = Field(
-        default=None, description="When the value was fetched, or learned; null for one derived from other values."
+    fetched_at: Instant | None = maybe(
+        "When the value was fetched, or learned; null for one derived from other values."
     )
 
     @property
@@ -74,9 +74,7 @@ class CurrentIntensity(Message):
         default=1,
         description="Grid seconds per real second; above 1 while a recording is replayed faster than real time.",
     )
-    grid_now: Instant | None = Field(
-        default=None, description="The time by the grid's clock: the recorded time while a recording is replayed."
-    )
+    grid_now: Instant | None = maybe("The time by the grid's clock: the recorded time while a recording is replayed.")
 
 
 class IntensityHistory(Message):
@@ -106,12 +104,8 @@ class IntensityHistory(Message):
 class ForecastPoint(IntensityPoint):
     """A forecast intensity."""
 
-    p10: float | None = Field(
-        default=None, description="10th percentile, from the errors in the backtest; null without a backtest."
-    )
-    p90: float | None = Field(
-        default=None, description="90th percentile, from the errors in the backtest; null without a backtest."
-    )
+    p10: float | None = maybe("10th percentile, from the errors in the backtest; null without a backtest.")
+    p90: float | None = maybe("90th percentile, from the errors in the backtest; null without a backtest.")
 
     @property
     def is_estimate(self) -> bool:
@@ -132,13 +126,11 @@ class IntensityForecast(Message):
     generated_at: Instant
     is_stale: bool
     time_scale: float = 1
-    learned_from: Instant | None = Field(
-        default=None,
-        description="From this time on, where the provider's forecast has ended, points are our learned forecast.",
+    learned_from: Instant | None = maybe(
+        "From this time on, where the provider's forecast has ended, points are our learned forecast."
     )
-    persistence_from: Instant | None = Field(
-        default=None,
-        description="From this time on, where every other forecast has ended, points are our persistence forecast.",
+    persistence_from: Instant | None = maybe(
+        "From this time on, where every other forecast has ended, points are our persistence forecast."
     )
     points: list[ForecastPoint]
 
@@ -163,19 +155,14 @@ class ForecastBacktest(Message):
     )
     note: str = Field(description="Why the method is not a learned one, if it is not.")
     generated_at: Instant = Field(description="When the method was learned and tested.")
-    first_at: Instant | None = Field(
-        default=None, description="Time of the first tested forecast, by the grid's clock."
-    )
-    last_at: Instant | None = Field(default=None, description="Time of the last tested forecast, by the grid's clock.")
+    first_at: Instant | None = maybe("Time of the first tested forecast, by the grid's clock.")
+    last_at: Instant | None = maybe("Time of the last tested forecast, by the grid's clock.")
     forecasts: int = Field(default=0, description="Number of forecasts tested; 0 while there is too little history.")
     errors: list[MethodErrors] = Field(default_factory=list[MethodErrors])
-    coverage: float | None = Field(
-        default=None, description="Fraction of hours between p10 and p90, on days that were not used to find these."
-    )
-    greenest_regret: float | None = Field(
-        default=None,
-        description="How much more carbon-intensive the six hours of the next day with the lowest forecast were than "
-        "the six that were in fact lowest, as a fraction.",
+    coverage: float | None = maybe("Fraction of hours between p10 and p90, on days that were not used to find these.")
+    greenest_regret: float | None = maybe(
+        "How much more carbon-intensive the six hours of the next day with the lowest forecast were than "
+        "the six that were in fact lowest, as a fraction."
     )
 
 
@@ -187,12 +174,8 @@ class OutlookPoint(IntensityPoint):
         "of the day before) until a new one is measured; `provider`: the provider's forecast; `learned`: "
         "our forecast, learned from the zone's history; `persistence`: the same hour of the day before."
     )
-    p10: float | None = Field(
-        default=None, description="10th percentile of a forecast, from the errors in the backtest; null without one."
-    )
-    p90: float | None = Field(
-        default=None, description="90th percentile of a forecast, from the errors in the backtest; null without one."
-    )
+    p10: float | None = maybe("10th percentile of a forecast, from the errors in the backtest; null without one.")
+    p90: float | None = maybe("90th percentile of a forecast, from the errors in the backtest; null without one.")
 
     @property
     def is_estimate(self) -> bool:

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls
-from services.contracts.schema import Account, Message
+from services.contracts.schema import Account, Message, many, maybe
 
 MASTER_PORTS = (29_501, 32_000)
 """Of which each gang gets one; without 29500, which programs take that do not look at ``MASTER_PORT``."""
@@ -30,10 +30,9 @@ class StartGang(Message):
     tenant_id: str
     spec: JobSpec
     devices: list[int]
-    uuids: list[str] = Field(
-        default_factory=list[str],
-        description="The devices' UUIDs, in their order; only where one is a MIG slice. The agent starts nothing if a "
-        "device is another one by now.",
+    uuids: list[str] = many(
+        "The devices' UUIDs, in their order; only where one is a MIG slice. The agent starts nothing if a "
+        "device is another one by now."
     )
     shares: bool = Field(
         default=False, description="Start beside the one gang that may run on the device by then, and not after it."
@@ -42,18 +41,12 @@ class StartGang(Message):
     nnodes: int
     world_size: int
     rank_offset: int = Field(description="Global rank of this node's first device.")
-    gpus_per_node: list[int] = Field(
-        default_factory=list[int], description="Devices of each node, by node rank. Empty: as many on each."
-    )
+    gpus_per_node: list[int] = many("Devices of each node, by node rank. Empty: as many on each.")
     master_addr: str
     master_port: int
-    batch_size: int | None = Field(
-        default=None, description="Total batch that was chosen for the gang, where the job's user permits that."
-    )
-    base_batch: int | None = Field(default=None, description="Total batch that the job's learning rate is for.")
-    account: Account | None = Field(
-        default=None, description="Account of the operating system to run as; null: the agent's choice."
-    )
+    batch_size: int | None = maybe("Total batch that was chosen for the gang, where the job's user permits that.")
+    base_batch: int | None = maybe("Total batch that the job's learning rate is for.")
+    account: Account | None = maybe("Account of the operating system to run as; null: the agent's choice.")
 
 
 class StopGang(Message):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from services.contracts.nodes import Count, DeviceIndex, EnergyInterval, Reading
-from services.contracts.schema import Instant, Message, Name, NodeMessage, Text
+from services.contracts.schema import Instant, Message, Name, NodeMessage, Text, is_empty, is_none, many, maybe
 from services.core.domain.signal import Signal
 
 OURS = "wattshift"  #: The engine of jobs and nodes that agents of this control plane look after
@@ -99,20 +99,16 @@ class EngineJob(NodeMessage):
     stoppable: bool = Field(default=False, description="Whether it may be stopped, to run again later.")
     shrinkable: bool = Field(default=False, description="Whether, as it runs, it may lose GPUs without being stopped.")
     gpus: int = Field(ge=1, le=65_536)
-    max_gpus: int | None = Field(default=None, ge=1, le=65_536, description="By default `gpus`: it has one size.")
+    max_gpus: int | None = maybe("By default `gpus`: it has one size.", ge=1, le=65_536)
     step_gpus: int = Field(default=1, ge=1, le=65_536)
-    asked_gpus: int | None = Field(
-        default=None, ge=1, le=65_536, description="What its user asked for, one of those sizes. By default `gpus`."
-    )
+    asked_gpus: int | None = maybe("What its user asked for, one of those sizes. By default `gpus`.", ge=1, le=65_536)
     gpu_model: GpuModelName | None = None
     time_limit_s: float | None = Field(default=None, gt=0, le=1e9)
-    deadline: Instant | None = Field(default=None, description="By when its user wants it to be done.")
+    deadline: Instant | None = maybe("By when its user wants it to be done.")
     submitted_at: Instant
     started_at: Instant | None = None
     ended_at: Instant | None = None
-    requeues: Count | None = Field(
-        default=None, ge=0, description="How often it has begun to wait again; null where its engine does not count."
-    )
+    requeues: Count | None = maybe("How often it has begun to wait again; null where its engine does not count.", ge=0)
     rolled_back: bool = Field(
         default=False,
         description="Set here: since then its engine has shown an older state, in which that run is not over.",
@@ -134,10 +130,8 @@ class EngineNode(NodeMessage):
     gpu_model: GpuModelName
     memory_gib: Reading = Field(gt=0)
     queues: list[Text] = Field(max_length=1_000)
-    closed: Text | None = Field(
-        default=None, max_length=500, description="Why it takes no new work; null while it does."
-    )
-    zone: Name | None = Field(default=None, description="Its grid zone; by default the report's.")
+    closed: Text | None = maybe("Why it takes no new work; null while it does.", max_length=500)
+    zone: Name | None = maybe("Its grid zone; by default the report's.")
 
 
 class ZoneStep(NodeMessage):
@@ -173,26 +167,19 @@ class EngineReport(NodeMessage):
     version: Text = Field(default="", max_length=100)
     places: Places = Places.THEIRS
     mode: EngineMode
-    queues: list[Text] = Field(default_factory=list[str], max_length=1_000, description="Those that are steered.")
-    problem: Text | None = Field(
-        default=None, max_length=500, description="Why the engine could not be read; then nothing else is said of it."
-    )
+    queues: list[Text] = many("Those that are steered.", max_length=1_000)
+    problem: Text | None = maybe("Why the engine could not be read; then nothing else is said of it.", max_length=500)
     zone: Name | None = None
-    nodes: list[EngineNode] | None = Field(
-        default=None, max_length=16_384, description="All of them; null: as before, which keeps their leases."
-    )
+    nodes: list[EngineNode] | None = maybe("All of them; null: as before, which keeps their leases.", max_length=16_384)
     jobs: list[EngineJob] = Field(default_factory=list[EngineJob], max_length=MAX_JOBS_OF_A_REPORT)
-    present: list[ExternalId] | None = Field(
-        default=None,
-        max_length=1_000_000,
-        description="All jobs that wait or run; the answer names those not among them.",
+    present: list[ExternalId] | None = maybe(
+        "All jobs that wait or run; the answer names those not among them.", max_length=1_000_000
     )
     wants_decisions: bool = Field(default=False, description="Whether the answer is to repeat what is decided.")
-    wants_outlooks: list[Name] = Field(
-        default_factory=list[str],
+    wants_outlooks: list[Name] = many(
+        "Grid zones of which the answer is to say what they will emit.",
         max_length=100,
-        exclude_if=lambda zones: not zones,
-        description="Grid zones of which the answer is to say what they will emit.",
+        exclude_if=is_empty,
     )
 
 
@@ -213,38 +200,24 @@ class EngineDecision(NodeMessage):
     external_id: ExternalId
     revision: int = Field(ge=1)
     action: EngineAction
-    gpus: int | None = Field(
-        default=None, ge=1, description="The size to start it at, null: as it was submitted; or to shrink it to."
-    )
-    zone: Name | None = Field(default=None, description="The grid zone that it was planned in, if it is one.")
-    until: Instant | None = Field(default=None, description="When it is expected to start.")
+    gpus: int | None = maybe("The size to start it at, null: as it was submitted; or to shrink it to.", ge=1)
+    zone: Name | None = maybe("The grid zone that it was planned in, if it is one.")
+    until: Instant | None = maybe("When it is expected to start.")
     grace_s: float = Field(default=0.0, ge=0, le=86_400, description="Between the job's own signal and its stop.")
     note: Comment = Field(default="", description="For the engine's users, in the job's comment.")
-    gco2: float | None = Field(
-        default=None,
-        exclude_if=lambda gco2: gco2 is None,
-        description="What its run is expected to emit, grams; null where that cannot be told.",
+    gco2: float | None = maybe(
+        "What its run is expected to emit, grams; null where that cannot be told.", exclude_if=is_none
     )
 
 
 class EngineReply(NodeMessage):
     """The answer to a report, which is on disk by then."""
 
-    unreported: list[str] = Field(default_factory=list[str], description="Jobs not over that `present` did not name.")
-    ended: list[str] = Field(
-        default_factory=list[str],
-        description="Jobs of the report that wait or run, of which that very run has ended already.",
-    )
-    stopped: list[str] = Field(
-        default_factory=list[str],
-        description="Jobs of the report that run, of which that run was stopped: they have waited since.",
-    )
+    unreported: list[str] = many("Jobs not over that `present` did not name.")
+    ended: list[str] = many("Jobs of the report that wait or run, of which that very run has ended already.")
+    stopped: list[str] = many("Jobs of the report that run, of which that run was stopped: they have waited since.")
     decisions: list[EngineDecision] = Field(default_factory=list[EngineDecision])
-    outlooks: list[ZoneOutlook] = Field(
-        default_factory=list[ZoneOutlook],
-        exclude_if=lambda outlooks: not outlooks,
-        description="Those that are known of the zones that it was asked for.",
-    )
+    outlooks: list[ZoneOutlook] = many("Those that are known of the zones that it was asked for.", exclude_if=is_empty)
 
 
 class Direct(NodeMessage):
@@ -292,9 +265,7 @@ class EngineDay(Message):
 
     day: str
     counts: dict[str, int]
-    savings: EngineSavings | None = Field(
-        default=None, description="Of a dry run, computed when the day is over; null: no job ended on it."
-    )
+    savings: EngineSavings | None = maybe("Of a dry run, computed when the day is over; null: no job ended on it.")
 
 
 class EngineDays(Message):
@@ -344,7 +315,7 @@ class Engine(Message):
     places: Places
     mode: EngineMode
     queues: list[str] = Field(description="Those that are steered; none: all.")
-    problem: str | None = Field(default=None, description="Why its bridge cannot read it; null while it can.")
+    problem: str | None = maybe("Why its bridge cannot read it; null while it can.")
     reported_at: Instant
     heard: bool = Field(description="Whether its bridge's lease holds.")
     nodes: int

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.contracts.jobs import Share
-from services.contracts.schema import Instant, Message
+from services.contracts.schema import Instant, Message, many, maybe
 
 
 class EmissionEstimate(Message):
@@ -18,7 +18,7 @@ class EmissionEstimate(Message):
     signal: str
     intensity_gco2_per_kwh: float = Field(description="Mean forecast intensity while the job runs.")
     carbon_gco2_per_hour: float | None = None
-    carbon_gco2: float | None = Field(default=None, description="Of the whole run; null if its length is unknown.")
+    carbon_gco2: float | None = maybe("Of the whole run; null if its length is unknown.")
 
 
 class StartEstimate(Message):
@@ -27,30 +27,26 @@ class StartEstimate(Message):
     policy: str
     starts_now: bool
     gpus: int = Field(description="Size of the gang that would start, or else the smallest one the job may have.")
-    placement: list[Share] = Field(default_factory=list[Share], description="Where; empty if it would wait.")
-    reason: str | None = Field(default=None, description="Stable code of why it would wait.")
-    detail: str | None = Field(default=None, description="The reason in words.")
-    expected_start_at: Instant | None = Field(
-        default=None, description="When it may start if it would wait and the policy can tell; null if unknown."
+    placement: list[Share] = many("Where; empty if it would wait.")
+    reason: str | None = maybe("Stable code of why it would wait.")
+    detail: str | None = maybe("The reason in words.")
+    expected_start_at: Instant | None = maybe(
+        "When it may start if it would wait and the policy can tell; null if unknown."
     )
     free_gpus: int = Field(description="GPUs that are free now on nodes that suit the job.")
     suitable_gpus: int = Field(description="GPUs in total on nodes that suit the job.")
-    slice: str | None = Field(
-        default=None, description="Size of the MIG slice that it asks for; both figures then count such slices."
-    )
+    slice: str | None = maybe("Size of the MIG slice that it asks for; both figures then count such slices.")
     waiting_jobs: int = Field(description="Jobs that wait now, of all users.")
     duration_s: float | None = None
-    duration_from: Literal["prediction", "time_limit"] | None = Field(
-        default=None, description="Earlier runs of such jobs, or the longest run that the job allows."
+    duration_from: Literal["prediction", "time_limit"] | None = maybe(
+        "Earlier runs of such jobs, or the longest run that the job allows."
     )
-    power_w: float | None = Field(default=None, description="Draw of the gang, without PUE.")
-    power_from: Literal["measured", "typical"] | None = Field(
-        default=None, description="Runs of this kind of job, or the usual draw of the GPU model."
+    power_w: float | None = maybe("Draw of the gang, without PUE.")
+    power_from: Literal["measured", "typical"] | None = maybe(
+        "Runs of this kind of job, or the usual draw of the GPU model."
     )
-    now: EmissionEstimate | None = Field(default=None, description="If it began now.")
-    greenest: EmissionEstimate | None = Field(
-        default=None,
-        description="If it began at the greenest time that the forecast knows and the job's deadline and "
-        "flexibility allow.",
+    now: EmissionEstimate | None = maybe("If it began now.")
+    greenest: EmissionEstimate | None = maybe(
+        "If it began at the greenest time that the forecast knows and the job's deadline and flexibility allow."
     )
-    assumptions: list[str] = Field(default_factory=list[str], description="What the figures rest on, in sentences.")
+    assumptions: list[str] = many("What the figures rest on, in sentences.")

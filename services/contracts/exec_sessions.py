@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.jobs import Argument
-from services.contracts.schema import Flag, Int, Message, Name, Text
+from services.contracts.schema import Flag, Int, Message, Name, Text, maybe
 
 MOST_COMMAND_BYTES = 64 * 1024
 MOST_INPUT_BYTES = 256 * 1024  #: Bytes of standard input in one request
@@ -31,13 +31,11 @@ class ExecRequest(Message):
     """A command to run in the environment of a job's process, on its node."""
 
     command: list[Argument] = Field(min_length=1, max_length=1_000, description="Program and arguments.")
-    rank: Int | None = Field(
-        default=None, ge=0, description="The process whose environment it gets, by its GPU in the gang; by default 0."
-    )
-    node: Name | None = Field(default=None, description="Instead of a rank: the first process on this node.")
+    rank: Int | None = maybe("The process whose environment it gets, by its GPU in the gang; by default 0.", ge=0)
+    node: Name | None = maybe("Instead of a rank: the first process on this node.")
     stdin: Flag = Field(default=False, description="Whether standard input will be sent; else it is empty.")
-    terminal: TerminalSize | None = Field(
-        default=None, description="Run it in a terminal of this size: standard input and output are then one stream."
+    terminal: TerminalSize | None = maybe(
+        "Run it in a terminal of this size: standard input and output are then one stream."
     )
     terminal_type: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")] = Field(
         default="xterm-256color", description="`TERM` in a terminal."
@@ -73,8 +71,8 @@ class ExecInput(Message):
     offset: Int = Field(default=0, ge=0, description="How many bytes of standard input come before `data`.")
     data: str = Field(default="", max_length=4 * (MOST_INPUT_BYTES // 3 + 1), description="Bytes, in Base64.")
     end: Flag = Field(default=False, description="Whether standard input ends after `data`.")
-    size: TerminalSize | None = Field(default=None, description="The terminal's new size.")
-    signal: SignalName | None = Field(default=None, description="A signal for the command and its children.")
+    size: TerminalSize | None = maybe("The terminal's new size.")
+    signal: SignalName | None = maybe("A signal for the command and its children.")
 
     @field_validator("data")
     @classmethod
@@ -101,14 +99,12 @@ class ExecEvent(Message):
     """One event of a session: first `started`, then `output` and `notice`, and finally `exit`."""
 
     type: Literal["started", "output", "notice", "exit"]
-    session_id: str | None = Field(default=None, description="`started`: where input is sent.")
-    node_id: str | None = Field(default=None, description="`started`: the node it runs on.")
-    stream: Literal["stdout", "stderr"] | None = Field(default=None, description="`output`: which stream.")
-    data: str | None = Field(default=None, description="`output`: bytes, in Base64.")
-    code: int | None = Field(
-        default=None, description="`exit`: the command's exit status; 128 plus the number of the signal that ended it."
-    )
-    detail: str | None = Field(default=None, description="A notice for the user, or why the command ended.")
+    session_id: str | None = maybe("`started`: where input is sent.")
+    node_id: str | None = maybe("`started`: the node it runs on.")
+    stream: Literal["stdout", "stderr"] | None = maybe("`output`: which stream.")
+    data: str | None = maybe("`output`: bytes, in Base64.")
+    code: int | None = maybe("`exit`: the command's exit status; 128 plus the number of the signal that ended it.")
+    detail: str | None = maybe("A notice for the user, or why the command ended.")
 
     def message(self) -> bytes:
         """Return this event as a server-sent event."""

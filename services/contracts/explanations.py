@@ -10,7 +10,7 @@ from pydantic import Field
 from services.contracts.estimates import EmissionEstimate
 from services.contracts.flex import Flex
 from services.contracts.jobs import JobFootprint, Share
-from services.contracts.schema import Instant, Message
+from services.contracts.schema import Instant, Message, many, maybe
 from services.core.domain.jobs import JobState
 
 
@@ -19,7 +19,7 @@ class StoryLine(Message):
 
     at: Instant
     text: str
-    reason: str | None = Field(default=None, description="Stable code of the reason, where the event has one.")
+    reason: str | None = maybe("Stable code of the reason, where the event has one.")
 
 
 class JobAhead(Message):
@@ -36,16 +36,12 @@ class QueuePlace(Message):
     Jobs that the caller may not see are counted, but never named.
     """
 
-    position: int | None = Field(
-        default=None, description="1 for the first. Null: the policy does not rank the job now, or has no such order."
-    )
+    position: int | None = maybe("1 for the first. Null: the policy does not rank the job now, or has no such order.")
     waiting_jobs: int = Field(description="Jobs that wait now, of all users, this one included.")
-    ahead: int | None = Field(default=None, description="Waiting jobs that come before it; null as `position`.")
-    ahead_gpus: int | None = Field(default=None, description="GPUs that the smallest gangs of those take together.")
+    ahead: int | None = maybe("Waiting jobs that come before it; null as `position`.")
+    ahead_gpus: int | None = maybe("GPUs that the smallest gangs of those take together.")
     hidden_ahead: int = Field(default=0, description="How many of those the caller may not see.")
-    first: list[JobAhead] = Field(
-        default_factory=list[JobAhead], description="The first of those that the caller may see."
-    )
+    first: list[JobAhead] = many("The first of those that the caller may see.")
 
 
 class AskedGpus(Message):
@@ -55,9 +51,7 @@ class AskedGpus(Message):
     max: int
     model: str | None = None
     memory_gib: float | None = None
-    slice: str | None = Field(
-        default=None, description="Size of the MIG slice that it asks for; the figures below then count such slices."
-    )
+    slice: str | None = maybe("Size of the MIG slice that it asks for; the figures below then count such slices.")
     suitable: int = Field(description="GPUs on nodes that suit the job, drained nodes not counted.")
     free: int = Field(description="Those of them that are free now.")
     drained: int = Field(description="Further GPUs on suitable nodes that take no new work.")
@@ -67,10 +61,10 @@ class LengthEstimate(Message):
     """How long the job will still run once it starts, on the gang in question. Figures are null where unknown."""
 
     seconds: float | None = None
-    low_s: float | None = Field(default=None, description="10th percentile of earlier runs like it.")
-    high_s: float | None = Field(default=None, description="90th percentile of earlier runs like it.")
-    source: Literal["progress", "prediction", "time_limit"] | None = Field(
-        default=None, description="The job's own progress, earlier runs like it, or the longest run that it allows."
+    low_s: float | None = maybe("10th percentile of earlier runs like it.")
+    high_s: float | None = maybe("90th percentile of earlier runs like it.")
+    source: Literal["progress", "prediction", "time_limit"] | None = maybe(
+        "The job's own progress, earlier runs like it, or the longest run that it allows."
     )
 
 
@@ -80,7 +74,7 @@ class GridForecast(Message):
     zone: str
     signal: str
     stale: bool = Field(description="Whether its newest value is older than it should be.")
-    made_at: Instant | None = Field(default=None, description="When the forecast was made; null if that is unknown.")
+    made_at: Instant | None = maybe("When the forecast was made; null if that is unknown.")
     known_until: Instant = Field(description="End of the forecast.")
 
 
@@ -100,10 +94,10 @@ class OneChange(Message):
     """
 
     what: Literal["deadline", "preemptible", "flex", "model", "gpus"] = Field(description="What to ask for instead.")
-    gpus: int | None = Field(default=None, description="That many GPUs.")
-    model: str | None = Field(default=None, description="GPUs of this model.")
-    flex: Flex | None = Field(default=None, description="This class towards orders of the grid.")
-    deadline: Instant | None = Field(default=None, description="This deadline; null with `deadline`: none.")
+    gpus: int | None = maybe("That many GPUs.")
+    model: str | None = maybe("GPUs of this model.")
+    flex: Flex | None = maybe("This class towards orders of the grid.")
+    deadline: Instant | None = maybe("This deadline; null with `deadline`: none.")
     detail: str = Field(description="The change in words, as at the end of `summary`.")
 
 
@@ -112,25 +106,23 @@ class WaitingExplanation(Message):
 
     since: Instant
     starts_now: bool = Field(description="Whether a round on the present state would start it.")
-    place: QueuePlace | None = Field(
-        default=None, description="Null where the job is not before the policy: held, or waiting for something else."
+    place: QueuePlace | None = maybe(
+        "Null where the job is not before the policy: held, or waiting for something else."
     )
     gpus: AskedGpus
-    expected_start_at: Instant | None = Field(default=None, description="Null if unknown.")
-    expected_start_from: Literal["policy", "simulation"] | None = Field(
-        default=None, description="The policy's own plan, or the simulation of the present queue."
+    expected_start_at: Instant | None = maybe("Null if unknown.")
+    expected_start_from: Literal["policy", "simulation"] | None = maybe(
+        "The policy's own plan, or the simulation of the present queue."
     )
     length: LengthEstimate = LengthEstimate()
-    power_w: float | None = Field(default=None, description="Draw of the smallest gang, without PUE.")
-    now: EmissionEstimate | None = Field(default=None, description="If it began now.")
-    greenest: EmissionEstimate | None = Field(
-        default=None,
-        description="If it began at the greenest time that the forecast knows and the job's deadline and flexibility "
-        "allow.",
+    power_w: float | None = maybe("Draw of the smallest gang, without PUE.")
+    now: EmissionEstimate | None = maybe("If it began now.")
+    greenest: EmissionEstimate | None = maybe(
+        "If it began at the greenest time that the forecast knows and the job's deadline and flexibility allow."
     )
     forecast: GridForecast | None = None
-    one_change: OneChange | None = Field(
-        default=None, description="Only if asked for (`one_change=true`); null if it starts now, or if none is known."
+    one_change: OneChange | None = maybe(
+        "Only if asked for (`one_change=true`); null if it starts now, or if none is known."
     )
 
 
@@ -138,10 +130,10 @@ class NextStep(Message):
     """What the next active round would do to a running job, according to a round on the present state."""
 
     action: Literal["keep", "stop"]
-    at: Instant | None = Field(default=None, description="When that round is due.")
+    at: Instant | None = maybe("When that round is due.")
     reason: str | None = None
     detail: str
-    gpus: int | None = Field(default=None, description="Size of its gang if it comes back resized.")
+    gpus: int | None = maybe("Size of its gang if it comes back resized.")
 
 
 class RunningExplanation(Message):
@@ -153,12 +145,10 @@ class RunningExplanation(Message):
     why: list[str] = Field(description="Why it has this size, power limit and clock, in sentences.")
     power_limit_w: float | None = None
     clock_mhz: int | None = None
-    expected_end_at: Instant | None = Field(default=None, description="Null if the job's length is unknown.")
-    stop_at: Instant | None = Field(
-        default=None, description="By when it will be killed; null while no end is set. As `stop_at` of the job."
-    )
+    expected_end_at: Instant | None = maybe("Null if the job's length is unknown.")
+    stop_at: Instant | None = maybe("By when it will be killed; null while no end is set. As `stop_at` of the job.")
     length: LengthEstimate = LengthEstimate()
-    next: NextStep | None = Field(default=None, description="Null while the job is being stopped.")
+    next: NextStep | None = maybe("Null while the job is being stopped.")
 
 
 class EndedExplanation(Message):
@@ -185,20 +175,20 @@ class PolicyOutcome(Message):
 
     policy: str
     in_force: bool = False
-    starts_at: Instant | None = Field(default=None, description="When it next gets GPUs; null: not within the horizon.")
+    starts_at: Instant | None = maybe("When it next gets GPUs; null: not within the horizon.")
     ends_at: Instant | None = None
-    waits_s: float | None = Field(default=None, description="From the time of the snapshot to that start.")
-    carbon_gco2: float | None = Field(default=None, description="Emissions from the snapshot to the end, without PUE.")
-    failure: str | None = Field(default=None, description="Why there is no answer for this policy.")
+    waits_s: float | None = maybe("From the time of the snapshot to that start.")
+    carbon_gco2: float | None = maybe("Emissions from the snapshot to the end, without PUE.")
+    failure: str | None = maybe("Why there is no answer for this policy.")
 
 
 class PolicyComparison(Message):
     """The present queue under every policy, simulated in the background from one snapshot for all who ask."""
 
     status: Outcome
-    as_of: Instant | None = Field(default=None, description="Time of the snapshot.")
+    as_of: Instant | None = maybe("Time of the snapshot.")
     items: list[PolicyOutcome] = Field(default_factory=list[PolicyOutcome])
-    detail: str | None = Field(default=None, description="Why it is pending or failed.")
+    detail: str | None = maybe("Why it is pending or failed.")
     assumptions: list[str] = Field(default_factory=list[str])
 
 
@@ -210,12 +200,10 @@ class LeverEffect(Message):
     """
 
     lever: Literal["width", "batch", "power_limit", "hours", "order", "sleep"]
-    carbon_saved_gco2: float | None = Field(
-        default=None, description="Less emitted than without it, without PUE (of an ended job with it); null: unknown."
+    carbon_saved_gco2: float | None = maybe(
+        "Less emitted than without it, without PUE (of an ended job with it); null: unknown."
     )
-    minutes_added: float | None = Field(
-        default=None, description="By how much later the job ends; negative: earlier; null: unknown."
-    )
+    minutes_added: float | None = maybe("By how much later the job ends; negative: earlier; null: unknown.")
     detail: str = Field(description="What it is compared with, or why a figure is unknown.")
 
 
@@ -223,12 +211,12 @@ class Explanation(Message):
     """A job, explained. One of `waiting`, `running` and `ended` is set, according to the job's state."""
 
     job_id: str
-    number: int | None = Field(default=None, description="What people type as its id; see `Job`.")
-    array_index: int | None = Field(default=None, description="Its index if it is a task of an array.")
+    number: int | None = maybe("What people type as its id; see `Job`.")
+    array_index: int | None = maybe("Its index if it is a task of an array.")
     name: str
     state: JobState
-    reason: str | None = Field(default=None, description="Stable code of why the job waits or how it ended.")
-    detail: str | None = Field(default=None, description="The reason in words.")
+    reason: str | None = maybe("Stable code of why the job waits or how it ended.")
+    detail: str | None = maybe("The reason in words.")
     summary: str = Field(description="The answer in one or two sentences.")
     as_of: Instant
     policy: str = Field(description="The policy in force.")
@@ -237,18 +225,14 @@ class Explanation(Message):
     running: RunningExplanation | None = None
     ended: EndedExplanation | None = None
     footprint: JobFootprint = Field(default=JobFootprint(), description="Used and emitted so far.")
-    baseline_gco2: float | None = Field(
-        default=None,
-        description="What the same energy would have emitted at the mean intensity of its zones from submission to its "
-        "end; null while it has not ended, or if that mean is unknown.",
+    baseline_gco2: float | None = maybe(
+        "What the same energy would have emitted at the mean intensity of its zones from submission to its "
+        "end; null while it has not ended, or if that mean is unknown."
     )
     story: list[StoryLine] = Field(description="What happened, oldest first.")
     story_left_out: int = Field(default=0, description="How many events in the middle of a long story are left out.")
-    under_policies: PolicyComparison | None = Field(
-        default=None, description="Of a job that the scheduler has in its queue or on GPUs."
+    under_policies: PolicyComparison | None = maybe("Of a job that the scheduler has in its queue or on GPUs.")
+    levers: list[LeverEffect] = many(
+        "What each lever of the policy does for the job; empty under a policy that cannot tell."
     )
-    levers: list[LeverEffect] = Field(
-        default_factory=list[LeverEffect],
-        description="What each lever of the policy does for the job; empty under a policy that cannot tell.",
-    )
-    assumptions: list[str] = Field(default_factory=list[str], description="What the figures rest on, in sentences.")
+    assumptions: list[str] = many("What the figures rest on, in sentences.")

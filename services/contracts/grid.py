@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Message, Name, Real, Text
+from services.contracts.schema import Instant, Message, Name, Real, Text, maybe
 
 LONGEST_S = 31 * 86_400.0
 MOST_STEPS = 1_440  #: A day by the minute
@@ -20,8 +20,8 @@ class GridStep(Message):
     """What may be drawn from a moment on: less than the baseline by a share of it, or so many watts."""
 
     offset_s: Real = Field(default=0.0, ge=0, le=LONGEST_S, description="Time since the order's start.")
-    cut: Real | None = Field(default=None, gt=0, le=1, description="Share of the baseline to leave out.")
-    to_w: Real | None = Field(default=None, ge=0, le=1e12, description="The most that may be drawn, watts.")
+    cut: Real | None = maybe("Share of the baseline to leave out.", gt=0, le=1)
+    to_w: Real | None = maybe("The most that may be drawn, watts.", ge=0, le=1e12)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -47,8 +47,8 @@ class GridOrderSpec(Message):
     """A new order."""
 
     name: Title = ""
-    zone: Name | None = Field(default=None, description="The nodes of one grid zone; null: all nodes.")
-    start_at: Instant | None = Field(default=None, description="Null: now.")
+    zone: Name | None = maybe("The nodes of one grid zone; null: all nodes.")
+    start_at: Instant | None = maybe("Null: now.")
     duration_s: Real = Field(gt=0, le=LONGEST_S)
     steps: list[GridStep] = Field(min_length=1, max_length=MOST_STEPS)
     notice_s: Real = Field(
@@ -67,7 +67,7 @@ class GridOrderSpec(Message):
 class GridOrderChange(Message):
     """What to change of an order; what is left out stays as it is."""
 
-    start_at: Instant | None = Field(default=None, description="Only of an order that has not begun.")
+    start_at: Instant | None = maybe("Only of an order that has not begun.")
     duration_s: Real | None = Field(default=None, gt=0, le=LONGEST_S)
     steps: list[GridStep] | None = Field(default=None, min_length=1, max_length=MOST_STEPS)
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from services.contracts.flex import Flex
 from services.contracts.routing import AccuracyPct, ModelName
-from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text
+from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text, is_none, maybe
 from services.core.domain.canaries import share_at
 
 Weight = Annotated[Real, Field(gt=0, le=1_000_000)]
@@ -59,8 +59,8 @@ class Identity(Message):
     tenant_id: str
     role: Role
     key_id: str
-    user_id: str | None = Field(default=None, description="Whose key it is; null for a key of no user.")
-    project: str | None = Field(default=None, description="The only project that the caller reaches; null: all.")
+    user_id: str | None = maybe("Whose key it is; null for a key of no user.")
+    project: str | None = maybe("The only project that the caller reaches; null: all.")
 
     @property
     def is_operator(self) -> bool:
@@ -76,9 +76,7 @@ class TenantLimits(Message):
     """What a tenant may use."""
 
     max_active_jobs: Int = Field(default=100_000, ge=0, description="Maximum number of jobs that have not ended.")
-    max_gpus: Int | None = Field(
-        default=None, ge=0, description="Maximum number of GPUs held at once; null for no limit."
-    )
+    max_gpus: Int | None = maybe("Maximum number of GPUs held at once; null for no limit.", ge=0)
     share_weight: Real = Field(
         default=1.0,
         gt=0,
@@ -86,7 +84,7 @@ class TenantLimits(Message):
         description="The tenant's weight in sharing the GPUs with others, under policies that share between "
         "tenants (`fair+` before a policy's name).",
     )
-    flex: Flex | None = Field(default=None, description="`flex` of jobs that do not name one, percent; null: 25.")
+    flex: Flex | None = maybe("`flex` of jobs that do not name one, percent; null: 25.")
     requests_per_s: Real = Field(
         default=2_000, gt=0, le=1_000_000, description="Sustained rate of requests at the gateway."
     )
@@ -142,16 +140,15 @@ class UserSpec(Message):
     """A new user of a tenant."""
 
     name: Name
-    account: Account | None = Field(
-        default=None,
-        description="Account of the operating system that the user's jobs run as on nodes; null: its tenant's.",
+    account: Account | None = maybe(
+        "Account of the operating system that the user's jobs run as on nodes; null: its tenant's."
     )
 
 
 class UserChange(Message):
     """What to change about a user; what is left out stays as it is."""
 
-    account: Account | None = Field(default=None, description="Null: its tenant's.")
+    account: Account | None = maybe("Null: its tenant's.")
     disabled: Flag = Field(default=False, description="Whether the user's keys are refused.")
 
 
@@ -161,7 +158,7 @@ class User(UserSpec):
     id: str
     tenant_id: str
     created_at: Instant
-    disabled_at: Instant | None = Field(default=None, description="Since when the user's keys are refused.")
+    disabled_at: Instant | None = maybe("Since when the user's keys are refused.")
 
 
 class UserList(Message):
@@ -177,40 +174,30 @@ class OwnIdentity(Message):
     tenant_id: str
     role: Role
     key_id: str
-    project: str | None = Field(default=None, description="The only project that the key reaches; null: all.")
-    user: str | None = Field(default=None, description="Name of the user whose key it is; null for a key of no user.")
-    account: str | None = Field(
-        default=None, description="Account that the caller's jobs run as on nodes; null: its tenant's."
-    )
+    project: str | None = maybe("The only project that the key reaches; null: all.")
+    user: str | None = maybe("Name of the user whose key it is; null for a key of no user.")
+    account: str | None = maybe("Account that the caller's jobs run as on nodes; null: its tenant's.")
 
 
 class KeyLimits(Message):
     """What a key may do with models, by way of the router; null: not limited."""
 
-    models: list[ModelName] | None = Field(
-        default=None, max_length=1_000, description="The only models that it may name, besides its aliases."
-    )
-    aliases: dict[ModelName, Annotated[dict[ModelName, Weight], Field(min_length=1, max_length=20)]] | None = Field(
-        default=None,
-        max_length=100,
-        description="Names of its own, each with the models that answer and their shares of the requests. They come "
+    models: list[ModelName] | None = maybe("The only models that it may name, besides its aliases.", max_length=1_000)
+    aliases: dict[ModelName, Annotated[dict[ModelName, Weight], Field(min_length=1, max_length=20)]] | None = maybe(
+        "Names of its own, each with the models that answer and their shares of the requests. They come "
         "before models of the same name.",
+        max_length=100,
     )
     requests_per_min: Int | None = Field(default=None, ge=1, le=10**9)
-    tokens_per_min: Int | None = Field(default=None, ge=1, le=10**12, description="Of prompts and answers.")
-    month_tokens: Int | None = Field(default=None, ge=0, le=10**15, description="In a calendar month, in UTC.")
-    month_gco2: Real | None = Field(default=None, ge=0, le=1e15, description="In a calendar month, in gCO2.")
-    month_cost: Real | None = Field(
-        default=None, ge=0, le=1e15, description="In a calendar month, by the prices of `ADMISSION_MODEL_PRICES`."
+    tokens_per_min: Int | None = maybe("Of prompts and answers.", ge=1, le=10**12)
+    month_tokens: Int | None = maybe("In a calendar month, in UTC.", ge=0, le=10**15)
+    month_gco2: Real | None = maybe("In a calendar month, in gCO2.", ge=0, le=1e15)
+    month_cost: Real | None = maybe("In a calendar month, by the prices of `ADMISSION_MODEL_PRICES`.", ge=0, le=1e15)
+    least_accuracy_pct: AccuracyPct | None = maybe(
+        "Of variants of a model, only those that are as accurate answer its requests."
     )
-    least_accuracy_pct: AccuracyPct | None = Field(
-        default=None, description="Of variants of a model, only those that are as accurate answer its requests."
-    )
-    priority: Int | None = Field(
-        default=None,
-        ge=-(2**31),
-        le=2**31,
-        description="The most urgent (smallest) `priority` that its requests may state; null: none.",
+    priority: Int | None = maybe(
+        "The most urgent (smallest) `priority` that its requests may state; null: none.", ge=-(2**31), le=2**31
     )
 
     def changed(self, change: KeyLimits) -> KeyLimits:
@@ -268,25 +255,21 @@ class KeySpec(Message):
     tenant_id: Name
     role: Role = Role.USER
     label: Text = Field(default="", max_length=100)
-    user: Name | None = Field(default=None, description="Name of the user of the tenant whose key it is.")
-    project: Name | None = Field(
-        default=None,
-        description="The only project whose jobs, reports and budgets the key reaches; null: all of the tenant's.",
+    user: Name | None = maybe("Name of the user of the tenant whose key it is.")
+    project: Name | None = maybe(
+        "The only project whose jobs, reports and budgets the key reaches; null: all of the tenant's."
     )
-    expires_at: Instant | None = Field(default=None, description="When the key stops working; null: never.")
+    expires_at: Instant | None = maybe("When the key stops working; null: never.")
     limits: KeyLimits = NO_KEY_LIMITS
 
 
 class KeyChange(Message):
     """What to change about a key; what is left out stays as it is."""
 
-    expires_at: Instant | None = Field(
-        default=None,
-        description="When the key stops working: a time in the past ends it now, null: once it is revoked.",
+    expires_at: Instant | None = maybe(
+        "When the key stops working: a time in the past ends it now, null: once it is revoked."
     )
-    limits: KeyLimits | None = Field(
-        default=None, description="The limits to change; those left out stay as they are, null removes one."
-    )
+    limits: KeyLimits | None = maybe("The limits to change; those left out stay as they are, null removes one.")
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
@@ -301,7 +284,7 @@ class KeyRotation(Message):
     overlap_s: Real = Field(
         default=0, ge=0, le=366 * 86_400, description="How long the old key still works beside the new one."
     )
-    expires_at: Instant | None = Field(default=None, description="When the new key stops working; null: never.")
+    expires_at: Instant | None = maybe("When the new key stops working; null: never.")
 
 
 class ApiKey(Message):
@@ -316,13 +299,9 @@ class ApiKey(Message):
     created_at: Instant
     revoked_at: Instant | None = None
     expires_at: Instant | None = None
-    last_used_at: Instant | None = Field(
-        default=None, description="To within a minute, while requests are made with it; null: never used."
-    )
+    last_used_at: Instant | None = maybe("To within a minute, while requests are made with it; null: never used.")
     limits: KeyLimits = NO_KEY_LIMITS
-    used: KeyUse | None = Field(
-        default=None, description="Counted while it has a budget for the month; null before the first count."
-    )
+    used: KeyUse | None = maybe("Counted while it has a budget for the month; null before the first count.")
 
 
 class KeyList(Message):
@@ -341,8 +320,8 @@ class NewApiKey(ApiKey):
 class KeyLookup(Message):
     """Asks admission whose key has this hash, or this id. The key itself is never sent."""
 
-    key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", exclude_if=lambda given: given is None)
-    key_id: str | None = Field(default=None, pattern=r"^[0-9A-Za-z_-]{1,64}$", exclude_if=lambda given: given is None)
+    key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", exclude_if=is_none)
+    key_id: str | None = Field(default=None, pattern=r"^[0-9A-Za-z_-]{1,64}$", exclude_if=is_none)
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -359,11 +338,7 @@ class ResolvedKey(Message):
     expires_at: Instant | None = None
     # left out where they say nothing, as the router and the gateway of an older release refuse fields they do not know
     key_limits: KeyLimits = Field(default=NO_KEY_LIMITS, exclude_if=lambda limits: limits == NO_KEY_LIMITS)
-    excess: str | None = Field(
-        default=None,
-        exclude_if=lambda excess: excess is None,
-        description="Which budget of the key is used up, in a sentence.",
-    )
+    excess: str | None = maybe("Which budget of the key is used up, in a sentence.", exclude_if=is_none)
 
 
 class AuditEntry(Message):

@@ -13,7 +13,7 @@ from services.contracts.arrays import ARRAY_VARIABLES, After, ArrayTasks, ArrayT
 from services.contracts.flex import Flex
 from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text, many, maybe
 from services.contracts.secrets import MAX_SECRETS_OF_A_JOB, EnvironmentName, SecretUse
 from services.contracts.sources import Source
 from services.core.domain.jobs import JobState
@@ -33,20 +33,18 @@ class GpuRequest(Message):
     """The sizes the gang may have: `min`, `min + step`, ... `max`."""
 
     min: Int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
-    max: Int | None = Field(default=None, ge=1, le=MAX_GANG_GPUS, description="By default `min`: a job of fixed size.")
+    max: Int | None = maybe("By default `min`: a job of fixed size.", ge=1, le=MAX_GANG_GPUS)
     step: Int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
-    asked: Int | None = Field(
-        default=None,
+    asked: Int | None = maybe(
+        "The size that you would ask for if the gang had only one: what `joint` measures by whether other "
+        "sizes are worth it. By default `min`.",
         ge=1,
         le=MAX_GANG_GPUS,
-        description="The size that you would ask for if the gang had only one: what `joint` measures by whether other "
-        "sizes are worth it. By default `min`.",
     )
-    model: Name | None = Field(default=None, description="GPU model that the job needs, as nodes report it.")
-    memory_gib: Real | None = Field(default=None, gt=0, le=10_000, description="Minimum memory of each device.")
-    slice: SliceName | None = Field(
-        default=None,
-        description="Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one.",
+    model: Name | None = maybe("GPU model that the job needs, as nodes report it.")
+    memory_gib: Real | None = maybe("Minimum memory of each device.", gt=0, le=10_000)
+    slice: SliceName | None = maybe(
+        "Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one."
     )
 
     @property
@@ -124,86 +122,66 @@ class Processes(StrEnum):
 class ServiceTerms(Message):
     """Where a service instance may run. It is placed before all training jobs and listens on `$WATTSHIFT_PORT`."""
 
-    zone: Name | None = Field(default=None, description="Only on nodes in this grid zone.")
+    zone: Name | None = maybe("Only on nodes in this grid zone.")
     node_labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict[LabelKey, LabelValue],
         max_length=64,
         description="Only on nodes that have all of these labels.",
     )
-    fleet: Name | None = Field(
-        default=None, description="Only on the GPUs, or slices of them, that are reserved for this fleet."
-    )
+    fleet: Name | None = maybe("Only on the GPUs, or slices of them, that are reserved for this fleet.")
 
 
 class JobSpec(Message):
     """A job as it is submitted."""
 
     name: Name
-    command: list[Argument] = Field(
-        default_factory=list[Argument], max_length=1_000, description="Program and arguments."
-    )
-    image: Text | None = Field(
-        default=None, max_length=500, description="Container image. The command, if there is one, runs in it."
-    )
+    command: list[Argument] = many("Program and arguments.", max_length=1_000)
+    image: Text | None = maybe("Container image. The command, if there is one, runs in it.", max_length=500)
     environment: dict[EnvironmentName, Argument] = Field(
         default_factory=dict[EnvironmentName, Argument], max_length=500
     )
-    source: Source | None = Field(
-        default=None, description="The job's files, where nodes share no folder with the submitter."
+    source: Source | None = maybe("The job's files, where nodes share no folder with the submitter.")
+    working_dir: Text | None = maybe(
+        "An absolute path; with a `source`, a path in it, by default its top folder.", max_length=4_096
     )
-    working_dir: Text | None = Field(
-        default=None,
-        max_length=4_096,
-        description="An absolute path; with a `source`, a path in it, by default its top folder.",
-    )
-    checkpoint_dir: Text | None = Field(
-        default=None,
-        max_length=4_096,
-        description="Kept between restarts. By default, each job has a folder of its own.",
+    checkpoint_dir: Text | None = maybe(
+        "Kept between restarts. By default, each job has a folder of its own.", max_length=4_096
     )
     gpus: GpuRequest = GpuRequest()
     work: Work | None = None
     progress: Progress = Progress()
-    processes: Processes | None = Field(
-        default=None,
-        description="Whether the command is started once for each GPU of the gang (`per_gpu`) or once on each of its "
+    processes: Processes | None = maybe(
+        "Whether the command is started once for each GPU of the gang (`per_gpu`) or once on each of its "
         "nodes (`per_node`). By default once per node if the command is a known launcher, such as `torchrun`, "
         "`accelerate`, `deepspeed` or `mpirun`, or if the job has no command; else once per GPU. An accepted job whose "
-        "gang may be wider than one GPU shows what was chosen; with one GPU there is one process either way.",
+        "gang may be wider than one GPU shows what was chosen; with one GPU there is one process either way."
     )
-    family: Literal["vision", "language", "speech", "recommendation"] | None = Field(
-        default=None,
-        description="Kind of model that the job trains. It serves as a prior for scaling until measurements exist.",
+    family: Literal["vision", "language", "speech", "recommendation"] | None = maybe(
+        "Kind of model that the job trains. It serves as a prior for scaling until measurements exist."
     )
-    global_batch: Int | None = Field(
-        default=None,
+    global_batch: Int | None = maybe(
+        "Samples per step of the whole gang, the same at every size. A reported `local_batch` overrides "
+        "it. With `batch`, the one that the code's learning rate is for; by default `batch.min`.",
         ge=1,
         le=10**9,
-        description="Samples per step of the whole gang, the same at every size. A reported `local_batch` overrides "
-        "it. With `batch`, the one that the code's learning rate is for; by default `batch.min`.",
     )
-    batch: BatchRange | None = Field(
-        default=None,
-        description="Permits policies that tune batches to choose the gang's total batch, samples per step, within "
+    batch: BatchRange | None = maybe(
+        "Permits policies that tune batches to choose the gang's total batch, samples per step, within "
         "this range. The training code reads it from `$WATTSHIFT_BATCH_SIZE` whenever it starts. `work` then counts "
-        "samples, tokens or epochs.",
+        "samples, tokens or epochs."
     )
     layout: ParallelLayout | None = None
     deadline: Instant | None = None
-    flexibility_s: Real | None = Field(
-        default=None,
-        ge=0,
-        le=365 * 86_400,
-        description="How long the job may be delayed; null leaves that to the policy.",
+    flexibility_s: Real | None = maybe(
+        "How long the job may be delayed; null leaves that to the policy.", ge=0, le=365 * 86_400
     )
     priority: Int = Field(
         default=0, ge=-100, le=100, description="Jobs with a higher priority go first, in policies that use it."
     )
     preemptible: Flag = True
-    flex: Flex | None = Field(
-        default=None,
-        description="How much slower orders of the grid may make the job, percent; 0 spares it as long as anything "
-        "else can meet an order. Null: as its tenant's `flex` says, else 25.",
+    flex: Flex | None = maybe(
+        "How much slower orders of the grid may make the job, percent; 0 spares it as long as anything "
+        "else can meet an order. Null: as its tenant's `flex` says, else 25."
     )
     may_share_gpu: Flag = Field(
         default=False,
@@ -213,12 +191,11 @@ class JobSpec(Message):
         "other.",
     )
     grace_s: Real = Field(default=120, ge=0, le=3_600, description="Time between SIGTERM and SIGKILL.")
-    time_limit_s: Real | None = Field(
-        default=None,
+    time_limit_s: Real | None = maybe(
+        "How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed with "
+        "the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts anew.",
         gt=0,
         le=365 * 86_400,
-        description="How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed with "
-        "the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts anew.",
     )
     max_restarts: Int = Field(
         default=0, ge=0, le=100, description="How often a failed job is restarted; preemptions do not count."
@@ -231,26 +208,20 @@ class JobSpec(Message):
     project: Name = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
     hold: Flag = Field(default=False, description="Accept the job, but start it only after a release.")
-    secrets: list[SecretUse] | None = Field(
-        default=None,
-        max_length=MAX_SECRETS_OF_A_JOB,
-        description="Secrets of the tenant that the job gets, as variables or as files.",
+    secrets: list[SecretUse] | None = maybe(
+        "Secrets of the tenant that the job gets, as variables or as files.", max_length=MAX_SECRETS_OF_A_JOB
     )
-    array: ArrayText | None = Field(
-        default=None,
-        description="Makes the submission an array: one job, a task, for each index, as `0-99`, `1,3,5-9:2` or, with "
-        "at most 8 at once, `0-99%8`. A task has the array's spec, and its index in `$WATTSHIFT_ARRAY_INDEX`.",
+    array: ArrayText | None = maybe(
+        "Makes the submission an array: one job, a task, for each index, as `0-99`, `1,3,5-9:2` or, with "
+        "at most 8 at once, `0-99%8`. A task has the array's spec, and its index in `$WATTSHIFT_ARRAY_INDEX`."
     )
-    after: After | None = Field(default=None, description="Jobs that must have ended before it starts, and how.")
-    notify: list[Literal["started", "ended", "failed"]] | None = Field(
-        default=None,
-        max_length=3,
-        description="Have these messages about the job sent also to webhooks of its tenant and project that take "
+    after: After | None = maybe("Jobs that must have ended before it starts, and how.")
+    notify: list[Literal["started", "ended", "failed"]] | None = maybe(
+        "Have these messages about the job sent also to webhooks of its tenant and project that take "
         "only the other of `job.started` and `job.ended`. `failed` is an end in which the job has failed.",
+        max_length=3,
     )
-    service: ServiceTerms | None = Field(
-        default=None, description="Set only for instances of pools, which are service instances."
-    )
+    service: ServiceTerms | None = maybe("Set only for instances of pools, which are service instances.")
 
     @property
     def base_batch(self) -> int | None:
@@ -418,46 +389,38 @@ class Job(Message):
     """A job and its current state."""
 
     id: str
-    number: int | None = Field(
-        default=None,
-        description="What people type as its id: 1, 2, ... in its tenant; a task has that of its array. Null if a "
-        "release without numbers accepted it.",
+    number: int | None = maybe(
+        "What people type as its id: 1, 2, ... in its tenant; a task has that of its array. Null if a "
+        "release without numbers accepted it."
     )
     tenant_id: str
-    user: str | None = Field(
-        default=None, description="Name of the user whose key submitted it; null if the key belonged to no user."
-    )
+    user: str | None = maybe("Name of the user whose key submitted it; null if the key belonged to no user.")
     name: str
     project: str
     state: JobState
-    reason: Reason | str | None = Field(default=None, description="Stable code of why the job waits or how it ended.")
-    detail: str | None = Field(default=None, description="The reason in words.")
+    reason: Reason | str | None = maybe("Stable code of why the job waits or how it ended.")
+    detail: str | None = maybe("The reason in words.")
     spec: JobSpec
     submitted_at: Instant
     started_at: Instant | None = None
     ended_at: Instant | None = None
-    expected_start_at: Instant | None = Field(
-        default=None,
-        description="When the policy expects to start a waiting job, by what is known now and provided that GPUs are "
-        "free by then; null if unknown.",
+    expected_start_at: Instant | None = maybe(
+        "When the policy expects to start a waiting job, by what is known now and provided that GPUs are "
+        "free by then; null if unknown."
     )
     generation: int = Field(description="How many times the job has been given GPUs.")
     gpus: int = Field(description="GPUs that the job holds now.")
     placement: list[Share] = Field(default_factory=list[Share])
-    power_limit_w: float | None = Field(
-        default=None, description="Power limit set on each of its GPUs; null for the default."
+    power_limit_w: float | None = maybe("Power limit set on each of its GPUs; null for the default.")
+    clock_mhz: int | None = maybe("Clock that its GPUs are locked to; null for the default.")
+    batch_size: int | None = maybe(
+        "Total batch, samples per step, that its gang was started with; null while it holds no GPUs, and "
+        "without `batch` in its spec."
     )
-    clock_mhz: int | None = Field(default=None, description="Clock that its GPUs are locked to; null for the default.")
-    batch_size: int | None = Field(
-        default=None,
-        description="Total batch, samples per step, that its gang was started with; null while it holds no GPUs, and "
-        "without `batch` in its spec.",
-    )
-    stop_at: Instant | None = Field(
-        default=None,
-        description="By when its processes will be killed, as in the job's own `WATTSHIFT_STOP_AT`: once it was asked "
+    stop_at: Instant | None = maybe(
+        "By when its processes will be killed, as in the job's own `WATTSHIFT_STOP_AT`: once it was asked "
         "to stop, the end of its grace period; under a time limit, the end of that and of the grace period after it; "
-        "null while neither is known, and on other engines.",
+        "null while neither is known, and on other engines."
     )
     preemptions: int
     restarts: int
@@ -467,18 +430,15 @@ class Job(Message):
         "the one before; after three times it is held, and a release begins the count anew.",
     )
     exit_code: int | None = None
-    checkpoint_nodes: list[str] = Field(
-        default_factory=list[str],
-        description="The only nodes that have the checkpoint of a job that waits: it starts on these, or waits for "
-        "them; none if it may start anywhere.",
+    checkpoint_nodes: list[str] = many(
+        "The only nodes that have the checkpoint of a job that waits: it starts on these, or waits for "
+        "them; none if it may start anywhere."
     )
     progress: JobProgress | None = None
     footprint: JobFootprint = JobFootprint()
-    warnings: list[str] = Field(
-        default_factory=list[str], description="Budgets of its project that are exceeded and only warn."
-    )
-    array_id: str | None = Field(default=None, description="The array that it is a task of.")
-    array_index: int | None = Field(default=None, description="Its index in the array.")
+    warnings: list[str] = many("Budgets of its project that are exceeded and only warn.")
+    array_id: str | None = maybe("The array that it is a task of.")
+    array_index: int | None = maybe("Its index in the array.")
 
 
 class JobList(Message):
@@ -507,11 +467,9 @@ class JobArray(Message):
     """An array: jobs of one spec, its tasks, that are submitted, and can be cancelled and held, as one."""
 
     id: str
-    number: int | None = Field(default=None, description="As for a job; its tasks are `NUMBER.INDEX`.")
+    number: int | None = maybe("As for a job; its tasks are `NUMBER.INDEX`.")
     tenant_id: str
-    user: str | None = Field(
-        default=None, description="Name of the user whose key submitted it; null if the key belonged to no user."
-    )
+    user: str | None = maybe("Name of the user whose key submitted it; null if the key belonged to no user.")
     name: str = Field(description="Its tasks are named `NAME.INDEX`.")
     project: str
     state: JobState = Field(
@@ -522,18 +480,16 @@ class JobArray(Message):
     count: int = Field(description="How many tasks it has.")
     first: int = Field(description="The lowest index.")
     last: int = Field(description="The highest index.")
-    max_running: int | None = Field(default=None, description="The most tasks that hold GPUs at once; null: no limit.")
+    max_running: int | None = maybe("The most tasks that hold GPUs at once; null: no limit.")
     tasks: TaskCounts
     waiting: dict[str, int] = Field(
         default_factory=dict[str, int], description="Why queued and held tasks wait: how many, by reason."
     )
-    next_task: str | None = Field(
-        default=None, description="The queued or, if there is none, the held task of the lowest index."
-    )
+    next_task: str | None = maybe("The queued or, if there is none, the held task of the lowest index.")
     gpus: int = Field(description="GPUs that its tasks hold now.")
     submitted_at: Instant
-    started_at: Instant | None = Field(default=None, description="When its first task started.")
-    ended_at: Instant | None = Field(default=None, description="When its last task ended; null before that.")
+    started_at: Instant | None = maybe("When its first task started.")
+    ended_at: Instant | None = maybe("When its last task ended; null before that.")
     footprint: JobFootprint = Field(default=JobFootprint(), description="Of all its tasks.")
 
 
@@ -548,11 +504,11 @@ class SubmittedJob(Message):
     """The answer to a submission. The job, or the array with all its tasks, is on disk by then."""
 
     id: str
-    number: int | None = Field(default=None, description="What people type as its id; see `Job`.")
+    number: int | None = maybe("What people type as its id; see `Job`.")
     name: str
     state: JobState
     submitted_at: Instant
-    count: int | None = Field(default=None, description="Tasks of the array; null for a single job.")
+    count: int | None = maybe("Tasks of the array; null for a single job.")
 
 
 class SubmittedBatch(Message):
@@ -590,11 +546,9 @@ class SubmissionEntry(Message):
     service: bool = Field(
         default=False, description="Whether it may ask for a service instance; the gateway never allows that."
     )
-    user_id: str | None = Field(default=None, description="Whose key submits it; null for a key of no user.")
-    project: str | None = Field(default=None, description="The only project that the key may submit to; null: any.")
-    traceparent: str | None = Field(
-        default=None, description="The trace, as in W3C Trace Context, `;` and the id of the user's request."
-    )
+    user_id: str | None = maybe("Whose key submits it; null for a key of no user.")
+    project: str | None = maybe("The only project that the key may submit to; null: any.")
+    traceparent: str | None = maybe("The trace, as in W3C Trace Context, `;` and the id of the user's request.")
 
 
 class SubmissionRequest(Message):
@@ -609,7 +563,7 @@ class SubmissionAnswer(Message):
     status: int
     body: str
     replayed: bool = False
-    location: str | None = Field(default=None, description="Path of the new job; null for a batch.")
+    location: str | None = maybe("Path of the new job; null for a batch.")
 
 
 class SubmissionAnswers(Message):

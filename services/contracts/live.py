@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from services.contracts.jobs import Share
-from services.contracts.schema import Message
+from services.contracts.schema import Message, maybe
 from services.core.domain.signal import Signal
 
 
@@ -61,7 +61,7 @@ class LiveJob(Message):
     min_gpus: int
     max_gpus: int
     step_gpus: int
-    asked_gpus: int | None = Field(default=None, description="What its user would ask for; null: `min_gpus`.")
+    asked_gpus: int | None = maybe("What its user would ask for; null: `min_gpus`.")
     priority: int
     preemptible: bool
     may_share_gpu: bool = False
@@ -73,9 +73,9 @@ class LiveJob(Message):
     energy_j: float
     carbon_gco2: float
     gang: list[Share] | None = Field(description="Its devices; a node is named by its index. Null while it waits.")
-    sevenths: int | None = Field(default=None, description="Size of the MIG slice that it asks for instead of GPUs.")
-    memory_gib: float | None = Field(default=None, description="Memory that the slice must have.")
-    on_slice: int | None = Field(default=None, description="Index of the slice that it holds.")
+    sevenths: int | None = maybe("Size of the MIG slice that it asks for instead of GPUs.")
+    memory_gib: float | None = maybe("Memory that the slice must have.")
+    on_slice: int | None = maybe("Index of the slice that it holds.")
 
 
 class LiveState(Message):

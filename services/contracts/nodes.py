@@ -10,7 +10,20 @@ from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, StringCons
 
 from services.contracts.clocks import ClockPolicy
 from services.contracts.jobs import LabelKey, LabelValue
-from services.contracts.schema import Instant, Int, Message, Name, NodeMessage, NodeValue, Real, Text
+from services.contracts.schema import (
+    Instant,
+    Int,
+    Message,
+    Name,
+    NodeMessage,
+    NodeValue,
+    Real,
+    Text,
+    is_empty,
+    is_none,
+    many,
+    maybe,
+)
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.mig import MAX_SLICES, WHOLE, parent_of, placed, slice_index
@@ -78,14 +91,6 @@ SliceSizes = Annotated[list[Int], Field(max_length=MAX_SLICES), AfterValidator(_
 """Slices of one GPU by their sizes in sevenths, read in any order and kept in that of their places; empty: uncut."""
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
-def _is_empty(value: list[object]) -> bool:
-    return not value
-
-
 class DeviceInfo(NodeMessage):
     """One GPU, or one MIG slice of a GPU, and its capabilities."""
 
@@ -98,12 +103,8 @@ class DeviceInfo(NodeMessage):
         "that begins at memory slot `start` is 1024 + 8 * parent + start.",
     )
     uuid: Text = Field(max_length=100, description="`GPU-...`, or `MIG-...` of a slice.")
-    parent: int | None = Field(
-        default=None, ge=0, le=1_023, exclude_if=_is_none, description="The GPU that a slice is part of."
-    )
-    profile: Text | None = Field(
-        default=None, max_length=63, exclude_if=_is_none, description="The driver's name of a slice, as `2g.20gb`."
-    )
+    parent: int | None = maybe("The GPU that a slice is part of.", ge=0, le=1_023, exclude_if=is_none)
+    profile: Text | None = maybe("The driver's name of a slice, as `2g.20gb`.", max_length=63, exclude_if=is_none)
     sevenths: int = Field(
         default=WHOLE,
         ge=1,
@@ -111,21 +112,17 @@ class DeviceInfo(NodeMessage):
         exclude_if=lambda sevenths: sevenths == WHOLE,
         description="Its compute, in sevenths of a GPU.",
     )
-    start: int | None = Field(
-        default=None, ge=0, le=7, exclude_if=_is_none, description="First memory slot of a slice on its GPU."
-    )
+    start: int | None = maybe("First memory slot of a slice on its GPU.", ge=0, le=7, exclude_if=is_none)
     mig_enabled: bool = Field(
         default=False,
-        exclude_if=lambda enabled: not enabled,
+        exclude_if=is_empty,
         description="Whether the GPU is cut. Then jobs run on its slices, and not on the GPU itself.",
     )
     model: Name
     memory_gib: Reading = Field(gt=0)
     power_limit_w: Reading = Field(gt=0)
-    lowest_limit_w: Reading | None = Field(default=None, gt=0, description="Null where the device does not report it.")
-    highest_limit_w: Reading | None = Field(
-        default=None, gt=0, exclude_if=_is_none, description="Null where the device does not report it."
-    )
+    lowest_limit_w: Reading | None = maybe("Null where the device does not report it.", gt=0)
+    highest_limit_w: Reading | None = maybe("Null where the device does not report it.", gt=0, exclude_if=is_none)
     can_set_clock: bool = False
     can_set_power_limit: bool = False
     can_partition: bool = False
@@ -173,37 +170,34 @@ class NodeRegistration(NodeMessage):
         max_length=255, description="Host name or address at which other nodes and the control plane reach the node."
     )
     agent_url: Text = Field(max_length=255)
-    zone: Name | None = Field(default=None, description="Grid zone; null for the cluster's default zone.")
+    zone: Name | None = maybe("Grid zone; null for the cluster's default zone.")
     devices: list[DeviceInfo] = Field(max_length=1_024)
     driver: Literal["nvml", "simulated", "engine"] = Field(
         description="`engine`: the bridge to an engine, without GPUs."
     )
     containers: bool = Field(default=False, description="Whether the node can run jobs that have an image.")
     host_power: EnergySource = Field(description="How the host's CPU power is obtained.")
-    most_host_w: Reading | None = Field(
-        default=None,
+    most_host_w: Reading | None = maybe(
+        "What all but the GPUs can draw, watts: more is not booked. Null: an agent of an earlier release.",
         ge=0,
-        exclude_if=_is_none,
-        description="What all but the GPUs can draw, watts: more is not booked. Null: an agent of an earlier release.",
+        exclude_if=is_none,
     )
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
     protections: list[Protection] = Field(default_factory=list[Protection], max_length=32)
-    checkpoints: CheckpointPlace | None = Field(
-        default=None,
-        exclude_if=_is_none,
-        description="Where jobs that name no folder keep checkpoints: `shared` by all nodes, copied to a `store`, or "
+    checkpoints: CheckpointPlace | None = maybe(
+        "Where jobs that name no folder keep checkpoints: `shared` by all nodes, copied to a `store`, or "
         "`local` to the node. Null: an agent of an earlier release.",
+        exclude_if=is_none,
     )
     measures_only: bool = Field(
         default=False,
-        exclude_if=lambda only: not only,
+        exclude_if=is_empty,
         description="Whether the agent starts no jobs and sets nothing: no job of ours may be placed on its node.",
     )
-    engine_node: Name | None = Field(
-        default=None,
-        exclude_if=_is_none,
-        description="By which name an engine's bridge reports this host, `ENGINE.NODE` with this node's id as NODE; "
+    engine_node: Name | None = maybe(
+        "By which name an engine's bridge reports this host, `ENGINE.NODE` with this node's id as NODE; "
         "what its GPUs use belongs to the engine's jobs that hold them. Of a node that only measures.",
+        exclude_if=is_none,
     )
 
     @model_validator(mode="after")
@@ -247,7 +241,7 @@ class NodeEnrolment(Message):
 class NodeInvitationSpec(Message):
     """Who is to join: a host under a name that no node has, or under this one."""
 
-    node_id: Name | None = Field(default=None, description="Whoever has this name is the node no more then.")
+    node_id: Name | None = maybe("Whoever has this name is the node no more then.")
     lifetime_s: Real = Field(default=600, gt=0, le=86_400, description="How long the token may be used.")
 
 
@@ -272,7 +266,7 @@ class NodeKeys(NodeMessage):
 class NodeEnroller(NodeKeys):
     """The program that enrols: its keys and its role."""
 
-    role: NodeRole | None = Field(default=None, description="Null: an agent or a bridge of the release before.")
+    role: NodeRole | None = maybe("Null: an agent or a bridge of the release before.")
 
 
 class NodeCredential(NodeMessage):
@@ -343,9 +337,7 @@ class MeasuredInterval(NodeMessage):
     over: bool = Field(
         default=False, description="Whether the last report ended the measurement, which does not change any more."
     )
-    local_batch: Amount | None = Field(
-        default=None, gt=0, description="Samples per GPU and step, if the job reports it."
-    )
+    local_batch: Amount | None = maybe("Samples per GPU and step, if the job reports it.", gt=0)
 
 
 class ControlsStatus(DeviceControls, NodeMessage):
@@ -354,17 +346,12 @@ class ControlsStatus(DeviceControls, NodeMessage):
     refused: dict[ControlKind, Text] = Field(
         default_factory=dict[ControlKind, str], description="Why a control was refused; it then keeps its default."
     )
-    since: Instant | None = Field(
-        default=None, description="When they took effect; null if they have not on all devices."
-    )
-    enforced_w: list[Reading] = Field(
-        default_factory=list[float], max_length=1_024, description="The power limits as read back from the devices."
-    )
-    interval: MeasuredInterval | None = Field(
-        default=None,
+    since: Instant | None = maybe("When they took effect; null if they have not on all devices.")
+    enforced_w: list[Reading] = many("The power limits as read back from the devices.", max_length=1_024)
+    interval: MeasuredInterval | None = maybe(
+        "The measurement, if one was requested and the controls are in effect.",
         validation_alias=AliasChoices("interval", "slice"),
         serialization_alias="slice",
-        description="The measurement, if one was requested and the controls are in effect.",
     )
 
 
@@ -376,42 +363,30 @@ class DeviceReading(NodeMessage):
     utilization: float = Field(ge=0, le=1)
     clock_mhz: Count | None = None
     memory_used_gib: Reading | None = None
-    power_limit_w: Reading | None = Field(
-        default=None, description="The power limit set for a gang; null for the default."
+    power_limit_w: Reading | None = maybe("The power limit set for a gang; null for the default.")
+    locked_clock_mhz: Count | None = maybe("The clock that the device is locked to; null if it is not locked.")
+    latency_clock_mhz: Count | None = maybe(
+        "The clock that the latency of a pool's requests asks for; in a dry run it is not set. Null where "
+        "clocks do not follow latency."
     )
-    locked_clock_mhz: Count | None = Field(
-        default=None, description="The clock that the device is locked to; null if it is not locked."
+    enforced_limit_w: Reading | None = maybe("The power limit that the device itself reports.")
+    energy_j: Reading | None = maybe(
+        "The device's energy counter, which counts from an arbitrary start; null if it has none, and of slices.",
+        exclude_if=is_none,
     )
-    latency_clock_mhz: Count | None = Field(
-        default=None,
-        description="The clock that the latency of a pool's requests asks for; in a dry run it is not set. Null where "
-        "clocks do not follow latency.",
-    )
-    enforced_limit_w: Reading | None = Field(
-        default=None, description="The power limit that the device itself reports."
-    )
-    energy_j: Reading | None = Field(
-        default=None,
-        exclude_if=_is_none,
-        description="The device's energy counter, which counts from an arbitrary start; null if it has none, and of "
-        "slices.",
-    )
-    read_at: Instant | None = Field(
-        default=None, exclude_if=_is_none, description="When it was read, by the clock of the node."
-    )
-    counter_ratio: Reading | None = Field(
-        default=None,
-        exclude_if=_is_none,
-        description="Energy by the device's counter over that by its sampled power, in the first seconds of its agent. "
+    read_at: Instant | None = maybe("When it was read, by the clock of the node.", exclude_if=is_none)
+    counter_ratio: Reading | None = maybe(
+        "Energy by the device's counter over that by its sampled power, in the first seconds of its agent. "
         "The counter is used if the two differ by less than a factor of 2, and else the power. Null while it is not "
         "known.",
+        exclude_if=is_none,
     )
-    temperature_c: Reading | None = Field(
-        default=None, exclude_if=_is_none, description="Degrees Celsius at the last look at its health; null of slices."
+    temperature_c: Reading | None = maybe(
+        "Degrees Celsius at the last look at its health; null of slices.", exclude_if=is_none
     )
     meter_faults: Count = Field(
         default=0,
-        exclude_if=lambda faults: not faults,
+        exclude_if=is_empty,
         description="How many of the device's readings since its agent began were rejected, because it cannot have "
         "used that much; its energy was modelled instead.",
     )
@@ -469,12 +444,8 @@ class ClockMinute(NodeMessage):
     lowest_mhz: float = Field(gt=0, le=100_000)
     highest_mhz: float = Field(gt=0, le=100_000)
     last_mhz: float = Field(gt=0, le=100_000)
-    model_error: float | None = Field(
-        default=None, ge=0, description="Mean relative error of the learned model; null while there is none."
-    )
-    unused: Text | None = Field(
-        default=None, max_length=50, description="Why the last was not decided by the learned model but by MIAD."
-    )
+    model_error: float | None = maybe("Mean relative error of the learned model; null while there is none.", ge=0)
+    unused: Text | None = maybe("Why the last was not decided by the learned model but by MIAD.", max_length=50)
 
 
 class RankStatus(NodeMessage):
@@ -482,35 +453,25 @@ class RankStatus(NodeMessage):
 
     allocation_id: Text = Field(max_length=200)
     state: RankState
-    exit_code: int | None = Field(
-        default=None, ge=-(2**31), lt=2**31, description="Largest exit status of the node's ranks; -N for signal N."
-    )
+    exit_code: int | None = maybe("Largest exit status of the node's ranks; -N for signal N.", ge=-(2**31), lt=2**31)
     detail: Text | None = Field(default=None, max_length=2_000)
-    ended_by: EndedBy | None = Field(default=None, description="Who ended the rank, once it has exited.")
+    ended_by: EndedBy | None = maybe("Who ended the rank, once it has exited.")
     started_at: Instant | None = None
     ended_at: Instant | None = None
     progress_done: Amount | None = None
     progress_total: Amount | None = None
-    noise_scale: float | None = Field(
-        default=None, gt=0, le=1e15, description="The job's gradient noise scale, samples, if it reports it."
-    )
-    holds_checkpoint: bool | None = Field(
-        default=None,
-        exclude_if=_is_none,
-        description="Whether the job's folder of checkpoints on this node, which no other node has, has anything in "
+    noise_scale: float | None = maybe("The job's gradient noise scale, samples, if it reports it.", gt=0, le=1e15)
+    holds_checkpoint: bool | None = maybe(
+        "Whether the job's folder of checkpoints on this node, which no other node has, has anything in "
         "it, once the rank has exited; null where others have it, too, and while that is not known.",
+        exclude_if=is_none,
     )
-    listener: Listener | None = Field(
-        default=None,
-        exclude_if=_is_none,
-        description="Who listens on its port; null for jobs that are no service instances, and from older agents.",
+    listener: Listener | None = maybe(
+        "Who listens on its port; null for jobs that are no service instances, and from older agents.",
+        exclude_if=is_none,
     )
-    settings: ControlsStatus | None = Field(default=None, description="Null if none were ever requested.")
-    clocks: list[ClockMinute] = Field(
-        default_factory=list[ClockMinute],
-        max_length=2,
-        description="The minute of now and the one before, where clocks follow latency.",
-    )
+    settings: ControlsStatus | None = maybe("Null if none were ever requested.")
+    clocks: list[ClockMinute] = many("The minute of now and the one before, where clocks follow latency.", max_length=2)
 
 
 class PartitionState(NodeValue, unknown="pending"):
@@ -557,9 +518,7 @@ class GpuPartition(Message):
     gpu: int
     revision: int
     sizes: list[int] = Field(description="In sevenths of the GPU, in the order of their places; empty: uncut.")
-    owner: str | None = Field(
-        default=None, description="The fleet that the GPU is reserved for; null if an operator cut it."
-    )
+    owner: str | None = maybe("The fleet that the GPU is reserved for; null if an operator cut it.")
     state: PartitionState
     detail: str = ""
     wanted_at: Instant
@@ -596,23 +555,20 @@ class Heartbeat(NodeMessage):
     boot_id: BootId = Field(description="Identifies this start of the agent.")
     ranks: list[RankStatus] = Field(max_length=10_000)
     devices: list[DeviceReading] = Field(max_length=1_024)
-    partitions: list[PartitionStatus] | None = Field(
-        default=None,
+    partitions: list[PartitionStatus] | None = maybe(
+        "Its GPUs that can be cut. Null from an agent that cuts none; it is asked for no partition.",
         max_length=1_024,
-        exclude_if=_is_none,
-        description="Its GPUs that can be cut. Null from an agent that cuts none; it is asked for no partition.",
+        exclude_if=is_none,
     )
-    closed: Text | None = Field(
-        default=None,
+    closed: Text | None = maybe(
+        "Why the node takes no new work, such as a disk that is nearly full; null while it does.",
         max_length=500,
-        exclude_if=_is_none,
-        description="Why the node takes no new work, such as a disk that is nearly full; null while it does.",
+        exclude_if=is_none,
     )
-    gpu_faults: list[GpuFault] | None = Field(
-        default=None,
+    gpu_faults: list[GpuFault] | None = maybe(
+        "What is wrong with its GPUs, the worst of each. Null from an agent that does not look.",
         max_length=1_024,
-        exclude_if=_is_none,
-        description="What is wrong with its GPUs, the worst of each. Null from an agent that does not look.",
+        exclude_if=is_none,
     )
 
 
@@ -623,16 +579,14 @@ class HeartbeatReply(NodeMessage):
     allocations: list[str] = Field(
         description="Live allocations with a share on this node; every other gang must stop."
     )
-    partitions: list[WantedPartition] = Field(
-        default_factory=list[WantedPartition],
-        exclude_if=_is_empty,
-        description="How the node's GPUs are to be cut, each as soon as no gang runs on it. GPUs that are not named "
+    partitions: list[WantedPartition] = many(
+        "How the node's GPUs are to be cut, each as soon as no gang runs on it. GPUs that are not named "
         "stay as they are.",
+        exclude_if=is_empty,
     )
-    returned_faults: list[str] = Field(
-        default_factory=list[str],
-        exclude_if=_is_empty,
-        description="Faults after which an operator has returned the GPU to service; they are not reported again.",
+    returned_faults: list[str] = many(
+        "Faults after which an operator has returned the GPU to service; they are not reported again.",
+        exclude_if=is_empty,
     )
 
 
@@ -645,14 +599,10 @@ class Usage(NodeMessage):
     cpu_energy_j: Joules
     static_energy_j: Joules
     source: EnergySource = Field(description="How the GPU energy was obtained.")
-    progress_done: Amount | None = Field(default=None, description="Progress at the end of the interval, if known.")
-    basis: Basis | None = Field(
-        default=None, exclude_if=_is_none, description="Why this is not what the meters show; null: it is."
-    )
-    until: Instant | None = Field(
-        default=None,
-        exclude_if=_is_none,
-        description="When the gang ended, if the interval goes on after that; the energy is that until then.",
+    progress_done: Amount | None = maybe("Progress at the end of the interval, if known.")
+    basis: Basis | None = maybe("Why this is not what the meters show; null: it is.", exclude_if=is_none)
+    until: Instant | None = maybe(
+        "When the gang ended, if the interval goes on after that; the energy is that until then.", exclude_if=is_none
     )
 
 
@@ -668,10 +618,8 @@ class EnergyInterval(NodeMessage):
     end_at: Instant
     metered_gpu_energy_j: Joules = Field(description="Total by the devices' own counters over the interval.")
     usages: list[Usage] = Field(max_length=1_024)
-    cpu_source: EnergySource | None = Field(
-        default=None,
-        exclude_if=_is_none,
-        description="How the CPU energy was obtained, where that is not as the node has registered.",
+    cpu_source: EnergySource | None = maybe(
+        "How the CPU energy was obtained, where that is not as the node has registered.", exclude_if=is_none
     )
 
 
@@ -712,9 +660,9 @@ class NodePower(Message):
     """A node's power state and its history."""
 
     state: PowerState = PowerState.ON
-    since: Instant | None = Field(default=None, description="When the state last changed; null if it never has.")
+    since: Instant | None = maybe("When the state last changed; null if it never has.")
     pinned_awake: bool = Field(default=False, description="Whether an operator keeps the node from being powered down.")
-    reason: str | None = Field(default=None, description="Stable code of why the state last changed.")
+    reason: str | None = maybe("Stable code of why the state last changed.")
     detail: str | None = None
     attempts: int = Field(default=0, description="How often the power hook was called for the current change.")
     wakes: int = Field(
@@ -733,7 +681,7 @@ class GpuHealth(Message):
     gpu: int = Field(description="Its index.")
     uuid: str
     drained: bool = Field(description="Whether an operator has taken it out of service.")
-    cause: GpuFaultCause | None = Field(default=None, description="What is wrong with it; null for nothing.")
+    cause: GpuFaultCause | None = maybe("What is wrong with it; null for nothing.")
     detail: str = ""
     since: Instant | None = None
     ends_gangs: bool = Field(default=False, description="Whether gangs that held it were ended, and queued again.")
@@ -761,9 +709,7 @@ class Node(Message):
     id: str
     state: NodeState
     draining: bool
-    closed: str | None = Field(
-        default=None, description="Why the node itself takes no new work, such as a full disk; null while it does."
-    )
+    closed: str | None = maybe("Why the node itself takes no new work, such as a full disk; null while it does.")
     address: str
     agent_url: str
     zone: str
@@ -771,23 +717,16 @@ class Node(Message):
     measures_only: bool = Field(
         default=False, description="Whether its agent only measures: no job of ours is placed on it."
     )
-    engine_node: str | None = Field(
-        default=None, description="The engine's node whose energy it measures; null for none."
-    )
+    engine_node: str | None = maybe("The engine's node whose energy it measures; null for none.")
     containers: bool
-    checkpoints: CheckpointPlace | None = Field(
-        default=None,
-        description="Where jobs that name no folder keep checkpoints: `shared` by all nodes, copied to a `store`, or "
-        "`local` to the node, to which jobs are then bound; null where the agent is of an earlier release.",
+    checkpoints: CheckpointPlace | None = maybe(
+        "Where jobs that name no folder keep checkpoints: `shared` by all nodes, copied to a `store`, or "
+        "`local` to the node, to which jobs are then bound; null where the agent is of an earlier release."
     )
     devices: list[DeviceInfo]
     readings: list[DeviceReading]
-    partitions: list[GpuPartition] = Field(
-        default_factory=list[GpuPartition], description="How its GPUs are to be cut, for those that ever were."
-    )
-    gpu_health: list[GpuHealth] = Field(
-        default_factory=list[GpuHealth], description="Its GPUs that get no new work; none while all of them do."
-    )
+    partitions: list[GpuPartition] = many("How its GPUs are to be cut, for those that ever were.")
+    gpu_health: list[GpuHealth] = many("Its GPUs that get no new work; none while all of them do.")
     gpus: int = Field(description="Slices are not counted, only the GPUs they are part of.")
     gpus_in_use: int = Field(description="GPUs that a gang holds, whole or in slices.")
     power_w: float
@@ -800,17 +739,11 @@ class Node(Message):
     lease_until: Instant | None
     power: NodePower = Field(default_factory=NodePower)
     credential: CredentialState = Field(default=CredentialState.SHARED, description="How the node proves who it is.")
-    credential_since: Instant | None = Field(
-        default=None, description="Since when it has its credential, or has had it revoked."
-    )
-    protections: list[Protection] = Field(
-        default_factory=list[Protection],
-        description="What keeps jobs apart there; none where the agent is of an earlier release.",
-    )
-    trend: NodeTrend | None = Field(
-        default=None,
-        exclude_if=_is_none,
-        description="Of a list with `trend`: temperatures of its GPUs in the past day. Missing where none is known.",
+    credential_since: Instant | None = maybe("Since when it has its credential, or has had it revoked.")
+    protections: list[Protection] = many("What keeps jobs apart there; none where the agent is of an earlier release.")
+    trend: NodeTrend | None = maybe(
+        "Of a list with `trend`: temperatures of its GPUs in the past day. Missing where none is known.",
+        exclude_if=is_none,
     )
 
 

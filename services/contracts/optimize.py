@@ -13,7 +13,7 @@ from services.contracts.carbon import Clock, IntensityPoint
 from services.contracts.partition import PartitionProblem, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsResult
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Message, Name, Real
+from services.contracts.schema import Instant, Message, Name, Real, many, maybe
 from services.contracts.solver import SolveOptions, SolveOutcome, SolveProgress
 from services.core.domain.signal import Signal
 
@@ -35,11 +35,9 @@ class WorkClass(Message):
     name: Name = "work"
     gpu_hours: Real = Field(gt=0, le=1e9)
     power_w: Real = Field(ge=0, le=1e6, description="Power of one busy GPU, including its share of the host.")
-    release_at: Instant | None = Field(
-        default=None, description="Earliest start; null for the beginning of the horizon."
-    )
-    deadline_at: Instant | None = Field(default=None, description="Latest end; null for the end of the horizon.")
-    max_gpus: Real | None = Field(default=None, gt=0, le=1e7, description="Maximum number of GPUs at once.")
+    release_at: Instant | None = maybe("Earliest start; null for the beginning of the horizon.")
+    deadline_at: Instant | None = maybe("Latest end; null for the end of the horizon.")
+    max_gpus: Real | None = maybe("Maximum number of GPUs at once.", gt=0, le=1e7)
 
     _window = field_validator("release_at", "deadline_at")(_storable)
 
@@ -70,9 +68,9 @@ class IntensitySeries(Message):
 
 
 class _CarbonBoundTerms(SolveOptions):
-    capacity_gpus: Real | None = Field(default=None, ge=0, le=1e7, description="Number of GPUs.")
-    capacity_gpus_by_step: list[Annotated[Real, Field(ge=0, le=1e7)]] | None = Field(
-        default=None, description="Number of GPUs in each step of `intensity.points`, instead of `capacity_gpus`."
+    capacity_gpus: Real | None = maybe("Number of GPUs.", ge=0, le=1e7)
+    capacity_gpus_by_step: list[Annotated[Real, Field(ge=0, le=1e7)]] | None = maybe(
+        "Number of GPUs in each step of `intensity.points`, instead of `capacity_gpus`."
     )
     work: list[WorkClass] = Field(min_length=1, max_length=MAX_WORK)
     pue: Real = Field(default=1, ge=1, le=10, description="Power usage effectiveness of the site.")
@@ -87,22 +85,16 @@ class CarbonBoundRequest(_CarbonBoundTerms):
 
     intensity: IntensitySeries | None = None
     zone: Name | None = None
-    signal: Signal | None = Field(
-        default=None, description="With `zone`; by default, the signal that the installation is configured for."
-    )
+    signal: Signal | None = maybe("With `zone`; by default, the signal that the installation is configured for.")
     horizon_h: Real = Field(default=24, gt=0, le=168, description="With `zone`: length of the horizon in hours.")
     clock: Clock = Field(
         default="real", description="With `zone`: whether `horizon_h` counts real hours or grid hours."
     )
-    idle_power_w: Real | None = Field(
-        default=None, ge=0, le=1e6, description="Power of an idle GPU; 0 if idle nodes are powered down."
-    )
-    idle_power_fraction: Real | None = Field(
-        default=None,
+    idle_power_w: Real | None = maybe("Power of an idle GPU; 0 if idle nodes are powered down.", ge=0, le=1e6)
+    idle_power_fraction: Real | None = maybe(
+        "Power of an idle GPU as a fraction of the mean power of the work's GPUs, instead of `idle_power_w`.",
         ge=0,
         le=1,
-        description="Power of an idle GPU as a fraction of the mean power of the work's GPUs, instead of "
-        "`idle_power_w`.",
     )
 
     @model_validator(mode="after")
@@ -144,7 +136,7 @@ class CarbonBoundProblem(_CarbonBoundTerms):
     kind: Literal["carbon-bound"] = "carbon-bound"
     intensity: IntensitySeries
     idle_power_w: float
-    source: IntensitySource | None = Field(default=None, description="Null if the caller gave the intensity.")
+    source: IntensitySource | None = maybe("Null if the caller gave the intensity.")
 
 
 class ClassSchedule(Message):
@@ -182,13 +174,11 @@ class SolveSummary(Message):
     tenant_id: str
     state: WorkState
     submitted_at: Instant
-    started_at: Instant | None = Field(default=None, description="When a worker last started it.")
+    started_at: Instant | None = maybe("When a worker last started it.")
     ended_at: Instant | None = None
     attempts: int = Field(default=0, description="How often a worker started it; more than once after a crash.")
-    solve_s: float | None = Field(default=None, description="Wall-clock time of the solve.")
-    progress: SolveProgress | None = Field(
-        default=None, description="Null before a worker starts it; written at most once a second."
-    )
+    solve_s: float | None = maybe("Wall-clock time of the solve.")
+    progress: SolveProgress | None = maybe("Null before a worker starts it; written at most once a second.")
     outcome: SolveOutcome | None = None
     failure: WorkFailure | None = None
 
@@ -210,10 +200,6 @@ class SolveList(Message):
 class SolveQuery(PageQuery):
     """Which solves to list, newest first."""
 
-    state: list[WorkState] = Field(
-        default_factory=list[WorkState], description="Solves in any of these states; repeatable."
-    )
+    state: list[WorkState] = many("Solves in any of these states; repeatable.")
     kind: Name | None = None
-    tenant: Name | None = Field(
-        default=None, description="For operators: only this tenant's. Users always see only their own."
-    )
+    tenant: Name | None = maybe("For operators: only this tenant's. Users always see only their own.")

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.contracts.schema import Int, Message, Real
+from services.contracts.schema import Int, Message, Real, maybe
 
 MAX_GANG_GPUS = 65_536
 
@@ -20,9 +20,7 @@ class Stage(Message):
         default=1, ge=1, le=1024, description="Consecutive replicas that exchange tokens; divides `replicas`."
     )
     parameter_bytes: Real = Field(default=0, ge=0, description="Bytes of gradients that the replicas all-reduce.")
-    forward_s: Real | None = Field(
-        default=None, ge=0, description="Forward computation of one replica on its share of the batch."
-    )
+    forward_s: Real | None = maybe("Forward computation of one replica on its share of the batch.", ge=0)
     backward_s: Real | None = Field(default=None, ge=0)
     output_bytes: Real = Field(default=0, ge=0, description="Bytes sent to the next stage per iteration.")
     tensor_bytes: Real = Field(

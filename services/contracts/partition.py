@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.jobs import SliceName
-from services.contracts.schema import Int, Message, Name, Real
+from services.contracts.schema import Int, Message, Name, Real, many, maybe
 from services.contracts.solver import SolveOutcome
 from services.core.domain.solving import MAX_LEADING
 
@@ -20,7 +20,7 @@ class SliceProfile(Message):
 
     slice: SliceName
     service_ms: Real = Field(gt=0, le=1e6, description="Mean service time of a request.")
-    p95_ms: Real | None = Field(default=None, gt=0, le=1e7, description="Its 95th percentile; null for no spread.")
+    p95_ms: Real | None = maybe("Its 95th percentile; null for no spread.", gt=0, le=1e7)
     busy_w: Real = Field(ge=0, le=1e4, description="Power of the GPU above idle while the instance works.")
 
 
@@ -66,20 +66,15 @@ class PartitionApplication(Message):
     name: Name
     variants: list[ModelVariant] = Field(min_length=1, max_length=MAX_VARIANTS)
     requests_per_s: Real = Field(gt=0, le=1e6)
-    sla_p95_ms: Real | None = Field(
-        default=None,
+    sla_p95_ms: Real | None = maybe(
+        "95th percentile of latency that must be kept; by default that of the most accurate variant on "
+        "whole GPUs, if this is the only application.",
         gt=0,
         le=1e7,
-        description="95th percentile of latency that must be kept; by default that of the most accurate variant on "
-        "whole GPUs, if this is the only application.",
     )
     carbon_weight: Real = Field(default=0.5, ge=0, le=1, description="Weight of carbon against accuracy (lambda).")
-    max_accuracy_loss_pct: Real | None = Field(
-        default=None, le=100, description="Accuracy floor.", json_schema_extra={"minimum": 0}
-    )
-    running: list[VariantInstances] = Field(
-        default_factory=list[VariantInstances], max_length=60, description="Where the search begins."
-    )
+    max_accuracy_loss_pct: Real | None = maybe("Accuracy floor.", le=100, json_schema_extra={"minimum": 0})
+    running: list[VariantInstances] = many("Where the search begins.", max_length=60)
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
@@ -109,12 +104,12 @@ class PartitionRequest(Message):
 
     gpus: Int = Field(ge=1, le=MAX_GPUS)
     idle_w: Real = Field(ge=0, le=1e4, description="Power of an idle GPU.")
-    layouts: list[Annotated[Int, Field(ge=1, le=19)]] | None = Field(
-        default=None, description="Present layout of each GPU, 1 to 19; by default uncut (1)."
+    layouts: list[Annotated[Int, Field(ge=1, le=19)]] | None = maybe(
+        "Present layout of each GPU, 1 to 19; by default uncut (1)."
     )
     intensity_gco2_per_kwh: Real = Field(gt=0, le=1e5)
-    baseline_gco2_per_kwh: Real | None = Field(
-        default=None, gt=0, le=1e5, description="Intensity that savings are compared with; by default the present one."
+    baseline_gco2_per_kwh: Real | None = maybe(
+        "Intensity that savings are compared with; by default the present one.", gt=0, le=1e5
     )
     applications: list[PartitionApplication] = Field(min_length=1, max_length=MAX_APPLICATIONS)
     seed: Int = Field(default=1, ge=0, le=2**31)
@@ -173,9 +168,8 @@ class ApplicationPlan(Message):
     p95_ms: float
     sla_p95_ms: float
     evaluations: int
-    candidates: list[PartitionCandidate] = Field(
-        default_factory=list[PartitionCandidate],
-        description="The best configurations that were found, the best first; as many as were asked for, at most.",
+    candidates: list[PartitionCandidate] = many(
+        "The best configurations that were found, the best first; as many as were asked for, at most."
     )
 
 

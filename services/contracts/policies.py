@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from services.contracts.schema import Instant, Message, Text
+from services.contracts.schema import Instant, Message, Text, maybe
 from services.core.domain.controls import ControlKind
 
 PolicyName = Annotated[Text, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,62}$")]
@@ -57,10 +57,8 @@ class ActivePolicy(Message):
     since: Instant
     changed_by: str
     round_interval_s: float
-    problem: str | None = Field(
-        default=None,
-        description="Why the stored policy cannot be used. Rounds continue with the last usable one, or with the "
-        "default.",
+    problem: str | None = maybe(
+        "Why the stored policy cannot be used. Rounds continue with the last usable one, or with the default."
     )
 
 
@@ -94,13 +92,13 @@ class PlannedAction(Message):
     """One action of a plan."""
 
     action: str
-    job_id: str | None = Field(default=None, description="Null if the action concerns a node.")
-    node_id: str | None = Field(default=None, description="The node, for `power_down` and `wake`.")
+    job_id: str | None = maybe("Null if the action concerns a node.")
+    node_id: str | None = maybe("The node, for `power_down` and `wake`.")
     reason: str
     gpus: int | None = None
-    power_limit_w: float | None = Field(default=None, description="For `set_power_limit`; null restores the default.")
-    clock_mhz: int | None = Field(default=None, description="For `set_clock`; null restores the default.")
-    setting: ControlKind | None = Field(default=None, description="For `profile_settings`: the control that is varied.")
+    power_limit_w: float | None = maybe("For `set_power_limit`; null restores the default.")
+    clock_mhz: int | None = maybe("For `set_clock`; null restores the default.")
+    setting: ControlKind | None = maybe("For `profile_settings`: the control that is varied.")
 
 
 class PlanSummary(Message):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.routing import AccuracyPct
-from services.contracts.schema import Int, Message, Name, Real
+from services.contracts.schema import Int, Message, Name, Real, many, maybe
 from services.contracts.solver import SolveOptions, SolveOutcome
 from services.core.domain.serving import MAX_REGIONS, TABLE_7, LatencyLimits, NegativeRates
 
@@ -36,8 +36,8 @@ class ClientRegion(Message):
     share: Real = Field(
         default=1, gt=0, le=1e9, description="Its part of the requests of every class, in proportion to the others'."
     )
-    least_accuracy_pct: AccuracyPct | None = Field(
-        default=None, description="Only modes that are as accurate, or state no accuracy, serve its requests."
+    least_accuracy_pct: AccuracyPct | None = maybe(
+        "Only modes that are as accurate, or state no accuracy, serve its requests."
     )
     network_ms: NetworkMs = Field(
         default_factory=dict[str, float],
@@ -62,12 +62,11 @@ class PoolLocation(Message):
     intensity: Rates = Field(
         description="Intensity in each step, in `intensity_unit`; marginal intensities may be negative."
     )
-    price_per_kwh: Rates | None = Field(default=None, description="Price in each step, for the objective `cost`.")
-    nodes: list[LocationNodes] = Field(
-        default_factory=list[LocationNodes],
-        max_length=1_000,
-        description="The location's nodes, where every instance must fit on one; if none are given for a type, only "
+    price_per_kwh: Rates | None = maybe("Price in each step, for the objective `cost`.")
+    nodes: list[LocationNodes] = many(
+        "The location's nodes, where every instance must fit on one; if none are given for a type, only "
         "the number in `gpus` counts.",
+        max_length=1_000,
     )
 
 
@@ -76,14 +75,13 @@ class PoolMode(Message):
 
     name: Name
     gpus: Gpus = Field(description="Number of GPUs of one instance, by type.")
-    accuracy_pct: AccuracyPct | None = Field(default=None, description="Accuracy of what it runs, where modes differ.")
-    idle_w: Real | None = Field(
-        default=None,
-        ge=0,
-        le=1e7,
-        description="Power without requests. If it is stated, an instance draws between this and the power of its "
+    accuracy_pct: AccuracyPct | None = maybe("Accuracy of what it runs, where modes differ.")
+    idle_w: Real | None = maybe(
+        "Power without requests. If it is stated, an instance draws between this and the power of its "
         "profile in proportion to its load; if not, it draws its profile's power whatever its load, and the lowest of "
         "any of its profiles where it is kept without requests.",
+        ge=0,
+        le=1e7,
     )
     start_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of starting an instance.")
     stop_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of stopping an instance, including its drain.")
@@ -142,10 +140,8 @@ class RequestClass(ClassTerms):
     """A class of requests with the demand to plan for."""
 
     demand_qps: Demand = Field(description="Peak rate in each step, for which there must be capacity.")
-    mean_qps: Demand | None = Field(
-        default=None,
-        description="Mean rate in each step, from which the power of modes with `idle_w` follows; by default "
-        "the peaks.",
+    mean_qps: Demand | None = maybe(
+        "Mean rate in each step, from which the power of modes with `idle_w` follows; by default the peaks."
     )
 
 
@@ -162,9 +158,7 @@ class RunningInstances(Message):
     location: Name
     mode: Name
     instances: Int = Field(ge=0, le=1_000_000)
-    up_s: Real | None = Field(
-        default=None, ge=0, description="How long they have been running; null means longer than `min_up_s`."
-    )
+    up_s: Real | None = maybe("How long they have been running; null means longer than `min_up_s`.", ge=0)
 
 
 class PlannedInstances(Message):
@@ -207,20 +201,17 @@ class PoolsRequest(SolveOptions):
         description="How negative intensities or prices count. `frugal`: no more instances than the demand needs; "
         "`paper`: they are taken literally, so that more instances may be planned.",
     )
-    gap: Real | None = Field(
-        default=None,
+    gap: Real | None = maybe(
+        "Stop at a plan this close to the bound, as a fraction; null for the optimum if it is found quickly.",
         ge=0,
         le=1,
-        description="Stop at a plan this close to the bound, as a fraction; null for the optimum if it is found "
-        "quickly.",
     )
-    partition: Name | None = Field(default=None, description="Plan for this partition only; null to choose the best.")
+    partition: Name | None = maybe("Plan for this partition only; null to choose the best.")
     locations: list[PoolLocation] = Field(min_length=1, max_length=MAX_LOCATIONS)
-    regions: list[ClientRegion] = Field(
-        default_factory=list[ClientRegion],
-        max_length=MAX_REGIONS,
-        description="Regions of clients. Requests are planned only for locations where the limits of their class hold "
+    regions: list[ClientRegion] = many(
+        "Regions of clients. Requests are planned only for locations where the limits of their class hold "
         "with the network's time on top.",
+        max_length=MAX_REGIONS,
     )
     modes: list[PoolMode] = Field(min_length=1, max_length=MAX_MODES)
     partitions: list[RequestPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
@@ -228,8 +219,8 @@ class PoolsRequest(SolveOptions):
     min_up_s: Real = Field(
         default=0, ge=0, le=1e7, description="Minimum time that an instance runs before it may be stopped."
     )
-    incumbent: Incumbent | None = Field(
-        default=None, description="A plan to start the search from; it is ignored if it does not fit the problem."
+    incumbent: Incumbent | None = maybe(
+        "A plan to start the search from; it is ignored if it does not fit the problem."
     )
 
     @model_validator(mode="after")
@@ -316,11 +307,9 @@ class PoolsResult(SolveOutcome):
     kind: Literal["pools"] = "pools"
     partition: str | None = None
     instances: list[PlannedInstances] = Field(default_factory=list[PlannedInstances])
-    emissions_kg: float | None = Field(
-        default=None, description="Emissions by the given intensities, including starts and stops."
-    )
+    emissions_kg: float | None = maybe("Emissions by the given intensities, including starts and stops.")
     energy_kwh: float | None = None
-    cost: float | None = Field(default=None, description="Cost, if all locations have a price.")
+    cost: float | None = maybe("Cost, if all locations have a price.")
     starts: list[InstanceChange] = Field(default_factory=list[InstanceChange])
     stops: list[InstanceChange] = Field(default_factory=list[InstanceChange])
     shortfall: list[UnservedDemand] = Field(default_factory=list[UnservedDemand])

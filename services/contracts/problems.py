@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from services.contracts.codes import ProblemCode
-from services.contracts.schema import Message
+from services.contracts.schema import Message, maybe
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -29,4 +29,4 @@ class Problem(Message):
     code: ProblemCode
     errors: list[FieldError] = Field(default_factory=list[FieldError])
     request_id: str | None = None
-    trace_id: str | None = Field(default=None, description="The trace of the request, where traces are on.")
+    trace_id: str | None = maybe("The trace of the request, where traces are on.")

@@ -11,7 +11,7 @@ from services.contracts.carbon import Clock
 from services.contracts.instants import AwareInstant
 from services.contracts.jobs import Job, JobArray, LogStream
 from services.contracts.nodes import Node
-from services.contracts.schema import Instant, Message, Name, Text
+from services.contracts.schema import Instant, Message, Name, Text, many, maybe
 from services.contracts.slim import ALL_FIELDS, FieldsOf
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
@@ -35,7 +35,7 @@ class PageQuery(Message):
     """Which page of a list."""
 
     limit: int = Field(default=50, ge=1, le=500)
-    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
+    cursor: Cursor | None = maybe("`next_cursor` of the previous page.")
 
 
 class MetricsQuery(Message):
@@ -48,70 +48,54 @@ class MetricsQuery(Message):
 class AuditQuery(PageQuery):
     """Which entries of the audit log, newest first."""
 
-    since: Instant | None = Field(default=None, description="Only entries at or after this time.")
-    until: Instant | None = Field(default=None, description="Only entries before this time.")
-    action: Search | None = Field(default=None, description="Beginning of the action, such as `key.`.")
+    since: Instant | None = maybe("Only entries at or after this time.")
+    until: Instant | None = maybe("Only entries before this time.")
+    action: Search | None = maybe("Beginning of the action, such as `key.`.")
 
 
 class SecretQuery(Message):
     """Which of several secrets of the same name."""
 
-    project: Name | None = Field(default=None, description="That of this project; by default that of the tenant.")
+    project: Name | None = maybe("That of this project; by default that of the tenant.")
 
 
 class JobFilters(PageQuery):
     """Which jobs, or arrays of jobs."""
 
-    state: list[JobState] = Field(
-        default_factory=list[JobState], description="Jobs in any of these states; repeatable."
-    )
-    user: Name | None = Field(
-        default=None,
-        description="Only jobs that this user submitted; of jobs that belong to no user, those with the label `user` "
-        "of this value.",
+    state: list[JobState] = many("Jobs in any of these states; repeatable.")
+    user: Name | None = maybe(
+        "Only jobs that this user submitted; of jobs that belong to no user, those with the label `user` of this value."
     )
     project: Name | None = None
     name: Name | None = None
-    label: list[LabelFilter] = Field(
-        default_factory=list[LabelFilter],
-        max_length=20,
-        description="`key=value`; repeatable. Jobs must have all of the labels.",
-    )
+    label: list[LabelFilter] = many("`key=value`; repeatable. Jobs must have all of the labels.", max_length=20)
     submitted_after: Instant | None = None
     submitted_before: Instant | None = None
-    tenant: Name | None = Field(
-        default=None, description="For operators: only this tenant's. Users always see only their own."
-    )
-    number: int | None = Field(
-        default=None, ge=1, le=2**63 - 1, description="Only what has this number, of each tenant; tasks have none here."
-    )
+    tenant: Name | None = maybe("For operators: only this tenant's. Users always see only their own.")
+    number: int | None = maybe("Only what has this number, of each tenant; tasks have none here.", ge=1, le=2**63 - 1)
 
 
 class JobQuery(JobFilters):
     """Which jobs to list, newest first."""
 
-    id_prefix: Annotated[str, StringConstraints(pattern=r"^job_[0-9a-z]{0,26}$")] | None = Field(
-        default=None, description="Only jobs whose ids begin so."
+    id_prefix: Annotated[str, StringConstraints(pattern=r"^job_[0-9a-z]{0,26}$")] | None = maybe(
+        "Only jobs whose ids begin so."
     )
-    array: Annotated[str, StringConstraints(pattern=r"^array_[0-9a-z]{26}$")] | None = Field(
-        default=None, description="Only tasks of this array."
+    array: Annotated[str, StringConstraints(pattern=r"^array_[0-9a-z]{26}$")] | None = maybe(
+        "Only tasks of this array."
     )
     tasks: bool = Field(default=True, description="`false` leaves out the tasks of arrays.")
-    q: Search | None = Field(default=None, description="Part of the name; upper and lower case are the same.")
-    fields: Annotated[list[str], FieldsOf(Job)] = Field(
-        default_factory=list[str], description=ALL_FIELDS.format(rows="items")
-    )
+    q: Search | None = maybe("Part of the name; upper and lower case are the same.")
+    fields: Annotated[list[str], FieldsOf(Job)] = many(ALL_FIELDS.format(rows="items"))
 
 
 class ArrayQuery(JobFilters):
     """Which arrays to list, newest first; `state` selects those with a task in any of these states."""
 
-    id_prefix: Annotated[str, StringConstraints(pattern=r"^array_[0-9a-z]{0,26}$")] | None = Field(
-        default=None, description="Only arrays whose ids begin so."
+    id_prefix: Annotated[str, StringConstraints(pattern=r"^array_[0-9a-z]{0,26}$")] | None = maybe(
+        "Only arrays whose ids begin so."
     )
-    fields: Annotated[list[str], FieldsOf(JobArray)] = Field(
-        default_factory=list[str], description=ALL_FIELDS.format(rows="items")
-    )
+    fields: Annotated[list[str], FieldsOf(JobArray)] = many(ALL_FIELDS.format(rows="items"))
 
 
 class EventQuery(Message):
@@ -136,15 +120,12 @@ class LogQuery(Message):
     """Which part of a job's output to read."""
 
     stream: LogStream = LogStream.STDOUT
-    generation: int | None = Field(
-        default=None, ge=1, le=2**31 - 1, description="Which of the job's gangs; by default the newest."
-    )
-    node: Name | None = Field(default=None, description="Which of the gang's nodes; by default the first.")
+    generation: int | None = maybe("Which of the job's gangs; by default the newest.", ge=1, le=2**31 - 1)
+    node: Name | None = maybe("Which of the gang's nodes; by default the first.")
     offset: int = Field(default=0, ge=0, le=2**53, description="Offset of the first byte.")
-    since: Instant | None = Field(
-        default=None,
-        description="Begin no earlier than with the line that was being written at this time, by the node's clock, "
-        "exact to about a second. Answered with 409 for a gang that an earlier release started.",
+    since: Instant | None = maybe(
+        "Begin no earlier than with the line that was being written at this time, by the node's clock, "
+        "exact to about a second. Answered with 409 for a gang that an earlier release started."
     )
     limit: int = Field(
         default=65_536, ge=1, le=1_048_576, description="Maximum number of bytes; when following, per chunk."
@@ -155,13 +136,11 @@ class LogQuery(Message):
 class NodeQuery(Message):
     """Which page of the nodes, by name."""
 
-    limit: int | None = Field(default=None, ge=1, le=500, description="By default, all nodes in one page.")
-    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
+    limit: int | None = maybe("By default, all nodes in one page.", ge=1, le=500)
+    cursor: Cursor | None = maybe("`next_cursor` of the previous page.")
     clocks: bool = Field(default=True, description="`false` leaves out `clocks_mhz` of devices, which are long lists.")
     trend: bool = Field(default=False, description="`true` adds `trend`: temperatures of the past day.")
-    fields: Annotated[list[str], FieldsOf(Node)] = Field(
-        default_factory=list[str], description=ALL_FIELDS.format(rows="items")
-    )
+    fields: Annotated[list[str], FieldsOf(Node)] = many(ALL_FIELDS.format(rows="items"))
 
 
 class EngineDaysQuery(Message):
@@ -180,21 +159,21 @@ class PlanQuery(Message):
     """Which rounds to list, newest first."""
 
     limit: int = Field(default=50, ge=1, le=500)
-    cursor: str | None = Field(default=None, max_length=20, description="`next_cursor` of the previous page.")
+    cursor: str | None = maybe("`next_cursor` of the previous page.", max_length=20)
 
 
 class LedgerQuery(Message):
     """Which page of the ledger's lines."""
 
     limit: int = Field(default=100, ge=1, le=1_000)
-    cursor: Text | None = Field(default=None, max_length=500, description="`next_cursor` of the previous page.")
+    cursor: Text | None = maybe("`next_cursor` of the previous page.", max_length=500)
 
 
 class HoursQuery(Message):
     """Which hours of the ledger to list, at most 100 days."""
 
     start: Instant = Field(description="Only hours that begin at or after this time.")
-    end: Instant | None = Field(default=None, description="Only hours that begin before this time; now, if not given.")
+    end: Instant | None = maybe("Only hours that begin before this time; now, if not given.")
 
 
 LINE_MEDIA = {"csv": "text/csv", "jsonl": "application/x-ndjson"}  #: Of exports of the ledger's lines, by their format
@@ -203,9 +182,9 @@ LINE_MEDIA = {"csv": "text/csv", "jsonl": "application/x-ndjson"}  #: Of exports
 class LinesQuery(Message):
     """Which lines of the ledger to export."""
 
-    start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
-    end: Instant | None = Field(default=None, description="Only lines that begin before this time.")
-    job: Name | None = Field(default=None, description="Only those of the job with this id.")
+    start: Instant | None = maybe("Only lines that begin at or after this time.")
+    end: Instant | None = maybe("Only lines that begin before this time.")
+    job: Name | None = maybe("Only those of the job with this id.")
     format: Literal["csv", "jsonl"] = Field(default="csv", description="CSV with a head, or an object a line.")
     seals: bool = Field(
         default=False,
@@ -216,51 +195,45 @@ class LinesQuery(Message):
 class SavingsQuery(Message):
     """Which days' savings."""
 
-    start: Instant | None = Field(default=None, description="Only days that begin at or after this time.")
-    end: Instant | None = Field(default=None, description="Only days that end by this time.")
+    start: Instant | None = maybe("Only days that begin at or after this time.")
+    end: Instant | None = maybe("Only days that end by this time.")
 
 
 class RequestQuery(Message):
     """Which requests to sum, and by which group."""
 
     group_by: RequestGroup = "model"
-    start: Instant | None = Field(default=None, description="Only requests that ended at or after this time.")
-    end: Instant | None = Field(
-        default=None, description="Only requests that ended before this time; a period that has not ended yet ends now."
-    )
+    start: Instant | None = maybe("Only requests that ended at or after this time.")
+    end: Instant | None = maybe("Only requests that ended before this time; a period that has not ended yet ends now.")
 
 
 class PastJobsQuery(LedgerQuery):
     """Which past jobs to list, in order of submission."""
 
-    start: Instant | None = Field(default=None, description="Only jobs submitted at or after this time.")
-    end: Instant | None = Field(default=None, description="Only jobs submitted before this time.")
-    tenant: Name | None = Field(
-        default=None, description="For operators: only this tenant's. Users always see only their own."
-    )
+    start: Instant | None = maybe("Only jobs submitted at or after this time.")
+    end: Instant | None = maybe("Only jobs submitted before this time.")
+    tenant: Name | None = maybe("For operators: only this tenant's. Users always see only their own.")
 
 
 class SignalQuery(Message):
     """Which signal of a grid zone."""
 
-    signal: Signal | None = Field(
-        default=None, description="By default, the signal that the installation is configured for."
-    )
+    signal: Signal | None = maybe("By default, the signal that the installation is configured for.")
 
 
 class HistoryQuery(SignalQuery):
     """Which past intensities."""
 
-    start: AwareInstant | None = Field(default=None, description="By default, one day of grid time before the end.")
-    end: AwareInstant | None = Field(default=None, description="By default, now.")
+    start: AwareInstant | None = maybe("By default, one day of grid time before the end.")
+    end: AwareInstant | None = maybe("By default, now.")
     limit: int = Field(default=1000, ge=1, le=10_000)
-    cursor: str | None = Field(default=None, max_length=64, description="`next_cursor` of the previous page.")
+    cursor: str | None = maybe("`next_cursor` of the previous page.", max_length=64)
 
 
 class ForecastQuery(SignalQuery):
     """How far ahead."""
 
-    horizon_s: float | None = Field(default=None, gt=0, le=LONGEST_S, description="By default, one day of grid time.")
+    horizon_s: float | None = maybe("By default, one day of grid time.", gt=0, le=LONGEST_S)
     clock: Clock = Field(
         default="real",
         description="Whether `horizon_s` counts real seconds or grid seconds, which differ while a recording is "
@@ -271,8 +244,8 @@ class ForecastQuery(SignalQuery):
 class OutlookQuery(SignalQuery):
     """How far back and ahead."""
 
-    past_s: float | None = Field(default=None, ge=0, le=LONGEST_S, description="By default, one day of grid time.")
-    ahead_s: float | None = Field(default=None, ge=0, le=LONGEST_S, description="By default, one day of grid time.")
+    past_s: float | None = maybe("By default, one day of grid time.", ge=0, le=LONGEST_S)
+    ahead_s: float | None = maybe("By default, one day of grid time.", ge=0, le=LONGEST_S)
     clock: Clock = Field(
         default="real",
         description="Whether `past_s` and `ahead_s` count real seconds or grid seconds, which differ while a "

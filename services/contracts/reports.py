@@ -8,7 +8,7 @@ from pydantic import Field
 
 from services.contracts.jobs import JobFootprint
 from services.contracts.queries import GroupBy, LedgerQuery, OtherGroup, RequestGroup
-from services.contracts.schema import Instant, Message, Name
+from services.contracts.schema import Instant, Message, Name, many, maybe
 from services.contracts.slim import ALL_FIELDS, FieldsOf
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
@@ -28,29 +28,22 @@ class CarbonAccounts(Message):
     estimated_gco2: float = Field(
         default=0, description="The part of `carbon_gco2` for which energy or intensity was estimated."
     )
-    market_gco2: float | None = Field(
-        default=None, description="By the factors of the contracts that `TELEMETRY_MARKET_GCO2_PER_KWH` states."
+    market_gco2: float | None = maybe("By the factors of the contracts that `TELEMETRY_MARKET_GCO2_PER_KWH` states.")
+    embodied_gco2: float | None = maybe("Share of the GPUs' embodied emissions for the time that they were reserved.")
+    baseline_gco2: float | None = maybe(
+        "What the same energy would have emitted at the mean intensity of its zone in the period. Less "
+        "energy through power limits, other gangs or sleeping nodes is not counted as a saving."
     )
-    embodied_gco2: float | None = Field(
-        default=None, description="Share of the GPUs' embodied emissions for the time that they were reserved."
-    )
-    baseline_gco2: float | None = Field(
-        default=None,
-        description="What the same energy would have emitted at the mean intensity of its zone in the period. Less "
-        "energy through power limits, other gangs or sleeping nodes is not counted as a saving.",
-    )
-    unknown: list[str] = Field(default_factory=list[str], description="Inputs that are missing.")
-    half_width: HalfWidth | None = Field(
-        default=None, description="How far `energy_j` and `carbon_gco2` of the footprint can be off."
-    )
+    unknown: list[str] = many("Inputs that are missing.")
+    half_width: HalfWidth | None = maybe("How far `energy_j` and `carbon_gco2` of the footprint can be off.")
 
 
 class FootprintLine(Message):
     """Energy and emissions of one group."""
 
     group: str
-    then_group: str | None = Field(default=None, description="The second group, where there are two dimensions.")
-    name: str | None = Field(default=None, description="A job's name, if the groups are jobs.")
+    then_group: str | None = maybe("The second group, where there are two dimensions.")
+    name: str | None = maybe("A job's name, if the groups are jobs.")
     footprint: JobFootprint
     jobs: int
     accounts: CarbonAccounts = CarbonAccounts()
@@ -115,20 +108,12 @@ class FootprintQuery(LedgerQuery):
 
     limit: int = Field(default=100, ge=1, le=10_000)
     group_by: GroupBy = "project"
-    project: Name | None = Field(default=None, description="Only jobs of this project.")
-    then_by: GroupBy | None = Field(default=None, description="A second group inside each, such as projects by month.")
-    also: list[OtherGroup] = Field(
-        default_factory=list[OtherGroup],
-        max_length=9,
-        description="Sum the same lines by these groups, too; repeatable.",
-    )
-    start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
-    end: Instant | None = Field(
-        default=None, description="Only lines that begin before this time; a period that has not ended yet ends now."
-    )
-    fields: Annotated[list[str], FieldsOf(FootprintLine)] = Field(
-        default_factory=list[str], description=ALL_FIELDS.format(rows="lines")
-    )
+    project: Name | None = maybe("Only jobs of this project.")
+    then_by: GroupBy | None = maybe("A second group inside each, such as projects by month.")
+    also: list[OtherGroup] = many("Sum the same lines by these groups, too; repeatable.", max_length=9)
+    start: Instant | None = maybe("Only lines that begin at or after this time.")
+    end: Instant | None = maybe("Only lines that begin before this time; a period that has not ended yet ends now.")
+    fields: Annotated[list[str], FieldsOf(FootprintLine)] = many(ALL_FIELDS.format(rows="lines"))
 
 
 class FootprintReport(Message):
@@ -139,7 +124,7 @@ class FootprintReport(Message):
     group_by: GroupBy
     then_by: GroupBy | None = None
     lines: list[FootprintLine]
-    also: list[FootprintTable] = Field(default_factory=list[FootprintTable], description="All lines by other groups.")
+    also: list[FootprintTable] = many("All lines by other groups.")
     idle: JobFootprint
     total: JobFootprint
     metered_gpu_energy_j: float = Field(
@@ -147,9 +132,8 @@ class FootprintReport(Message):
     )
     idle_accounts: CarbonAccounts = CarbonAccounts()
     total_accounts: CarbonAccounts = CarbonAccounts()
-    signals: list[Signal] = Field(
-        default_factory=list[Signal],
-        description="The carbon signals that priced the period. Scope 2 of the GHG Protocol wants an average one.",
+    signals: list[Signal] = many(
+        "The carbon signals that priced the period. Scope 2 of the GHG Protocol wants an average one."
     )
     zones: list[ZoneIntensity] = Field(default_factory=list[ZoneIntensity])
     units: list[FunctionalUnit] = Field(default_factory=list[FunctionalUnit])
@@ -222,7 +206,7 @@ class JobFootprintReport(Message):
 
     job_id: str
     footprint: JobFootprint
-    half_width: HalfWidth | None = Field(default=None, description="How far the footprint can be off.")
+    half_width: HalfWidth | None = maybe("How far the footprint can be off.")
     zone: str | None
     signal: Signal | None
     pue: float | None
@@ -244,14 +228,10 @@ class PastJob(Message):
     run_s: float | None = Field(description="Seconds during which the job held GPUs; null until it has ended.")
     gpu_s: float | None = Field(description="GPU seconds over all its gangs; null until it has ended.")
     energy_j: float | None = Field(description="Energy of its GPUs and its share of the hosts, as far as measured.")
-    array: str | None = Field(default=None, description="The array that it was a task of.")
-    max_running: int | None = Field(default=None, description="How many tasks of the array could hold GPUs at once.")
-    after: str | None = Field(
-        default=None, description="Ids of the jobs and arrays that it waited for, separated by spaces."
-    )
-    slice: str | None = Field(
-        default=None, description="The MIG slice that it asked for instead of GPUs, such as `2g`."
-    )
+    array: str | None = maybe("The array that it was a task of.")
+    max_running: int | None = maybe("How many tasks of the array could hold GPUs at once.")
+    after: str | None = maybe("Ids of the jobs and arrays that it waited for, separated by spaces.")
+    slice: str | None = maybe("The MIG slice that it asked for instead of GPUs, such as `2g`.")
 
 
 class PastJobs(Message):
@@ -297,7 +277,7 @@ class RequestReport(Message):
     end_at: Instant = Field(description="The end of the period; the moment of the report if that came first.")
     group_by: RequestGroup
     lines: list[RequestLine]
-    servers: ServersFootprint | None = Field(default=None, description="Null for users.")
+    servers: ServersFootprint | None = maybe("Null for users.")
 
 
 class Invariant(Message):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.clocks import ServerClocks
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, is_empty, is_none, many, maybe
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$")]
 """The name of a model as clients send it, such as `meta-llama/Llama-3.1-70B-Instruct`."""
@@ -28,34 +28,24 @@ class EndpointSpec(Message):
         "`https` its certificate is verified."
     )
     models: list[ModelName] = Field(min_length=1, max_length=100, description="Models that it serves.")
-    upstream_model: ModelName | None = Field(
-        default=None, description="Name by which the server itself knows the model; null for the name asked for."
+    upstream_model: ModelName | None = maybe(
+        "Name by which the server itself knows the model; null for the name asked for."
     )
     location: Name = Field(description="Where it runs; the place of a pool, or a name of its own.")
-    zone: Name | None = Field(default=None, description="Grid zone, from which its carbon intensity follows.")
-    request_class: RequestClassName | None = Field(
-        default=None, description="Class of requests that it is for; null for all."
-    )
+    zone: Name | None = maybe("Grid zone, from which its carbon intensity follows.")
+    request_class: RequestClassName | None = maybe("Class of requests that it is for; null for all.")
     weight: Real = Field(default=1, gt=0, le=1_000, description="Its share of requests, relative to others alike.")
     capacity: Int = Field(default=64, ge=1, le=100_000, description="Requests that it is given at once.")
-    power_w: Real | None = Field(
-        default=None, ge=0, le=1e7, description="Its mean power; null if unknown, and then no energy is stated."
+    power_w: Real | None = maybe("Its mean power; null if unknown, and then no energy is stated.", ge=0, le=1e7)
+    upstream_key: Name | None = maybe(
+        "Name of the file in the router's `ROUTER_KEYS_DIR` that contains its API key; null for none."
     )
-    upstream_key: Name | None = Field(
-        default=None,
-        description="Name of the file in the router's `ROUTER_KEYS_DIR` that contains its API key; null for none.",
+    upstream_secret: Name | None = maybe(
+        "Name of the secret of the endpoint's tenant that is its API key, instead of `upstream_key`. Set "
+        "it again to replace the key."
     )
-    upstream_secret: Name | None = Field(
-        default=None,
-        description="Name of the secret of the endpoint's tenant that is its API key, instead of `upstream_key`. Set "
-        "it again to replace the key.",
-    )
-    tenants: list[Name | Literal["*"]] = Field(
-        default_factory=list[str], max_length=1_000, description="Other tenants that may use it; `*` for all."
-    )
-    accuracy_pct: AccuracyPct | None = Field(
-        default=None, description="Accuracy of its variant of the models; null where all servers are alike."
-    )
+    tenants: list[Name | Literal["*"]] = many("Other tenants that may use it; `*` for all.", max_length=1_000)
+    accuracy_pct: AccuracyPct | None = maybe("Accuracy of its variant of the models; null where all servers are alike.")
     draining: Flag = Field(default=False, description="Whether it finishes its requests and is given no more.")
 
     @field_validator("url")
@@ -101,24 +91,22 @@ class RoutedPool(Message):
 
     name: str
     tenant_id: str
-    tenants: list[str] = Field(default_factory=list[str], description="Other tenants that may use it; `*` for all.")
+    tenants: list[str] = many("Other tenants that may use it; `*` for all.")
     models: list[str]
-    fallback: list[str] = Field(default_factory=list[str], description="Models to try while no server answers.")
+    fallback: list[str] = many("Models to try while no server answers.")
     tokenizer: str | None = None
     passes_priority: bool = False
-    partition: str | None = Field(default=None, description="The partition in force; null without a plan.")
-    input_tokens: int | None = Field(default=None, description="Threshold from which an input is long.")
-    output_tokens: int | None = Field(default=None, description="Threshold from which an output is long.")
+    partition: str | None = maybe("The partition in force; null without a plan.")
+    input_tokens: int | None = maybe("Threshold from which an input is long.")
+    output_tokens: int | None = maybe("Threshold from which an output is long.")
     classes: list[RoutedClass] = Field(default_factory=list[RoutedClass])
-    accuracy_gco2_per_kwh: float | None = Field(
-        default=None,
-        exclude_if=lambda worth: worth is None,
-        description="What a percentage point of its servers' accuracy is worth; null: nothing.",
+    accuracy_gco2_per_kwh: float | None = maybe(
+        "What a percentage point of its servers' accuracy is worth; null: nothing.",
+        exclude_if=is_none,
     )
-    starting: int | None = Field(
-        default=None,
-        exclude_if=lambda count: count is None,
-        description="Its instances that are wanted or start; requests without a server wait for them. Null: none does.",
+    starting: int | None = maybe(
+        "Its instances that are wanted or start; requests without a server wait for them. Null: none does.",
+        exclude_if=is_none,
     )
 
 
@@ -131,7 +119,7 @@ class Routed(Message):
     state: Literal["ready", "draining"]
     job_id: str | None = None
     node_id: str | None = None
-    gco2_per_kwh: float | None = Field(default=None, description="Carbon intensity of its grid now.")
+    gco2_per_kwh: float | None = maybe("Carbon intensity of its grid now.")
     is_intensity_estimated: bool = True
     pue: float = 1
 
@@ -139,8 +127,8 @@ class Routed(Message):
 class RoutedServer(Routed):
     """A model server."""
 
-    pool: str | None = Field(default=None, description="Null for a registered endpoint.")
-    models: list[str] = Field(default_factory=list[str], description="Of a registered endpoint.")
+    pool: str | None = maybe("Null for a registered endpoint.")
+    models: list[str] = many("Of a registered endpoint.")
     tenant_id: str
     tenants: list[str] = Field(default_factory=list[str])
     request_class: str | None = None
@@ -150,8 +138,8 @@ class RoutedServer(Routed):
     upstream_model: str | None = None
     upstream_key: str | None = None
     upstream_secret: str | None = None
-    upstream_secret_set_at: Instant | None = Field(
-        default=None, description="When its secret was last set, or the key of an instance made; null if there is none."
+    upstream_secret_set_at: Instant | None = maybe(
+        "When its secret was last set, or the key of an instance made; null if there is none."
     )
     gpus: int = 0
     latency_s: float | None = None
@@ -160,16 +148,13 @@ class RoutedServer(Routed):
     power_w: float | None = None
     idle_w: float | None = None
     is_power_measured: bool = False
-    full_power_w: float | None = Field(default=None, description="Power at `max_qps`, by the profile of its class.")
+    full_power_w: float | None = maybe("Power at `max_qps`, by the profile of its class.")
     max_qps: float | None = None
-    clocks: ServerClocks | None = Field(default=None, description="Null where its clocks do not follow latency.")
-    accuracy_pct: float | None = Field(
-        default=None, exclude_if=lambda accuracy: accuracy is None, description="Of its variant of the model."
-    )
-    load_path: str | None = Field(
-        default=None,
-        exclude_if=lambda path: path is None,
-        description="Path of its metrics: how many requests it holds, and the time between their tokens.",
+    clocks: ServerClocks | None = maybe("Null where its clocks do not follow latency.")
+    accuracy_pct: float | None = maybe("Of its variant of the model.", exclude_if=is_none)
+    load_path: str | None = maybe(
+        "Path of its metrics: how many requests it holds, and the time between their tokens.",
+        exclude_if=is_none,
     )
 
 
@@ -178,10 +163,10 @@ class RoutedApp(Message):
 
     name: str
     tenant_id: str
-    tenants: list[str] = Field(default_factory=list[str], description="Other tenants that may use it; `*` for all.")
-    sla_p95_ms: float | None = Field(default=None, description="95th percentile of latency, waiting included.")
+    tenants: list[str] = many("Other tenants that may use it; `*` for all.")
+    sla_p95_ms: float | None = maybe("95th percentile of latency, waiting included.")
     concurrency: int = Field(default=1, ge=1, description="Requests that an instance is given at once.")
-    most_accurate: str | None = Field(default=None, description="Its most accurate variant.")
+    most_accurate: str | None = maybe("Its most accurate variant.")
 
 
 class RoutedAppServer(Routed):
@@ -190,14 +175,10 @@ class RoutedAppServer(Routed):
     app: str
     variant: str
     accuracy_pct: float
-    slice: str | None = Field(default=None, description="`1g` to `7g`; null where the GPU's slices are not known.")
-    service_ms: float | None = Field(default=None, description="Mean service time of a request, by the profile.")
-    busy_w: float | None = Field(default=None, description="Power above idle while it works, by the profile.")
-    idle_w: float | None = Field(default=None, description="Its share of its GPU's idle power.")
-
-
-def _is_empty(items: list[RoutedApp] | list[RoutedAppServer]) -> bool:
-    return not items
+    slice: str | None = maybe("`1g` to `7g`; null where the GPU's slices are not known.")
+    service_ms: float | None = maybe("Mean service time of a request, by the profile.")
+    busy_w: float | None = maybe("Power above idle while it works, by the profile.")
+    idle_w: float | None = maybe("Its share of its GPU's idle power.")
 
 
 class RoutingTable(Message):
@@ -207,8 +188,8 @@ class RoutingTable(Message):
     pools: list[RoutedPool]
     servers: list[RoutedServer]
     # left out while there are none, as routers of an older release refuse fields that they do not know
-    apps: list[RoutedApp] = Field(default_factory=list[RoutedApp], exclude_if=_is_empty)
-    app_servers: list[RoutedAppServer] = Field(default_factory=list[RoutedAppServer], exclude_if=_is_empty)
+    apps: list[RoutedApp] = Field(default_factory=list[RoutedApp], exclude_if=is_empty)
+    app_servers: list[RoutedAppServer] = Field(default_factory=list[RoutedAppServer], exclude_if=is_empty)
 
 
 class UpstreamKey(Message):
@@ -251,7 +232,7 @@ class RequestUsage(Message):
     estimated_requests: Int = Field(
         default=0,
         ge=0,
-        exclude_if=lambda count: count == 0,
+        exclude_if=is_empty,
         description="Requests whose server did not state their tokens, which are estimates then.",
     )
     share_s: Real = Field(ge=0, description="Seconds of the server, divided equally among the requests it held.")
@@ -278,8 +259,8 @@ class RouterState(Message):
 
     at_s: float = Field(description="When it was written, UTC seconds.")
     held: dict[str, int] = Field(default_factory=dict[str, int], description="Requests that it holds, by server.")
-    started_at_s: float | None = Field(default=None, description="When it was started, UTC seconds.")
-    address: str | None = Field(default=None, description="`HOST:PORT` at which other router processes reach it.")
+    started_at_s: float | None = maybe("When it was started, UTC seconds.")
+    address: str | None = maybe("`HOST:PORT` at which other router processes reach it.")
 
 
 class LimitsState(Message):
@@ -304,7 +285,7 @@ class ServerLatency(Message):
     first_tokens: int = Field(description="Answers whose first token came in that second.")
     mean_ttft_ms: float | None = Field(description="Of those, the wait in the queue included. Null without any.")
     max_ttft_ms: float | None
-    mean_wait_ms: float | None = Field(default=None, description="Of those, the wait in the queue alone.")
+    mean_wait_ms: float | None = maybe("Of those, the wait in the queue alone.")
     tokens: int = Field(
         default=0,
         description="Tokens of streams that came in that second, first ones left out, and those of whole answers that "
@@ -313,20 +294,18 @@ class ServerLatency(Message):
     mean_tbt_ms: float | None = Field(description="The mean time that each of these tokens took. Null without any.")
     max_tbt_ms: float | None
     ended: int = Field(description="Complete answers that ended in that second.")
-    mean_e2e_s: float | None = Field(default=None, description="Of those. Null without any.")
+    mean_e2e_s: float | None = maybe("Of those. Null without any.")
     max_e2e_s: float | None = Field(description="Of those. Null without any.")
     ended_tokens: int = Field(default=0, description="Of those: all their tokens.")
     # left out while it is 0, as agents of an older release, which take all tokens for those of that second, refuse it
     oldest_s: float = Field(
         default=0.0,
-        exclude_if=lambda oldest_s: oldest_s == 0.0,
+        exclude_if=is_empty,
         description="How long ago the oldest of these tokens were begun, where some are of answers that were not "
         "streamed: their mean time is at most the answer's time at the server divided by its tokens, or what the "
         "server itself measured. 0 where all were seen to come in that second.",
     )
-    clocks: ServerClocks | None = Field(
-        default=None, description="How its clocks follow these latencies; null if they do not."
-    )
+    clocks: ServerClocks | None = maybe("How its clocks follow these latencies; null if they do not.")
 
 
 class LatencyReport(Message):

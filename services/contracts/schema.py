@@ -46,6 +46,26 @@ Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 
 
+def is_none(value: object) -> bool:
+    """Whether a field is left out, by ``exclude_if``: an older release refuses fields that it does not know."""
+    return value is None
+
+
+def is_empty(value: object) -> bool:
+    """Whether a field that is an empty list, 0 or false is left out likewise."""
+    return not value
+
+
+def maybe(description: str, **more: Any) -> Any:
+    """Return a field that is null by default; ``more`` as for ``Field``."""
+    return Field(default=None, description=description, **more)
+
+
+def many(description: str, **more: Any) -> Any:
+    """Return a field that is an empty list by default; ``more`` as for ``Field``."""
+    return Field(default_factory=list, description=description, **more)
+
+
 class Message(BaseModel):
     """A message from one process to another."""
 

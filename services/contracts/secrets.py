@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Message, Name, NodeMessage
+from services.contracts.schema import Instant, Message, Name, NodeMessage, is_none, maybe
 
 MAX_SECRET_BYTES = 65_536
 MAX_SECRETS_OF_A_JOB = 50
@@ -37,9 +37,7 @@ class SecretSpec(Message):
     """A value to keep. It replaces the one of the same name and project."""
 
     value: SecretText = Field(description="At most 64 KiB of text. No answer ever contains it.")
-    project: Name | None = Field(
-        default=None, description="Only for jobs of this project; null: for all of the tenant."
-    )
+    project: Name | None = maybe("Only for jobs of this project; null: for all of the tenant.")
 
     @model_validator(mode="before")
     @classmethod
@@ -72,10 +70,8 @@ class SecretUse(Message):
     """
 
     name: Name
-    env: EnvironmentName | None = Field(default=None, description="The variable that holds the value.")
-    file: SecretFileName | None = Field(
-        default=None, description="The file in `$WATTSHIFT_SECRETS_DIR` that holds the value."
-    )
+    env: EnvironmentName | None = maybe("The variable that holds the value.")
+    file: SecretFileName | None = maybe("The file in `$WATTSHIFT_SECRETS_DIR` that holds the value.")
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
@@ -107,4 +103,4 @@ class OpenedSecrets(NodeMessage):
 
     secrets: list[OpenedSecret]
     missing: list[str] = Field(default_factory=list[str])
-    instance_key: str | None = Field(default=None, repr=False, exclude_if=lambda key: key is None)
+    instance_key: str | None = Field(default=None, repr=False, exclude_if=is_none)

@@ -32,7 +32,7 @@ from services.contracts.pools import (
 )
 from services.contracts.queries import PageQuery
 from services.contracts.routing import AccuracyPct, ModelName
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text, many, maybe
 from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
 from services.core.domain.serving import (
@@ -69,20 +69,16 @@ class PoolPlace(Message):
 
     name: Name
     zone: Name = Field(description="Grid zone of the nodes and of the carbon intensity.")
-    signal: Signal | None = Field(
-        default=None, description="Signal of the carbon intensity; null for the zone's default."
-    )
+    signal: Signal | None = maybe("Signal of the carbon intensity; null for the zone's default.")
     node_labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict[LabelKey, LabelValue],
         max_length=64,
         description="Only nodes that have all of these labels.",
     )
-    gpus: dict[Name, Annotated[Int, Field(ge=0, le=1_000_000)]] | None = Field(
-        default=None,
-        max_length=50,
-        description="Maximum number of GPUs by model; null for all GPUs of the nodes that are up and not drained.",
+    gpus: dict[Name, Annotated[Int, Field(ge=0, le=1_000_000)]] | None = maybe(
+        "Maximum number of GPUs by model; null for all GPUs of the nodes that are up and not drained.", max_length=50
     )
-    price_per_kwh: Real | None = Field(default=None, description="Price of electricity, for the objective `cost`.")
+    price_per_kwh: Real | None = maybe("Price of electricity, for the objective `cost`.")
 
 
 class ServerMode(Message):
@@ -100,34 +96,29 @@ class ServerMode(Message):
         default_factory=dict[EnvironmentName, Argument], max_length=500
     )
     working_dir: Text | None = Field(default=None, max_length=4_096)
-    accuracy_pct: AccuracyPct | None = Field(
-        default=None,
-        description="Accuracy of the variant of the model that it runs; null where all modes run the same.",
+    accuracy_pct: AccuracyPct | None = maybe(
+        "Accuracy of the variant of the model that it runs; null where all modes run the same."
     )
-    idle_w: Real | None = Field(
-        default=None,
+    idle_w: Real | None = maybe(
+        "Power without requests. If it is stated, an instance is planned to draw between this and the "
+        "power of its profile in proportion to its load; if not, its profile's power whatever its load.",
         ge=0,
         le=1e7,
-        description="Power without requests. If it is stated, an instance is planned to draw between this and the "
-        "power of its profile in proportion to its load; if not, its profile's power whatever its load.",
     )
     start_s: Real = Field(
         default=120, ge=0, le=86_400, description="Time from the start of an instance until it serves requests."
     )
     stop_s: Real = Field(default=10, ge=0, le=86_400, description="Time that stopping an instance takes.")
-    start_wh: Real | None = Field(
-        default=None,
+    start_wh: Real | None = maybe(
+        "Energy of starting an instance; by default the highest power in any of its profiles for `start_s`.",
         ge=0,
         le=1e6,
-        description="Energy of starting an instance; by default the highest power in any of its profiles for "
-        "`start_s`.",
     )
-    stop_wh: Real | None = Field(
-        default=None,
+    stop_wh: Real | None = maybe(
+        "Energy of stopping an instance, including its drain; by default the highest power in any of its "
+        "profiles for `stop_s`.",
         ge=0,
         le=1e6,
-        description="Energy of stopping an instance, including its drain; by default the highest power in any of its "
-        "profiles for `stop_s`.",
     )
     max_requests: Int = Field(
         default=64, ge=1, le=100_000, description="Requests that the router gives an instance at once; others wait."
@@ -158,9 +149,7 @@ class PoolPartition(Message):
     """A way to divide requests into classes: one class, or `SS`, `SL`, `LS` and `LL` (input first) by thresholds."""
 
     name: Name
-    thresholds: PoolThresholds | None = Field(
-        default=None, description="Null for a single class, which may have any name."
-    )
+    thresholds: PoolThresholds | None = maybe("Null for a single class, which may have any name.")
     classes: list[ClassTerms] = Field(min_length=1, max_length=MAX_CLASSES)
     assumed_qps: dict[Name, Annotated[Real, Field(ge=0, le=1e9)]] = Field(
         default_factory=dict[str, float],
@@ -241,10 +230,9 @@ class PoolSpec(SolveOptions):
         le=100,
         description="Factor by which the planned capacity exceeds the demand (alpha in the paper).",
     )
-    plan_every_min: Annotated[Int, Field(ge=5, le=30, multiple_of=5)] | None = Field(
-        default=None,
-        description="How often the pool is planned, in minutes: 5, 10, 15, 20, 25 or 30; each plan is for the time "
-        "until the next. Null for the installation's interval, half an hour by default.",
+    plan_every_min: Annotated[Int, Field(ge=5, le=30, multiple_of=5)] | None = maybe(
+        "How often the pool is planned, in minutes: 5, 10, 15, 20, 25 or 30; each plan is for the time "
+        "until the next. Null for the installation's interval, half an hour by default."
     )
     demand_quantile: Real = Field(
         default=SERVICE,
@@ -256,41 +244,31 @@ class PoolSpec(SolveOptions):
         default=0, ge=0, le=1e7, description="Minimum time that an instance runs before it may be stopped."
     )
     places: list[PoolPlace] = Field(min_length=1, max_length=MAX_LOCATIONS)
-    regions: list[ClientRegion] = Field(
-        default_factory=list[ClientRegion],
-        max_length=MAX_REGIONS,
-        description="Regions of clients. Requests are planned only for places where the limits of their class hold "
+    regions: list[ClientRegion] = many(
+        "Regions of clients. Requests are planned only for places where the limits of their class hold "
         "with the network's time on top; none if the network does not matter.",
+        max_length=MAX_REGIONS,
     )
     modes: list[ServerMode] = Field(min_length=1, max_length=MAX_MODES)
     partitions: list[PoolPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
     probes: ServerProbes = ServerProbes()
     clocks: PoolClocks = PoolClocks()
-    accuracy_gco2_per_kwh: Real | None = Field(
-        default=None,
-        ge=0,
-        le=1e6,
-        description="What a percentage point of its modes' accuracy is worth: the carbon intensity at which a request "
+    accuracy_gco2_per_kwh: Real | None = maybe(
+        "What a percentage point of its modes' accuracy is worth: the carbon intensity at which a request "
         "is given to a variant that is a point less accurate and needs no energy. Null: nothing, so that the cleanest "
         "variant that a request may have answers.",
+        ge=0,
+        le=1e6,
     )
-    models: list[ModelName] = Field(
-        default_factory=list[str], max_length=100, description="Names of the model that the router serves by this pool."
+    models: list[ModelName] = many("Names of the model that the router serves by this pool.", max_length=100)
+    fallback: list[ModelName] = many(
+        "Models that the router asks for instead, in this order, while no instance of the pool answers.", max_length=10
     )
-    fallback: list[ModelName] = Field(
-        default_factory=list[str],
-        max_length=10,
-        description="Models that the router asks for instead, in this order, while no instance of the pool answers.",
+    tenants: list[Name | Literal["*"]] = many(
+        "Other tenants whose keys may use the models; `*` for all.", max_length=1_000
     )
-    tenants: list[Name | Literal["*"]] = Field(
-        default_factory=list[str],
-        max_length=1_000,
-        description="Other tenants whose keys may use the models; `*` for all.",
-    )
-    tokenizer: Text | None = Field(
-        default=None,
-        max_length=4_096,
-        description="Path of the model's `tokenizer.json` on the router's machine; null to estimate tokens.",
+    tokenizer: Text | None = maybe(
+        "Path of the model's `tokenizer.json` on the router's machine; null to estimate tokens.", max_length=4_096
     )
 
     passes_priority: Flag = Field(
@@ -372,22 +350,17 @@ class InstanceClock(Message):
         description="By which it is decided; `default` where no router's reports ask for a clock at the moment."
     )
     dry_run: bool = Field(default=False, description="Whether `wanted_mhz` is only said, and not set.")
-    clock_mhz: int | None = Field(
-        default=None, description="As measured, the lowest of its GPUs; null where they do not report it."
+    clock_mhz: int | None = maybe("As measured, the lowest of its GPUs; null where they do not report it.")
+    wanted_mhz: int | None = maybe("The clock that the latency of its requests asks for.")
+    exceeded_share: float | None = maybe(
+        "Share of the seconds of the newest minute whose reports exceeded a limit, 0 to 1."
     )
-    wanted_mhz: int | None = Field(default=None, description="The clock that the latency of its requests asks for.")
-    exceeded_share: float | None = Field(
-        default=None, description="Share of the seconds of the newest minute whose reports exceeded a limit, 0 to 1."
+    unobserved_share: float | None = maybe(
+        "Share of the seconds of the newest minute in which requests were in service and nothing was seen "
+        "of them, so that the clock was kept, 0 to 1."
     )
-    unobserved_share: float | None = Field(
-        default=None,
-        description="Share of the seconds of the newest minute in which requests were in service and nothing was seen "
-        "of them, so that the clock was kept, 0 to 1.",
-    )
-    model_error: float | None = Field(
-        default=None, description="Mean relative error of the learned model; null while there is none."
-    )
-    unused: str | None = Field(default=None, description="Why MIAD decides in place of the learned model.")
+    model_error: float | None = maybe("Mean relative error of the learned model; null while there is none.")
+    unused: str | None = maybe("Why MIAD decides in place of the learned model.")
 
 
 class InstanceClockMinute(ClockMinute):
@@ -407,9 +380,9 @@ class ClockHistory(Message):
 class ClockHistoryQuery(PageQuery):
     """Which minutes of which clocks."""
 
-    instance: Name | None = Field(default=None, description="Only those of this instance.")
-    since: Instant | None = Field(default=None, description="Only minutes that begin at or after this time.")
-    until: Instant | None = Field(default=None, description="Only minutes that begin before this time.")
+    instance: Name | None = maybe("Only those of this instance.")
+    since: Instant | None = maybe("Only minutes that begin at or after this time.")
+    until: Instant | None = maybe("Only minutes that begin before this time.")
 
 
 class PoolInstance(Message):
@@ -420,30 +393,24 @@ class PoolInstance(Message):
     state: InstanceState
     place: str
     mode: str
-    partition: str | None = Field(default=None, description="The partition that the class belongs to.")
-    request_class: str | None = Field(
-        default=None,
-        description="Class of requests that it serves; null if it is kept without requests because it may not be "
-        "stopped yet.",
+    partition: str | None = maybe("The partition that the class belongs to.")
+    request_class: str | None = maybe(
+        "Class of requests that it serves; null if it is kept without requests because it may not be stopped yet."
     )
-    url: str | None = Field(default=None, description="Address at which it serves, once it runs.")
-    job_id: str | None = Field(
-        default=None, description="The job that it runs as, which has its output, energy and emissions."
-    )
-    plan_id: str | None = Field(default=None, description="The plan that asked for it.")
-    reason: str | None = Field(default=None, description="Stable code of why it waits, drains or ended.")
+    url: str | None = maybe("Address at which it serves, once it runs.")
+    job_id: str | None = maybe("The job that it runs as, which has its output, energy and emissions.")
+    plan_id: str | None = maybe("The plan that asked for it.")
+    reason: str | None = maybe("Stable code of why it waits, drains or ended.")
     detail: str | None = None
-    listener: Listener | None = Field(
-        default=None,
-        description="Who listens on its port, as its node sees it: `own`, `none`, `foreign`, or `unchecked` where the "
-        "agent may not look; null where the node does not say.",
+    listener: Listener | None = maybe(
+        "Who listens on its port, as its node sees it: `own`, `none`, `foreign`, or `unchecked` where the "
+        "agent may not look; null where the node does not say."
     )
-    checks_key: bool | None = Field(
-        default=None,
-        description="Whether its server refuses requests without the key that it was given; null while that is not "
-        "known, and for instances without a key.",
+    checks_key: bool | None = maybe(
+        "Whether its server refuses requests without the key that it was given; null while that is not "
+        "known, and for instances without a key."
     )
-    clock: InstanceClock | None = Field(default=None, description="Null unless it runs on a node that is up.")
+    clock: InstanceClock | None = maybe("Null unless it runs on a node that is up.")
     created_at: Instant
     ready_at: Instant | None = None
     draining_at: Instant | None = None
@@ -569,8 +536,8 @@ class PoolPlanSummary(Message):
     state: WorkState
     submitted_at: Instant
     ended_at: Instant | None = None
-    plan_s: float | None = Field(default=None, description="Time for predictions and solving together.")
-    outcome: PlanOutcome | None = Field(default=None, description="Null until it is known what happens to the plan.")
+    plan_s: float | None = maybe("Time for predictions and solving together.")
+    outcome: PlanOutcome | None = maybe("Null until it is known what happens to the plan.")
     decided_at: Instant | None = None
     failure: WorkFailure | None = None
 
@@ -598,9 +565,7 @@ class PoolPlanDetail(PoolPlanSummary):
 class PoolPlanQuery(PageQuery):
     """Which plans to list."""
 
-    outcome: list[PlanOutcome] = Field(
-        default_factory=list[PlanOutcome], description="Plans with any of these outcomes; repeatable."
-    )
+    outcome: list[PlanOutcome] = many("Plans with any of these outcomes; repeatable.")
 
 
 class InstanceQuery(PageQuery):

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.grid import LONGEST_S
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Int, Message, Name, Real, Text
+from services.contracts.schema import Instant, Int, Message, Name, Real, Text, many, maybe
 
 MAX_POLICIES = 50
 HISTORY = "history"
@@ -49,8 +49,8 @@ class GridOrderAhead(Message):
 
     start_at: Instant
     duration_s: Real = Field(gt=0, le=LONGEST_S)
-    cut: Real | None = Field(default=None, gt=0, le=1, description="Share of what is drawn before it.")
-    to_w: Real | None = Field(default=None, ge=0, le=1e12, description="The most that may be drawn, watts.")
+    cut: Real | None = maybe("Share of what is drawn before it.", gt=0, le=1)
+    to_w: Real | None = maybe("The most that may be drawn, watts.", ge=0, le=1e12)
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -68,14 +68,10 @@ class TrainingOptions(Message):
     cluster: Words = Field(
         default="32x2:RTX3090", description="`NODESxGPUS:MODEL[SLICES]`; several are separated by commas."
     )
-    format: Word | None = Field(
-        default=None, description="Format of the job file; by default recognised by its header."
-    )
-    recipe: Word | None = Field(default=None, description="How jobs behave; by default the recipe of the trace.")
-    start: Word | None = Field(default=None, description="UTC date at which simulated time begins.")
-    days: Real | None = Field(
-        default=None, gt=0, le=36_600, description="Simulate only jobs submitted within this many days."
-    )
+    format: Word | None = maybe("Format of the job file; by default recognised by its header.")
+    recipe: Word | None = maybe("How jobs behave; by default the recipe of the trace.")
+    start: Word | None = maybe("UTC date at which simulated time begins.")
+    days: Real | None = maybe("Simulate only jobs submitted within this many days.", gt=0, le=36_600)
     seed: Int = Field(default=1, ge=0, lt=2**63, description="The same input and the same seed give the same results.")
     params: dict[Word, Any] = Field(
         default_factory=dict[Word, Any],
@@ -85,11 +81,11 @@ class TrainingOptions(Message):
     signal: Word = Field(default="direct", description="Which intensity: `direct`, `lifecycle` or `marginal`.")
     round_minutes: Real = Field(default=30, gt=0, le=100_000, description="Time between active rounds.")
     passive_interval_s: Real = Field(default=0, ge=0, le=1e7, description="Minimum time between passive rounds.")
-    power_down_minutes: Real | None = Field(
-        default=None, gt=0, le=1e6, description="Power down nodes that have been idle for this long; by default never."
+    power_down_minutes: Real | None = maybe(
+        "Power down nodes that have been idle for this long; by default never.", gt=0, le=1e6
     )
-    node_mtbf_days: Real | None = Field(
-        default=None, gt=0, le=1e6, description="Mean time between failures of a node; by default nodes do not fail."
+    node_mtbf_days: Real | None = maybe(
+        "Mean time between failures of a node; by default nodes do not fail.", gt=0, le=1e6
     )
     host_idle_w: Real = Field(default=30, ge=0, le=1e5, description="Power of the host per idle GPU, in watts.")
     horizon_hours: Real = Field(
@@ -120,10 +116,8 @@ class TrainingOptions(Message):
         "share between tenants (`fair+` before a policy's name); 1 where none is given.",
     )
 
-    orders: list[GridOrderAhead] = Field(
-        default_factory=list["GridOrderAhead"],
-        max_length=1_000,
-        description="Orders of the grid to the whole cluster, which the policies have to meet.",
+    orders: list[GridOrderAhead] = many(
+        "Orders of the grid to the whole cluster, which the policies have to meet.", max_length=1_000
     )
 
     levers: bool = Field(
@@ -202,11 +196,11 @@ class SimulationSummary(Message):
     status: WorkState
     policies: list[str]
     submitted_at: Instant
-    started_at: Instant | None = Field(default=None, description="When a worker last started it.")
+    started_at: Instant | None = maybe("When a worker last started it.")
     ended_at: Instant | None = None
     attempts: int = Field(default=0, description="How often a worker started it; more than once after a crash.")
     progress: SimulationProgress
-    run_s: float | None = Field(default=None, description="Wall-clock time of the simulation.")
+    run_s: float | None = maybe("Wall-clock time of the simulation.")
     failure: WorkFailure | None = None
 
 
@@ -214,10 +208,9 @@ class Simulation(SimulationSummary):
     """A simulation with its inputs and its result."""
 
     request: TrainingProblem
-    result: dict[str, Any] | list[dict[str, Any]] | None = Field(
-        default=None,
-        description="What `wattshift simulate training --json` prints: an object, or a list of objects for several "
-        "policies. Of jobs `live`, an object with `job_ids`, and per policy the start, end and emissions of each job.",
+    result: dict[str, Any] | list[dict[str, Any]] | None = maybe(
+        "What `wattshift simulate training --json` prints: an object, or a list of objects for several "
+        "policies. Of jobs `live`, an object with `job_ids`, and per policy the start, end and emissions of each job."
     )
 
 
@@ -231,9 +224,5 @@ class SimulationList(Message):
 class SimulationQuery(PageQuery):
     """Which simulations to list, newest first."""
 
-    status: list[WorkState] = Field(
-        default_factory=list[WorkState], description="Simulations in any of these states; repeatable."
-    )
-    tenant: Name | None = Field(
-        default=None, description="For operators: only this tenant's. Users always see only their own."
-    )
+    status: list[WorkState] = many("Simulations in any of these states; repeatable.")
+    tenant: Name | None = maybe("For operators: only this tenant's. Users always see only their own.")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.contracts.schema import Message, Real
+from services.contracts.schema import Message, Real, maybe
 from services.core.domain.solving import Backend, SolveStatus
 
 MAX_SOLVER_TIME_S = 600.0
@@ -36,7 +36,7 @@ class SolveProgress(Message):
         "be far from 1 when a solve ends, and is 1 once it has.",
     )
     doing: str = Field(description="What it does now.")
-    best: float | None = Field(default=None, description="Objective of the best solution so far, if there is one.")
+    best: float | None = maybe("Objective of the best solution so far, if there is one.")
 
 
 class SolveOutcome(Message):
@@ -47,6 +47,6 @@ class SolveOutcome(Message):
         description="Solver that was used in the end; `greedy` where a greedy algorithm answers."
     )
     objective: float | None = None
-    bound: float | None = Field(default=None, description="Proven bound: no solution is better.")
-    gap: float | None = Field(default=None, description="Relative gap: (objective - bound) / |objective|.")
+    bound: float | None = maybe("Proven bound: no solution is better.")
+    gap: float | None = maybe("Relative gap: (objective - bound) / |objective|.")
     note: str = Field(default="", description="Remarks, for example that another solver was used.")

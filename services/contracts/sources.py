@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Int, Message, Name, NodeMessage
+from services.contracts.schema import Instant, Int, Message, Name, NodeMessage, maybe
 
 UPLOAD_CHUNK_BYTES = 512 * 1024  #: Bytes of every chunk of an upload but the last: as Base64, one fits into a request
 
@@ -36,16 +36,15 @@ class GitSource(Message):
 
     url: GitUrl = Field(description="`https://HOST/PATH`, `ssh://USER@HOST/PATH` or `USER@HOST:PATH`.")
     revision: Commit = Field(description="A whole commit id, so that all nodes and restarts have the same files.")
-    secret: Name | None = Field(
-        default=None,
-        description="A secret with a token, `USER:TOKEN`, or a private key for SSH. The job does not get it.",
+    secret: Name | None = maybe(
+        "A secret with a token, `USER:TOKEN`, or a private key for SSH. The job does not get it."
     )
 
 
 class Source(Message):
     """The job's files. The job runs in what is unpacked on each node, or in a folder in it."""
 
-    upload: Sha256 | None = Field(default=None, description="The SHA-256 of an archive that the tenant has uploaded.")
+    upload: Sha256 | None = maybe("The SHA-256 of an archive that the tenant has uploaded.")
     git: GitSource | None = None
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from services.contracts.schema import NodeMessage
+from services.contracts.schema import NodeMessage, maybe
 
 HINTS_STREAM = "wattshift:hints"
 """Messages that wake the scheduler: `kind` = `job` | `rank` | `node` | `policy`. Losing one delays it by a second."""
@@ -72,9 +72,9 @@ class StreamRead(NodeMessage):
     """Removes an entry of a node's stream, or waits for others; repeating the request loses nothing."""
 
     stream: NodeStream
-    done: EntryId | None = Field(default=None, description="A command that is on the node's disk, and is removed.")
-    after: EntryId | Literal["$"] | None = Field(
-        default=None, description="Behind which entries are waited for, two seconds at most; null: none are."
+    done: EntryId | None = maybe("A command that is on the node's disk, and is removed.")
+    after: EntryId | Literal["$"] | None = maybe(
+        "Behind which entries are waited for, two seconds at most; null: none are."
     )
 
 

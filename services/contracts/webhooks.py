@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from services.contracts.budgets import BudgetAction, BudgetQuantity
 from services.contracts.jobs import JobFootprint
-from services.contracts.schema import Flag, Instant, Message, Name, Real
+from services.contracts.schema import Flag, Instant, Message, Name, Real, maybe
 from services.core.domain.jobs import JobState
 
 ID_HEADER = "webhook-id"
@@ -60,9 +60,7 @@ class WebhookSpec(Message):
     events: Annotated[list[WebhookEvent], AfterValidator(_each_once)] = Field(
         min_length=1, max_length=20, description="Which events; `node.lost` for operators and admins only."
     )
-    project: Name | None = Field(
-        default=None, description="Only jobs and budgets of this project; null: all of the tenant."
-    )
+    project: Name | None = maybe("Only jobs and budgets of this project; null: all of the tenant.")
 
 
 class Webhook(WebhookSpec):
@@ -72,10 +70,8 @@ class Webhook(WebhookSpec):
     tenant_id: str
     created_at: Instant
     enabled: bool
-    disabled_reason: str | None = Field(default=None, description="Why nothing is sent; null while it is enabled.")
-    failing_since: Instant | None = Field(
-        default=None, description="Since when no message could be delivered; null if the last one was."
-    )
+    disabled_reason: str | None = maybe("Why nothing is sent; null while it is enabled.")
+    failing_since: Instant | None = maybe("Since when no message could be delivered; null if the last one was.")
 
 
 class NewWebhook(Webhook):
@@ -120,10 +116,10 @@ class WebhookDelivery(Message):
     state: DeliveryState
     created_at: Instant
     attempts: int
-    attempted_at: Instant | None = Field(default=None, description="When the last attempt began.")
-    next_attempt_at: Instant | None = Field(default=None, description="Null once it has ended.")
-    status: int | None = Field(default=None, description="HTTP status of the last answer; null if there was none.")
-    error: str | None = Field(default=None, description="Why the last attempt failed.")
+    attempted_at: Instant | None = maybe("When the last attempt began.")
+    next_attempt_at: Instant | None = maybe("Null once it has ended.")
+    status: int | None = maybe("HTTP status of the last answer; null if there was none.")
+    error: str | None = maybe("Why the last attempt failed.")
 
 
 class WebhookDetail(Webhook):

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.contracts.schema import maybe
 from services.core.policies.freesh.laxity import Order
 from services.kit.edge.settings import EdgeSettings
 
@@ -64,7 +65,7 @@ class RouterSettings(EdgeSettings):
         description="Milliseconds there and back from each region of clients to each place, as JSON: "
         '{"eu-west": {"germany": 12}}. Clients name theirs in x-wattshift-region; `default` is for all others.',
     )
-    keys_dir: Path | None = Field(default=None, description="Folder with a file for each upstream key.")
+    keys_dir: Path | None = maybe("Folder with a file for each upstream key.")
 
     @field_validator("network_ms")
     @classmethod

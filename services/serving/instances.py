@@ -9,12 +9,10 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from pydantic import Field
-
 from services.contracts.apps import AppSpec, FleetSpec
 from services.contracts.jobs import SliceName
 from services.contracts.nodes import Listener
-from services.contracts.schema import Message, Name
+from services.contracts.schema import Message, Name, is_none, maybe
 from services.contracts.serving import InstanceState, PoolPlace, PoolSpec, ServerMode, ServerProbes
 from services.core.domain.jobs import JobState
 
@@ -66,22 +64,14 @@ NOT_OF_PROCESS = {"name", "idle_w", "start_s", "stop_s", "start_wh", "stop_wh", 
 """Of a mode: what may change while its instances keep running."""
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class InstanceTerms(Message):
     """The specs that an instance is made from."""
 
     mode: ServerMode
     place: PoolPlace
     probes: ServerProbes
-    fleet: Name | None = Field(
-        default=None, exclude_if=_is_none, description="Of an application's instance: the fleet that it runs on."
-    )
-    slice: SliceName | None = Field(
-        default=None, exclude_if=_is_none, description="Of an application's instance: the slice that it runs on."
-    )
+    fleet: Name | None = maybe("Of an application's instance: the fleet that it runs on.", exclude_if=is_none)
+    slice: SliceName | None = maybe("Of an application's instance: the slice that it runs on.", exclude_if=is_none)
 
     def process(self) -> dict[str, Any]:
         """Return what its process depends on; instances for which this is equal run the same process."""
