@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.readers.intensities import read_intensities
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import Signal
 from services.learning.carbon import (
@@ -39,7 +40,6 @@ from services.learning.carbon import (
 from services.learning.carbon_blend import blended, learn
 from services.learning.carbon_history import HOUR_S, History, history_of
 from services.learning.carbon_intervals import QUANTILES, inside, outside
-from services.simulator.readers.intensities import read_intensities
 
 ZONES = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE", "GB", "FR", "CA-ON", "SE")
 FEW_REGRETS = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -39,14 +40,34 @@ def test_a_placement_is_asked_of_the_lab() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("carbon forecast", ["carbon", "forecast", "--zone", "DE"]),
         ("fit", ["fit", "throughput", "points.csv"]),
         ("profile inference", ["profile", "inference", "x.json", "--node", "a"]),
     ],
 )
 def test_a_former_group_answers_with_the_new_one(name: str, words: list[str]) -> None:
-    with pytest.raises(CliError, match=f"^`{name}` is now `wattshift lab {name}`$") as caught:
+    now = name.removeprefix("carbon ")
+    with pytest.raises(CliError, match=f"^`{name}` is now `wattshift lab {now}`$") as caught:
         app(words, standalone_mode=False)
     assert caught.value.exit_code == 2
+
+
+def test_what_is_no_command_is_a_zone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(_: Any, path: str, **_query: Any) -> dict[str, Any]:
+        asked.append(path)
+        return {"items": []}
+
+    monkeypatch.setattr("services.cli.client.Gateway.__init__", lambda _: None)
+    monkeypatch.setattr("services.cli.client.Gateway.get", answer)
+    for arguments in (["carbon", "--json"], ["carbon", "DE", "--json"], ["carbon", "show", "DE", "--json"]):
+        app(arguments, standalone_mode=False)
+    capsys.readouterr()
+    assert asked == [
+        "/v1/carbon/zones",
+        *["/v1/carbon/DE/current", "/v1/carbon/DE/forecast"] * 2,
+    ]
 
 
 def test_the_lab_adds_its_commands_where_it_is_installed() -> None:
@@ -56,7 +77,7 @@ def test_the_lab_adds_its_commands_where_it_is_installed() -> None:
 
     (group,) = (each for each in commands.registered_groups if each.name == "lab")
     assert {each.callback.__name__ for each in group.typer_instance.registered_commands if each.callback} == {
-        *("experiment", "inference", "placement", "serving")
+        *("experiment", "forecast", "inference", "placement", "serving")
     }
     assert {each.name for each in group.typer_instance.registered_groups} == {"fit", "profile"}
 

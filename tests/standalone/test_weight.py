@@ -32,7 +32,7 @@ def test_an_agent_needs_the_agent_extra_alone(tmp_path: Path) -> None:
 
 
 def test_the_command_line_explains_itself_with_the_base_alone(tmp_path: Path) -> None:
-    commands = ("", "simulate training", "plan pools", "pools set", "carbon forecast", "up")
+    commands = ("", "simulate training", "plan pools", "pools set", "carbon", "up")
     script = f"""
 from typer.testing import CliRunner
 from services.cli.main import app

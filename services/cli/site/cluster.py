@@ -16,8 +16,8 @@ from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.jobs.jobs import AsJson, Watch
 from services.cli.jobs.names import checked_name
 from services.cli.output import console
-from services.cli.planning.forecast import forecast
 from services.cli.plots import Piece, greenest, plot
+from services.cli.plugins import add_moved
 from services.cli.site.slices import partition, slice_words
 from services.cli.values import duration_s, parameter_value
 from services.core.accounting.meters import agrees
@@ -46,9 +46,9 @@ def register(app: typer.Typer) -> None:
     policy.callback()(list_policies)
     policy.command("set")(set_policy)
     app.add_typer(policy, name="policy")
-    grids = typer.Typer(help="Show a zone's carbon intensity, or forecast it from a file.", cls=_ZoneOrCommand)
+    grids = typer.Typer(help="Show a zone's carbon intensity.", cls=_ZoneOrCommand)
     grids.command("show")(carbon)
-    grids.command()(forecast)
+    add_moved(grids, "carbon ", ("forecast",))
     app.add_typer(grids, name="carbon")
     app.command()(check)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from aiohttp import web
 from pydantic import Field, ValidationError, model_validator
 
-from services.contracts.schema import Instant, NodeMessage, Text
+from services.contracts.schema import Instant, NodeMessage, Text, maybe
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -22,7 +22,7 @@ class Entry(NodeMessage):
 
     state: Literal["waits", "starts", "runs", "stops"]
     run: int = Field(ge=0, description="How often its command has been started.")
-    began_at: Instant | None = Field(default=None, description="When this run has begun; null while there is none.")
+    began_at: Instant | None = maybe("When this run has begun; null while there is none.")
     nodes: dict[Text, int] = Field(description="GPUs that its placement group has, by Ray's ids of nodes.")
     gpus: Gpus
     max_gpus: Gpus

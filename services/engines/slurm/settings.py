@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.engines import EngineMode
-from services.contracts.schema import Name
+from services.contracts.schema import Name, many
 from services.kit.bridges.process import BridgeSettings
 
 
@@ -28,15 +28,9 @@ class SlurmSettings(BridgeSettings):
     mode: EngineMode = Field(
         EngineMode.DRY_RUN, description="dry_run changes nothing in Slurm and counts what it would do; control does it."
     )
-    partitions: Annotated[list[str], NoDecode] = Field(
-        default_factory=list[str], description="Partitions whose jobs are steered; by default all."
-    )
-    leave_partitions: Annotated[list[str], NoDecode] = Field(
-        default_factory=list[str], description="Partitions whose jobs are left alone."
-    )
-    leave_qos: Annotated[list[str], NoDecode] = Field(
-        default_factory=list[str], description="QOS whose jobs are left alone."
-    )
+    partitions: Annotated[list[str], NoDecode] = many("Partitions whose jobs are steered; by default all.")
+    leave_partitions: Annotated[list[str], NoDecode] = many("Partitions whose jobs are left alone.")
+    leave_qos: Annotated[list[str], NoDecode] = many("QOS whose jobs are left alone.")
     nodes_interval_s: float = Field(10.0, gt=0, le=600, description="How often its nodes are.")
     hold_s: float = Field(
         900.0, ge=60, le=86_400, description="A hold ends by itself after so long, unless it is renewed."

@@ -1,4 +1,4 @@
-"""``wattshift carbon forecast``: a grid's future carbon intensity, learned from a file of its past."""
+"""``wattshift lab forecast``: a grid's future carbon intensity, learned from a file of its past."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def forecast(
     """Forecast carbon intensity, with quantiles, from a file of a grid's past; needs no control plane."""
     import numpy as np
 
+    from lab.readers.intensities import read_intensities
     from services.learning.carbon import forecast
     from services.learning.carbon_history import HOUR_S, history_of
     from services.simulator.readers.carbon import signal_named
-    from services.simulator.readers.intensities import read_intensities
     from services.simulator.readers.text import utc_s
 
     if not history.exists():

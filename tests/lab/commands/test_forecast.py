@@ -1,4 +1,4 @@
-"""``wattshift carbon forecast``: a list from a file, of any zone, or one line that says what is wrong with the file."""
+"""``wattshift lab forecast``: a list from a file, of any zone, or one line that says what is wrong with the file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.commands import app
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
-from services.cli.main import app
 
 HEADER = (
     "Datetime (UTC),Country,Zone name,Zone id,Carbon intensity gCO₂eq/kWh (direct),"
@@ -45,7 +45,7 @@ def file_of(folder: Path, rows: list[str], header: str = HEADER) -> Path:
 
 def predicted(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
     """Return what the command prints, and what it says beside it."""
-    app(["carbon", "forecast", "--zone", "XX", "--history", str(file), "--json", *arguments], standalone_mode=False)
+    app(["forecast", "--zone", "XX", "--history", str(file), "--json", *arguments], standalone_mode=False)
     told = capsys.readouterr()
     return json.loads(told.out), told.err
 
@@ -101,33 +101,15 @@ def test_what_is_wrong_is_said_in_one_line(
 ) -> None:
     file = file_of(tmp_path, rows, header)
     with pytest.raises(CliError, match=message) as refused:
-        app(["carbon", "forecast", "--zone", "XX", "--history", str(file), *arguments], standalone_mode=False)
+        app(["forecast", "--zone", "XX", "--history", str(file), *arguments], standalone_mode=False)
     assert refused.value.exit_code == EXIT_USAGE
     assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"there is no file .*lacking.csv") as refused:
-        app(["carbon", "forecast", "--zone", "XX", "--history", str(tmp_path / "lacking.csv")], standalone_mode=False)
+        app(["forecast", "--zone", "XX", "--history", str(tmp_path / "lacking.csv")], standalone_mode=False)
     assert refused.value.exit_code == EXIT_NOT_FOUND
-
-
-def test_what_is_no_command_is_a_zone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def answer(_: Any, path: str, **_query: Any) -> dict[str, Any]:
-        asked.append(path)
-        return {"items": []}
-
-    monkeypatch.setattr("services.cli.client.Gateway.__init__", lambda _: None)
-    monkeypatch.setattr("services.cli.client.Gateway.get", answer)
-    for arguments in (["carbon", "--json"], ["carbon", "DE", "--json"], ["carbon", "show", "DE", "--json"]):
-        app(arguments, standalone_mode=False)
-    capsys.readouterr()
-    assert asked == [
-        "/v1/carbon/zones",
-        *["/v1/carbon/DE/current", "/v1/carbon/DE/forecast"] * 2,
-    ]
 
 
 def test_forecasts_of_wind_in_the_file_are_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
