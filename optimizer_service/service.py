@@ -63,7 +63,7 @@ class OptimizerService:
         kind = KINDS[work.columns["kind"]]
         return Solve(
             **dict(_summary(work)),
-            problem=kind.problem.model_validate(work.problem),
+            problem=kind.problem.as_stored(work.problem),
             result=None if work.result is None else kind.result.model_validate(work.result),
         )
 

@@ -42,7 +42,7 @@ def _answer(work: WorkRecord, worker: Worker) -> Any:
         worker.progress = _columns(replace(progress, share=max(told, progress.share)))
 
     worker.progress = _columns(Progress(0.0, "reading the problem"))
-    result = kind.solve(kind.problem.model_validate(work.problem), report)
+    result = kind.solve(kind.problem.as_stored(work.problem), report)
     worker.progress = _columns(Progress(1.0, "done", result.objective))
     return result.model_dump(mode="json")
 

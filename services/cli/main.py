@@ -18,7 +18,9 @@ from services.kit.extras import missing_extra
 from services.kit.release import RELEASE
 
 ROOMS = {
-    "site.local": ("up", "down", "status", "admin-key", "credential", "rotate-secret", "backup", "restore"),
+    "site.local": (
+        *("up", "down", "status", "admin-key", "credential", "rotate-secret", "backup", "restore", "downgrade"),
+    ),
     "site.join": ("join", "leave"),
     "site.certificates": ("ca",),
     "site.dashboard": ("dashboard",),

@@ -71,6 +71,12 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @classmethod
+    def as_stored(cls, document: object) -> Self:
+        """Read what some release, maybe a later one, has stored; fields that this one does not know are left out."""
+        read = cls.model_validate_json if isinstance(document, str | bytes) else cls.model_validate
+        return read(document, extra="ignore")  # pyright: ignore[reportArgumentType]
+
 
 class NodeMessage(Message):
     """A message between a node's agent and the control plane, which may be a release apart: unknown fields are ignored.

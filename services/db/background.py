@@ -316,7 +316,7 @@ def _record(row: RowMapping) -> WorkRecord:
     known = {name: row[name] for name in RECORD if name in row}
     known["state"] = WorkState(known["state"])
     if known["failure"] is not None:
-        known["failure"] = WorkFailure.model_validate(known["failure"])
+        known["failure"] = WorkFailure.as_stored(known["failure"])
     return WorkRecord(**known, columns={name: value for name, value in row.items() if name not in RECORD})
 
 

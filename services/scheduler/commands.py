@@ -39,7 +39,7 @@ def start_commands(
     not know the field, and have no slices. The same goes for ``batch_size``, the total batch of a job whose user lets
     policies choose it, and for ``packed``, set for a gang that is put beside the holder of its device.
     """
-    runs = JobSpec.model_validate({name: value for name, value in spec.items() if name not in NOT_FOR_NODES})
+    runs = JobSpec.as_stored({name: value for name, value in spec.items() if name not in NOT_FOR_NODES})
     world_size = sum(len(share["devices"]) for share in shares)
     offset = 0
     commands: list[Outgoing] = []

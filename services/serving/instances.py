@@ -212,5 +212,5 @@ class Instance:
 @lru_cache(maxsize=4_096)
 def read_terms(document: str) -> tuple[InstanceTerms, dict[str, Any]]:
     """Return stored terms, and what the process depends on; cached, because many instances share few terms."""
-    terms = InstanceTerms.model_validate_json(document)
+    terms = InstanceTerms.as_stored(document)
     return terms, terms.process()

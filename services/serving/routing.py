@@ -98,7 +98,7 @@ class Routing:
             keys = {row.endpoint: row.set_at for row in await queries.routing.keys()} if has_secrets else {}
             apps = {app.key: app for app in await queries.apps.routed()}
             fleets = {name: (await queries.fleets.find(name)).spec for name in {app.fleet for app in apps.values()}}
-        specs = {pool.name: PoolSpec.model_validate_json(pool.spec) for pool in pools}
+        specs = {pool.name: PoolSpec.as_stored(pool.spec) for pool in pools}
         of_apps = [row for row in rows if row.pool in apps]
         rows = [row for row in rows if row.pool in specs]
         signals = {

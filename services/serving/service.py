@@ -81,7 +81,7 @@ class Pools:
         """
         async with self._repository.writing() as queries:
             pool = await self._locked(queries, name, caller)
-            await _replace(queries, pool, PoolSpec.model_validate({**pool.document, "mode": mode}), caller)
+            await _replace(queries, pool, PoolSpec.as_stored({**pool.document, "mode": mode}), caller)
             return await queries.pools.show(name, self._plan_interval)
 
     async def delete(self, name: str, caller: Identity) -> Pool:

@@ -95,12 +95,12 @@ class PlanMaker:
         assert work.started_at is not None, "it was claimed a moment ago, by the database's clock"
         deadline_s = time.monotonic() + (columns["deadline_at"] - work.started_at).total_seconds() - SPARE_S
         if kept := document.pop("asked", None):
-            asked = AskedPlan.model_validate(kept)
+            asked = AskedPlan.as_stored(kept)
         else:
             plan = PlanWork(
                 columns["pool"],
                 PlanTrigger(columns["trigger"]),
-                PoolSpec.model_validate(document["spec"]),
+                PoolSpec.as_stored(document["spec"]),
                 columns["from_at"],
                 deadline_s,
             )

@@ -90,7 +90,7 @@ class SimulatorService:
     async def find(self, simulation_id: str, caller: Identity) -> Simulation:
         """Return a complete run; ``ProblemError``: 404 if there is none that the caller may see."""
         work = await self._work_queue.find(simulation_id, caller)
-        request = TrainingProblem.model_validate(work.problem)
+        request = TrainingProblem.as_stored(work.problem)
         return Simulation(**dict(_summary(work)), request=request, result=work.result)
 
     async def page(self, query: SimulationQuery, caller: Identity) -> SimulationList:

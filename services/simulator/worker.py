@@ -23,7 +23,7 @@ def simulation_worker(
     repository = SimulationRepository(engine)
 
     def answer(work: WorkRecord, worker: Worker) -> Any:
-        problem = TrainingProblem.model_validate(work.problem)
+        problem = TrainingProblem.as_stored(work.problem)
         files = {name: file for name in FILE_OPTIONS if isinstance(file := getattr(problem, name), StoredFile)}
         stored = worker.ask(lambda: repository.fetch([file.sha256 for file in files.values()]))
         contents = {name: Content(file.name, stored[file.sha256]) for name, file in files.items()}

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from migrations.run import is_known
+from migrations import run as migrations
+from migrations.run import NoWayBackError, is_known
 from services.db.database import plain_url
 from services.kit.release import RELEASE
 from services.standalone import postgres, processes, repository
@@ -132,6 +133,27 @@ def restore(folder: DataFolder, source: Path, environment: Mapping[str, str], ad
         raise
     marker.unlink()
     return lost
+
+
+async def go_back(
+    folder: DataFolder, release: str, environment: Mapping[str, str], confirm: Callable[[list[str]], None]
+) -> None:
+    """Make a database one that an earlier release starts on; ``confirm`` gets what is undone for it, if anything is.
+
+    Raises:
+        BadInputError: the installation runs, or the release cannot start on it; nothing was changed.
+        StackError: the database does not start or answer.
+    """
+    if folder.holder() is not None and not environment.get("DATABASE_URL"):
+        raise BadInputError("the installation is running: stop it first, by `wattshift down`")
+    async with database_of(folder, environment) as url:
+        await repository.schema(url)
+        try:
+            if undone := await asyncio.to_thread(migrations.undone_by_going_back, url, release):
+                confirm(undone)
+            await asyncio.to_thread(migrations.go_back, url, release)
+        except NoWayBackError as error:
+            raise BadInputError(str(error)) from None
 
 
 def read_manifest(source: Path) -> Manifest:

@@ -91,15 +91,15 @@ class AccessRepository:
         identity = Identity(
             tenant_id=row.tenant_id, role=Role(row.role), key_id=row.id, user_id=row.user_id, project=row.project
         )
-        limits, own = TenantLimits.model_validate(row.limits), KeyLimits.model_validate(row.key_limits)
+        limits, own = TenantLimits.as_stored(row.limits), KeyLimits.as_stored(row.key_limits)
         month = f"{utc_now():%Y-%m}"
-        used = KeyUse(month=month, tokens=0, gco2=0, cost=0) if row.used is None else KeyUse.model_validate(row.used)
+        used = KeyUse(month=month, tokens=0, gco2=0, cost=0) if row.used is None else KeyUse.as_stored(row.used)
         excess = used.excess(own, month) if own.has_budget else None
         return ResolvedKey(identity=identity, limits=limits, expires_at=row.expires_at, key_limits=own, excess=excess)
 
     async def insert_tenant(self, spec: TenantSpec) -> Tenant | None:
         """Store a tenant; return None if one with its id already exists."""
-        values = {"id": spec.id, "limits": spec.limits.model_dump()}
+        values = {"id": spec.id, "limits": spec.limits.model_dump(exclude_none=True)}
         query = insert(tenants).values(values).on_conflict_do_nothing().returning(tenants)
         row = (await self._connection.execute(query)).mappings().one_or_none()
         return None if row is None else _tenant(row)
@@ -121,7 +121,7 @@ class AccessRepository:
 
     async def set_limits(self, tenant_id: str, limits: TenantLimits) -> None:
         """Replace a tenant's limits."""
-        query = update(tenants).where(tenants.c.id == tenant_id).values(limits=limits.model_dump())
+        query = update(tenants).where(tenants.c.id == tenant_id).values(limits=limits.model_dump(exclude_none=True))
         await self._connection.execute(query)
 
     async def insert_user(self, tenant_id: str, spec: UserSpec) -> User | None:
@@ -289,7 +289,7 @@ def _unowned(labels: Collection[str]) -> tuple[ColumnElement[bool], ...]:
 
 
 def _tenant(row: RowMapping) -> Tenant:
-    return Tenant(id=row["id"], limits=TenantLimits.model_validate(row["limits"]), created_at=row["created_at"])
+    return Tenant(id=row["id"], limits=TenantLimits.as_stored(row["limits"]), created_at=row["created_at"])
 
 
 def _user(row: RowMapping) -> User:

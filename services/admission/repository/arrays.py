@@ -217,7 +217,7 @@ def _array(row: RowMapping) -> JobArray:
         name=row["name"],
         project=row["project"],
         state=state_of(tasks),
-        spec=JobSpec.model_validate(row["spec"]),
+        spec=JobSpec.as_stored(row["spec"]),
         count=row["tasks"],
         first=row["first_index"],
         last=row["last_index"],

@@ -254,7 +254,7 @@ def _visible(caller: Identity) -> list[ColumnElement[bool]]:
 
 
 def _job(row: Row[Any]) -> Job:
-    spec = JobSpec.model_validate(row.spec)
+    spec = JobSpec.as_stored(row.spec)
     return Job(
         id=row.id,
         number=row.number,

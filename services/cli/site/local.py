@@ -74,6 +74,7 @@ def register(app: typer.Typer) -> None:
     app.command("rotate-secret")(rotate_secret)
     app.command()(backup)
     app.command()(restore)
+    app.command()(downgrade)
 
 
 class _Up(TyperCommand):
@@ -318,6 +319,26 @@ def restore(
     console.print(f"restored into {where}; `wattshift up` starts it", soft_wrap=True)
     if lost:
         console.print(f"{lost} gang{'s' if lost > 1 else ''} ran when the backup was made; the jobs are queued again")
+
+
+def downgrade(
+    to: Annotated[str, typer.Option(metavar="RELEASE", help="Which release is to start next.", show_default=False)],
+    folder: DataDir = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Undo it without asking.")] = False,
+) -> None:
+    """Undo in the database what an earlier release cannot start on, if there is any of it; all else in it is kept.
+
+    It is this machine's installation, which has to be down, or the database that DATABASE_URL names.
+    """
+
+    def confirm(undone: list[str]) -> None:
+        errors.print(f"{to} knows nothing of these, which are undone:", *undone, sep="\n  ", markup=False)
+        if not yes:
+            typer.confirm("Undo them?", abort=True, err=True)
+
+    with stack_errors():
+        asyncio.run(_backups().go_back(DataFolder(folder or data_dir()), to, os.environ, confirm))
+    console.print(f"the database is one that {to} starts on", soft_wrap=True)
 
 
 def _backups() -> ModuleType:

@@ -424,7 +424,7 @@ async def controls(connection: Connection) -> ControlsByNode:
 def by_gang(rows: Iterable[ControlsReport]) -> ControlsByNode:
     found: dict[str, dict[str, ControlsStatus]] = {}
     for row in rows:
-        found.setdefault(row.allocation_id, {})[row.node_id] = ControlsStatus.model_validate(row.settings)
+        found.setdefault(row.allocation_id, {})[row.node_id] = ControlsStatus.as_stored(row.settings)
     return found
 
 

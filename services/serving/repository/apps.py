@@ -178,7 +178,7 @@ class AppRows(SpecRows[AppRecord]):
     table, what = apps, "app"
 
     def _record(self, row: RowMapping) -> AppRecord:
-        return record_of(AppRecord, row, spec=AppSpec.model_validate(row["spec"]))
+        return record_of(AppRecord, row, spec=AppSpec.as_stored(row["spec"]))
 
     async def of_fleet(self, fleet: str) -> list[AppRecord]:
         """Return the applications of a fleet by name, including those that are being deleted."""

@@ -154,7 +154,7 @@ class BatchWorkRows:
         for row in await self._connection.execute(_OPEN):
             batch = found.get(row.id)
             if batch is None:
-                caller = Identity.model_validate(row.caller)
+                caller = Identity.as_stored(row.caller)
                 batch = OpenBatch(row.id, caller, row.endpoint, row.input_file_id, row.status, row.left_s, {}, {})
                 found[row.id] = batch
             if row.model is not None:

@@ -89,10 +89,10 @@ async def read_own(connection: AsyncConnection, pool: str) -> OwnState:
     return OwnState(
         now_s=row.now_s,
         instances=[
-            Running(place, mode, InstanceTerms.model_validate(terms), up_s)
+            Running(place, mode, InstanceTerms.as_stored(terms), up_s)
             for place, mode, terms, up_s in _rows(row.instances)
         ],
-        in_force=None if row.in_force is None else PoolsResult.model_validate(row.in_force),
+        in_force=None if row.in_force is None else PoolsResult.as_stored(row.in_force),
     )
 
 
@@ -158,11 +158,11 @@ async def read_cluster(connection: AsyncConnection) -> Cluster:
     row: Any = (await connection.execute(CLUSTER)).one()
     needs: dict[str, PoolNeeds] = defaultdict(PoolNeeds)
     for pool, document in _rows(row.awaited):
-        of = InstanceTerms.model_validate(document)
+        of = InstanceTerms.as_stored(document)
         needs[pool].awaited.append(Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus))
     made = Counter({(pool, place, mode): count for pool, place, mode, count in _rows(row.made)})
     for pool, document, planned, in_force in _rows(row.planned):
-        spec = PoolSpec.model_validate(document)
+        spec = PoolSpec.as_stored(document)
         needs[pool].planned.extend(_not_made(pool, spec, planned, made))
         needs[pool].in_force.extend(_not_made(pool, spec, in_force or [], made))
     return Cluster(

@@ -105,7 +105,7 @@ class FleetRows(SpecRows[FleetRecord]):
 
     def _record(self, row: RowMapping) -> FleetRecord:
         assignment = read_assignment(row["assignment"])
-        return record_of(FleetRecord, row, spec=FleetSpec.model_validate(row["spec"]), assignment=assignment)
+        return record_of(FleetRecord, row, spec=FleetSpec.as_stored(row["spec"]), assignment=assignment)
 
     async def names(self) -> list[str]:
         return list((await self._connection.execute(select(fleets.c.name).order_by(fleets.c.name))).scalars())
@@ -205,7 +205,7 @@ class FleetRows(SpecRows[FleetRecord]):
         query = select(c.search).where(
             c.fleet == fleet, c.search.is_not(None), c.made_at < end_at, func.coalesce(c.ended_at, end_at) >= start_at
         )
-        searches = [FleetSearch.model_validate(each) for each in (await self._connection.execute(query)).scalars()]
+        searches = [FleetSearch.as_stored(each) for each in (await self._connection.execute(query)).scalars()]
         found = [each for search in searches for each in search.evaluations]
         return sorted((each for each in found if start_at <= each.begun_at < end_at), key=lambda each: each.begun_at)
 
@@ -288,5 +288,5 @@ def _plan(row: RowMapping) -> PlanRecord:
         state=FleetPlanState(row["state"]),
         basis=Basis.read(row["basis"]),
         progress=None if row["progress"] is None else Progress.read(row["progress"]),
-        search=None if row["search"] is None else FleetSearch.model_validate(row["search"]),
+        search=None if row["search"] is None else FleetSearch.as_stored(row["search"]),
     )

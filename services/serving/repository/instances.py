@@ -79,12 +79,12 @@ DELETE FROM pool_instances WHERE state = 'ended' AND ended_at < now() - make_int
 
 @lru_cache(maxsize=1_024)
 def _read_blueprint(document: str) -> Blueprint:
-    return pool_blueprint(PoolSpec.model_validate_json(document))
+    return pool_blueprint(PoolSpec.as_stored(document))
 
 
 @lru_cache(maxsize=1_024)
 def _read_app_blueprint(document: str, fleet: str) -> Blueprint:
-    return app_blueprint(AppSpec.model_validate_json(document), FleetSpec.model_validate_json(fleet))
+    return app_blueprint(AppSpec.as_stored(document), FleetSpec.as_stored(fleet))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class InstanceRows:
         row = (await self._connection.execute(PLAN, {"plan": plan_id})).one_or_none()
         if row is None or row.plan is None:
             return None
-        plan = PoolsResult.model_validate(row.plan)
+        plan = PoolsResult.as_stored(row.plan)
         if plan.partition is None:
             return None
         target: dict[Combination, dict[str | None, int]] = {}

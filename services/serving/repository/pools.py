@@ -35,7 +35,7 @@ class PoolRecord:
     @property
     def spec(self) -> PoolSpec:
         """The spec as an operator submitted it."""
-        return PoolSpec.model_validate(self.document)
+        return PoolSpec.as_stored(self.document)
 
 
 class PoolRows(SpecRows[PoolRecord]):

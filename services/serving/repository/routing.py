@@ -166,7 +166,7 @@ class EndpointRows(SpecRows[Endpoint]):
     table, what = model_endpoints, "endpoint"
 
     def _record(self, row: RowMapping) -> Endpoint:
-        return Endpoint.model_validate({name: row[name] for name in Endpoint.model_fields})
+        return Endpoint.as_stored({name: row[name] for name in Endpoint.model_fields})
 
     async def all(self) -> list[Endpoint]:
         return await self._read(select(model_endpoints).order_by(model_endpoints.c.name))

@@ -247,7 +247,7 @@ async def _answer(connection: Connection, engine: str, report: EngineReport, old
         unreported = [record[0] for record in await connection.fetch(_UNREPORTED, engine, list(report.present))]
     if report.wants_decisions:
         found = await connection.fetch(_DECISIONS, engine)
-        decisions = [EngineDecision.model_validate(record[0]) for record in found]
+        decisions = [EngineDecision.as_stored(record[0]) for record in found]
     return EngineReply(
         unreported=unreported,
         ended=[name for name, is_over in older.items() if is_over],
