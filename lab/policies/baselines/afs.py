@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,35 +41,30 @@ from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.cycle.sorting import order_by, wishes_first
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 
 @dataclass(frozen=True)
 class AfsConfig:
     """Parameters of AFS."""
 
-    sizes: Annotated[
-        Literal["powers_of_two", "any"], Parameter("Sizes a gang may have: powers of two (the paper), or any.")
-    ] = "powers_of_two"
-    lengths: Annotated[
-        Literal["predicted", "attained"],
-        Parameter(
-            "What tells short jobs from long ones: their predicted remaining time (AFS-L), or the service they have "
-            "had so far, as if lengths were unknown (AFS-P)."
-        ),
-    ] = "predicted"
-    restart_s: Annotated[
-        float,
-        Parameter("Time a gang loses when it is stopped and started again. Default: ours.", unit="s", minimum=0.0),
-    ] = 60.0
-    resize_gain: Annotated[
-        float,
-        Parameter(
-            "A running job grows only if that saves this many times the cost of its restart; 0: whenever its share "
-            "grows. Default: ours, as for PowerFlow.",
-            minimum=0.0,
-        ),
-    ] = 2.0
+    sizes: Literal["powers_of_two", "any"] = parameter(
+        "powers_of_two", "Sizes a gang may have: powers of two (the paper), or any."
+    )
+    lengths: Literal["predicted", "attained"] = parameter(
+        "predicted",
+        "What tells short jobs from long ones: their predicted remaining time (AFS-L), or the service they have "
+        "had so far, as if lengths were unknown (AFS-P).",
+    )
+    restart_s: float = parameter(
+        60.0, "Time a gang loses when it is stopped and started again. Default: ours.", unit="s", minimum=0.0
+    )
+    resize_gain: float = parameter(
+        2.0,
+        "A running job grows only if that saves this many times the cost of its restart; 0: whenever its share "
+        "grows. Default: ours, as for PowerFlow.",
+        minimum=0.0,
+    )
 
     def __post_init__(self) -> None:
         check_parameters(self)

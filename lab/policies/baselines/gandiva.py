@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from services.core.domain.arrays import Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 MOVES, HAS_QUANTUM, WAITS, HAD_QUANTUM = range(4)
 
@@ -41,17 +41,14 @@ MOVES, HAS_QUANTUM, WAITS, HAD_QUANTUM = range(4)
 class TurnsConfig:
     """Parameters of turns."""
 
-    quantum_s: Annotated[
-        float,
-        Parameter(
-            "How long a job runs before it gives way to waiting jobs, which happens in active rounds. Default: the "
-            "paper.",
-            unit="s",
-            minimum=1.0,
-            formerly="time_slice_s",
-        ),
-    ] = 60.0
-    migrate: Annotated[bool, Parameter("Whether gangs that span nodes are moved to one that has room for them.")] = True
+    quantum_s: float = parameter(
+        60.0,
+        "How long a job runs before it gives way to waiting jobs, which happens in active rounds. Default: the paper.",
+        unit="s",
+        minimum=1.0,
+        formerly="time_slice_s",
+    )
+    migrate: bool = parameter(True, "Whether gangs that span nodes are moved to one that has room for them.")
     gang: GangParameter = "min"
 
     def __post_init__(self) -> None:
@@ -62,12 +59,9 @@ class TurnsConfig:
 class GandivaConfig(TurnsConfig):
     """Parameters of Gandiva."""
 
-    packing: Annotated[
-        bool,
-        Parameter(
-            "Whether two jobs of one GPU each share one where others wait, as long as they do more than in turns."
-        ),
-    ] = True
+    packing: bool = parameter(
+        True, "Whether two jobs of one GPU each share one where others wait, as long as they do more than in turns."
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, waiting
 from services.core.cycle.snapshot import Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 Key = Literal["duration", "workload", "submission"]
 
@@ -41,13 +41,11 @@ Key = Literal["duration", "workload", "submission"]
 class PredictedOrderConfig:
     """Parameters of all five."""
 
-    placement: Annotated[
-        Literal["first-fit", "heavy-edge", "refined", "consolidated", "buddy"],
-        Parameter(
-            "How gangs are placed. Default: on the first servers with free GPUs, replicas mapped by Heavy-Edge, which "
-            "is all that the paper says of its baselines; heavy-edge: on the servers that A-SRPT would take."
-        ),
-    ] = "first-fit"
+    placement: Literal["first-fit", "heavy-edge", "refined", "consolidated", "buddy"] = parameter(
+        "first-fit",
+        "How gangs are placed. Default: on the first servers with free GPUs, replicas mapped by Heavy-Edge, which "
+        "is all that the paper says of its baselines; heavy-edge: on the servers that A-SRPT would take.",
+    )
     gang: GangParameter = "min"
 
     def __post_init__(self) -> None:

@@ -7,7 +7,6 @@ without an oracle reaches; live it holds predictions, and jobs without one come 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, contenders
 from services.core.cycle.snapshot import Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,9 @@ class ShortestConfig:
     """Parameters of both."""
 
     gang: GangParameter = "min"
-    backfill: Annotated[
-        bool, Parameter("Whether longer jobs may start while a shorter one waits for more GPUs than are free.")
-    ] = True
+    backfill: bool = parameter(
+        True, "Whether longer jobs may start while a shorter one waits for more GPUs than are free."
+    )
 
     def __post_init__(self) -> None:
         check_parameters(self)

@@ -30,7 +30,6 @@ Proc. ACM Meas. Anal. Comput. Syst. 7(3), 2023 (SIGMETRICS'24), section 4.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import numpy as np
 
@@ -49,7 +48,7 @@ from services.core.domain.carbon import CarbonCurve
 from services.core.domain.reasons import Reason
 from services.core.policies.batches import with_batches
 from services.core.policies.goodput_by_size import goodput_of
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 LEAST_INTENSITY = 0.1
 """Slots at or below this, gCO2/kWh, are alike: marginal intensities may be 0 or negative."""
@@ -59,18 +58,16 @@ LEAST_INTENSITY = 0.1
 class CarbonScalerConfig:
     """Parameters of CarbonScaler."""
 
-    window_s: Annotated[
-        float,
-        Parameter(
-            "How much later a job without a deadline may end than if it had run at once. Default: ours, 24 hours, as "
-            "for Wait Awhile.",
-            unit="s",
-            minimum=0.0,
-        ),
-    ] = 86_400.0
-    unknown_s: Annotated[
-        float, Parameter("Assumed time that a job without a prediction needs. Default: ours.", unit="s", minimum=60.0)
-    ] = 14_400.0
+    window_s: float = parameter(
+        86_400.0,
+        "How much later a job without a deadline may end than if it had run at once. Default: ours, 24 hours, as "
+        "for Wait Awhile.",
+        unit="s",
+        minimum=0.0,
+    )
+    unknown_s: float = parameter(
+        14_400.0, "Assumed time that a job without a prediction needs. Default: ours.", unit="s", minimum=60.0
+    )
 
     def __post_init__(self) -> None:
         check_parameters(self)

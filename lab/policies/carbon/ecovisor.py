@@ -7,7 +7,6 @@ the queue. What runs goes on: GREEN speaks of jobs that are queued, not of jobs 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
@@ -21,38 +20,34 @@ from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 
 @dataclass(frozen=True)
 class EcovisorConfig:
     """Parameters of the threshold policy."""
 
-    percentile: Annotated[
-        float,
-        Parameter(
-            "Jobs start while the intensity is at most this percentile of the curve. Default: GREEN section 8.1.",
-            unit="%",
-            minimum=0.0,
-            maximum=100.0,
-        ),
-    ] = 10.0
-    curve_window_s: Annotated[
-        float, Parameter("Length of the curve ahead. Default: GREEN section 8.1, 24 hours.", unit="s", minimum=60.0)
-    ] = 86_400.0
-    longest_wait_s: Annotated[
-        float | None,
-        Parameter(
-            "A job that has waited this long starts at any intensity; null: no job does. Default: ours, 12 hours as "
-            "for GAIA; otherwise a tenth of the hours would have to start all jobs of a busy cluster.",
-            unit="s",
-            minimum=0.0,
-        ),
-    ] = 43_200.0
+    percentile: float = parameter(
+        10.0,
+        "Jobs start while the intensity is at most this percentile of the curve. Default: GREEN section 8.1.",
+        unit="%",
+        minimum=0.0,
+        maximum=100.0,
+    )
+    curve_window_s: float = parameter(
+        86_400.0, "Length of the curve ahead. Default: GREEN section 8.1, 24 hours.", unit="s", minimum=60.0
+    )
+    longest_wait_s: float | None = parameter(
+        43_200.0,
+        "A job that has waited this long starts at any intensity; null: no job does. Default: ours, 12 hours as "
+        "for GAIA; otherwise a tenth of the hours would have to start all jobs of a busy cluster.",
+        unit="s",
+        minimum=0.0,
+    )
     gang: GangParameter = "min"
-    backfill: Annotated[
-        bool, Parameter("Whether later jobs may start while an earlier one waits for more GPUs than are free.")
-    ] = True
+    backfill: bool = parameter(
+        True, "Whether later jobs may start while an earlier one waits for more GPUs than are free."
+    )
 
     def __post_init__(self) -> None:
         check_parameters(self)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,28 +32,26 @@ from services.core.domain.carbon import CarbonCurve
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 
 @dataclass(frozen=True)
 class GaiaConfig:
     """Parameters of Carbon-Time."""
 
-    longest_wait_s: Annotated[
-        float,
-        Parameter("W: no start is planned later than this after submission. Default: GREEN section 8.1.", minimum=0.0),
-    ] = 43_200.0
-    length: Annotated[
-        Literal["mean", "predicted"],
-        Parameter("J: the same for all jobs, as in GAIA, or each job's own prediction if there is one."),
-    ] = "mean"
-    mean_length_s: Annotated[
-        float, Parameter("J of jobs whose own length is unused or unknown. Default: ours.", unit="s", minimum=60.0)
-    ] = 10_800.0
+    longest_wait_s: float = parameter(
+        43_200.0, "W: no start is planned later than this after submission. Default: GREEN section 8.1.", minimum=0.0
+    )
+    length: Literal["mean", "predicted"] = parameter(
+        "mean", "J: the same for all jobs, as in GAIA, or each job's own prediction if there is one."
+    )
+    mean_length_s: float = parameter(
+        10_800.0, "J of jobs whose own length is unused or unknown. Default: ours.", unit="s", minimum=60.0
+    )
     gang: GangParameter = "min"
-    backfill: Annotated[
-        bool, Parameter("Whether later jobs may start while an earlier one waits for more GPUs than are free.")
-    ] = True
+    backfill: bool = parameter(
+        True, "Whether later jobs may start while an earlier one waits for more GPUs than are free."
+    )
 
     def __post_init__(self) -> None:
         check_parameters(self)

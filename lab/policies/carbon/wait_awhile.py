@@ -10,7 +10,6 @@ whose hour has come still queues for devices, by the slack it has left.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
@@ -25,25 +24,23 @@ from services.core.domain.arrays import Floats, Ints
 from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.greener_hours import expected_start_s, should_run
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 
 @dataclass(frozen=True)
 class WaitAwhileConfig:
     """Parameters of the interruptible policy."""
 
-    window_s: Annotated[
-        float,
-        Parameter(
-            "How much later a job without a deadline may end than if it had run at once. Default: ours, 24 hours, as "
-            "GAIA runs it.",
-            unit="s",
-            minimum=0.0,
-        ),
-    ] = 86_400.0
-    unknown_s: Annotated[
-        float, Parameter("Assumed time that a job without a prediction needs. Default: ours.", unit="s", minimum=60.0)
-    ] = 14_400.0
+    window_s: float = parameter(
+        86_400.0,
+        "How much later a job without a deadline may end than if it had run at once. Default: ours, 24 hours, as "
+        "GAIA runs it.",
+        unit="s",
+        minimum=0.0,
+    )
+    unknown_s: float = parameter(
+        14_400.0, "Assumed time that a job without a prediction needs. Default: ours.", unit="s", minimum=60.0
+    )
     gang: GangParameter = "min"
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ The wrapped policy decides what runs; then every gang that runs or starts is put
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic
+from typing import Any, Generic
 
 from lab.policies.zeus.cost import least_cost
 from services.core.cycle.plan import Plan
@@ -15,26 +15,19 @@ from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import JobId
 from services.core.policies.limits import with_limits
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 
 @dataclass(frozen=True)
 class ZeusConfig:
     """Zeus' own parameters; those of the wrapped policy stand beside them."""
 
-    eta: Annotated[
-        float,
-        Parameter("Weight of energy against time: 1 saves energy alone, 0 time alone.", minimum=0.0, maximum=1.0),
-    ] = 0.5
-    profile_window_s: Annotated[
-        float,
-        Parameter(
-            "How long an unknown kind of job is measured at each power limit.",
-            unit="s",
-            minimum=0.1,
-            maximum=3600.0,
-        ),
-    ] = 5.0
+    eta: float = parameter(
+        0.5, "Weight of energy against time: 1 saves energy alone, 0 time alone.", minimum=0.0, maximum=1.0
+    )
+    profile_window_s: float = parameter(
+        5.0, "How long an unknown kind of job is measured at each power limit.", unit="s", minimum=0.1, maximum=3600.0
+    )
 
     def __post_init__(self) -> None:
         check_parameters(self)

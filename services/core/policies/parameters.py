@@ -1,10 +1,11 @@
 """Policy parameters: declared once on a frozen dataclass, then checked, built from JSON and described from there.
 
-A field is annotated with its meaning and permitted range::
+A field has its default, meaning and permitted range::
 
-    promote_knob: Annotated[float, Parameter("...", minimum=0.0)] = 0.0
+    promote_knob: float = parameter(0.0, "...", minimum=0.0)
 
-and the dataclass calls ``check_parameters(self)`` in ``__post_init__``.
+and the dataclass calls ``check_parameters(self)`` in ``__post_init__``. A type that several policies use may bring the
+meaning along, as ``Annotated[float, Parameter("...")]``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from services.core.domain.errors import PolicyConfigError
@@ -55,6 +56,11 @@ class Parameter:
     minimum: float | None = None
     maximum: float | None = None
     formerly: str = ""
+
+
+def parameter(default: object, meaning: str, **more: Any) -> Any:
+    """Return a field with this default; the rest as for ``Parameter``."""
+    return field(default=default, metadata={Parameter.__name__: Parameter(meaning, **more)})
 
 
 def check_parameters(config: object) -> None:
@@ -131,7 +137,9 @@ def _declarations(config_type: type) -> list[tuple[str, _Kind, Parameter]]:
     hints = get_type_hints(config_type, include_extras=True)
     declarations: list[tuple[str, _Kind, Parameter]] = []
     for declared in fields(config_type):
-        hint, described = get_args(hints[declared.name])
+        hint, described = hints[declared.name], declared.metadata.get(Parameter.__name__)
+        if described is None:
+            hint, described = get_args(hint)
         declarations.append((declared.name, _kind_of(hint), described))
     return declarations
 

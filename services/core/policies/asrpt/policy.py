@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -51,54 +51,44 @@ from services.core.parallel.mapping import Mapper
 from services.core.policies.asrpt.heap import Heap
 from services.core.policies.asrpt.virtual_machine import EndedJob, VirtualJob, VirtualMachine
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 
 @dataclass(frozen=True)
 class AsrptConfig:
     """Parameters of A-SRPT."""
 
-    comm_heavy: Annotated[
-        float,
-        Parameter(
-            "A gang is communication-heavy if its worst placement takes at least this many times as long as its best. "
-            "Default: the paper.",
-            minimum=1.0,
-        ),
-    ] = COMM_HEAVY
-    tau: Annotated[
-        float,
-        Parameter(
-            "How long a communication-heavy gang waits for a better placement, in multiples of its length on the "
-            "virtual machine; 0: not at all, as on the paper's testbed. Default: ours; the paper prints none.",
-            minimum=0.0,
-        ),
-    ] = 1.0
-    others: Annotated[
-        Literal["wait", "pass"],
-        Parameter(
-            "What jobs behind a gang that waits for a better placement do: wait too, or pass it. Default: wait, the "
-            "loop of Algorithm 1; pass: as its line 7 and the paper's text can be read."
-        ),
-    ] = "wait"
-    machine: Annotated[
-        Literal["waits", "runs"],
-        Parameter(
-            "What the virtual machine does while the head of the queue is held up. Default: waits, our reading of "
-            "Algorithm 1, whose loop moves it only while nothing is held up; runs: as the proof of Theorem 1 has it."
-        ),
-    ] = "waits"
-    machine_speed: Annotated[
-        float,
-        Parameter(
-            "Speed of the virtual machine against the whole cluster at its best placements. Below 1, jobs wait less in "
-            "the queue and more on the machine, where shorter ones overtake them. Default: the paper.",
-            minimum=0.01,
-        ),
-    ] = 1.0
-    placement: Annotated[
-        Literal["heavy-edge", "refined"], Parameter("How replicas are mapped to GPUs. Default: the paper.")
-    ] = "heavy-edge"
+    comm_heavy: float = parameter(
+        COMM_HEAVY,
+        "A gang is communication-heavy if its worst placement takes at least this many times as long as its best. "
+        "Default: the paper.",
+        minimum=1.0,
+    )
+    tau: float = parameter(
+        1.0,
+        "How long a communication-heavy gang waits for a better placement, in multiples of its length on the "
+        "virtual machine; 0: not at all, as on the paper's testbed. Default: ours; the paper prints none.",
+        minimum=0.0,
+    )
+    others: Literal["wait", "pass"] = parameter(
+        "wait",
+        "What jobs behind a gang that waits for a better placement do: wait too, or pass it. Default: wait, the "
+        "loop of Algorithm 1; pass: as its line 7 and the paper's text can be read.",
+    )
+    machine: Literal["waits", "runs"] = parameter(
+        "waits",
+        "What the virtual machine does while the head of the queue is held up. Default: waits, our reading of "
+        "Algorithm 1, whose loop moves it only while nothing is held up; runs: as the proof of Theorem 1 has it.",
+    )
+    machine_speed: float = parameter(
+        1.0,
+        "Speed of the virtual machine against the whole cluster at its best placements. Below 1, jobs wait less in "
+        "the queue and more on the machine, where shorter ones overtake them. Default: the paper.",
+        minimum=0.01,
+    )
+    placement: Literal["heavy-edge", "refined"] = parameter(
+        "heavy-edge", "How replicas are mapped to GPUs. Default: the paper."
+    )
     gang: GangParameter = "min"
 
     def __post_init__(self) -> None:

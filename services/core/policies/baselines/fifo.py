@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StatelessPolicy
@@ -12,7 +11,7 @@ from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, waiting
 from services.core.cycle.snapshot import Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 
 @dataclass(frozen=True)
@@ -20,13 +19,11 @@ class FifoConfig:
     """Parameters of FIFO."""
 
     gang: GangParameter = "min"
-    backfill: Annotated[
-        bool,
-        Parameter(
-            "Whether later jobs may start while an earlier one waits for more GPUs than are free; "
-            "a wide gang may then never start."
-        ),
-    ] = False
+    backfill: bool = parameter(
+        False,
+        "Whether later jobs may start while an earlier one waits for more GPUs than are free; "
+        "a wide gang may then never start.",
+    )
 
     def __post_init__(self) -> None:
         check_parameters(self)

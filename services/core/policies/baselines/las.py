@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,30 +26,26 @@ from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.parameters import check_parameters, parameter
 
 
 @dataclass(frozen=True)
 class LasConfig:
     """Parameters of discretised 2D-LAS."""
 
-    queue_thresholds_gpu_s: Annotated[
-        tuple[float, ...],
-        Parameter(
-            "Attained service at which a job leaves each queue for the next, ascending; n thresholds make n + 1 "
-            "queues. Default: the published Tiresias simulator.",
-            unit="GPU s",
-            minimum=1.0,
-        ),
-    ] = (3250.0,)
-    promote_knob: Annotated[
-        float,
-        Parameter(
-            "A waiting job returns to the first queue once it has waited this many times as long as it ran since "
-            "it was last there; 0 switches promotion off, as in the published Tiresias simulator.",
-            minimum=0.0,
-        ),
-    ] = 0.0
+    queue_thresholds_gpu_s: tuple[float, ...] = parameter(
+        (3250.0,),
+        "Attained service at which a job leaves each queue for the next, ascending; n thresholds make n + 1 "
+        "queues. Default: the published Tiresias simulator.",
+        unit="GPU s",
+        minimum=1.0,
+    )
+    promote_knob: float = parameter(
+        0.0,
+        "A waiting job returns to the first queue once it has waited this many times as long as it ran since "
+        "it was last there; 0 switches promotion off, as in the published Tiresias simulator.",
+        minimum=0.0,
+    )
     gang: GangParameter = "min"
 
     def __post_init__(self) -> None:
