@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-import httpx
-
-from carbon_service.providers.entry import ProviderEntry, ProviderSettings
-from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
+from carbon_service.providers.live import LiveSettings
 from carbon_service.providers.mix import Mix, MixProvider, intensity
 from carbon_service.providers.protocol import DAY_S, Feed
 from carbon_service.providers.readings import field, instant_s, number, rows
@@ -33,16 +32,19 @@ FEED = Feed(
 )
 
 
-class Eco2mix(MixProvider):
+class Eco2mixSettings(LiveSettings):
+    """Prefix ``CARBON_ECO2MIX_``."""
+
+    url: str = BASE_URL
+
+
+class Eco2mix(MixProvider[Eco2mixSettings]):
     """Zone ``FR``."""
 
     name = "eco2mix"
 
-    def __init__(
-        self, http: httpx.AsyncClient, now_s: Callable[[], float], pacing: Pacing, base_url: str = BASE_URL
-    ) -> None:
-        super().__init__(FEED, now_s)
-        self._client = ProviderClient(http, base_url, pacing, RateLimit(30, 60.0))
+    def __init__(self, settings: Eco2mixSettings, context: ProviderContext) -> None:
+        super().__init__(FEED, settings, context, RateLimit(30, 60.0))
 
     def area(self, zone: str) -> str | None:
         """Return France for ``FR``."""
@@ -62,17 +64,7 @@ class Eco2mix(MixProvider):
                 yield Mix(instant_s(field(row, "date_heure")), power_mw, is_doubted=not near)
 
 
-class Eco2mixSettings(ProviderSettings):
-    """Prefix ``CARBON_ECO2MIX_``."""
-
-    url: str = BASE_URL
-
-
-ENTRY = ProviderEntry(
-    "eco2mix",
-    Eco2mixSettings,
-    lambda settings, context: Eco2mix(context.http, context.now_s, context.pacing, settings.url),
-)
+ENTRY = ProviderEntry("eco2mix", Eco2mixSettings, Eco2mix)
 
 
 def _near(one: float, other: float) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-import httpx
 from pydantic import SecretStr
 
-from carbon_service.providers.entry import ProviderEntry, ProviderSettings
-from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
+from carbon_service.providers.live import LiveSettings
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
 from carbon_service.providers.protocol import DAY_S, Feed
 from carbon_service.providers.readings import field, instant_s, number, rows
@@ -32,18 +32,22 @@ FEED = Feed(
 )
 
 
-class Eia(MixProvider):
+class EiaSettings(LiveSettings):
+    """Prefix ``CARBON_EIA_``."""
+
+    url: str = BASE_URL
+    key: SecretStr
+
+
+class Eia(MixProvider[EiaSettings]):
     """Zones ``US-...-CODE`` by the code of their balancing authority, such as ``US-CAL-CISO``."""
 
     name = "eia"
     recent_s = 2 * DAY_S
 
-    def __init__(
-        self, http: httpx.AsyncClient, now_s: Callable[[], float], pacing: Pacing, key: str, base_url: str = BASE_URL
-    ) -> None:
-        super().__init__(FEED, now_s)
-        self._key = key
-        self._client = ProviderClient(http, base_url, pacing, RateLimit(60, 60.0))
+    def __init__(self, settings: EiaSettings, context: ProviderContext) -> None:
+        super().__init__(FEED, settings, context, RateLimit(60, 60.0))
+        self._key = settings.key.get_secret_value()
 
     def area(self, zone: str) -> str | None:
         """Return the code of the balancing authority."""
@@ -75,20 +79,7 @@ class Eia(MixProvider):
             yield Mix(None if end is None else end - HOUR_S, mix)
 
 
-class EiaSettings(ProviderSettings):
-    """Prefix ``CARBON_EIA_``."""
-
-    url: str = BASE_URL
-    key: SecretStr
-
-
-ENTRY = ProviderEntry(
-    "eia",
-    EiaSettings,
-    lambda settings, context: Eia(
-        context.http, context.now_s, context.pacing, settings.key.get_secret_value(), settings.url
-    ),
-)
+ENTRY = ProviderEntry("eia", EiaSettings, Eia)
 
 
 def _hour(time_s: float) -> str:

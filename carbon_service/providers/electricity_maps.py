@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import httpx
 from pydantic import AfterValidator, SecretStr
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry, ProviderSettings, among
-from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.entry import ProviderContext, ProviderEntry, among
+from carbon_service.providers.http import RateLimit
+from carbon_service.providers.live import LiveProvider, LiveSettings
 from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, ProviderError, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
 from carbon_service.values import Signals
@@ -36,32 +35,27 @@ FEED = Feed(
 )
 
 
-class ElectricityMaps:
+class ElectricityMapsSettings(LiveSettings):
+    """Prefix ``CARBON_ELECTRICITY_MAPS_``."""
+
+    url: str = BASE_URL
+    token: SecretStr
+    signals: Annotated[Signals, AfterValidator(among(FACTORS))] = (Signal.AVERAGE_DIRECT, Signal.AVERAGE_LIFECYCLE)
+
+
+class ElectricityMaps(LiveProvider[ElectricityMapsSettings]):
     """Any zone key of Electricity Maps. Forecasts and more than a day of history need a commercial plan."""
 
     name = "electricity_maps"
 
-    def __init__(
-        self,
-        http: httpx.AsyncClient,
-        now_s: Callable[[], float],
-        pacing: Pacing,
-        token: str,
-        signals: tuple[Signal, ...] = (Signal.AVERAGE_DIRECT, Signal.AVERAGE_LIFECYCLE),
-        base_url: str = BASE_URL,
-    ) -> None:
-        self.signals = signals
-        self._now_s = now_s
+    def __init__(self, settings: ElectricityMapsSettings, context: ProviderContext) -> None:
+        super().__init__(settings, context, RateLimit(60, 60.0), {"auth-token": settings.token.get_secret_value()})
+        self.signals = settings.signals
         self._forecasts = True
-        self._client = ProviderClient(http, base_url, pacing, RateLimit(60, 60.0), {"auth-token": token})
 
     def feed(self, zone: str) -> Feed | None:
         """Return the feed that every zone has; without forecasts once the provider has refused one to this token."""
         return replace(FEED, zone_name=zone, forecast_interval_s=FEED.forecast_interval_s if self._forecasts else None)
-
-    def grid_s(self, zone: str, time_s: float) -> float:
-        """Return ``time_s``: this grid is live."""
-        return time_s
 
     async def latest(self, zone: str, signal: Signal) -> Series:
         """Return the last known hour."""
@@ -106,20 +100,7 @@ class ElectricityMaps:
         return answer
 
 
-class ElectricityMapsSettings(ProviderSettings):
-    """Prefix ``CARBON_ELECTRICITY_MAPS_``."""
-
-    url: str = BASE_URL
-    token: SecretStr
-    signals: Annotated[Signals, AfterValidator(among(FACTORS))] = (Signal.AVERAGE_DIRECT, Signal.AVERAGE_LIFECYCLE)
-
-
-def _build(settings: ElectricityMapsSettings, context: ProviderContext) -> ElectricityMaps:
-    token = settings.token.get_secret_value()
-    return ElectricityMaps(context.http, context.now_s, context.pacing, token, settings.signals, settings.url)
-
-
-ENTRY = ProviderEntry("electricity_maps", ElectricityMapsSettings, _build)
+ENTRY = ProviderEntry("electricity_maps", ElectricityMapsSettings, ElectricityMaps)
 
 
 def _read(found: list[Any]) -> Series:

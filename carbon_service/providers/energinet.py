@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import httpx
 import orjson
 
-from carbon_service.providers.entry import ProviderEntry, ProviderSettings
-from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
+from carbon_service.providers.live import LiveProvider, LiveSettings
 from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
 from services.core.domain.carbon import Signal
@@ -31,31 +30,23 @@ FEED = Feed(
 )
 
 
-class Energinet:
+class EnerginetSettings(LiveSettings):
+    """Prefix ``CARBON_ENERGINET_``."""
+
+    url: str = BASE_URL
+
+
+class Energinet(LiveProvider[EnerginetSettings]):
     """Zones ``DK-DK1`` and ``DK-DK2``."""
 
     name = "energinet"
-    signals = (Signal.AVERAGE_DIRECT,)
 
-    def __init__(
-        self, http: httpx.AsyncClient, now_s: Callable[[], float], pacing: Pacing, base_url: str = BASE_URL
-    ) -> None:
-        self._now_s = now_s
-        self._client = ProviderClient(http, base_url, pacing, RateLimit(30, 60.0))
+    def __init__(self, settings: EnerginetSettings, context: ProviderContext) -> None:
+        super().__init__(settings, context, RateLimit(30, 60.0))
 
     def feed(self, zone: str) -> Feed | None:
         """Return the feed of a price area."""
         return replace(FEED, zone_name=f"Denmark, {AREAS[zone]}") if zone in AREAS else None
-
-    def grid_s(self, zone: str, time_s: float) -> float:
-        """Return ``time_s``: this grid is live."""
-        return time_s
-
-    async def latest(self, zone: str, signal: Signal) -> Series:
-        """Return the newest five minutes of the last two hours."""
-        now_s = self._now_s()
-        recent = await self._read("CO2Emis", zone, now_s - ZONE_S, now_s)
-        return Series(recent.points[-1:], recent.skipped)
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
         """Return the five minutes of the range."""
@@ -78,17 +69,7 @@ class Energinet:
         return series(kept, STEP_S)
 
 
-class EnerginetSettings(ProviderSettings):
-    """Prefix ``CARBON_ENERGINET_``."""
-
-    url: str = BASE_URL
-
-
-ENTRY = ProviderEntry(
-    "energinet",
-    EnerginetSettings,
-    lambda settings, context: Energinet(context.http, context.now_s, context.pacing, settings.url),
-)
+ENTRY = ProviderEntry("energinet", EnerginetSettings, Energinet)
 
 
 def _minute(time_s: float) -> str:

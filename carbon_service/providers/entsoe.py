@@ -6,15 +6,15 @@ The API answers in XML. A series is one source over one or more periods of equal
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from xml.etree import ElementTree
 
-import httpx
 from pydantic import Field, SecretStr
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry, ProviderSettings
-from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
+from carbon_service.providers.live import LiveSettings
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
 from carbon_service.providers.protocol import DAY_S, Feed
 from carbon_service.providers.readings import instant_s, number
@@ -54,24 +54,23 @@ FEED = Feed(
 )
 
 
-class Entsoe(MixProvider):
+class EntsoeSettings(LiveSettings):
+    """Prefix ``CARBON_ENTSOE_``."""
+
+    url: str = BASE_URL
+    token: SecretStr
+    areas: Pairs = Field(default={}, description="Areas of further zones by their energy identification code.")
+
+
+class Entsoe(MixProvider[EntsoeSettings]):
     """Zones by the energy identification code of their area."""
 
     name = "entsoe"
 
-    def __init__(
-        self,
-        http: httpx.AsyncClient,
-        now_s: Callable[[], float],
-        pacing: Pacing,
-        token: str,
-        areas: Mapping[str, str] = AREAS,
-        base_url: str = BASE_URL,
-    ) -> None:
-        super().__init__(FEED, now_s)
-        self._token = token
-        self._areas = {**AREAS, **areas}
-        self._client = ProviderClient(http, base_url, pacing, RateLimit(100, 60.0))
+    def __init__(self, settings: EntsoeSettings, context: ProviderContext) -> None:
+        super().__init__(FEED, settings, context, RateLimit(100, 60.0))
+        self._token = settings.token.get_secret_value()
+        self._areas = {**AREAS, **settings.areas}
 
     def area(self, zone: str) -> str | None:
         """Return the code of a zone's area."""
@@ -135,20 +134,7 @@ def _steps(found: ElementTree.Element) -> Iterator[tuple[str, float | None, floa
                 yield psr, start_s + (position - 1 + step) * step_s, mw
 
 
-class EntsoeSettings(ProviderSettings):
-    """Prefix ``CARBON_ENTSOE_``."""
-
-    url: str = BASE_URL
-    token: SecretStr
-    areas: Pairs = Field(default={}, description="Areas of further zones by their energy identification code.")
-
-
-def _build(settings: EntsoeSettings, context: ProviderContext) -> Entsoe:
-    token = settings.token.get_secret_value()
-    return Entsoe(context.http, context.now_s, context.pacing, token, settings.areas, settings.url)
-
-
-ENTRY = ProviderEntry("entsoe", EntsoeSettings, _build)
+ENTRY = ProviderEntry("entsoe", EntsoeSettings, Entsoe)
 
 
 def _minute(time_s: float) -> str:

@@ -11,11 +11,14 @@ Imports and exports are not in it: it is the intensity of generation in the zone
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Series
+from carbon_service.providers.entry import ProviderContext
+from carbon_service.providers.http import RateLimit
+from carbon_service.providers.live import L, LiveProvider
+from carbon_service.providers.protocol import DAY_S, Feed, Series
 from carbon_service.providers.readings import Reading, series
 from services.core.domain.carbon import Signal
 
@@ -85,16 +88,15 @@ def series_of(mixes: Iterable[Mix], signal: Signal, step_s: float) -> Series:
     return series(readings, step_s)
 
 
-class MixProvider:
+class MixProvider(LiveProvider[L]):
     """A provider of average intensities by a zone's mix; the subclass fetches mixes."""
 
-    name = ""
     signals = SIGNALS
-    recent_s = DAY_S  #: How far back ``latest`` looks
+    recent_s = DAY_S
 
-    def __init__(self, feed: Feed, now_s: Callable[[], float]) -> None:
+    def __init__(self, feed: Feed, settings: L, context: ProviderContext, limit: RateLimit) -> None:
+        super().__init__(settings, context, limit)
         self._feed = feed
-        self._now_s = now_s
 
     def area(self, zone: str) -> str | None:
         """Return the provider's name of a zone; None for one that it does not have."""
@@ -109,16 +111,6 @@ class MixProvider:
         area = self.area(zone)
         return None if area is None else replace(self._feed, zone_name=area)
 
-    def grid_s(self, zone: str, time_s: float) -> float:
-        """Return ``time_s``: this grid is live."""
-        return time_s
-
-    async def latest(self, zone: str, signal: Signal) -> Series:
-        """Return the newest interval of the last while."""
-        now_s = self._now_s()
-        recent = await self.history(zone, signal, now_s - self.recent_s, now_s)
-        return Series(recent.points[-1:], recent.skipped)
-
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
         """Return the intervals that begin in the range and have ended; shorter steps become the mean of theirs."""
         step_s, last_s = self._feed.step_s, min(end_s, self._now_s() + 1e-6)
@@ -128,10 +120,6 @@ class MixProvider:
             if begins_s is None or start_s <= begins_s <= last_s - step_s:
                 found.setdefault(begins_s, []).append(mix)
         return series_of((_mean(begins_s, each) for begins_s, each in found.items()), signal, step_s)
-
-    async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
-        """Return no forecast: such a provider publishes none of intensities."""
-        return ()
 
 
 def _mean(start_s: float | None, mixes: Sequence[Mix]) -> Mix:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
-
-from carbon_service.providers.entry import ProviderEntry, ProviderSettings
-from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
+from carbon_service.providers.live import LiveProvider, LiveSettings
 from carbon_service.providers.protocol import Feed, ForecastIssue, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
 from services.core.domain.carbon import Signal
@@ -30,25 +29,23 @@ FEED = Feed(
 )
 
 
-class UkCarbonIntensity:
+class UkSettings(LiveSettings):
+    """Prefix ``CARBON_UK_``."""
+
+    url: str = BASE_URL
+
+
+class UkCarbonIntensity(LiveProvider[UkSettings]):
     """Zone ``GB``, average direct intensity: the operator counts what power stations emit, not their life cycle."""
 
     name = "uk"
-    signals = (Signal.AVERAGE_DIRECT,)
 
-    def __init__(
-        self, http: httpx.AsyncClient, now_s: Callable[[], float], pacing: Pacing, base_url: str = BASE_URL
-    ) -> None:
-        self._now_s = now_s
-        self._client = ProviderClient(http, base_url, pacing, RateLimit(60, 60.0), {"accept": "application/json"})
+    def __init__(self, settings: UkSettings, context: ProviderContext) -> None:
+        super().__init__(settings, context, RateLimit(60, 60.0), {"accept": "application/json"})
 
     def feed(self, zone: str) -> Feed | None:
         """Return the feed of ``GB``."""
         return FEED if zone == "GB" else None
-
-    def grid_s(self, zone: str, time_s: float) -> float:
-        """Return ``time_s``: this grid is live."""
-        return time_s
 
     async def latest(self, zone: str, signal: Signal) -> Series:
         """Return the current half-hour: its forecast, marked as estimated, until the measured value is published."""
@@ -71,17 +68,7 @@ class UkCarbonIntensity:
         return (ForecastIssue(now_s, found.points, found.skipped),) if found.points else ()
 
 
-class UkSettings(ProviderSettings):
-    """Prefix ``CARBON_UK_``."""
-
-    url: str = BASE_URL
-
-
-ENTRY = ProviderEntry(
-    "uk",
-    UkSettings,
-    lambda settings, context: UkCarbonIntensity(context.http, context.now_s, context.pacing, settings.url),
-)
+ENTRY = ProviderEntry("uk", UkSettings, UkCarbonIntensity)
 
 
 def _read(found: list[Any], value_of: Callable[[Any], tuple[float | None, bool]]) -> Series:

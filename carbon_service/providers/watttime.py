@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import httpx
 from pydantic import AfterValidator, Field, SecretStr
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry, ProviderSettings, among
-from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.entry import ProviderContext, ProviderEntry, among
+from carbon_service.providers.http import RateLimit
+from carbon_service.providers.live import LiveProvider, LiveSettings
 from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Point, ProviderError, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
 from carbon_service.values import Pairs, Signals
@@ -24,33 +25,30 @@ SIGNAL_TYPES = {Signal.MARGINAL: "co2_moer", Signal.AVERAGE_DIRECT: "co2_aoer"}
 UNITS = "lbs_co2_per_mwh"
 STEP_S = 300.0
 CHUNK_S = 30 * DAY_S
-RECENT_S = 2 * 3600.0
 TOKEN_S = 28 * 60.0  # it is good for 30 minutes
 LONGEST_HORIZON_H = 72
 
 
-class WattTime:
+class WattTimeSettings(LiveSettings):
+    """Prefix ``CARBON_WATTTIME_``."""
+
+    url: str = BASE_URL
+    username: str
+    password: SecretStr
+    regions: Pairs = Field(default=REGIONS, description="WattTime's region of each zone.")
+    signals: Annotated[Signals, AfterValidator(among(SIGNAL_TYPES))] = (Signal.MARGINAL,)
+
+
+class WattTime(LiveProvider[WattTimeSettings]):
     """Zones mapped to WattTime regions. Only CAISO_NORTH is available to accounts without a subscription."""
 
     name = "watttime"
 
-    def __init__(
-        self,
-        http: httpx.AsyncClient,
-        now_s: Callable[[], float],
-        pacing: Pacing,
-        username: str,
-        password: str,
-        regions: Mapping[str, str] = REGIONS,
-        signals: tuple[Signal, ...] = (Signal.MARGINAL,),
-        base_url: str = BASE_URL,
-    ) -> None:
-        self.signals = signals
-        self._now_s = now_s
-        self._pacing = pacing
-        self._regions = dict(regions)
-        self._credentials = httpx.BasicAuth(username, password)
-        self._client = ProviderClient(http, base_url, pacing, RateLimit(3000, 300.0))
+    def __init__(self, settings: WattTimeSettings, context: ProviderContext) -> None:
+        super().__init__(settings, context, RateLimit(3000, 300.0))
+        self.signals = settings.signals
+        self._pacing = context.pacing
+        self._credentials = httpx.BasicAuth(settings.username, settings.password.get_secret_value())
         self._login_limit = RateLimit(100, 300.0)
         self._login = asyncio.Lock()
         self._token = ""
@@ -58,7 +56,7 @@ class WattTime:
 
     def feed(self, zone: str) -> Feed | None:
         """Return the feed of a zone with a known region."""
-        region = self._regions.get(zone)
+        region = self._settings.regions.get(zone)
         if region is None:
             return None
         return Feed(
@@ -68,20 +66,10 @@ class WattTime:
             max_age_s=6 * STEP_S,
             poll_interval_s=STEP_S,
             history_s=CHUNK_S,
-            revision_s=RECENT_S,
+            revision_s=self.recent_s,
             forecast_interval_s=2 * STEP_S,
             forecast_max_age_s=3600.0,
         )
-
-    def grid_s(self, zone: str, time_s: float) -> float:
-        """Return ``time_s``: this grid is live."""
-        return time_s
-
-    async def latest(self, zone: str, signal: Signal) -> Series:
-        """Return the newest value of the last two hours."""
-        now_s = self._now_s()
-        recent = await self.history(zone, signal, now_s - RECENT_S, now_s)
-        return Series(recent.points[-1:], recent.skipped)
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
         """Return the five-minute values of the range, requested 30 days at a time."""
@@ -109,7 +97,7 @@ class WattTime:
     async def _get(
         self, path: str, zone: str, signal: Signal, params: Mapping[str, str | int], cache_s: float = 0.0
     ) -> Any:
-        query = {"region": self._regions[zone], "signal_type": SIGNAL_TYPES[signal], **params}
+        query = {"region": self._settings.regions[zone], "signal_type": SIGNAL_TYPES[signal], **params}
         token = await self._valid_token()
         try:
             return await self._client.get(path, query, headers=_bearer(token), cache_s=cache_s)
@@ -132,30 +120,7 @@ class WattTime:
             return self._token
 
 
-class WattTimeSettings(ProviderSettings):
-    """Prefix ``CARBON_WATTTIME_``."""
-
-    url: str = BASE_URL
-    username: str
-    password: SecretStr
-    regions: Pairs = Field(default=REGIONS, description="WattTime's region of each zone.")
-    signals: Annotated[Signals, AfterValidator(among(SIGNAL_TYPES))] = (Signal.MARGINAL,)
-
-
-def _build(settings: WattTimeSettings, context: ProviderContext) -> WattTime:
-    return WattTime(
-        context.http,
-        context.now_s,
-        context.pacing,
-        settings.username,
-        settings.password.get_secret_value(),
-        settings.regions,
-        settings.signals,
-        settings.url,
-    )
-
-
-ENTRY = ProviderEntry("watttime", WattTimeSettings, _build)
+ENTRY = ProviderEntry("watttime", WattTimeSettings, WattTime)
 
 
 def _read(found: list[Any], step_s: float) -> Series:

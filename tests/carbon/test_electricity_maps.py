@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from carbon_service.providers.electricity_maps import ElectricityMaps
+from carbon_service.providers.electricity_maps import ENTRY, ElectricityMaps
 from carbon_service.providers.protocol import ProviderError
 from services.core.domain.carbon import Signal
-from tests.carbon.upstream import Answer, Upstream, Watch
+from tests.carbon.upstream import Answer, Upstream, Watch, built
 
 DIRECT, LIFECYCLE = Signal.AVERAGE_DIRECT, Signal.AVERAGE_LIFECYCLE
 NOW_S = datetime(2019, 5, 21, 0, 30, tzinfo=UTC).timestamp()
@@ -31,7 +31,7 @@ def an_hour(at: str, value: object, *, estimated: bool = False) -> dict[str, obj
 
 @pytest.fixture
 def maps(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> ElectricityMaps:
-    return ElectricityMaps(http, lambda: NOW_S, watch.pacing(), "a-token", base_url=f"{upstream.url}/v3")
+    return built(ENTRY, http, lambda: NOW_S, watch.pacing(), token="a-token", url=f"{upstream.url}/v3")
 
 
 async def test_the_latest_hour_with_the_token_and_the_factor(maps: ElectricityMaps, upstream: Upstream) -> None:

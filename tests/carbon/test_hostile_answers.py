@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 
-from carbon_service.providers.eco2mix import Eco2mix
-from carbon_service.providers.eia import Eia
-from carbon_service.providers.electricity_maps import ElectricityMaps
-from carbon_service.providers.energinet import Energinet
-from carbon_service.providers.pjm import Pjm
 from carbon_service.providers.protocol import Point, Provider, ProviderError
-from carbon_service.providers.uk import UkCarbonIntensity
-from carbon_service.providers.watttime import WattTime
+from carbon_service.providers.registry import PROVIDERS
 from services.core.domain.carbon import Signal
-from tests.carbon.upstream import Answer, Upstream, Watch
+from tests.carbon.upstream import Answer, Upstream, Watch, built
 
 NOW_S = 1_760_000_000.0
 FIRST_S, LAST_S = -62_135_596_800.0, 253_402_300_800.0
@@ -81,15 +74,18 @@ class Hostile(Upstream):
 def providers(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> dict[str, tuple[Provider, str]]:
     """Each provider, and a zone of it."""
     upstream.__class__ = Hostile
-    now_s: Callable[[], float] = lambda: NOW_S  # noqa: E731
+
+    def new(name: str, **settings: str) -> Provider:
+        return built(PROVIDERS[name], http, lambda: NOW_S, watch.pacing(), url=upstream.url, **settings)
+
     return {
-        "uk": (UkCarbonIntensity(http, now_s, watch.pacing(), upstream.url), "GB"),
-        "maps": (ElectricityMaps(http, now_s, watch.pacing(), "t", base_url=upstream.url), "DE"),
-        "watttime": (WattTime(http, now_s, watch.pacing(), "u", "p", base_url=upstream.url), "US-CAL-CISO"),
-        "pjm": (Pjm(http, now_s, watch.pacing(), "k", base_url=upstream.url), "US-MIDA-PJM"),
-        "eia": (Eia(http, now_s, watch.pacing(), "k", base_url=upstream.url), "US-MIDA-PJM"),
-        "eco2mix": (Eco2mix(http, now_s, watch.pacing(), upstream.url), "FR"),
-        "energinet": (Energinet(http, now_s, watch.pacing(), upstream.url), "DK-DK1"),
+        "uk": (new("uk"), "GB"),
+        "maps": (new("electricity_maps", token="t"), "DE"),
+        "watttime": (new("watttime", username="u", password="p"), "US-CAL-CISO"),
+        "pjm": (new("pjm", key="k"), "US-MIDA-PJM"),
+        "eia": (new("eia", key="k"), "US-MIDA-PJM"),
+        "eco2mix": (new("eco2mix"), "FR"),
+        "energinet": (new("energinet"), "DK-DK1"),
     }
 
 

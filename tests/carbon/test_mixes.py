@@ -12,14 +12,17 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from carbon_service.providers.eco2mix import PATH, Eco2mix
-from carbon_service.providers.eia import ROWS_PER_PAGE, Eia
-from carbon_service.providers.energinet import Energinet
-from carbon_service.providers.entsoe import Entsoe, generated
+from carbon_service.providers.eco2mix import ENTRY as ECO2MIX
+from carbon_service.providers.eco2mix import PATH
+from carbon_service.providers.eia import ENTRY as EIA
+from carbon_service.providers.eia import ROWS_PER_PAGE
+from carbon_service.providers.energinet import ENTRY as ENERGINET
+from carbon_service.providers.entsoe import ENTRY as ENTSOE
+from carbon_service.providers.entsoe import generated
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, intensity, series_of
 from carbon_service.providers.protocol import ProviderError
 from services.core.domain.carbon import Signal
-from tests.carbon.upstream import Answer, Upstream, Watch
+from tests.carbon.upstream import Answer, Upstream, Watch, built
 
 DIRECT, LIFE = Signal.AVERAGE_DIRECT, Signal.AVERAGE_LIFECYCLE
 NOW_S = datetime(2026, 5, 14, 16, 0, tzinfo=UTC).timestamp()
@@ -69,7 +72,7 @@ async def test_eia_names_hours_by_their_end(http: httpx.AsyncClient, upstream: U
         *(a_row("2026-05-14T15", "WND", None), a_row("never", "NG", "1")),
     ]
     upstream.answer("/electricity/rto/fuel-type-data/data/", {"response": {"total": len(rows), "data": rows}})
-    eia = Eia(http, lambda: NOW_S, watch.pacing(), "secret", upstream.url)
+    eia = built(EIA, http, lambda: NOW_S, watch.pacing(), key="secret", url=upstream.url)
     found = await eia.history("US-CAL-CISO", DIRECT, hour(10), hour(15))
     assert [(p.start_s, round(p.gco2_per_kwh, 6)) for p in found.points] == [(hour(13), 111.0), (hour(14), 185.0)]
     assert found.skipped == 1
@@ -83,7 +86,7 @@ async def test_eia_names_hours_by_their_end(http: httpx.AsyncClient, upstream: U
 async def test_eia_is_read_page_by_page(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> None:
     full = {"response": {"data": [a_row("2026-05-14T14", "NG", 1)] * ROWS_PER_PAGE}}
     upstream.answer("/electricity/rto/fuel-type-data/data/", full, {"response": {"data": []}})
-    eia = Eia(http, lambda: NOW_S, watch.pacing(), "secret", upstream.url)
+    eia = built(EIA, http, lambda: NOW_S, watch.pacing(), key="secret", url=upstream.url)
     assert len((await eia.history("US-CAL-CISO", DIRECT, hour(10), hour(15))).points) == 1
     assert [each.query["offset"] for each in upstream.asked] == ["0", str(ROWS_PER_PAGE)]
 
@@ -105,7 +108,7 @@ async def test_france_is_the_mean_of_its_quarters_and_what_contradicts_its_own_f
             {**to_come, "date_heure": "2026-05-14T15:30:00+00:00"},
         ],
     )
-    eco2mix = Eco2mix(http, lambda: NOW_S, watch.pacing(), upstream.url)
+    eco2mix = built(ECO2MIX, http, lambda: NOW_S, watch.pacing(), url=upstream.url)
     found = await eco2mix.history("FR", DIRECT, hour(14), hour(16))
     total = 24 + 180 + 36_420 + 5_980 + 6_840 + 7_420 + 4_120 + 920
     right = (24 * 760 + 180 * 774 + 4_120 * 370) / total
@@ -124,7 +127,7 @@ async def test_denmark_is_cut_to_the_range_whatever_clock_the_answer_was_asked_b
     ]
     upstream.answer("/CO2Emis", {"total": 4, "dataset": "CO2Emis", "records": rows})
     upstream.answer("/CO2EmisProg", {"records": [{**rows[1], "Minutes5UTC": "2026-05-14T16:00:00"}]})
-    energinet = Energinet(http, lambda: NOW_S, watch.pacing(), upstream.url)
+    energinet = built(ENERGINET, http, lambda: NOW_S, watch.pacing(), url=upstream.url)
     found = await energinet.history("DK-DK1", DIRECT, hour(14), hour(15))
     assert [(point.start_s, point.gco2_per_kwh) for point in found.points] == [(hour(14), 160.0), (hour(14, 5), 158.0)]
     assert upstream.asked[0].query["filter"] == '{"PriceArea":["DK1"]}'
@@ -159,7 +162,7 @@ async def test_entsoe_is_read_by_type_and_positions_left_out_repeat_the_one_befo
         a_series("B16", {at: 100 if at < 9 else 200 for at in range(1, 13)}, step="PT15M"),
     )
     upstream.answer("/api", Answer(raw=content))
-    entsoe = Entsoe(http, lambda: NOW_S, watch.pacing(), "secret", base_url=upstream.url)
+    entsoe = built(ENTSOE, http, lambda: NOW_S, watch.pacing(), token="secret", url=upstream.url)
     found = await entsoe.history("DE", DIRECT, hour(10), hour(13))
     assert [point.start_s for point in found.points] == [hour(10), hour(11), hour(12)]
     assert [point.gco2_per_kwh for point in found.points] == pytest.approx([760 / 3, 3 * 760 / 5, 760 / 4])
@@ -173,7 +176,7 @@ async def test_a_long_range_of_entsoe_is_asked_for_by_the_week_and_no_data_is_no
 ) -> None:
     nothing = b"<Acknowledgement_MarketDocument><Reason><code>999</code></Reason></Acknowledgement_MarketDocument>"
     upstream.answer("/api", Answer(raw=nothing))
-    entsoe = Entsoe(http, lambda: NOW_S, watch.pacing(), "secret", base_url=upstream.url)
+    entsoe = built(ENTSOE, http, lambda: NOW_S, watch.pacing(), token="secret", url=upstream.url)
     assert (await entsoe.history("DE", DIRECT, NOW_S - 15 * 86_400, NOW_S)).points == ()
     ends = [each.query["periodEnd"] for each in upstream.asked]
     assert ends == ["202605061600", "202605131600", "202605141600"]
@@ -186,7 +189,7 @@ async def test_what_is_no_document_is_an_error(
     content: bytes, http: httpx.AsyncClient, upstream: Upstream, watch: Watch
 ) -> None:
     upstream.answer("/api", Answer(raw=content))
-    entsoe = Entsoe(http, lambda: NOW_S, watch.pacing(), "secret", base_url=upstream.url)
+    entsoe = built(ENTSOE, http, lambda: NOW_S, watch.pacing(), token="secret", url=upstream.url)
     with pytest.raises(ProviderError, match="the answer is") as caught:
         await entsoe.latest("DE", DIRECT)
     assert "secret" not in str(caught.value)

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from carbon_service.providers.pjm import Pjm
-from carbon_service.providers.protocol import ProviderError
+from carbon_service.providers.pjm import ENTRY
+from carbon_service.providers.protocol import Provider, ProviderError
 from services.core.domain.carbon import Signal
-from tests.carbon.upstream import Answer, Upstream, Watch
+from tests.carbon.upstream import Answer, Upstream, Watch, built
 
 ZONE, SIGNAL = "US-MIDA-PJM", Signal.MARGINAL
 FEED = "/fivemin_marginal_emissions"
@@ -25,11 +25,11 @@ def a_page(*rows: dict[str, object]) -> dict[str, object]:
 
 
 @pytest.fixture
-def pjm(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> Pjm:
-    return Pjm(http, NOW.timestamp, watch.pacing(), "a-key", base_url=upstream.url)
+def pjm(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> Provider:
+    return built(ENTRY, http, NOW.timestamp, watch.pacing(), key="a-key", url=upstream.url)
 
 
-async def test_rates_are_converted_and_negative_ones_kept(pjm: Pjm, upstream: Upstream) -> None:
+async def test_rates_are_converted_and_negative_ones_kept(pjm: Provider, upstream: Upstream) -> None:
     rows = [a_row(NOW - timedelta(minutes=10), 1402.0), a_row(NOW - timedelta(minutes=5), -614.25)]
     upstream.answer(FEED, a_page(*reversed(rows)))
     found = await pjm.history(ZONE, SIGNAL, NOW.timestamp() - 3600, NOW.timestamp())
@@ -41,7 +41,7 @@ async def test_rates_are_converted_and_negative_ones_kept(pjm: Pjm, upstream: Up
     assert asked.query["datetime_beginning_ept"] == "02/19/2024 22:30to02/20/2024 01:30"
 
 
-async def test_the_hour_that_autumn_repeats_is_read_twice_over(pjm: Pjm, upstream: Upstream) -> None:
+async def test_the_hour_that_autumn_repeats_is_read_twice_over(pjm: Provider, upstream: Upstream) -> None:
     first = datetime(2024, 11, 3, 5, 55, tzinfo=UTC)  # 01:55 for the first time
     rows = [a_row(first, 10.0), a_row(first + timedelta(hours=1), 20.0)]  # 01:55 again
     upstream.answer(FEED, a_page(*rows))
@@ -50,7 +50,7 @@ async def test_the_hour_that_autumn_repeats_is_read_twice_over(pjm: Pjm, upstrea
     assert upstream.asked[0].query["datetime_beginning_ept"] == "11/03/2024 00:55to11/03/2024 03:55"
 
 
-async def test_what_was_not_asked_for_and_what_is_no_number(pjm: Pjm, upstream: Upstream) -> None:
+async def test_what_was_not_asked_for_and_what_is_no_number(pjm: Provider, upstream: Upstream) -> None:
     rows = [
         a_row(NOW - timedelta(hours=9), 1.0),
         a_row(NOW - timedelta(minutes=5), None),
@@ -62,8 +62,10 @@ async def test_what_was_not_asked_for_and_what_is_no_number(pjm: Pjm, upstream: 
     assert (found.points, found.skipped) == ((), 3)
 
 
-async def test_a_full_page_is_followed_by_the_next(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> None:
-    pjm = Pjm(http, NOW.timestamp, watch.pacing(), "a-key", base_url=upstream.url, rows_per_page=2)
+async def test_a_full_page_is_followed_by_the_next(
+    pjm: Provider, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carbon_service.providers.pjm.ROWS_PER_PAGE", 2)
     rows = [a_row(NOW - timedelta(minutes=5 * age), float(age)) for age in (1, 2, 3)]
     upstream.answer(FEED, a_page(*rows[:2]), a_page(rows[2]))
     found = await pjm.history(ZONE, SIGNAL, NOW.timestamp() - 3600, NOW.timestamp())
@@ -71,14 +73,14 @@ async def test_a_full_page_is_followed_by_the_next(http: httpx.AsyncClient, upst
     assert [one.query["startRow"] for one in upstream.asked] == ["1", "3"]
 
 
-async def test_the_newest_value_and_no_forecast(pjm: Pjm, upstream: Upstream) -> None:
+async def test_the_newest_value_and_no_forecast(pjm: Provider, upstream: Upstream) -> None:
     upstream.answer(FEED, a_page(*[a_row(NOW - timedelta(minutes=age), float(age)) for age in (25, 15, 20)]))
     (point,) = (await pjm.latest(ZONE, SIGNAL)).points
     assert point.gco2_per_kwh == pytest.approx(15 * G_PER_LB)
     assert await pjm.forecast(ZONE, SIGNAL, 3600) == ()
 
 
-async def test_no_more_than_six_requests_a_minute(pjm: Pjm, upstream: Upstream, watch: Watch) -> None:
+async def test_no_more_than_six_requests_a_minute(pjm: Provider, upstream: Upstream, watch: Watch) -> None:
     upstream.answer(FEED, a_page())
     started_s = watch.now_s
     for _ in range(7):
@@ -86,7 +88,7 @@ async def test_no_more_than_six_requests_a_minute(pjm: Pjm, upstream: Upstream, 
     assert watch.now_s - started_s == pytest.approx(60.0)
 
 
-async def test_a_key_that_is_refused(pjm: Pjm, upstream: Upstream) -> None:
+async def test_a_key_that_is_refused(pjm: Provider, upstream: Upstream) -> None:
     upstream.answer(FEED, Answer({"message": "Access denied due to invalid subscription key"}, status=401))
     with pytest.raises(ProviderError) as caught:
         await pjm.latest(ZONE, SIGNAL)
@@ -94,7 +96,7 @@ async def test_a_key_that_is_refused(pjm: Pjm, upstream: Upstream) -> None:
 
 
 async def test_the_hourly_feed(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> None:
-    pjm = Pjm(http, NOW.timestamp, watch.pacing(), "a-key", resolution="hourly", base_url=upstream.url)
+    pjm = built(ENTRY, http, NOW.timestamp, watch.pacing(), key="a-key", resolution="hourly", url=upstream.url)
     upstream.answer("/hourly_marginal_emissions", a_page(a_row(NOW - timedelta(hours=1), 1000.0)))
     (point,) = (await pjm.latest(ZONE, SIGNAL)).points
     assert point.end_s - point.start_s == 3600

@@ -10,11 +10,11 @@ import pytest
 from carbon_service.poller import possible
 from carbon_service.providers.protocol import Point, ProviderError
 from carbon_service.providers.recorded import Recorded
-from carbon_service.providers.uk import UkCarbonIntensity
+from carbon_service.providers.uk import ENTRY as UK
 from carbon_service.repository import Repository
 from services.core.domain.carbon import Signal
 from tests.carbon.harness import NOW_S, Bench, Now, a_bench
-from tests.carbon.upstream import Answer, Upstream, Watch
+from tests.carbon.upstream import Answer, Upstream, Watch, built
 
 HALF_HOUR_S = 1800.0
 
@@ -62,7 +62,7 @@ def britain(upstream: Upstream, now: Now) -> Britain:
 
 @pytest.fixture
 def uk(http: httpx.AsyncClient, britain: Britain, watch: Watch, now: Now, repository: Repository) -> Bench:
-    provider = UkCarbonIntensity(http, now, watch.pacing(attempts=2, monotonic_s=now), britain.upstream.url)
+    provider = built(UK, http, now, watch.pacing(attempts=2, monotonic_s=now), url=britain.upstream.url)
     return a_bench(provider, "GB", repository, now)
 
 

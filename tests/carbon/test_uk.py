@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from carbon_service.providers.protocol import ProviderError
-from carbon_service.providers.uk import UkCarbonIntensity
+from carbon_service.providers.uk import ENTRY, UkCarbonIntensity
 from services.core.domain.carbon import Signal
-from tests.carbon.upstream import Answer, Upstream, Watch
+from tests.carbon.upstream import Answer, Upstream, Watch, built
 
 SIGNAL = Signal.AVERAGE_DIRECT
 NOW_S = datetime(2018, 1, 20, 12, 10, tzinfo=UTC).timestamp()
@@ -22,7 +22,7 @@ def a_period(start: str, end: str, forecast: object, actual: object) -> dict[str
 
 @pytest.fixture
 def uk(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> UkCarbonIntensity:
-    return UkCarbonIntensity(http, lambda: NOW_S, watch.pacing(), upstream.url)
+    return built(ENTRY, http, lambda: NOW_S, watch.pacing(), url=upstream.url)
 
 
 def seconds(hour: int, minute: int) -> float:

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from carbon_service.providers.protocol import ProviderError
-from carbon_service.providers.watttime import WattTime
+from carbon_service.providers.watttime import ENTRY, WattTime
 from services.core.domain.carbon import Signal
-from tests.carbon.upstream import Answer, Upstream, Watch
+from tests.carbon.upstream import Answer, Upstream, Watch, built
 
 ZONE, SIGNAL = "US-CAL-CISO", Signal.MARGINAL
 NOW_S = datetime(2022, 7, 15, 0, 20, tzinfo=UTC).timestamp()
@@ -36,7 +36,9 @@ def a_body(*points: tuple[str, object], units: str = "lbs_co2_per_mwh") -> dict[
 @pytest.fixture
 def watttime(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> WattTime:
     upstream.answer("/login", {"token": "first"}, {"token": "second"})
-    return WattTime(http, lambda: NOW_S, watch.pacing(), "someone", "a-password", base_url=upstream.url)
+    return built(
+        ENTRY, http, lambda: NOW_S, watch.pacing(), username="someone", password="a-password", url=upstream.url
+    )
 
 
 async def test_it_logs_in_once_and_converts_pounds(watttime: WattTime, upstream: Upstream) -> None:

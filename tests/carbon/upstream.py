@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import orjson
 from aiohttp import web
 
+from carbon_service.providers.entry import ProviderContext, ProviderEntry
 from carbon_service.providers.http import Pacing
+from carbon_service.replay import Replay
 
 
 @dataclass
@@ -103,3 +106,10 @@ class Watch:
     def pacing(self, **changes: Any) -> Pacing:
         """Return a pacing by this clock."""
         return Pacing(**{"monotonic_s": self.monotonic_s, "sleep": self.sleep, **changes})
+
+
+def built(
+    entry: ProviderEntry[Any], http: httpx.AsyncClient, now_s: Callable[[], float], pacing: Pacing, **settings: Any
+) -> Any:
+    """Return a provider with these settings, as the service builds it."""
+    return entry.build(entry.read_settings(**settings), ProviderContext(http, now_s, pacing, Replay(0.0, 0.0, 1.0)))
