@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from carbon_service.values import Pairs, Words
-from services.contracts.schema import Instant, maybe
+from services.contracts.schema import Instant, maybe, said
 from services.core.domain.carbon import Signal
 from services.kit.settings import SharedSettings
 
@@ -23,34 +23,34 @@ class Settings(SharedSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8010, ge=0, le=65535)
-    zones: Words = Field(default=("US-CAL-CISO",), min_length=1, description="Zones to serve, separated by commas.")
-    providers: Pairs = Field(
-        default={},
-        description="Where each zone's values come from, `zone=provider,...`; a zone not named is `recorded`. "
+    zones: Words = said("Zones to serve, separated by commas.", default=("US-CAL-CISO",), min_length=1)
+    providers: Pairs = said(
+        "Where each zone's values come from, `zone=provider,...`; a zone not named is `recorded`. "
         "`zone=a+b` takes different signals from two providers.",
+        default={},
     )
-    default_signal: Signal = Field(default=Signal.AVERAGE_DIRECT, description="Signal of requests that name none.")
-    location_aliases: Pairs = Field(
-        default={}, description="Other names of zones in the Carbon Aware API, `eastus=US-MIDA-PJM,...`."
+    default_signal: Signal = said("Signal of requests that name none.", default=Signal.AVERAGE_DIRECT)
+    location_aliases: Pairs = said(
+        "Other names of zones in the Carbon Aware API, `eastus=US-MIDA-PJM,...`.", default={}
     )
 
-    replay_speed: float = Field(
-        default=1.0, gt=0, le=100_000, allow_inf_nan=False, description="Grid seconds per real second of recordings."
+    replay_speed: float = said(
+        "Grid seconds per real second of recordings.", default=1.0, gt=0, le=100_000, allow_inf_nan=False
     )
     replay_start: Instant | None = maybe(
         "Grid instant at which a replay starts. Default: at speed 1 the season and hour it is now, at "
         "other speeds 2021-08-01T00:00Z. A restart goes on where the replay was unless this or the speed changed."
     )
 
-    learn_forecasts: bool = Field(
-        default=True, description="Learn forecasts from each zone's own history; if false, use persistence."
+    learn_forecasts: bool = said(
+        "Learn forecasts from each zone's own history; if false, use persistence.", default=True
     )
-    backfill_s: float = Field(
-        default=90 * 86_400, ge=0, le=366 * 86_400, description="History fetched at the first start, grid seconds."
+    backfill_s: float = said(
+        "History fetched at the first start, grid seconds.", default=90 * 86_400, ge=0, le=366 * 86_400
     )
-    retention_s: float = Field(default=730 * 86_400, ge=86_400, description="Age past which values are deleted.")
-    max_points: int = Field(default=200_000, ge=1_000, description="Most points kept per zone and signal.")
-    max_forecasts: int = Field(default=5_000, ge=10, description="Most forecasts kept per zone and signal.")
+    retention_s: float = said("Age past which values are deleted.", default=730 * 86_400, ge=86_400)
+    max_points: int = said("Most points kept per zone and signal.", default=200_000, ge=1_000)
+    max_forecasts: int = said("Most forecasts kept per zone and signal.", default=5_000, ge=10)
 
     provider_timeout_s: float = Field(default=10.0, gt=0, le=120, allow_inf_nan=False)
 

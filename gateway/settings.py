@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, StringConstraints, field_validator, model
 from pydantic_settings import SettingsConfigDict
 
 from gateway.dashboard.provider import ProviderSettings, read_keys
-from services.contracts.schema import maybe
+from services.contracts.schema import maybe, said
 from services.kit.edge.settings import EdgeSettings
 
 Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+/?$")]
@@ -22,37 +22,35 @@ class GatewaySettings(EdgeSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65_535)
-    open_emissions: bool = Field(
+    open_emissions: bool = said(
+        "Answer `/emissions/...` and `/locations` without a key: the Carbon Aware API's clients send none.",
         default=False,
-        description="Answer `/emissions/...` and `/locations` without a key: the Carbon Aware API's clients send none.",
     )
-    open_requests_per_s: float = Field(default=5, gt=0, description="Without a key, from one address.")
-    open_burst: int = Field(default=20, ge=1, description="Without a key, from one address after a pause.")
-    session_s: int = Field(
-        default=12 * 3600, ge=60, le=31 * 86_400, description="How long after signing in the dashboard asks again."
+    open_requests_per_s: float = said("Without a key, from one address.", default=5, gt=0)
+    open_burst: int = said("Without a key, from one address after a pause.", default=20, ge=1)
+    session_s: int = said(
+        "How long after signing in the dashboard asks again.", default=12 * 3600, ge=60, le=31 * 86_400
     )
-    oidc_issuer: str = Field(
-        default="", pattern=r"^(https?://\S+)?$", description="Address of an OpenID Connect provider to sign in by."
+    oidc_issuer: str = said(
+        "Address of an OpenID Connect provider to sign in by.", default="", pattern=r"^(https?://\S+)?$"
     )
-    oidc_name: str = Field(default="your organisation", description="What people call it.")
+    oidc_name: str = said("What people call it.", default="your organisation")
     oidc_client_id: str = ""
     oidc_client_secret: SecretStr = SecretStr("")
-    oidc_claim: str = Field(default="groups", description="The claim whose values choose the API key.")
+    oidc_claim: str = said("The claim whose values choose the API key.", default="groups")
     oidc_keys: Path | None = maybe("JSON file: API keys by values of that claim.")
-    max_streams_per_tenant: int = Field(
-        default=200, ge=1, description="Event and log streams open at once, at all gateways."
-    )
-    group_entries: int = Field(default=128, ge=1, description="Most submissions in one request to admission.")
-    group_bytes: int = Field(default=4 * 1024 * 1024, ge=1, description="Their bodies together, unless one is larger.")
-    groups_in_flight: int = Field(default=2, ge=1, description="Requests with submissions on their way at once.")
+    max_streams_per_tenant: int = said("Event and log streams open at once, at all gateways.", default=200, ge=1)
+    group_entries: int = said("Most submissions in one request to admission.", default=128, ge=1)
+    group_bytes: int = said("Their bodies together, unless one is larger.", default=4 * 1024 * 1024, ge=1)
+    groups_in_flight: int = said("Requests with submissions on their way at once.", default=2, ge=1)
     submit_timeout_s: float = Field(default=15, gt=0)
-    upstream_timeout_s: float = Field(default=30, gt=0, description="For an answer that is not a stream.")
+    upstream_timeout_s: float = said("For an answer that is not a stream.", default=30, gt=0)
     connect_timeout_s: float = Field(default=2, gt=0)
-    stream_silence_s: float = Field(default=60, gt=0, description="A stream silent for so long is closed.")
+    stream_silence_s: float = said("A stream silent for so long is closed.", default=60, gt=0)
 
-    metrics_instances: dict[str, tuple[Address, ...]] = Field(
+    metrics_instances: dict[str, tuple[Address, ...]] = said(
+        "JSON: all addresses of services that run several times behind one, by service, for `/metrics`.",
         default_factory=dict[str, tuple[Address, ...]],
-        description="JSON: all addresses of services that run several times behind one, by service, for `/metrics`.",
     )
 
     @field_validator("metrics_instances")

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.commands import MASTER_PORTS
-from services.contracts.schema import Name, many
+from services.contracts.schema import Name, many, said
 from services.kit.extras import first_missing
 from services.kit.ids import host_name
 from services.kit.settings import SECRET_VARIABLES, SharedSettings
@@ -101,9 +101,9 @@ class AgentSettings(SharedSettings):
 
     health: Literal["on", "off"] = Field("on", description="Whether sick GPUs are taken out of service.")
     health_interval_s: float = Field(2.0, gt=0, le=600, description="How often the GPUs are looked at.")
-    health_xids: Annotated[list[int], NoDecode] = Field(
+    health_xids: Annotated[list[int], NoDecode] = said(
+        "Xids that say that a GPU is broken, and not a program.",
         default_factory=lambda: [46, 48, 61, 62, 64, 74, 79, 95, 119, 120, 140, 143],
-        description="Xids that say that a GPU is broken, and not a program.",
     )
     health_uncorrected_errors: int = Field(0, ge=0, description="Uncorrected ECC errors of a GPU that are accepted.")
     health_temperature_c: float | None = Field(
@@ -112,9 +112,9 @@ class AgentSettings(SharedSettings):
     health_foreign: Literal["on", "off"] = Field(
         "on", description="Whether a GPU is taken out of service on which processes compute that belong to no job."
     )
-    health_allowed_processes: Annotated[list[str], NoDecode] = Field(
+    health_allowed_processes: Annotated[list[str], NoDecode] = said(
+        "Names of processes that may compute on GPUs although they belong to no job, 15 letters at most.",
         default_factory=lambda: ["nvidia-cuda-mps", "nv-hostengine", "dcgmi"],
-        description="Names of processes that may compute on GPUs although they belong to no job, 15 letters at most.",
     )
     health_lasts_s: float = Field(10.0, ge=0, description="How long heat, or foreign processes, must last.")
     health_return_s: float = Field(
@@ -146,22 +146,22 @@ class AgentSettings(SharedSettings):
     )
 
     host_power: Literal["auto", "rapl", "modelled"] = "auto"
-    cpu_power_curve: Annotated[list[tuple[float, float]], NoDecode] = Field(
+    cpu_power_curve: Annotated[list[tuple[float, float]], NoDecode] = said(
+        "Watts of all CPUs at utilisations from 0 to 1, as 0:60,0.5:170,1:240; linear between them.",
         default=[(0.0, 60.0), (0.5, 170.0), (1.0, 240.0)],
-        description="Watts of all CPUs at utilisations from 0 to 1, as 0:60,0.5:170,1:240; linear between them.",
     )
     static_w: float = Field(100.0, ge=0, description="Watts of everything that is neither GPU nor CPU.")
 
     run_as: str = Field(
         "", description="User that jobs of the owner's tenants run as if the agent is root; empty: their tenant's own."
     )
-    owner_tenants: Annotated[list[str], NoDecode] = Field(
+    owner_tenants: Annotated[list[str], NoDecode] = said(
+        "Tenants of whoever runs the agent. Where it is not root, it runs no jobs but theirs.",
         default_factory=lambda: ["default"],
-        description="Tenants of whoever runs the agent. Where it is not root, it runs no jobs but theirs.",
     )
-    tenant_uids: Annotated[tuple[int, int], NoDecode] = Field(
+    tenant_uids: Annotated[tuple[int, int], NoDecode] = said(
+        "User ids that the jobs of tenants get, as FIRST-LAST; no users of the host may have them.",
         default=(2_000_000_000, 2_147_483_000),
-        description="User ids that the jobs of tenants get, as FIRST-LAST; no users of the host may have them.",
     )
     reserved_accounts: Annotated[list[str], NoDecode] = many(
         "Users of this host that processes of the control plane run as."
@@ -212,8 +212,8 @@ class AgentSettings(SharedSettings):
         ge=0,
         description="Free on the disk of the state folder, of a small one a tenth at most: below, no work is taken.",
     )
-    images: Annotated[list[str], NoDecode] = Field(
-        default_factory=lambda: ["*"], description="Patterns of the container images that jobs may run."
+    images: Annotated[list[str], NoDecode] = said(
+        "Patterns of the container images that jobs may run.", default_factory=lambda: ["*"]
     )
     stop_ranks_on_exit: bool = Field(
         False, description="End the ranks with the agent instead of leaving them to the next agent."

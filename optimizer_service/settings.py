@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from services.contracts.schema import said
 from services.kit.background.settings import WorkSettings
 
 
@@ -16,16 +17,14 @@ class OptimizerSettings(WorkSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8040, ge=0, le=65_535)
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
-    max_pending_per_tenant: int = Field(default=100, ge=1, description="Solves a tenant may have queued or running.")
-    plan_solve_keep_days: float = Field(
-        default=1, gt=0, description="How long the solves of plans are kept; the plans themselves have the answers."
+    max_pending_per_tenant: int = said("Solves a tenant may have queued or running.", default=100, ge=1)
+    plan_solve_keep_days: float = said(
+        "How long the solves of plans are kept; the plans themselves have the answers.", default=1, gt=0
     )
     carbon_timeout_s: float = Field(default=10, gt=0)
 
-    train_interval_s: float = Field(default=3_600, gt=0, description="Least time between trainings of job lengths.")
-    train_look_s: float = Field(default=30, gt=0, description="How often the worker checks whether one is due.")
-    train_min_jobs: int = Field(default=10, ge=1, description="Jobs that must have succeeded since the last one.")
-    train_max_jobs: int = Field(default=600_000, ge=1, description="Most jobs that a training uses, the newest ones.")
-    models_kept: int = Field(
-        default=48, ge=1, description="Models of job lengths that are kept, beside the active one."
-    )
+    train_interval_s: float = said("Least time between trainings of job lengths.", default=3_600, gt=0)
+    train_look_s: float = said("How often the worker checks whether one is due.", default=30, gt=0)
+    train_min_jobs: int = said("Jobs that must have succeeded since the last one.", default=10, ge=1)
+    train_max_jobs: int = said("Most jobs that a training uses, the newest ones.", default=600_000, ge=1)
+    models_kept: int = said("Models of job lengths that are kept, beside the active one.", default=48, ge=1)

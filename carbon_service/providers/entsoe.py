@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from xml.etree import ElementTree
 
-from pydantic import Field, SecretStr
+from pydantic import SecretStr
 
 from carbon_service.providers.entry import ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
@@ -19,6 +19,7 @@ from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
 from carbon_service.providers.protocol import DAY_S, Feed
 from carbon_service.providers.readings import instant_s, number
 from carbon_service.values import Pairs
+from services.contracts.schema import said
 
 BASE_URL = "https://web-api.tp.entsoe.eu"
 RANGE_S, HOUR_S = 7 * DAY_S, 3600.0  #: One request covers a week: a series for each source, at most 100 in an answer
@@ -59,7 +60,7 @@ class EntsoeSettings(LiveSettings):
 
     url: str = BASE_URL
     token: SecretStr
-    areas: Pairs = Field(default={}, description="Areas of further zones by their energy identification code.")
+    areas: Pairs = said("Areas of further zones by their energy identification code.", default={})
 
 
 class Entsoe(MixProvider[EntsoeSettings]):

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import Field, SecretStr
+from pydantic import SecretStr
 
 from carbon_service.providers.entry import ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
@@ -18,6 +18,7 @@ from carbon_service.providers.live import LiveProvider, LiveSettings
 from carbon_service.providers.protocol import DAY_S, Feed, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
 from carbon_service.values import Numbers
+from services.contracts.schema import said
 from services.core.domain.carbon import Signal
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
 
@@ -37,9 +38,9 @@ class PjmSettings(LiveSettings):
 
     url: str = BASE_URL
     key: SecretStr
-    pnodes: Numbers = Field(default=PNODES, description="PJM's pricing node of each zone.")
+    pnodes: Numbers = said("PJM's pricing node of each zone.", default=PNODES)
     resolution: Literal["fivemin", "hourly"] = "fivemin"
-    requests_per_minute: int = Field(default=6, ge=1, le=600, description="6 without a PJM membership, 600 with.")
+    requests_per_minute: int = said("6 without a PJM membership, 600 with.", default=6, ge=1, le=600)
 
 
 class Pjm(LiveProvider[PjmSettings]):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import httpx
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, SecretStr
 
 from carbon_service.providers.entry import ProviderContext, ProviderEntry, among
 from carbon_service.providers.http import RateLimit
@@ -16,6 +16,7 @@ from carbon_service.providers.live import LiveProvider, LiveSettings
 from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Point, ProviderError, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
 from carbon_service.values import Pairs, Signals
+from services.contracts.schema import said
 from services.core.domain.carbon import Signal
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
 
@@ -35,7 +36,7 @@ class WattTimeSettings(LiveSettings):
     url: str = BASE_URL
     username: str
     password: SecretStr
-    regions: Pairs = Field(default=REGIONS, description="WattTime's region of each zone.")
+    regions: Pairs = said("WattTime's region of each zone.", default=REGIONS)
     signals: Annotated[Signals, AfterValidator(among(SIGNAL_TYPES))] = (Signal.MARGINAL,)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.parallel import ParallelLayout
-from services.contracts.schema import Flag, Int, Message, Name, Real, many, maybe
+from services.contracts.schema import Flag, Int, Message, Name, Real, many, maybe, said
 from services.contracts.solver import SolveOutcome
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import likeliest_gpu_model
@@ -24,8 +24,8 @@ class ControlChoice(Message):
     """What a gang does at one control value."""
 
     value: Real | None = maybe("Watts or MHz, by the job's `control`; null for the default.", gt=0, le=1e6)
-    speed: Real = Field(gt=0, le=1e9, description="Seconds of work done per second.")
-    power_w: Real = Field(gt=0, le=1e9, description="Draw of the whole gang with its share of the hosts.")
+    speed: Real = said("Seconds of work done per second.", gt=0, le=1e9)
+    power_w: Real = said("Draw of the whole gang with its share of the hosts.", gt=0, le=1e9)
 
 
 class GangSize(Message):
@@ -46,8 +46,8 @@ class AllocationJob(Message):
     """A job: what it could be given, and what is known about it."""
 
     name: Name
-    sizes: list[GangSize] = Field(min_length=1, max_length=MAX_SIZES, description="By number of GPUs, ascending.")
-    control: ControlKind = Field(default=ControlKind.POWER_LIMIT, description="What `value` is: watts or MHz.")
+    sizes: list[GangSize] = said("By number of GPUs, ascending.", min_length=1, max_length=MAX_SIZES)
+    control: ControlKind = said("What `value` is: watts or MHz.", default=ControlKind.POWER_LIMIT)
     gpu_model: Name | None = maybe("Of its GPUs; may be left out if all nodes have one model.")
     work_s: Real | None = maybe("Seconds of work left at speed 1.", gt=0, le=1e12)
     held: list[GpuShare] = many(
@@ -79,7 +79,7 @@ class AllocationNode(Message):
     """A node."""
 
     name: Name
-    gpus: Int = Field(ge=1, le=MAX_NODE_GPUS, description="GPUs, those of running jobs included.")
+    gpus: Int = said("GPUs, those of running jobs included.", ge=1, le=MAX_NODE_GPUS)
     gpu_model: Name = "gpu"
 
 
@@ -93,26 +93,26 @@ class AllocationRequest(Message):
     nodes: list[AllocationNode] = Field(min_length=1, max_length=MAX_NODES)
     jobs: list[AllocationJob] = Field(min_length=1, max_length=MAX_JOBS)
     power_limit_w: Real | None = maybe("What jobs, free GPUs and `other_w` may draw together.", gt=0, le=1e12)
-    other_w: Real = Field(default=0, ge=0, le=1e12, description="What else draws power below the limit.")
-    idle_w: dict[Name, Annotated[Real, Field(ge=0, le=1e6)]] = Field(
+    other_w: Real = said("What else draws power below the limit.", default=0, ge=0, le=1e12)
+    idle_w: dict[Name, Annotated[Real, Field(ge=0, le=1e6)]] = said(
+        "Power of a free GPU by GPU model; by default the one of the catalogue of GPU models.",
         default_factory=dict[str, float],
-        description="Power of a free GPU by GPU model; by default the one of the catalogue of GPU models.",
     )
-    power_down: Flag = Field(default=False, description="Whether a node without a gang is off and draws nothing.")
-    marginal: Literal["energy", "energy_and_gpu", "power"] = Field(
-        default="energy", description="By what GPUs and watts are given out, as PowerFlow's parameter `marginal`."
+    power_down: Flag = said("Whether a node without a gang is off and draws nothing.", default=False)
+    marginal: Literal["energy", "energy_and_gpu", "power"] = said(
+        "By what GPUs and watts are given out, as PowerFlow's parameter `marginal`.", default="energy"
     )
-    queue: Literal["submitted", "shortest"] = Field(
-        default="submitted", description="Which job without a GPU is first: in the given order, or by time left."
+    queue: Literal["submitted", "shortest"] = said(
+        "Which job without a GPU is first: in the given order, or by time left.", default="submitted"
     )
-    at_limit: Literal["stop", "skip"] = Field(
-        default="stop", description="What a step beyond the limit ends: the allocation, or only that job's."
+    at_limit: Literal["stop", "skip"] = said(
+        "What a step beyond the limit ends: the allocation, or only that job's.", default="stop"
     )
-    placement: Literal[Method.HEAVY_EDGE, Method.REFINED] = Field(
-        default=Method.HEAVY_EDGE, description="As A-SRPT prints it, or with exchanges that shorten the iteration."
+    placement: Literal[Method.HEAVY_EDGE, Method.REFINED] = said(
+        "As A-SRPT prints it, or with exchanges that shorten the iteration.", default=Method.HEAVY_EDGE
     )
-    inter_gbps: Real = Field(default=10, gt=0, le=1e6, description="Bandwidth between nodes, gigabits per second.")
-    intra_gbytes: Real = Field(default=300, gt=0, le=1e6, description="Bandwidth within a node, gigabytes per second.")
+    inter_gbps: Real = said("Bandwidth between nodes, gigabits per second.", default=10, gt=0, le=1e6)
+    intra_gbytes: Real = said("Bandwidth within a node, gigabytes per second.", default=300, gt=0, le=1e6)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -159,12 +159,12 @@ class JobAllocation(Message):
     """What a job gets."""
 
     name: str
-    gpus: int = Field(description="0 if it waits.")
+    gpus: int = said("0 if it waits.")
     control: ControlKind
-    value: float | None = Field(description="Watts or MHz; null for the default, and while it waits.")
+    value: float | None = said("Watts or MHz; null for the default, and while it waits.")
     speed: float
     power_w: float
-    nodes: list[GpuShare] = Field(description="In the order of its ranks.")
+    nodes: list[GpuShare] = said("In the order of its ranks.")
     iteration_s: float | None = maybe("Of an iteration there, if it has a layout.")
     waits: Wait | None = maybe("Why it gets nothing.")
 
@@ -177,6 +177,6 @@ class AllocationResult(SolveOutcome):
 
     kind: Literal["allocation"] = "allocation"
     jobs: list[JobAllocation]
-    power_w: float = Field(description="Jobs, free GPUs and `other_w` together.")
-    idle_w: float = Field(description="Free GPUs.")
+    power_w: float = said("Jobs, free GPUs and `other_w` together.")
+    idle_w: float = said("Free GPUs.")
     free_gpus: int

@@ -24,7 +24,7 @@ from services.contracts.partition import (
     check_floor,
 )
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Int, Message, Name, Real, Text, many, maybe
+from services.contracts.schema import Instant, Int, Message, Name, Real, Text, many, maybe, said
 from services.contracts.secrets import EnvironmentName
 from services.contracts.serving import LIVE_STATES, InstanceState, PlanMode, ServerProbes
 from services.core.domain.signal import Signal
@@ -47,35 +47,32 @@ class Evaluation(StrEnum):
 class FleetSpec(Message):
     """GPUs that an operator sets aside for applications. While it has them, nothing else is placed on them."""
 
-    gpus: Int = Field(ge=1, le=MAX_GPUS, description="Number of GPUs.")
-    gpu_model: Name = Field(description="GPU model, as nodes report it.")
-    zone: Name = Field(description="Grid zone of the nodes and of the carbon intensity.")
+    gpus: Int = said("Number of GPUs.", ge=1, le=MAX_GPUS)
+    gpu_model: Name = said("GPU model, as nodes report it.")
+    zone: Name = said("Grid zone of the nodes and of the carbon intensity.")
     signal: Signal | None = maybe("Signal of the carbon intensity; null for the zone's default.")
-    node_labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict[LabelKey, LabelValue],
-        max_length=64,
-        description="Only nodes that have all of these labels.",
+    node_labels: dict[LabelKey, LabelValue] = said(
+        "Only nodes that have all of these labels.", default_factory=dict[LabelKey, LabelValue], max_length=64
     )
     idle_w: Real | None = maybe("Power of an idle GPU; by default that of the catalogue of GPU models.", ge=0, le=1e4)
     baseline_gco2_per_kwh: Real | None = maybe(
         "Intensity that savings are compared with; by default the mean of the zone's last seven days.", gt=0, le=1e5
     )
-    tenants: list[Name | Literal["*"]] = Field(
-        default=["*"], max_length=1_000, description="Tenants whose applications may use it; `*` for all."
+    tenants: list[Name | Literal["*"]] = said(
+        "Tenants whose applications may use it; `*` for all.", default=["*"], max_length=1_000
     )
     evaluation: Evaluation = Evaluation.MODEL
-    evaluation_s: Real = Field(
-        default=10, ge=5, le=600, description="Seconds of traffic that a measured evaluation takes, in steps of 5."
+    evaluation_s: Real = said(
+        "Seconds of traffic that a measured evaluation takes, in steps of 5.", default=10, ge=5, le=600
     )
-    evaluation_sla_share: Real = Field(
+    evaluation_sla_share: Real = said(
+        "A configuration is only tried while the measured p95 of every application is at most this share of its SLA.",
         default=0.9,
         gt=0,
         le=1,
-        description="A configuration is only tried while the measured p95 of every application is at most this share "
-        "of its SLA.",
     )
-    search_s: Real = Field(
-        default=300, ge=10, le=86_400, description="Time after which a measured search tries no further configuration."
+    search_s: Real = said(
+        "Time after which a measured search tries no further configuration.", default=300, ge=10, le=86_400
     )
 
 
@@ -87,8 +84,8 @@ class AppVariant(Message):
 
     name: VariantName
     accuracy_pct: Real = Field(gt=0, le=100)
-    profiles: list[SliceProfile] = Field(
-        min_length=1, max_length=5, description="A type of slices without a profile cannot run the variant."
+    profiles: list[SliceProfile] = said(
+        "A type of slices without a profile cannot run the variant.", min_length=1, max_length=5
     )
     command: list[Argument] = Field(default_factory=list[Argument], max_length=1_000)
     image: Text | None = Field(default=None, max_length=500)
@@ -128,24 +125,18 @@ class AppSpec(Message):
 
     fleet: Name
     variants: list[AppVariant] = Field(min_length=1, max_length=MAX_VARIANTS)
-    sla_p95_ms: Real = Field(gt=0, le=1e7, description="95th percentile of latency that must be kept, waits included.")
-    carbon_weight: Real = Field(default=0.5, ge=0, le=1, description="Weight of carbon against accuracy (lambda).")
+    sla_p95_ms: Real = said("95th percentile of latency that must be kept, waits included.", gt=0, le=1e7)
+    carbon_weight: Real = said("Weight of carbon against accuracy (lambda).", default=0.5, ge=0, le=1)
     max_accuracy_loss_pct: Real | None = maybe(
         "Accuracy floor: how much of the most accurate variant's accuracy may be lost, per cent of it.",
         le=100,
         json_schema_extra={"minimum": 0},
     )
-    requests_per_s: Real = Field(
-        gt=0, le=1e6, description="Estimate of the arrivals, until enough requests have been seen."
-    )
-    mode: PlanMode = Field(
-        default=PlanMode.AUTOMATIC, description="`fixed`: the fleet's plans are only proposed, not carried out."
-    )
+    requests_per_s: Real = said("Estimate of the arrivals, until enough requests have been seen.", gt=0, le=1e6)
+    mode: PlanMode = said("`fixed`: the fleet's plans are only proposed, not carried out.", default=PlanMode.AUTOMATIC)
     repartition: Repartition = Repartition.WITHIN_SLA
-    concurrency: Int = Field(
-        default=1, ge=1, le=1_000, description="Requests that the router gives an instance at once."
-    )
-    min_interval_s: Real = Field(default=60, ge=1, le=86_400, description="Minimum time between two plans.")
+    concurrency: Int = said("Requests that the router gives an instance at once.", default=1, ge=1, le=1_000)
+    min_interval_s: Real = said("Minimum time between two plans.", default=60, ge=1, le=86_400)
     probes: ServerProbes = ServerProbes(
         health_path="/v2/health/ready",
         load_path=None,
@@ -215,11 +206,11 @@ class FleetPlanTrigger(StrEnum):
 class EvaluationFigures(Message):
     """What a configuration does for an application."""
 
-    objective_pct: float = Field(description="lambda * dCarbon + (1 - lambda) * dAccuracy.")
+    objective_pct: float = said("lambda * dCarbon + (1 - lambda) * dAccuracy.")
     accuracy_pct: float
     p95_ms: float
-    energy_j_per_request: float = Field(
-        description="Of the GPUs: that of its instances, and the idle power of the rest of its share of the fleet."
+    energy_j_per_request: float = said(
+        "Of the GPUs: that of its instances, and the idle power of the rest of its share of the fleet."
     )
 
 
@@ -228,25 +219,23 @@ class AppEvaluation(Message):
 
     name: str
     instances: list[VariantInstances]
-    is_tried: bool = Field(
-        description="Whether the search asked for this configuration; otherwise it stayed, or was gone back to."
-    )
+    is_tried: bool = said("Whether the search asked for this configuration; otherwise it stayed, or was gone back to.")
     predicted: EvaluationFigures | None = maybe(
         "By the queue model in closed form; null if that cannot serve the requests."
     )
     measured: EvaluationFigures | None = maybe("Null while it is not, or could not be.")
     answered: int = 0
-    late: int = Field(default=0, description="Answers beyond the SLA, up to a tenth of it too few.")
+    late: int = said("Answers beyond the SLA, up to a tenth of it too few.", default=0)
     failed: int = 0
 
 
 class FleetEvaluation(Message):
     """One configuration of a fleet that was run and measured."""
 
-    begun_at: Instant = Field(description="When its instances began to be brought up.")
+    begun_at: Instant = said("When its instances began to be brought up.")
     measured_from: Instant | None = maybe("When all were ready; null before.")
     measured_to: Instant | None = None
-    recut: int = Field(default=0, description="Number of GPUs that were cut anew for it.")
+    recut: int = said("Number of GPUs that were cut anew for it.", default=0)
     detail: str | None = maybe("Why it could not be measured.")
     applications: list[AppEvaluation]
 
@@ -257,8 +246,8 @@ class FleetSearch(Message):
     begun_at: Instant
     ended_at: Instant | None = None
     detail: str | None = maybe("Why it ended; null while it goes on.")
-    evaluations: list[FleetEvaluation] = Field(description="In order; the first is of what ran already.")
-    present: FleetEvaluation = Field(description="The configuration that is brought up or measured, or was at last.")
+    evaluations: list[FleetEvaluation] = said("In order; the first is of what ran already.")
+    present: FleetEvaluation = said("The configuration that is brought up or measured, or was at last.")
 
 
 class FleetPlan(Message):
@@ -269,14 +258,14 @@ class FleetPlan(Message):
     trigger: FleetPlanTrigger
     state: FleetPlanState
     detail: str | None = maybe("Why it failed, waits or is only proposed.")
-    gco2_per_kwh: float = Field(description="Carbon intensity that it was made for.")
+    gco2_per_kwh: float = said("Carbon intensity that it was made for.")
     made_at: Instant
     ended_at: Instant | None = None
     gpu: str | None = maybe("The GPU that is being changed now: node and index.")
     layouts: list[list[int]] = many(
         "Sizes of each GPU's slices in sevenths, in the order of the fleet's GPUs; empty for a whole GPU."
     )
-    recut: int = Field(default=0, description="Number of GPUs that are cut anew.")
+    recut: int = said("Number of GPUs that are cut anew.", default=0)
     applications: list[ApplicationPlan] = many(
         "What is to run, and what it does: by the model, or as measured where a search by measurement chose it."
     )
@@ -295,11 +284,11 @@ class FleetGpu(Message):
 
     node_id: str
     gpu: int
-    sizes: list[int] = Field(description="Slices that it has, in sevenths; empty for a whole GPU.")
-    wanted: list[int] = Field(description="Slices that it is to have.")
-    state: str = Field(description="`pending`, `applied`, `busy` or `failed`.")
+    sizes: list[int] = said("Slices that it has, in sevenths; empty for a whole GPU.")
+    wanted: list[int] = said("Slices that it is to have.")
+    state: str = said("`pending`, `applied`, `busy` or `failed`.")
     detail: str | None = None
-    is_up: bool = Field(description="Whether its node is up and not drained.")
+    is_up: bool = said("Whether its node is up and not drained.")
 
 
 class Fleet(Message):
@@ -309,12 +298,12 @@ class Fleet(Message):
     tenant_id: str
     revision: int
     spec: FleetSpec
-    is_deleted: bool = Field(description="Whether it is being deleted: its GPUs are made whole and given back.")
+    is_deleted: bool = said("Whether it is being deleted: its GPUs are made whole and given back.")
     created_at: Instant
     updated_at: Instant
-    apps: list[str] = Field(description="Applications that use it.")
+    apps: list[str] = said("Applications that use it.")
     gpus: list[FleetGpu]
-    missing_gpus: int = Field(description="GPUs that it should have and that are not there, or that jobs still use.")
+    missing_gpus: int = said("GPUs that it should have and that are not there, or that jobs still use.")
     detail: str | None = maybe("Why its applications cannot run at all; null if they can.")
     only_proposes: str | None = maybe("Why plans are only proposed; null if they are not.")
     plan: FleetPlan | None = maybe("The newest plan.")
@@ -356,9 +345,9 @@ class AppInstanceList(Message):
 class AppInstanceQuery(PageQuery):
     """Which instances to list."""
 
-    state: list[InstanceState] = Field(
+    state: list[InstanceState] = said(
+        "Instances in any of these states; repeatable. By default, all but those that have ended.",
         default_factory=lambda: list(LIVE_STATES),
-        description="Instances in any of these states; repeatable. By default, all but those that have ended.",
     )
 
 
@@ -369,11 +358,9 @@ class AppTraffic(Message):
     requests_per_s: float
     answered: int
     failed: int
-    p50_ms: float | None = Field(description="Null without answers, as are the other figures.")
+    p50_ms: float | None = said("Null without answers, as are the other figures.")
     p95_ms: float | None
-    accuracy_pct: float | None = Field(
-        description="Mean over the requests of the accuracy of the variant that answered."
-    )
+    accuracy_pct: float | None = said("Mean over the requests of the accuracy of the variant that answered.")
 
 
 class App(Message):
@@ -383,17 +370,13 @@ class App(Message):
     tenant_id: str
     revision: int
     spec: AppSpec
-    is_deleted: bool = Field(
-        description="Whether it is being deleted: it is removed when its instances have been drained."
-    )
+    is_deleted: bool = said("Whether it is being deleted: it is removed when its instances have been drained.")
     created_at: Instant
     updated_at: Instant
     only_proposes: str | None = maybe("Why plans are only proposed; null if they are not.")
     plan: FleetPlan | None = maybe("The fleet's newest plan, with this application alone.")
-    running: list[VariantInstances] = Field(description="Its instances that are ready.")
-    instances: dict[InstanceState, int] = Field(
-        description="Number of instances by state, without those that have ended."
-    )
+    running: list[VariantInstances] = said("Its instances that are ready.")
+    instances: dict[InstanceState, int] = said("Number of instances by state, without those that have ended.")
     traffic: AppTraffic
 
 
@@ -407,36 +390,36 @@ class AppList(Message):
 class AppReportQuery(Message):
     """The period that a report covers."""
 
-    hours: float = Field(default=24, gt=0, le=24 * 31, description="Hours before now.")
-    step_s: float = Field(default=3_600, ge=5, le=86_400, description="Length of each step of the mix.")
+    hours: float = said("Hours before now.", default=24, gt=0, le=24 * 31)
+    step_s: float = said("Length of each step of the mix.", default=3_600, ge=5, le=86_400)
 
 
 class AppMix(Message):
     """The requests of one step of a report, and the variants that answered them."""
 
     start_at: Instant
-    gco2_per_kwh: float | None = Field(description="Mean carbon intensity; null without a ledger line.")
+    gco2_per_kwh: float | None = said("Mean carbon intensity; null without a ledger line.")
     requests: int
     failed: int
-    by_variant: dict[str, int] = Field(description="Requests answered, by variant.")
+    by_variant: dict[str, int] = said("Requests answered, by variant.")
     accuracy_pct: float | None
     p95_ms: float | None
-    energy_j: float = Field(description="Energy of its instances by the ledger.")
+    energy_j: float = said("Energy of its instances by the ledger.")
     carbon_gco2: float
 
 
 class AppEvaluations(Message):
     """What searches by measurement did to an application over a period."""
 
-    evaluations: int = Field(description="Measured configurations, also of what ran already.")
-    unmeasured: int = Field(description="Configurations that could not be brought up or measured.")
-    bringing_up_s: float = Field(description="Seconds in which their instances were brought up.")
+    evaluations: int = said("Measured configurations, also of what ran already.")
+    unmeasured: int = said("Configurations that could not be brought up or measured.")
+    bringing_up_s: float = said("Seconds in which their instances were brought up.")
     measuring_s: float
     answered: int
-    late: int = Field(description="Of the answers while it was measured, those beyond the SLA.")
+    late: int = said("Of the answers while it was measured, those beyond the SLA.")
     failed: int
-    p95_error_pct: float | None = Field(
-        description="Mean difference of the model's prediction to what was measured, of that; null without any."
+    p95_error_pct: float | None = said(
+        "Mean difference of the model's prediction to what was measured, of that; null without any."
     )
     energy_error_pct: float | None
     accuracy_error_pct: float | None
@@ -451,17 +434,15 @@ class AppReport(Message):
     requests: int
     failed: int
     accuracy_pct: float | None
-    accuracy_loss_pct: float | None = Field(description="Against the most accurate variant.")
+    accuracy_loss_pct: float | None = said("Against the most accurate variant.")
     p95_ms: float | None
     sla_p95_ms: float
-    sla_ok_share: float | None = Field(description="Share of the answers that came within the SLA's time.")
-    energy_j: float = Field(
-        description="Energy of its instances by the ledger, the idle power of their slices included."
-    )
+    sla_ok_share: float | None = said("Share of the answers that came within the SLA's time.")
+    energy_j: float = said("Energy of its instances by the ledger, the idle power of their slices included.")
     carbon_gco2: float
-    gco2_per_1000: float | None = Field(description="Grams of CO2 per 1,000 requests, by the ledger.")
-    base_gco2_per_1000: float | None = Field(
-        description="The same of BASE, modelled: what the same requests would have drawn on as many GPU seconds, idle "
+    gco2_per_1000: float | None = said("Grams of CO2 per 1,000 requests, by the ledger.")
+    base_gco2_per_1000: float | None = said(
+        "The same of BASE, modelled: what the same requests would have drawn on as many GPU seconds, idle "
         "power and hosts included, at the grid's intensities of the time."
     )
     carbon_saving_pct: float | None
@@ -484,8 +465,8 @@ class AppObservation(Message):
     app: Name
     arrivals: Int = Field(ge=0)
     answered: Int = Field(ge=0)
-    failed: Int = Field(default=0, ge=0, description="Requests that got no answer of an instance.")
-    waiting: Int = Field(default=0, ge=0, description="Requests in its queue when this was sent.")
+    failed: Int = said("Requests that got no answer of an instance.", default=0, ge=0)
+    waiting: Int = said("Requests in its queue when this was sent.", default=0, ge=0)
     p50_ms: Real | None = maybe("Of answers, from arrival to the end, waits included.", ge=0)
     p95_ms: Real | None = Field(default=None, ge=0)
     latency: list[Annotated[Int, Field(ge=0)]] = many(
@@ -500,5 +481,5 @@ class AppObservations(Message):
     """What one router process saw in a 5-second window. Sending it again replaces it."""
 
     router: Name
-    start_at: Instant = Field(description="Start of the window, a whole multiple of 5 seconds.")
+    start_at: Instant = said("Start of the window, a whole multiple of 5 seconds.")
     apps: list[AppObservation] = Field(max_length=1_000)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from services.contracts.schema import Int, Message, Text
+from services.contracts.schema import Int, Message, Text, said
 
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 BATCH_HEADER = "x-wattshift-batch"
@@ -24,7 +24,7 @@ class BatchFile(Message):
     id: str
     object: Literal["file"] = "file"
     bytes: int
-    created_at: int = Field(description="Unix seconds, as are all times here.")
+    created_at: int = said("Unix seconds, as are all times here.")
     expires_at: int
     filename: str
     purpose: str
@@ -95,12 +95,12 @@ class BatchCarbon(Message):
 
     wh: float
     gco2: float
-    saved_gco2: float | None = Field(
-        description="Against the same energy at the moment the batch came, in equal shares at all places that serve "
+    saved_gco2: float | None = said(
+        "Against the same energy at the moment the batch came, in equal shares at all places that serve "
         "its models; null if that was not known."
     )
-    repeated_lines: int = Field(
-        description="Lines that were sent again because a crash or a lost answer left open what became of them."
+    repeated_lines: int = said(
+        "Lines that were sent again because a crash or a lost answer left open what became of them."
     )
 
 

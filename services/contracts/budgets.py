@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
-
-from services.contracts.schema import Message, Name, Real, maybe
+from services.contracts.schema import Message, Name, Real, maybe, said
 
 
 class BudgetQuantity(StrEnum):
@@ -30,7 +28,7 @@ class BudgetSpec(Message):
     tenant_id: Name
     project: Name | None = maybe("Null: all projects of the tenant together.")
     quantity: BudgetQuantity
-    amount: Real = Field(ge=0, le=1e15, description="For a calendar month in UTC, in the unit of the quantity.")
+    amount: Real = said("For a calendar month in UTC, in the unit of the quantity.", ge=0, le=1e15)
     action: BudgetAction = BudgetAction.HOLD
 
 

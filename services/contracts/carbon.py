@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from services.contracts.schema import Instant, Message, maybe
+from services.contracts.schema import Instant, Message, maybe, said
 from services.core.domain.signal import Signal
 
 if TYPE_CHECKING:
@@ -66,13 +66,10 @@ class CurrentIntensity(Message):
     provider: str
     point: IntensityPoint
     fetched_at: Instant
-    age_s: float = Field(description="Time since the value's interval began.")
-    is_stale: bool = Field(
-        description="Whether the value is older than it should be; it is still the latest one known."
-    )
-    time_scale: float = Field(
-        default=1,
-        description="Grid seconds per real second; above 1 while a recording is replayed faster than real time.",
+    age_s: float = said("Time since the value's interval began.")
+    is_stale: bool = said("Whether the value is older than it should be; it is still the latest one known.")
+    time_scale: float = said(
+        "Grid seconds per real second; above 1 while a recording is replayed faster than real time.", default=1
     )
     grid_now: Instant | None = maybe("The time by the grid's clock: the recorded time while a recording is replayed.")
 
@@ -119,8 +116,8 @@ class IntensityForecast(Message):
     zone: str
     signal: Signal
     provider: str
-    method: str = Field(
-        description="Source of the first points: `provider`, or our own `ridge`, `blend` (both learned), `pretrained` "
+    method: str = said(
+        "Source of the first points: `provider`, or our own `ridge`, `blend` (both learned), `pretrained` "
         "(learned on other grids) or `persistence`."
     )
     generated_at: Instant
@@ -139,7 +136,7 @@ class MethodErrors(Message):
     """The errors of a forecasting method."""
 
     method: LearnedMethod
-    mean_absolute_error_gco2_per_kwh: list[float] = Field(description="For day 1, day 2 and so on ahead.")
+    mean_absolute_error_gco2_per_kwh: list[float] = said("For day 1, day 2 and so on ahead.")
 
 
 class ForecastBacktest(Message):
@@ -148,16 +145,16 @@ class ForecastBacktest(Message):
     zone: str
     signal: Signal
     provider: str
-    method: LearnedMethod = Field(
-        description="The method in use, which is the one with the smaller error. `blend` combines the last value "
+    method: LearnedMethod = said(
+        "The method in use, which is the one with the smaller error. `blend` combines the last value "
         "with the day before; it is for steps shorter than an hour and for a history too short for "
         "`ridge`."
     )
-    note: str = Field(description="Why the method is not a learned one, if it is not.")
-    generated_at: Instant = Field(description="When the method was learned and tested.")
+    note: str = said("Why the method is not a learned one, if it is not.")
+    generated_at: Instant = said("When the method was learned and tested.")
     first_at: Instant | None = maybe("Time of the first tested forecast, by the grid's clock.")
     last_at: Instant | None = maybe("Time of the last tested forecast, by the grid's clock.")
-    forecasts: int = Field(default=0, description="Number of forecasts tested; 0 while there is too little history.")
+    forecasts: int = said("Number of forecasts tested; 0 while there is too little history.", default=0)
     errors: list[MethodErrors] = Field(default_factory=list[MethodErrors])
     coverage: float | None = maybe("Fraction of hours between p10 and p90, on days that were not used to find these.")
     greenest_regret: float | None = maybe(
@@ -169,8 +166,8 @@ class ForecastBacktest(Message):
 class OutlookPoint(IntensityPoint):
     """One step of an outlook."""
 
-    kind: Literal["measured", "held", "provider", "learned", "persistence"] = Field(
-        description="`measured`: measured by the provider; `held`: the last value (or, in a gap of the history, that "
+    kind: Literal["measured", "held", "provider", "learned", "persistence"] = said(
+        "`measured`: measured by the provider; `held`: the last value (or, in a gap of the history, that "
         "of the day before) until a new one is measured; `provider`: the provider's forecast; `learned`: "
         "our forecast, learned from the zone's history; `persistence`: the same hour of the day before."
     )
@@ -191,10 +188,10 @@ class IntensityOutlook(Message):
     provider: str
     now: Instant
     grid_now: Instant
-    time_scale: float = Field(description="Grid seconds per real second.")
-    is_stale: bool = Field(description="Whether the latest measured value is older than it should be.")
-    measured_until: Instant | None = Field(description="End of the last measured step; null if none is known.")
-    forecast_generated_at: Instant | None = Field(description="When the provider made its forecast; null without one.")
+    time_scale: float = said("Grid seconds per real second.")
+    is_stale: bool = said("Whether the latest measured value is older than it should be.")
+    measured_until: Instant | None = said("End of the last measured step; null if none is known.")
+    forecast_generated_at: Instant | None = said("When the provider made its forecast; null without one.")
     points: list[OutlookPoint] = Field(min_length=1)
 
     def as_domain(self) -> CarbonOutlook:
@@ -222,13 +219,13 @@ class ZoneSource(Message):
     provider: str
     attribution: str
     has_provider_forecast: bool
-    step_s: float = Field(description="Usual length of an interval, in real seconds.")
-    max_age_s: float = Field(description="Real seconds since the start of its interval after which a value is stale.")
-    time_scale: float = Field(description="Grid seconds per real second.")
-    last_success_at: Instant | None = Field(description="When the provider last answered successfully.")
-    last_error: str | None = Field(description="The latest error, if the provider has not answered successfully since.")
-    skipped_values: int = Field(
-        description="Values rejected since the process started because they were null, not finite or without a time."
+    step_s: float = said("Usual length of an interval, in real seconds.")
+    max_age_s: float = said("Real seconds since the start of its interval after which a value is stale.")
+    time_scale: float = said("Grid seconds per real second.")
+    last_success_at: Instant | None = said("When the provider last answered successfully.")
+    last_error: str | None = said("The latest error, if the provider has not answered successfully since.")
+    skipped_values: int = said(
+        "Values rejected since the process started because they were null, not finite or without a time."
     )
 
 

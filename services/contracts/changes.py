@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
-
-from services.contracts.schema import Message
+from services.contracts.schema import Message, said
 
 
 class ChangeKind(StrEnum):
@@ -23,4 +21,4 @@ class ChangeKind(StrEnum):
 class Changed(Message):
     """The data of a `changed` event."""
 
-    kinds: list[ChangeKind] = Field(description="What to read again; of `nodes`, operators alone are told.")
+    kinds: list[ChangeKind] = said("What to read again; of `nodes`, operators alone are told.")

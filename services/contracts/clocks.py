@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from services.contracts.schema import Flag, Int, Message, Real
+from services.contracts.schema import Flag, Int, Message, Real, said
 from services.core.domain.serving import LatencyLimits, MiadConfig
 
 
@@ -24,10 +24,10 @@ class PoolClocks(Message):
     """How the clocks of a pool's GPUs follow the latency that routers report."""
 
     policy: ClockPolicy = ClockPolicy.DEFAULT
-    dry_run: Flag = Field(default=False, description="Whether agents only say which clocks they would set.")
-    factor: Real = Field(default=2, gt=1, le=100, description="MIAD multiplies the clock by this; the paper's is 2.")
-    step_mhz: Real = Field(
-        default=100, gt=0, le=10_000, description="MIAD lowers the clock by this each second; the paper's is 100."
+    dry_run: Flag = said("Whether agents only say which clocks they would set.", default=False)
+    factor: Real = said("MIAD multiplies the clock by this; the paper's is 2.", default=2, gt=1, le=100)
+    step_mhz: Real = said(
+        "MIAD lowers the clock by this each second; the paper's is 100.", default=100, gt=0, le=10_000
     )
 
     @property
@@ -42,8 +42,8 @@ class ServerClocks(PoolClocks):
     max_ttft_ms: Real | None = Field(default=None, gt=0)
     max_tbt_ms: Real | None = Field(default=None, gt=0)
     max_e2e_s: Real | None = Field(default=None, gt=0)
-    capacity: Int = Field(default=64, ge=1, description="Requests that it is given at once.")
-    idle_w: Real = Field(default=0, ge=0, description="Its power without requests.")
+    capacity: Int = said("Requests that it is given at once.", default=64, ge=1)
+    idle_w: Real = said("Its power without requests.", default=0, ge=0)
 
     @property
     def limits(self) -> LatencyLimits:

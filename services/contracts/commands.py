@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls
-from services.contracts.schema import Account, Message, many, maybe
+from services.contracts.schema import Account, Message, many, maybe, said
 
 MASTER_PORTS = (29_501, 32_000)
 """Of which each gang gets one; without 29500, which programs take that do not look at ``MASTER_PORT``."""
@@ -34,13 +34,13 @@ class StartGang(Message):
         "The devices' UUIDs, in their order; only where one is a MIG slice. The agent starts nothing if a "
         "device is another one by now."
     )
-    shares: bool = Field(
-        default=False, description="Start beside the one gang that may run on the device by then, and not after it."
+    shares: bool = said(
+        "Start beside the one gang that may run on the device by then, and not after it.", default=False
     )
     node_rank: int
     nnodes: int
     world_size: int
-    rank_offset: int = Field(description="Global rank of this node's first device.")
+    rank_offset: int = said("Global rank of this node's first device.")
     gpus_per_node: list[int] = many("Devices of each node, by node rank. Empty: as many on each.")
     master_addr: str
     master_port: int

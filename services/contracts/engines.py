@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from services.contracts.nodes import Count, DeviceIndex, EnergyInterval, Reading
-from services.contracts.schema import Instant, Message, Name, NodeMessage, Text, is_empty, is_none, many, maybe
+from services.contracts.schema import Instant, Message, Name, NodeMessage, Text, is_empty, is_none, many, maybe, said
 from services.core.domain.signal import Signal
 
 OURS = "wattshift"  #: The engine of jobs and nodes that agents of this control plane look after
@@ -82,22 +82,22 @@ class EngineShare(NodeMessage):
 class EngineJob(NodeMessage):
     """A job that asks for GPUs."""
 
-    external_id: ExternalId = Field(description="Of no other job of this engine, ever.")
-    number: Text = Field(max_length=100, description="As the engine's users know it.")
+    external_id: ExternalId = said("Of no other job of this engine, ever.")
+    number: Text = said("As the engine's users know it.", max_length=100)
     name: Text = Field(max_length=200)
     user: Text = Field(max_length=100)
     account: Text = Field(default="", max_length=200)
     queue: Text = Field(default="", max_length=200)
     state: EngineJobState
-    steered: bool = Field(description="Whether decisions on it are carried out; if not, it is only accounted for.")
-    why_not: Text = Field(default="", max_length=200, description="Why it is left alone.")
-    blocked: Text = Field(
+    steered: bool = said("Whether decisions on it are carried out; if not, it is only accounted for.")
+    why_not: Text = said("Why it is left alone.", default="", max_length=200)
+    blocked: Text = said(
+        "Of one that waits: what else than GPUs its engine does not start it for; it takes none in plans.",
         default="",
         max_length=200,
-        description="Of one that waits: what else than GPUs its engine does not start it for; it takes none in plans.",
     )
-    stoppable: bool = Field(default=False, description="Whether it may be stopped, to run again later.")
-    shrinkable: bool = Field(default=False, description="Whether, as it runs, it may lose GPUs without being stopped.")
+    stoppable: bool = said("Whether it may be stopped, to run again later.", default=False)
+    shrinkable: bool = said("Whether, as it runs, it may lose GPUs without being stopped.", default=False)
     gpus: int = Field(ge=1, le=65_536)
     max_gpus: int | None = maybe("By default `gpus`: it has one size.", ge=1, le=65_536)
     step_gpus: int = Field(default=1, ge=1, le=65_536)
@@ -109,17 +109,14 @@ class EngineJob(NodeMessage):
     started_at: Instant | None = None
     ended_at: Instant | None = None
     requeues: Count | None = maybe("How often it has begun to wait again; null where its engine does not count.", ge=0)
-    rolled_back: bool = Field(
-        default=False,
-        description="Set here: since then its engine has shown an older state, in which that run is not over.",
+    rolled_back: bool = said(
+        "Set here: since then its engine has shown an older state, in which that run is not over.", default=False
     )
     exit_code: Count | None = None
     shares: list[EngineShare] = Field(default_factory=list[EngineShare], max_length=16_384)
     detail: Text = Field(default="", max_length=500)
-    revision: int = Field(
-        default=0, ge=0, lt=2**63, description="Of the last decision that was carried out; 0: of none."
-    )
-    refused: Text = Field(default="", max_length=500, description="Why that decision could not be carried out.")
+    revision: int = said("Of the last decision that was carried out; 0: of none.", default=0, ge=0, lt=2**63)
+    refused: Text = said("Why that decision could not be carried out.", default="", max_length=500)
 
 
 class EngineNode(NodeMessage):
@@ -175,7 +172,7 @@ class EngineReport(NodeMessage):
     present: list[ExternalId] | None = maybe(
         "All jobs that wait or run; the answer names those not among them.", max_length=1_000_000
     )
-    wants_decisions: bool = Field(default=False, description="Whether the answer is to repeat what is decided.")
+    wants_decisions: bool = said("Whether the answer is to repeat what is decided.", default=False)
     wants_outlooks: list[Name] = many(
         "Grid zones of which the answer is to say what they will emit.",
         max_length=100,
@@ -203,8 +200,8 @@ class EngineDecision(NodeMessage):
     gpus: int | None = maybe("The size to start it at, null: as it was submitted; or to shrink it to.", ge=1)
     zone: Name | None = maybe("The grid zone that it was planned in, if it is one.")
     until: Instant | None = maybe("When it is expected to start.")
-    grace_s: float = Field(default=0.0, ge=0, le=86_400, description="Between the job's own signal and its stop.")
-    note: Comment = Field(default="", description="For the engine's users, in the job's comment.")
+    grace_s: float = said("Between the job's own signal and its stop.", default=0.0, ge=0, le=86_400)
+    note: Comment = said("For the engine's users, in the job's comment.", default="")
     gco2: float | None = maybe(
         "What its run is expected to emit, grams; null where that cannot be told.", exclude_if=is_none
     )
@@ -244,20 +241,20 @@ class EngineSavings(Message):
     exactly as it did.
     """
 
-    jobs: int = Field(description="Jobs that ran, and ended on this day.")
-    unplanned: int = Field(description="Of these, that began before any plan knew them; taken as they ran.")
-    later: int = Field(description="That would have begun later.")
-    later_h: float | None = Field(description="How much later in all, hours; null: no job was planned.")
-    unmeasured: int = Field(description="Without energy in the ledger: they are in neither sum of emissions.")
-    unpriced: int = Field(
-        description="With energy, but without intensities of the hours in which they would have run, as these are not "
+    jobs: int = said("Jobs that ran, and ended on this day.")
+    unplanned: int = said("Of these, that began before any plan knew them; taken as they ran.")
+    later: int = said("That would have begun later.")
+    later_h: float | None = said("How much later in all, hours; null: no job was planned.")
+    unmeasured: int = said("Without energy in the ledger: they are in neither sum of emissions.")
+    unpriced: int = said(
+        "With energy, but without intensities of the hours in which they would have run, as these are not "
         "over yet or unknown: they are in neither sum of emissions."
     )
-    carbon_gco2: float | None = Field(description="What the others emitted, by the ledger; null: there are none.")
-    would_carbon_gco2: float | None = Field(
-        description="What these would have emitted, with the same energy in the hours in which they would have run."
+    carbon_gco2: float | None = said("What the others emitted, by the ledger; null: there are none.")
+    would_carbon_gco2: float | None = said(
+        "What these would have emitted, with the same energy in the hours in which they would have run."
     )
-    settled: bool = Field(description="Whether it is final; until then it is recomputed as energy and hours come in.")
+    settled: bool = said("Whether it is final; until then it is recomputed as energy and hours come in.")
 
 
 class EngineDay(Message):
@@ -277,33 +274,33 @@ class EngineDays(Message):
 class EngineWaiting(Message):
     """A job that waits in its engine."""
 
-    number: str = Field(description="As the engine's users know it.")
+    number: str = said("As the engine's users know it.")
     name: str
     user: str
     queue: str
     gpus: int
     steered: bool
-    waits_for: str = Field(description="What else than GPUs or its hour it waits for, or why it is left alone.")
-    held_until: Instant | None = Field(
-        description="Until when it is held for a greener hour, or would be if this were no dry run; null: it is not."
+    waits_for: str = said("What else than GPUs or its hour it waits for, or why it is left alone.")
+    held_until: Instant | None = said(
+        "Until when it is held for a greener hour, or would be if this were no dry run; null: it is not."
     )
-    saves_gco2: float | None = Field(
-        description="How much less its run is expected to emit then than if it began now; null where that is unknown."
+    saves_gco2: float | None = said(
+        "How much less its run is expected to emit then than if it began now; null where that is unknown."
     )
 
 
 class EngineHours(Message):
     """GPU hours of jobs that were alike in whether they were steered."""
 
-    why_not: str = Field(description='Why their jobs were left alone; "": they were steered.')
+    why_not: str = said('Why their jobs were left alone; "": they were steered.')
     gpu_h: float
 
 
 class EngineJobs(Message):
     """The jobs of an engine that wait, and what of its work can be steered."""
 
-    items: list[EngineWaiting] = Field(description="At most 1,000; those that are held back longest come first.")
-    hours: list[EngineHours] = Field(description="Of the last seven days, most first.")
+    items: list[EngineWaiting] = said("At most 1,000; those that are held back longest come first.")
+    hours: list[EngineHours] = said("Of the last seven days, most first.")
 
 
 class Engine(Message):
@@ -314,16 +311,16 @@ class Engine(Message):
     version: str
     places: Places
     mode: EngineMode
-    queues: list[str] = Field(description="Those that are steered; none: all.")
+    queues: list[str] = said("Those that are steered; none: all.")
     problem: str | None = maybe("Why its bridge cannot read it; null while it can.")
     reported_at: Instant
-    heard: bool = Field(description="Whether its bridge's lease holds.")
+    heard: bool = said("Whether its bridge's lease holds.")
     nodes: int
     gpus: int
     gpus_in_use: int
-    jobs: dict[str, int] = Field(description="Jobs that are not over, by state.")
-    unfollowed: int = Field(description="Decisions that the bridge has not carried out yet.")
-    days: list[EngineDay] = Field(description="The last seven days with anything to tell, newest first.")
+    jobs: dict[str, int] = said("Jobs that are not over, by state.")
+    unfollowed: int = said("Decisions that the bridge has not carried out yet.")
+    days: list[EngineDay] = said("The last seven days with anything to tell, newest first.")
 
 
 class EngineList(Message):

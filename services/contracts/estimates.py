@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from services.contracts.jobs import Share
-from services.contracts.schema import Instant, Message, many, maybe
+from services.contracts.schema import Instant, Message, many, maybe, said
 
 
 class EmissionEstimate(Message):
@@ -16,7 +14,7 @@ class EmissionEstimate(Message):
     starts_at: Instant
     zone: str
     signal: str
-    intensity_gco2_per_kwh: float = Field(description="Mean forecast intensity while the job runs.")
+    intensity_gco2_per_kwh: float = said("Mean forecast intensity while the job runs.")
     carbon_gco2_per_hour: float | None = None
     carbon_gco2: float | None = maybe("Of the whole run; null if its length is unknown.")
 
@@ -26,17 +24,17 @@ class StartEstimate(Message):
 
     policy: str
     starts_now: bool
-    gpus: int = Field(description="Size of the gang that would start, or else the smallest one the job may have.")
+    gpus: int = said("Size of the gang that would start, or else the smallest one the job may have.")
     placement: list[Share] = many("Where; empty if it would wait.")
     reason: str | None = maybe("Stable code of why it would wait.")
     detail: str | None = maybe("The reason in words.")
     expected_start_at: Instant | None = maybe(
         "When it may start if it would wait and the policy can tell; null if unknown."
     )
-    free_gpus: int = Field(description="GPUs that are free now on nodes that suit the job.")
-    suitable_gpus: int = Field(description="GPUs in total on nodes that suit the job.")
+    free_gpus: int = said("GPUs that are free now on nodes that suit the job.")
+    suitable_gpus: int = said("GPUs in total on nodes that suit the job.")
     slice: str | None = maybe("Size of the MIG slice that it asks for; both figures then count such slices.")
-    waiting_jobs: int = Field(description="Jobs that wait now, of all users.")
+    waiting_jobs: int = said("Jobs that wait now, of all users.")
     duration_s: float | None = None
     duration_from: Literal["prediction", "time_limit"] | None = maybe(
         "Earlier runs of such jobs, or the longest run that the job allows."

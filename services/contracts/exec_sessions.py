@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.jobs import Argument
-from services.contracts.schema import Flag, Int, Message, Name, Text, maybe
+from services.contracts.schema import Flag, Int, Message, Name, Text, maybe, said
 
 MOST_COMMAND_BYTES = 64 * 1024
 MOST_INPUT_BYTES = 256 * 1024  #: Bytes of standard input in one request
@@ -30,15 +30,15 @@ class TerminalSize(Message):
 class ExecRequest(Message):
     """A command to run in the environment of a job's process, on its node."""
 
-    command: list[Argument] = Field(min_length=1, max_length=1_000, description="Program and arguments.")
+    command: list[Argument] = said("Program and arguments.", min_length=1, max_length=1_000)
     rank: Int | None = maybe("The process whose environment it gets, by its GPU in the gang; by default 0.", ge=0)
     node: Name | None = maybe("Instead of a rank: the first process on this node.")
-    stdin: Flag = Field(default=False, description="Whether standard input will be sent; else it is empty.")
+    stdin: Flag = said("Whether standard input will be sent; else it is empty.", default=False)
     terminal: TerminalSize | None = maybe(
         "Run it in a terminal of this size: standard input and output are then one stream."
     )
-    terminal_type: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")] = Field(
-        default="xterm-256color", description="`TERM` in a terminal."
+    terminal_type: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")] = said(
+        "`TERM` in a terminal.", default="xterm-256color"
     )
 
     @field_validator("command")
@@ -60,17 +60,17 @@ class ExecRequest(Message):
 class FilesRequest(Message):
     """What to fetch of a job that has ended."""
 
-    path: Annotated[Text, StringConstraints(min_length=1, max_length=4_096, pattern=r"[^/]")] = Field(
-        description="A file or folder; a relative path starts in the job's working folder."
+    path: Annotated[Text, StringConstraints(min_length=1, max_length=4_096, pattern=r"[^/]")] = said(
+        "A file or folder; a relative path starts in the job's working folder."
     )
 
 
 class ExecInput(Message):
     """What a client sends to a running command. Sending it again changes nothing: bytes are counted by `offset`."""
 
-    offset: Int = Field(default=0, ge=0, description="How many bytes of standard input come before `data`.")
-    data: str = Field(default="", max_length=4 * (MOST_INPUT_BYTES // 3 + 1), description="Bytes, in Base64.")
-    end: Flag = Field(default=False, description="Whether standard input ends after `data`.")
+    offset: Int = said("How many bytes of standard input come before `data`.", default=0, ge=0)
+    data: str = said("Bytes, in Base64.", default="", max_length=4 * (MOST_INPUT_BYTES // 3 + 1))
+    end: Flag = said("Whether standard input ends after `data`.", default=False)
     size: TerminalSize | None = maybe("The terminal's new size.")
     signal: SignalName | None = maybe("A signal for the command and its children.")
 
@@ -92,7 +92,7 @@ class ExecInput(Message):
 class ExecInputAnswer(Message):
     """How much of standard input was taken; the rest is to be sent again."""
 
-    offset: int = Field(description="Bytes of standard input that the command's pipe has taken so far.")
+    offset: int = said("Bytes of standard input that the command's pipe has taken so far.")
 
 
 class ExecEvent(Message):

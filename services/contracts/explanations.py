@@ -10,7 +10,7 @@ from pydantic import Field
 from services.contracts.estimates import EmissionEstimate
 from services.contracts.flex import Flex
 from services.contracts.jobs import JobFootprint, Share
-from services.contracts.schema import Instant, Message, many, maybe
+from services.contracts.schema import Instant, Message, many, maybe, said
 from services.core.domain.jobs import JobState
 
 
@@ -27,7 +27,7 @@ class JobAhead(Message):
 
     job_id: str
     name: str
-    gpus: int = Field(description="Size of its smallest gang.")
+    gpus: int = said("Size of its smallest gang.")
 
 
 class QueuePlace(Message):
@@ -37,10 +37,10 @@ class QueuePlace(Message):
     """
 
     position: int | None = maybe("1 for the first. Null: the policy does not rank the job now, or has no such order.")
-    waiting_jobs: int = Field(description="Jobs that wait now, of all users, this one included.")
+    waiting_jobs: int = said("Jobs that wait now, of all users, this one included.")
     ahead: int | None = maybe("Waiting jobs that come before it; null as `position`.")
     ahead_gpus: int | None = maybe("GPUs that the smallest gangs of those take together.")
-    hidden_ahead: int = Field(default=0, description="How many of those the caller may not see.")
+    hidden_ahead: int = said("How many of those the caller may not see.", default=0)
     first: list[JobAhead] = many("The first of those that the caller may see.")
 
 
@@ -52,9 +52,9 @@ class AskedGpus(Message):
     model: str | None = None
     memory_gib: float | None = None
     slice: str | None = maybe("Size of the MIG slice that it asks for; the figures below then count such slices.")
-    suitable: int = Field(description="GPUs on nodes that suit the job, drained nodes not counted.")
-    free: int = Field(description="Those of them that are free now.")
-    drained: int = Field(description="Further GPUs on suitable nodes that take no new work.")
+    suitable: int = said("GPUs on nodes that suit the job, drained nodes not counted.")
+    free: int = said("Those of them that are free now.")
+    drained: int = said("Further GPUs on suitable nodes that take no new work.")
 
 
 class LengthEstimate(Message):
@@ -73,16 +73,16 @@ class GridForecast(Message):
 
     zone: str
     signal: str
-    stale: bool = Field(description="Whether its newest value is older than it should be.")
+    stale: bool = said("Whether its newest value is older than it should be.")
     made_at: Instant | None = maybe("When the forecast was made; null if that is unknown.")
-    known_until: Instant = Field(description="End of the forecast.")
+    known_until: Instant = said("End of the forecast.")
 
 
 class ExplanationQuery(Message):
     """What to look for besides."""
 
-    one_change: bool = Field(
-        default=False, description="The smallest change that would start a waiting job now, in `waiting.one_change`."
+    one_change: bool = said(
+        "The smallest change that would start a waiting job now, in `waiting.one_change`.", default=False
     )
 
 
@@ -93,19 +93,19 @@ class OneChange(Message):
     this one were withdrawn. That was replayed with the present queue, and holds as long as the queue is the same.
     """
 
-    what: Literal["deadline", "preemptible", "flex", "model", "gpus"] = Field(description="What to ask for instead.")
+    what: Literal["deadline", "preemptible", "flex", "model", "gpus"] = said("What to ask for instead.")
     gpus: int | None = maybe("That many GPUs.")
     model: str | None = maybe("GPUs of this model.")
     flex: Flex | None = maybe("This class towards orders of the grid.")
     deadline: Instant | None = maybe("This deadline; null with `deadline`: none.")
-    detail: str = Field(description="The change in words, as at the end of `summary`.")
+    detail: str = said("The change in words, as at the end of `summary`.")
 
 
 class WaitingExplanation(Message):
     """Why a job waits, when it may start, and what it would emit."""
 
     since: Instant
-    starts_now: bool = Field(description="Whether a round on the present state would start it.")
+    starts_now: bool = said("Whether a round on the present state would start it.")
     place: QueuePlace | None = maybe(
         "Null where the job is not before the policy: held, or waiting for something else."
     )
@@ -142,7 +142,7 @@ class RunningExplanation(Message):
     since: Instant
     gpus: int
     placement: list[Share]
-    why: list[str] = Field(description="Why it has this size, power limit and clock, in sentences.")
+    why: list[str] = said("Why it has this size, power limit and clock, in sentences.")
     power_limit_w: float | None = None
     clock_mhz: int | None = None
     expected_end_at: Instant | None = maybe("Null if the job's length is unknown.")
@@ -155,8 +155,8 @@ class EndedExplanation(Message):
     """What became of a job. Times are sums over all its gangs."""
 
     exit_code: int | None = None
-    waited_s: float = Field(description="Time without GPUs, from submission to its end.")
-    held_gpus_s: float = Field(description="Time in which it held GPUs.")
+    waited_s: float = said("Time without GPUs, from submission to its end.")
+    held_gpus_s: float = said("Time in which it held GPUs.")
     starts: int
     preemptions: int
     restarts: int
@@ -204,7 +204,7 @@ class LeverEffect(Message):
         "Less emitted than without it, without PUE (of an ended job with it); null: unknown."
     )
     minutes_added: float | None = maybe("By how much later the job ends; negative: earlier; null: unknown.")
-    detail: str = Field(description="What it is compared with, or why a figure is unknown.")
+    detail: str = said("What it is compared with, or why a figure is unknown.")
 
 
 class Explanation(Message):
@@ -217,20 +217,20 @@ class Explanation(Message):
     state: JobState
     reason: str | None = maybe("Stable code of why the job waits or how it ended.")
     detail: str | None = maybe("The reason in words.")
-    summary: str = Field(description="The answer in one or two sentences.")
+    summary: str = said("The answer in one or two sentences.")
     as_of: Instant
-    policy: str = Field(description="The policy in force.")
+    policy: str = said("The policy in force.")
     submitted_at: Instant
     waiting: WaitingExplanation | None = None
     running: RunningExplanation | None = None
     ended: EndedExplanation | None = None
-    footprint: JobFootprint = Field(default=JobFootprint(), description="Used and emitted so far.")
+    footprint: JobFootprint = said("Used and emitted so far.", default=JobFootprint())
     baseline_gco2: float | None = maybe(
         "What the same energy would have emitted at the mean intensity of its zones from submission to its "
         "end; null while it has not ended, or if that mean is unknown."
     )
-    story: list[StoryLine] = Field(description="What happened, oldest first.")
-    story_left_out: int = Field(default=0, description="How many events in the middle of a long story are left out.")
+    story: list[StoryLine] = said("What happened, oldest first.")
+    story_left_out: int = said("How many events in the middle of a long story are left out.", default=0)
     under_policies: PolicyComparison | None = maybe("Of a job that the scheduler has in its queue or on GPUs.")
     levers: list[LeverEffect] = many(
         "What each lever of the policy does for the job; empty under a policy that cannot tell."

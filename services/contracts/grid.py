@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Message, Name, Real, Text, maybe
+from services.contracts.schema import Instant, Message, Name, Real, Text, maybe, said
 
 LONGEST_S = 31 * 86_400.0
 MOST_STEPS = 1_440  #: A day by the minute
@@ -19,7 +19,7 @@ Title = Annotated[Text, StringConstraints(max_length=200)]
 class GridStep(Message):
     """What may be drawn from a moment on: less than the baseline by a share of it, or so many watts."""
 
-    offset_s: Real = Field(default=0.0, ge=0, le=LONGEST_S, description="Time since the order's start.")
+    offset_s: Real = said("Time since the order's start.", default=0.0, ge=0, le=LONGEST_S)
     cut: Real | None = maybe("Share of the baseline to leave out.", gt=0, le=1)
     to_w: Real | None = maybe("The most that may be drawn, watts.", ge=0, le=1e12)
 
@@ -51,11 +51,11 @@ class GridOrderSpec(Message):
     start_at: Instant | None = maybe("Null: now.")
     duration_s: Real = Field(gt=0, le=LONGEST_S)
     steps: list[GridStep] = Field(min_length=1, max_length=MOST_STEPS)
-    notice_s: Real = Field(
+    notice_s: Real = said(
+        "How long before its start the cluster may prepare; the baseline is what was drawn before that.",
         default=0.0,
         ge=0,
         le=LONGEST_S,
-        description="How long before its start the cluster may prepare; the baseline is what was drawn before that.",
     )
 
     @model_validator(mode="after")
@@ -93,7 +93,7 @@ class GridOrder(Message):
 
     id: str
     name: str
-    source: str = Field(description="Who brought it: `api`, or the name of another door.")
+    source: str = said("Who brought it: `api`, or the name of another door.")
     zone: str | None
     state: GridOrderState
     announced_at: Instant
@@ -101,41 +101,38 @@ class GridOrder(Message):
     end_at: Instant
     notice_s: float
     steps: list[GridStep]
-    baseline_w: float | None = Field(
-        description="What its scope drew before it by the ledger, watts; null until it is known."
-    )
-    baseline_at: Instant | None = Field(description="The baseline is the mean of the ten minutes before this time.")
-    limit_w: float | None = Field(description="What may be drawn now, watts; null: nothing limits it now.")
+    baseline_w: float | None = said("What its scope drew before it by the ledger, watts; null until it is known.")
+    baseline_at: Instant | None = said("The baseline is the mean of the ten minutes before this time.")
+    limit_w: float | None = said("What may be drawn now, watts; null: nothing limits it now.")
     withdrawn_at: Instant | None
-    revision: int = Field(description="1, and one more after each change.")
+    revision: int = said("1, and one more after each change.")
 
 
 class GridOrderJob(Message):
     """What one job had in it."""
 
-    job_id: str | None = Field(description="Null: what no job drew.")
-    before_w: float = Field(description="Its mean draw in the ten minutes before `baseline_at`, watts.")
-    during_w: float = Field(description="Its mean draw while the order was in force, watts.")
+    job_id: str | None = said("Null: what no job drew.")
+    before_w: float = said("Its mean draw in the ten minutes before `baseline_at`, watts.")
+    during_w: float = said("Its mean draw while the order was in force, watts.")
 
 
 class GridOrderReport(Message):
     """What came of an order, by the ledger; `docs/grid.md` says how each figure is computed."""
 
     order: GridOrder
-    nodes: list[str] = Field(description="The nodes whose lines are counted.")
-    since: Instant = Field(description="Its start.")
-    until: Instant = Field(description="Its end, or the end of the newest line that it has.")
+    nodes: list[str] = said("The nodes whose lines are counted.")
+    since: Instant = said("Its start.")
+    until: Instant = said("Its end, or the end of the newest line that it has.")
     baseline_w: float
-    limit_w: float = Field(description="The mean of its limits, watts.")
-    mean_w: float = Field(description="The mean draw, watts.")
-    ordered_w: float = Field(description="`baseline_w` less `limit_w`.")
-    delivered_w: float = Field(description="`baseline_w` less `mean_w`.")
-    above_most: float = Field(description="Excess of the worst five minutes, as a share of their limit.")
-    rebound: float | None = Field(
-        description="Excess of the worst five minutes in the time after it, as a share of the baseline; null while "
-        "there are none."
+    limit_w: float = said("The mean of its limits, watts.")
+    mean_w: float = said("The mean draw, watts.")
+    ordered_w: float = said("`baseline_w` less `limit_w`.")
+    delivered_w: float = said("`baseline_w` less `mean_w`.")
+    above_most: float = said("Excess of the worst five minutes, as a share of their limit.")
+    rebound: float | None = said(
+        "Excess of the worst five minutes in the time after it, as a share of the baseline; null while there are none."
     )
-    jobs: list[GridOrderJob] = Field(description="Those that changed most first.")
+    jobs: list[GridOrderJob] = said("Those that changed most first.")
 
 
 class GridOrderList(Message):

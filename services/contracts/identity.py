@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from services.contracts.flex import Flex
 from services.contracts.routing import AccuracyPct, ModelName
-from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text, is_none, maybe
+from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text, is_none, maybe, said
 from services.core.domain.canaries import share_at
 
 Weight = Annotated[Real, Field(gt=0, le=1_000_000)]
@@ -75,22 +75,18 @@ class Identity(Message):
 class TenantLimits(Message):
     """What a tenant may use."""
 
-    max_active_jobs: Int = Field(default=100_000, ge=0, description="Maximum number of jobs that have not ended.")
+    max_active_jobs: Int = said("Maximum number of jobs that have not ended.", default=100_000, ge=0)
     max_gpus: Int | None = maybe("Maximum number of GPUs held at once; null for no limit.", ge=0)
-    share_weight: Real = Field(
+    share_weight: Real = said(
+        "The tenant's weight in sharing the GPUs with others, under policies that share between "
+        "tenants (`fair+` before a policy's name).",
         default=1.0,
         gt=0,
         le=1_000_000,
-        description="The tenant's weight in sharing the GPUs with others, under policies that share between "
-        "tenants (`fair+` before a policy's name).",
     )
     flex: Flex | None = maybe("`flex` of jobs that do not name one, percent; null: 25.")
-    requests_per_s: Real = Field(
-        default=2_000, gt=0, le=1_000_000, description="Sustained rate of requests at the gateway."
-    )
-    burst: Int = Field(
-        default=4_000, ge=1, le=1_000_000, description="Requests that the tenant may make at once after a pause."
-    )
+    requests_per_s: Real = said("Sustained rate of requests at the gateway.", default=2_000, gt=0, le=1_000_000)
+    burst: Int = said("Requests that the tenant may make at once after a pause.", default=4_000, ge=1, le=1_000_000)
 
 
 class TenantSpec(Message):
@@ -149,7 +145,7 @@ class UserChange(Message):
     """What to change about a user; what is left out stays as it is."""
 
     account: Account | None = maybe("Null: its tenant's.")
-    disabled: Flag = Field(default=False, description="Whether the user's keys are refused.")
+    disabled: Flag = said("Whether the user's keys are refused.", default=False)
 
 
 class User(UserSpec):
@@ -281,9 +277,7 @@ class KeyChange(Message):
 class KeyRotation(Message):
     """How a key is replaced."""
 
-    overlap_s: Real = Field(
-        default=0, ge=0, le=366 * 86_400, description="How long the old key still works beside the new one."
-    )
+    overlap_s: Real = said("How long the old key still works beside the new one.", default=0, ge=0, le=366 * 86_400)
     expires_at: Instant | None = maybe("When the new key stops working; null: never.")
 
 
@@ -347,7 +341,7 @@ class AuditEntry(Message):
     at: Instant
     tenant_id: str
     key_id: str
-    action: str = Field(description="`key.created`, `tenant.changed`, `job.cancelled`, ...")
+    action: str = said("`key.created`, `tenant.changed`, `job.cancelled`, ...")
     target: str
     data: dict[str, Any] = Field(default_factory=dict[str, Any])
 

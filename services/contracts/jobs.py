@@ -13,7 +13,7 @@ from services.contracts.arrays import ARRAY_VARIABLES, After, ArrayTasks, ArrayT
 from services.contracts.flex import Flex
 from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text, many, maybe
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text, many, maybe, said
 from services.contracts.secrets import MAX_SECRETS_OF_A_JOB, EnvironmentName, SecretUse
 from services.contracts.sources import Source
 from services.core.domain.jobs import JobState
@@ -69,7 +69,7 @@ class GpuRequest(Message):
 class BatchRange(Message):
     """The total batch sizes that a policy may choose from; the training code reads the chosen one."""
 
-    min: Int = Field(ge=1, le=10**9, description="Samples per step of the whole gang.")
+    min: Int = said("Samples per step of the whole gang.", ge=1, le=10**9)
     max: Int = Field(ge=1, le=10**9)
 
     @model_validator(mode="after")
@@ -123,10 +123,8 @@ class ServiceTerms(Message):
     """Where a service instance may run. It is placed before all training jobs and listens on `$WATTSHIFT_PORT`."""
 
     zone: Name | None = maybe("Only on nodes in this grid zone.")
-    node_labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict[LabelKey, LabelValue],
-        max_length=64,
-        description="Only on nodes that have all of these labels.",
+    node_labels: dict[LabelKey, LabelValue] = said(
+        "Only on nodes that have all of these labels.", default_factory=dict[LabelKey, LabelValue], max_length=64
     )
     fleet: Name | None = maybe("Only on the GPUs, or slices of them, that are reserved for this fleet.")
 
@@ -175,39 +173,35 @@ class JobSpec(Message):
     flexibility_s: Real | None = maybe(
         "How long the job may be delayed; null leaves that to the policy.", ge=0, le=365 * 86_400
     )
-    priority: Int = Field(
-        default=0, ge=-100, le=100, description="Jobs with a higher priority go first, in policies that use it."
-    )
+    priority: Int = said("Jobs with a higher priority go first, in policies that use it.", default=0, ge=-100, le=100)
     preemptible: Flag = True
     flex: Flex | None = maybe(
         "How much slower orders of the grid may make the job, percent; 0 spares it as long as anything "
         "else can meet an order. Null: as its tenant's `flex` says, else 25."
     )
-    may_share_gpu: Flag = Field(
-        default=False,
-        description="Whether the job may share its GPU with another job that may, under policies that pack jobs "
+    may_share_gpu: Flag = said(
+        "Whether the job may share its GPU with another job that may, under policies that pack jobs "
         "(`gandiva`, of wattshift-lab). It has one GPU then, may be preempted, and needs at most `gpus.memory_gib` of "
         "its memory; both fit together. Jobs that share a GPU slow each other down, and one can take memory from the "
         "other.",
+        default=False,
     )
-    grace_s: Real = Field(default=120, ge=0, le=3_600, description="Time between SIGTERM and SIGKILL.")
+    grace_s: Real = said("Time between SIGTERM and SIGKILL.", default=120, ge=0, le=3_600)
     time_limit_s: Real | None = maybe(
         "How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed with "
         "the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts anew.",
         gt=0,
         le=365 * 86_400,
     )
-    max_restarts: Int = Field(
-        default=0, ge=0, le=100, description="How often a failed job is restarted; preemptions do not count."
-    )
-    restart_after_node_loss: Flag = Field(
-        default=True,
-        description="Whether the job is queued again when a node that it runs on is lost; otherwise it has failed with "
+    max_restarts: Int = said("How often a failed job is restarted; preemptions do not count.", default=0, ge=0, le=100)
+    restart_after_node_loss: Flag = said(
+        "Whether the job is queued again when a node that it runs on is lost; otherwise it has failed with "
         "the reason `node_lost`.",
+        default=True,
     )
     project: Name = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
-    hold: Flag = Field(default=False, description="Accept the job, but start it only after a release.")
+    hold: Flag = said("Accept the job, but start it only after a release.", default=False)
     secrets: list[SecretUse] | None = maybe(
         "Secrets of the tenant that the job gets, as variables or as files.", max_length=MAX_SECRETS_OF_A_JOB
     )
@@ -382,7 +376,7 @@ class JobFootprint(Message):
     gpu_energy_j: float = 0
     carbon_gco2: float = 0
     gpu_s: float = 0
-    estimated_energy_j: float = Field(default=0, description="The part of `energy_j` that was modelled, not measured.")
+    estimated_energy_j: float = said("The part of `energy_j` that was modelled, not measured.", default=0)
 
 
 class Job(Message):
@@ -408,8 +402,8 @@ class Job(Message):
         "When the policy expects to start a waiting job, by what is known now and provided that GPUs are "
         "free by then; null if unknown."
     )
-    generation: int = Field(description="How many times the job has been given GPUs.")
-    gpus: int = Field(description="GPUs that the job holds now.")
+    generation: int = said("How many times the job has been given GPUs.")
+    gpus: int = said("GPUs that the job holds now.")
     placement: list[Share] = Field(default_factory=list[Share])
     power_limit_w: float | None = maybe("Power limit set on each of its GPUs; null for the default.")
     clock_mhz: int | None = maybe("Clock that its GPUs are locked to; null for the default.")
@@ -424,10 +418,10 @@ class Job(Message):
     )
     preemptions: int
     restarts: int
-    node_losses: int = Field(
-        default=0,
-        description="How often it lost a GPU, or a node while most others stayed up, each within a day of "
+    node_losses: int = said(
+        "How often it lost a GPU, or a node while most others stayed up, each within a day of "
         "the one before; after three times it is held, and a release begins the count anew.",
+        default=0,
     )
     exit_code: int | None = None
     checkpoint_nodes: list[str] = many(
@@ -456,10 +450,10 @@ class JobCounts(Message):
     starting: int = 0
     running: int = 0
     preempting: int = 0
-    gpus: int = Field(default=0, description="GPUs that they hold now.")
-    waiting: dict[str, int] = Field(
+    gpus: int = said("GPUs that they hold now.", default=0)
+    waiting: dict[str, int] = said(
+        "Why queued and held jobs wait: how many, by reason; `new` before the first round.",
         default_factory=dict[str, int],
-        description="Why queued and held jobs wait: how many, by reason; `new` before the first round.",
     )
 
 
@@ -470,27 +464,27 @@ class JobArray(Message):
     number: int | None = maybe("As for a job; its tasks are `NUMBER.INDEX`.")
     tenant_id: str
     user: str | None = maybe("Name of the user whose key submitted it; null if the key belonged to no user.")
-    name: str = Field(description="Its tasks are named `NAME.INDEX`.")
+    name: str = said("Its tasks are named `NAME.INDEX`.")
     project: str
-    state: JobState = Field(
-        description="Of its tasks together: `running`, `starting`, `preempting`, `queued` or `held` if any is, in this "
+    state: JobState = said(
+        "Of its tasks together: `running`, `starting`, `preempting`, `queued` or `held` if any is, in this "
         "order; else `succeeded` if all did, `failed` if any did, or `cancelled`."
     )
-    spec: JobSpec = Field(description="As it was submitted. Dependencies are named by ids.")
-    count: int = Field(description="How many tasks it has.")
-    first: int = Field(description="The lowest index.")
-    last: int = Field(description="The highest index.")
+    spec: JobSpec = said("As it was submitted. Dependencies are named by ids.")
+    count: int = said("How many tasks it has.")
+    first: int = said("The lowest index.")
+    last: int = said("The highest index.")
     max_running: int | None = maybe("The most tasks that hold GPUs at once; null: no limit.")
     tasks: TaskCounts
-    waiting: dict[str, int] = Field(
-        default_factory=dict[str, int], description="Why queued and held tasks wait: how many, by reason."
+    waiting: dict[str, int] = said(
+        "Why queued and held tasks wait: how many, by reason.", default_factory=dict[str, int]
     )
     next_task: str | None = maybe("The queued or, if there is none, the held task of the lowest index.")
-    gpus: int = Field(description="GPUs that its tasks hold now.")
+    gpus: int = said("GPUs that its tasks hold now.")
     submitted_at: Instant
     started_at: Instant | None = maybe("When its first task started.")
     ended_at: Instant | None = maybe("When its last task ended; null before that.")
-    footprint: JobFootprint = Field(default=JobFootprint(), description="Of all its tasks.")
+    footprint: JobFootprint = said("Of all its tasks.", default=JobFootprint())
 
 
 class JobArrayList(Message):
@@ -528,10 +522,10 @@ class LogStream(StrEnum):
 class JobEvent(Message):
     """Something that happened to a job."""
 
-    id: str = Field(description="Send it back as `Last-Event-ID` to continue after this event.")
+    id: str = said("Send it back as `Last-Event-ID` to continue after this event.")
     job_id: str
     at: Instant
-    type: str = Field(description="`job.submitted`, `job.starting`, `job.running`, `job.preempting`, `job.queued`, ...")
+    type: str = said("`job.submitted`, `job.starting`, `job.running`, `job.preempting`, `job.queued`, ...")
     data: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
@@ -542,10 +536,8 @@ class SubmissionEntry(Message):
     key_id: str
     idempotency_key: str | None
     batch: bool
-    body: str = Field(description="The request body as received, not yet validated.")
-    service: bool = Field(
-        default=False, description="Whether it may ask for a service instance; the gateway never allows that."
-    )
+    body: str = said("The request body as received, not yet validated.")
+    service: bool = said("Whether it may ask for a service instance; the gateway never allows that.", default=False)
     user_id: str | None = maybe("Whose key submits it; null for a key of no user.")
     project: str | None = maybe("The only project that the key may submit to; null: any.")
     traceparent: str | None = maybe("The trace, as in W3C Trace Context, `;` and the id of the user's request.")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from services.contracts.jobs import Share
-from services.contracts.schema import Message, maybe
+from services.contracts.schema import Message, maybe, said
 from services.core.domain.signal import Signal
 
 
@@ -21,18 +21,18 @@ class LiveKind(Message):
 class LiveNode(Message):
     """A node without the devices of service instances, which policies cannot give away."""
 
-    kind: int = Field(ge=0, description="Index into the kinds.")
-    gpus: int = Field(ge=0, description="GPUs that are not cut.")
-    takes_work: bool = Field(description="False while it is drained.")
+    kind: int = said("Index into the kinds.", ge=0)
+    gpus: int = said("GPUs that are not cut.", ge=0)
+    takes_work: bool = said("False while it is drained.")
 
 
 class LiveSlice(Message):
     """A MIG slice; those of service instances, and of GPUs kept for a fleet, are left out."""
 
-    node: int = Field(ge=0, description="Index into the nodes.")
-    gpu: int = Field(ge=0, description="Which of the node's GPUs that are cut.")
+    node: int = said("Index into the nodes.", ge=0)
+    gpu: int = said("Which of the node's GPUs that are cut.", ge=0)
     sevenths: int
-    start: int = Field(ge=0, description="Its first memory slot.")
+    start: int = said("Its first memory slot.", ge=0)
     memory_gib: float
 
 
@@ -46,8 +46,8 @@ class LiveRates(Message):
 class LiveProfile(Message):
     """How some jobs run, on the kinds of nodes that they may use."""
 
-    gpus: list[int] = Field(description="Gang sizes, ascending.")
-    rates: dict[int, LiveRates] = Field(description="By index of the kind of node.")
+    gpus: list[int] = said("Gang sizes, ascending.")
+    rates: dict[int, LiveRates] = said("By index of the kind of node.")
 
 
 class LiveJob(Message):
@@ -56,8 +56,8 @@ class LiveJob(Message):
     id: str
     tenant: str
     submitted_s: float
-    since_s: float = Field(description="Since when it waits, or has held its GPUs.")
-    profile: int = Field(ge=0, description="Index into the profiles.")
+    since_s: float = said("Since when it waits, or has held its GPUs.")
+    profile: int = said("Index into the profiles.", ge=0)
     min_gpus: int
     max_gpus: int
     step_gpus: int
@@ -66,13 +66,13 @@ class LiveJob(Message):
     preemptible: bool
     may_share_gpu: bool = False
     deadline_s: float | None
-    work_s: float = Field(gt=0, description="All its work, in seconds on its smallest gang.")
-    progress: float = Field(ge=0, le=1, description="Share of it that is done.")
+    work_s: float = said("All its work, in seconds on its smallest gang.", gt=0)
+    progress: float = said("Share of it that is done.", ge=0, le=1)
     length_from: Literal["progress", "prediction", "time_limit", "assumed"]
     attained_gpu_s: float
     energy_j: float
     carbon_gco2: float
-    gang: list[Share] | None = Field(description="Its devices; a node is named by its index. Null while it waits.")
+    gang: list[Share] | None = said("Its devices; a node is named by its index. Null while it waits.")
     sevenths: int | None = maybe("Size of the MIG slice that it asks for instead of GPUs.")
     memory_gib: float | None = maybe("Memory that the slice must have.")
     on_slice: int | None = maybe("Index of the slice that it holds.")
@@ -81,15 +81,15 @@ class LiveJob(Message):
 class LiveState(Message):
     """What a simulation of the present queue starts from."""
 
-    at_s: float = Field(description="Time of the snapshot, UTC seconds.")
-    next_active_s: float = Field(description="When the next active round is due.")
+    at_s: float = said("Time of the snapshot, UTC seconds.")
+    next_active_s: float = said("When the next active round is due.")
     round_interval_s: float
-    policy: str = Field(description="The policy in force.")
+    policy: str = said("The policy in force.")
     parameters: dict[str, Any]
     zone: str
     signal: Signal
     stale: bool
-    times_s: list[float] = Field(description="When each step of the intensity begins.")
+    times_s: list[float] = said("When each step of the intensity begins.")
     intensity_gco2_per_kwh: list[float]
     end_s: float
     kinds: list[LiveKind]
@@ -97,4 +97,4 @@ class LiveState(Message):
     slices: list[LiveSlice] = Field(default_factory=list[LiveSlice])
     profiles: list[LiveProfile]
     jobs: list[LiveJob]
-    notes: list[str] = Field(description="What was assumed or left out, in sentences.")
+    notes: list[str] = said("What was assumed or left out, in sentences.")

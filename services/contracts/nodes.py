@@ -23,6 +23,7 @@ from services.contracts.schema import (
     is_none,
     many,
     maybe,
+    said,
 )
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
@@ -96,13 +97,13 @@ class DeviceInfo(NodeMessage):
 
     # Fields that only slices and cut GPUs need are left out at their defaults: a control plane of the previous release
     # refuses what it does not know.
-    index: int = Field(
+    index: int = said(
+        "Number of the device on its node: GPUs from 0 in the driver's order; the slice of GPU `parent` "
+        "that begins at memory slot `start` is 1024 + 8 * parent + start.",
         ge=0,
         le=16_383,
-        description="Number of the device on its node: GPUs from 0 in the driver's order; the slice of GPU `parent` "
-        "that begins at memory slot `start` is 1024 + 8 * parent + start.",
     )
-    uuid: Text = Field(max_length=100, description="`GPU-...`, or `MIG-...` of a slice.")
+    uuid: Text = said("`GPU-...`, or `MIG-...` of a slice.", max_length=100)
     parent: int | None = maybe("The GPU that a slice is part of.", ge=0, le=1_023, exclude_if=is_none)
     profile: Text | None = maybe("The driver's name of a slice, as `2g.20gb`.", max_length=63, exclude_if=is_none)
     sevenths: int = Field(
@@ -112,11 +113,12 @@ class DeviceInfo(NodeMessage):
         exclude_if=lambda sevenths: sevenths == WHOLE,
         description="Its compute, in sevenths of a GPU.",
     )
+
     start: int | None = maybe("First memory slot of a slice on its GPU.", ge=0, le=7, exclude_if=is_none)
-    mig_enabled: bool = Field(
+    mig_enabled: bool = said(
+        "Whether the GPU is cut. Then jobs run on its slices, and not on the GPU itself.",
         default=False,
         exclude_if=is_empty,
-        description="Whether the GPU is cut. Then jobs run on its slices, and not on the GPU itself.",
     )
     model: Name
     memory_gib: Reading = Field(gt=0)
@@ -159,24 +161,22 @@ class Protection(NodeMessage):
 
     name: ProtectionName
     holds: bool
-    how: Text = Field(max_length=200, description="What does it; where it does not hold, why not.")
+    how: Text = said("What does it; where it does not hold, why not.", max_length=200)
 
 
 class NodeRegistration(NodeMessage):
     """Sent by an agent every time it starts."""
 
     node_id: Name
-    address: Text = Field(
-        max_length=255, description="Host name or address at which other nodes and the control plane reach the node."
+    address: Text = said(
+        "Host name or address at which other nodes and the control plane reach the node.", max_length=255
     )
     agent_url: Text = Field(max_length=255)
     zone: Name | None = maybe("Grid zone; null for the cluster's default zone.")
     devices: list[DeviceInfo] = Field(max_length=1_024)
-    driver: Literal["nvml", "simulated", "engine"] = Field(
-        description="`engine`: the bridge to an engine, without GPUs."
-    )
-    containers: bool = Field(default=False, description="Whether the node can run jobs that have an image.")
-    host_power: EnergySource = Field(description="How the host's CPU power is obtained.")
+    driver: Literal["nvml", "simulated", "engine"] = said("`engine`: the bridge to an engine, without GPUs.")
+    containers: bool = said("Whether the node can run jobs that have an image.", default=False)
+    host_power: EnergySource = said("How the host's CPU power is obtained.")
     most_host_w: Reading | None = maybe(
         "What all but the GPUs can draw, watts: more is not booked. Null: an agent of an earlier release.",
         ge=0,
@@ -189,10 +189,10 @@ class NodeRegistration(NodeMessage):
         "`local` to the node. Null: an agent of an earlier release.",
         exclude_if=is_none,
     )
-    measures_only: bool = Field(
+    measures_only: bool = said(
+        "Whether the agent starts no jobs and sets nothing: no job of ours may be placed on its node.",
         default=False,
         exclude_if=is_empty,
-        description="Whether the agent starts no jobs and sets nothing: no job of ours may be placed on its node.",
     )
     engine_node: Name | None = maybe(
         "By which name an engine's bridge reports this host, `ENGINE.NODE` with this node's id as NODE; "
@@ -225,8 +225,8 @@ class NodeRole(StrEnum):
 class NodeEnrolmentSpec(Message):
     """How a host is let in as a node."""
 
-    role: NodeRole = Field(default=NodeRole.AGENT, description="What the token lets in.")
-    lifetime_s: Real = Field(default=3_600, gt=0, le=30 * 86_400, description="How long the token may be used.")
+    role: NodeRole = said("What the token lets in.", default=NodeRole.AGENT)
+    lifetime_s: Real = said("How long the token may be used.", default=3_600, gt=0, le=30 * 86_400)
 
 
 class NodeEnrolment(Message):
@@ -234,7 +234,7 @@ class NodeEnrolment(Message):
 
     node_id: str
     role: NodeRole
-    token: str = Field(description="Shown here and never again.")
+    token: str = said("Shown here and never again.")
     expires_at: Instant
 
 
@@ -242,14 +242,14 @@ class NodeInvitationSpec(Message):
     """Who is to join: a host under a name that no node has, or under this one."""
 
     node_id: Name | None = maybe("Whoever has this name is the node no more then.")
-    lifetime_s: Real = Field(default=600, gt=0, le=86_400, description="How long the token may be used.")
+    lifetime_s: Real = said("How long the token may be used.", default=600, gt=0, le=86_400)
 
 
 class NodeInvitation(Message):
     """What `wattshift join` needs on the host that is to be a node."""
 
-    url: str = Field(description="Where telemetry answers nodes over TLS.")
-    token: str = Field(description="For one host, once; with the fingerprint of telemetry's certificate. Shown once.")
+    url: str = said("Where telemetry answers nodes over TLS.")
+    token: str = said("For one host, once; with the fingerprint of telemetry's certificate. Shown once.")
     expires_at: Instant
 
 
@@ -259,8 +259,8 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class NodeKeys(NodeMessage):
     """The hashes of the secrets that a node made for itself, which never leave it."""
 
-    credential_sha256: Sha256 = Field(description="Of the secret with which it registers.")
-    redis_sha256: Sha256 = Field(description="Of its password in Valkey or Redis.")
+    credential_sha256: Sha256 = said("Of the secret with which it registers.")
+    redis_sha256: Sha256 = said("Of its password in Valkey or Redis.")
 
 
 class NodeEnroller(NodeKeys):
@@ -273,16 +273,16 @@ class NodeCredential(NodeMessage):
     """What a node is told when it has enrolled, or replaced its secrets."""
 
     node_id: str
-    call_secrets: list[str] = Field(description="By which it knows the services that ask it, in hexadecimal digits.")
-    redis_user: str | None = Field(description="Its user in Valkey or Redis; null where nodes share one.")
-    redis_url: str | None = Field(description="Where its commands are, without a user; null: as its settings say.")
-    rotate_after_s: float = Field(description="When it is to replace its secrets.")
+    call_secrets: list[str] = said("By which it knows the services that ask it, in hexadecimal digits.")
+    redis_user: str | None = said("Its user in Valkey or Redis; null where nodes share one.")
+    redis_url: str | None = said("Where its commands are, without a user; null: as its settings say.")
+    rotate_after_s: float = said("When it is to replace its secrets.")
 
 
 class NodeCertificate(NodeMessage):
     """The certificate by which the control plane knows a node's agent from now on."""
 
-    pem: str = Field(description="The certificate and its key.")
+    pem: str = said("The certificate and its key.")
 
 
 class CredentialState(StrEnum):
@@ -313,14 +313,14 @@ class DeviceControls(Message):
     revision: int = Field(ge=0, lt=2**31)
     power_limit_w: float | None = Field(default=None, gt=0, le=100_000)
     clock_mhz: int | None = Field(default=None, gt=0, le=100_000)
-    measure: bool = Field(default=False, description="Whether to measure the gang's work and energy under them.")
-    interval_s: float = Field(
+    measure: bool = said("Whether to measure the gang's work and energy under them.", default=False)
+    interval_s: float = said(
+        "A measurement ends with the first progress report at least this long after its first.",
         default=0,
         ge=0,
         le=1e6,
         validation_alias=AliasChoices("interval_s", "slice_s"),
         serialization_alias="slice_s",
-        description="A measurement ends with the first progress report at least this long after its first.",
     )
 
 
@@ -331,20 +331,18 @@ class MeasuredInterval(NodeMessage):
     """
 
     elapsed_s: float = Field(ge=0, le=1e9)
-    work: Amount = Field(ge=0, description="In the job's own unit of work.")
+    work: Amount = said("In the job's own unit of work.", ge=0)
     gpu_energy_j: Joules
-    marks: Count = Field(ge=0, description="Number of progress reports, including the first.")
-    over: bool = Field(
-        default=False, description="Whether the last report ended the measurement, which does not change any more."
-    )
+    marks: Count = said("Number of progress reports, including the first.", ge=0)
+    over: bool = said("Whether the last report ended the measurement, which does not change any more.", default=False)
     local_batch: Amount | None = maybe("Samples per GPU and step, if the job reports it.", gt=0)
 
 
 class ControlsStatus(DeviceControls, NodeMessage):
     """The controls in effect on a node's devices of a gang, and those that the devices refused."""
 
-    refused: dict[ControlKind, Text] = Field(
-        default_factory=dict[ControlKind, str], description="Why a control was refused; it then keeps its default."
+    refused: dict[ControlKind, Text] = said(
+        "Why a control was refused; it then keeps its default.", default_factory=dict[ControlKind, str]
     )
     since: Instant | None = maybe("When they took effect; null if they have not on all devices.")
     enforced_w: list[Reading] = many("The power limits as read back from the devices.", max_length=1_024)
@@ -359,7 +357,7 @@ class DeviceReading(NodeMessage):
     """The current readings of a device."""
 
     index: DeviceIndex
-    power_w: Reading = Field(description="Of a slice: its estimated share of its GPU's power, which contains it.")
+    power_w: Reading = said("Of a slice: its estimated share of its GPU's power, which contains it.")
     utilization: float = Field(ge=0, le=1)
     clock_mhz: Count | None = None
     memory_used_gib: Reading | None = None
@@ -384,11 +382,11 @@ class DeviceReading(NodeMessage):
     temperature_c: Reading | None = maybe(
         "Degrees Celsius at the last look at its health; null of slices.", exclude_if=is_none
     )
-    meter_faults: Count = Field(
+    meter_faults: Count = said(
+        "How many of the device's readings since its agent began were rejected, because it cannot have "
+        "used that much; its energy was modelled instead.",
         default=0,
         exclude_if=is_empty,
-        description="How many of the device's readings since its agent began were rejected, because it cannot have "
-        "used that much; its energy was modelled instead.",
     )
 
 
@@ -430,15 +428,15 @@ class ClockMinute(NodeMessage):
     """The clocks that the latency of a server's requests asked for in one UTC minute, decided about every second."""
 
     start_at: Instant
-    policy: ClockPolicy = Field(description="By which the last of them was decided.")
-    dry_run: bool = Field(description="Whether the last of them was only said, and not set.")
+    policy: ClockPolicy = said("By which the last of them was decided.")
+    dry_run: bool = said("Whether the last of them was only said, and not set.")
     decisions: int = Field(ge=1, le=1_000)
-    exceeded: int = Field(ge=0, le=1_000, description="How many of them followed reports that exceeded a limit.")
-    unobserved: int = Field(
+    exceeded: int = said("How many of them followed reports that exceeded a limit.", ge=0, le=1_000)
+    unobserved: int = said(
+        "How many of them kept the clock, because requests were in service and nothing was seen of them.",
         default=0,
         ge=0,
         le=1_000,
-        description="How many of them kept the clock, because requests were in service and nothing was seen of them.",
     )
     mean_mhz: float = Field(gt=0, le=100_000)
     lowest_mhz: float = Field(gt=0, le=100_000)
@@ -486,8 +484,8 @@ class PartitionState(NodeValue, unknown="pending"):
 class WantedPartition(NodeMessage):
     """How one GPU is to be cut."""
 
-    gpu: int = Field(ge=0, le=1_023, description="Its index.")
-    revision: int = Field(ge=1, lt=2**63, description="Grows with every change of what is wanted.")
+    gpu: int = said("Its index.", ge=0, le=1_023)
+    revision: int = said("Grows with every change of what is wanted.", ge=1, lt=2**63)
     sizes: SliceSizes
 
 
@@ -495,19 +493,19 @@ class PartitionStatus(NodeMessage):
     """How one GPU is cut now, and how far the node has got with what is wanted of it."""
 
     gpu: int = Field(ge=0, le=1_023)
-    revision: int = Field(ge=0, lt=2**63, description="Of the wanted partition that `state` is about; 0 for none.")
+    revision: int = said("Of the wanted partition that `state` is about; 0 for none.", ge=0, lt=2**63)
     state: PartitionState
     detail: Text = Field(default="", max_length=2_000)
-    sizes: list[Annotated[Int, Field(ge=1, le=WHOLE)]] = Field(
-        max_length=MAX_SLICES, description="In sevenths, in the order of their places; empty: uncut."
+    sizes: list[Annotated[Int, Field(ge=1, le=WHOLE)]] = said(
+        "In sevenths, in the order of their places; empty: uncut.", max_length=MAX_SLICES
     )
 
 
 class GpuPartitionSpec(Message):
     """How an operator wants a GPU cut."""
 
-    sizes: SliceSizes = Field(
-        description="Slices by their sizes in sevenths of the GPU, such as `[3, 2, 2]`; empty for the whole GPU.",
+    sizes: SliceSizes = said(
+        "Slices by their sizes in sevenths of the GPU, such as `[3, 2, 2]`; empty for the whole GPU.",
         examples=[[3, 2, 2]],
     )
 
@@ -517,7 +515,7 @@ class GpuPartition(Message):
 
     gpu: int
     revision: int
-    sizes: list[int] = Field(description="In sevenths of the GPU, in the order of their places; empty: uncut.")
+    sizes: list[int] = said("In sevenths of the GPU, in the order of their places; empty: uncut.")
     owner: str | None = maybe("The fleet that the GPU is reserved for; null if an operator cut it.")
     state: PartitionState
     detail: str = ""
@@ -539,20 +537,20 @@ class GpuFaultCause(NodeValue, unknown="other"):
 class GpuFault(NodeMessage):
     """Why a node takes one of its GPUs out of service."""
 
-    id: Text = Field(max_length=64, description="Of this occurrence.")
-    gpu: int = Field(ge=0, le=1_023, description="Its index.")
+    id: Text = said("Of this occurrence.", max_length=64)
+    gpu: int = said("Its index.", ge=0, le=1_023)
     uuid: Text = Field(max_length=100)
     cause: GpuFaultCause
     detail: Text = Field(max_length=500)
     since: Instant
-    ends_gangs: bool = Field(description="Whether gangs that hold the GPU cannot go on.")
-    lasts: bool = Field(description="Whether it still holds.")
+    ends_gangs: bool = said("Whether gangs that hold the GPU cannot go on.")
+    lasts: bool = said("Whether it still holds.")
 
 
 class Heartbeat(NodeMessage):
     """Sent every `heartbeat_interval_s`, and at once when a rank changes state."""
 
-    boot_id: BootId = Field(description="Identifies this start of the agent.")
+    boot_id: BootId = said("Identifies this start of the agent.")
     ranks: list[RankStatus] = Field(max_length=10_000)
     devices: list[DeviceReading] = Field(max_length=1_024)
     partitions: list[PartitionStatus] | None = maybe(
@@ -576,9 +574,7 @@ class HeartbeatReply(NodeMessage):
     """Which gangs the node may run, and for how long without another reply."""
 
     lease_ttl_s: float
-    allocations: list[str] = Field(
-        description="Live allocations with a share on this node; every other gang must stop."
-    )
+    allocations: list[str] = said("Live allocations with a share on this node; every other gang must stop.")
     partitions: list[WantedPartition] = many(
         "How the node's GPUs are to be cut, each as soon as no gang runs on it. GPUs that are not named "
         "stay as they are.",
@@ -598,7 +594,7 @@ class Usage(NodeMessage):
     gpu_energy_j: Joules
     cpu_energy_j: Joules
     static_energy_j: Joules
-    source: EnergySource = Field(description="How the GPU energy was obtained.")
+    source: EnergySource = said("How the GPU energy was obtained.")
     progress_done: Amount | None = maybe("Progress at the end of the interval, if known.")
     basis: Basis | None = maybe("Why this is not what the meters show; null: it is.", exclude_if=is_none)
     until: Instant | None = maybe(
@@ -616,7 +612,7 @@ class EnergyInterval(NodeMessage):
     sequence: int = Field(ge=0, lt=2**63)
     start_at: Instant
     end_at: Instant
-    metered_gpu_energy_j: Joules = Field(description="Total by the devices' own counters over the interval.")
+    metered_gpu_energy_j: Joules = said("Total by the devices' own counters over the interval.")
     usages: list[Usage] = Field(max_length=1_024)
     cpu_source: EnergySource | None = maybe(
         "How the CPU energy was obtained, where that is not as the node has registered.", exclude_if=is_none
@@ -661,38 +657,36 @@ class NodePower(Message):
 
     state: PowerState = PowerState.ON
     since: Instant | None = maybe("When the state last changed; null if it never has.")
-    pinned_awake: bool = Field(default=False, description="Whether an operator keeps the node from being powered down.")
+    pinned_awake: bool = said("Whether an operator keeps the node from being powered down.", default=False)
     reason: str | None = maybe("Stable code of why the state last changed.")
     detail: str | None = None
-    attempts: int = Field(default=0, description="How often the power hook was called for the current change.")
-    wakes: int = Field(
-        default=0, description="How often the node was woken. The durations below count up to the last change of state."
+    attempts: int = said("How often the power hook was called for the current change.", default=0)
+    wakes: int = said(
+        "How often the node was woken. The durations below count up to the last change of state.", default=0
     )
     off_s: float = 0.0
     waking_s: float = 0.0
-    estimated_energy_j: float = Field(
-        default=0.0, description="Configured watts times these durations, as in the ledger."
-    )
+    estimated_energy_j: float = said("Configured watts times these durations, as in the ledger.", default=0.0)
 
 
 class GpuHealth(Message):
     """A GPU that gets no new work though its node does."""
 
-    gpu: int = Field(description="Its index.")
+    gpu: int = said("Its index.")
     uuid: str
-    drained: bool = Field(description="Whether an operator has taken it out of service.")
+    drained: bool = said("Whether an operator has taken it out of service.")
     cause: GpuFaultCause | None = maybe("What is wrong with it; null for nothing.")
     detail: str = ""
     since: Instant | None = None
-    ends_gangs: bool = Field(default=False, description="Whether gangs that held it were ended, and queued again.")
-    lasts: bool = Field(default=False, description="Whether this still holds; then it cannot return to service.")
+    ends_gangs: bool = said("Whether gangs that held it were ended, and queued again.", default=False)
+    lasts: bool = said("Whether this still holds; then it cannot return to service.", default=False)
 
 
 class GpuTrend(Message):
     """What a GPU's temperature was, step by step."""
 
     gpu: int
-    temperature_c: list[int | None] = Field(description="Degrees Celsius; null where nothing was reported.")
+    temperature_c: list[int | None] = said("Degrees Celsius; null where nothing was reported.")
 
 
 class NodeTrend(Message):
@@ -714,9 +708,7 @@ class Node(Message):
     agent_url: str
     zone: str
     driver: str
-    measures_only: bool = Field(
-        default=False, description="Whether its agent only measures: no job of ours is placed on it."
-    )
+    measures_only: bool = said("Whether its agent only measures: no job of ours is placed on it.", default=False)
     engine_node: str | None = maybe("The engine's node whose energy it measures; null for none.")
     containers: bool
     checkpoints: CheckpointPlace | None = maybe(
@@ -727,18 +719,18 @@ class Node(Message):
     readings: list[DeviceReading]
     partitions: list[GpuPartition] = many("How its GPUs are to be cut, for those that ever were.")
     gpu_health: list[GpuHealth] = many("Its GPUs that get no new work; none while all of them do.")
-    gpus: int = Field(description="Slices are not counted, only the GPUs they are part of.")
-    gpus_in_use: int = Field(description="GPUs that a gang holds, whole or in slices.")
+    gpus: int = said("Slices are not counted, only the GPUs they are part of.")
+    gpus_in_use: int = said("GPUs that a gang holds, whole or in slices.")
     power_w: float
-    marked_intervals: int = Field(
-        default=0,
-        description="How many of the node's intervals are not booked as metered or reported, because its hardware "
+    marked_intervals: int = said(
+        "How many of the node's intervals are not booked as metered or reported, because its hardware "
         "cannot have used that much. The `basis` of their lines in the ledger says which.",
+        default=0,
     )
     heartbeat_at: Instant | None
     lease_until: Instant | None
     power: NodePower = Field(default_factory=NodePower)
-    credential: CredentialState = Field(default=CredentialState.SHARED, description="How the node proves who it is.")
+    credential: CredentialState = said("How the node proves who it is.", default=CredentialState.SHARED)
     credential_since: Instant | None = maybe("Since when it has its credential, or has had it revoked.")
     protections: list[Protection] = many("What keeps jobs apart there; none where the agent is of an earlier release.")
     trend: NodeTrend | None = maybe(

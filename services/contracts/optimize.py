@@ -13,7 +13,7 @@ from services.contracts.carbon import Clock, IntensityPoint
 from services.contracts.partition import PartitionProblem, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsResult
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Message, Name, Real, many, maybe
+from services.contracts.schema import Instant, Message, Name, Real, many, maybe, said
 from services.contracts.solver import SolveOptions, SolveOutcome, SolveProgress
 from services.core.domain.signal import Signal
 
@@ -34,7 +34,7 @@ class WorkClass(Message):
 
     name: Name = "work"
     gpu_hours: Real = Field(gt=0, le=1e9)
-    power_w: Real = Field(ge=0, le=1e6, description="Power of one busy GPU, including its share of the host.")
+    power_w: Real = said("Power of one busy GPU, including its share of the host.", ge=0, le=1e6)
     release_at: Instant | None = maybe("Earliest start; null for the beginning of the horizon.")
     deadline_at: Instant | None = maybe("Latest end; null for the end of the horizon.")
     max_gpus: Real | None = maybe("Maximum number of GPUs at once.", gt=0, le=1e7)
@@ -73,7 +73,7 @@ class _CarbonBoundTerms(SolveOptions):
         "Number of GPUs in each step of `intensity.points`, instead of `capacity_gpus`."
     )
     work: list[WorkClass] = Field(min_length=1, max_length=MAX_WORK)
-    pue: Real = Field(default=1, ge=1, le=10, description="Power usage effectiveness of the site.")
+    pue: Real = said("Power usage effectiveness of the site.", default=1, ge=1, le=10)
 
 
 class CarbonBoundRequest(_CarbonBoundTerms):
@@ -86,10 +86,8 @@ class CarbonBoundRequest(_CarbonBoundTerms):
     intensity: IntensitySeries | None = None
     zone: Name | None = None
     signal: Signal | None = maybe("With `zone`; by default, the signal that the installation is configured for.")
-    horizon_h: Real = Field(default=24, gt=0, le=168, description="With `zone`: length of the horizon in hours.")
-    clock: Clock = Field(
-        default="real", description="With `zone`: whether `horizon_h` counts real hours or grid hours."
-    )
+    horizon_h: Real = said("With `zone`: length of the horizon in hours.", default=24, gt=0, le=168)
+    clock: Clock = said("With `zone`: whether `horizon_h` counts real hours or grid hours.", default="real")
     idle_power_w: Real | None = maybe("Power of an idle GPU; 0 if idle nodes are powered down.", ge=0, le=1e6)
     idle_power_fraction: Real | None = maybe(
         "Power of an idle GPU as a fraction of the mean power of the work's GPUs, instead of `idle_power_w`.",
@@ -143,18 +141,16 @@ class ClassSchedule(Message):
     """When a class of work runs, in a schedule that reaches the bound."""
 
     name: str
-    first_step: int = Field(description="Index into the problem's `intensity.points`.")
-    gpu_hours: list[float] = Field(description="GPU hours in that step and each following one.")
-    shortfall_gpu_hours: float = Field(
-        default=0, description="GPU hours that no schedule can fit in together with the other work."
-    )
+    first_step: int = said("Index into the problem's `intensity.points`.")
+    gpu_hours: list[float] = said("GPU hours in that step and each following one.")
+    shortfall_gpu_hours: float = said("GPU hours that no schedule can fit in together with the other work.", default=0)
 
 
 class CarbonBoundResult(SolveOutcome):
     """A carbon bound. If `infeasible`, the least shortfall and a schedule of the remaining work."""
 
     kind: Literal["carbon-bound"] = "carbon-bound"
-    carbon_gco2: float | None = Field(description="The least carbon, including idle GPUs and PUE.")
+    carbon_gco2: float | None = said("The least carbon, including idle GPUs and PUE.")
     busy_energy_kwh: float | None
     idle_energy_kwh: float | None
     schedule: list[ClassSchedule]
@@ -176,7 +172,7 @@ class SolveSummary(Message):
     submitted_at: Instant
     started_at: Instant | None = maybe("When a worker last started it.")
     ended_at: Instant | None = None
-    attempts: int = Field(default=0, description="How often a worker started it; more than once after a crash.")
+    attempts: int = said("How often a worker started it; more than once after a crash.", default=0)
     solve_s: float | None = maybe("Wall-clock time of the solve.")
     progress: SolveProgress | None = maybe("Null before a worker starts it; written at most once a second.")
     outcome: SolveOutcome | None = None

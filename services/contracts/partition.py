@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.jobs import SliceName
-from services.contracts.schema import Int, Message, Name, Real, many, maybe
+from services.contracts.schema import Int, Message, Name, Real, many, maybe, said
 from services.contracts.solver import SolveOutcome
 from services.core.domain.solving import MAX_LEADING
 
@@ -19,9 +19,9 @@ class SliceProfile(Message):
     """How one instance of a variant behaves on slices of one type, with neighbours at work."""
 
     slice: SliceName
-    service_ms: Real = Field(gt=0, le=1e6, description="Mean service time of a request.")
+    service_ms: Real = said("Mean service time of a request.", gt=0, le=1e6)
     p95_ms: Real | None = maybe("Its 95th percentile; null for no spread.", gt=0, le=1e7)
-    busy_w: Real = Field(ge=0, le=1e4, description="Power of the GPU above idle while the instance works.")
+    busy_w: Real = said("Power of the GPU above idle while the instance works.", ge=0, le=1e4)
 
 
 class ModelVariant(Message):
@@ -29,8 +29,8 @@ class ModelVariant(Message):
 
     name: Name
     accuracy_pct: Real = Field(gt=0, le=100)
-    profiles: list[SliceProfile] = Field(
-        min_length=1, max_length=5, description="A type of slices without a profile cannot run the variant."
+    profiles: list[SliceProfile] = said(
+        "A type of slices without a profile cannot run the variant.", min_length=1, max_length=5
     )
 
 
@@ -72,7 +72,7 @@ class PartitionApplication(Message):
         gt=0,
         le=1e7,
     )
-    carbon_weight: Real = Field(default=0.5, ge=0, le=1, description="Weight of carbon against accuracy (lambda).")
+    carbon_weight: Real = said("Weight of carbon against accuracy (lambda).", default=0.5, ge=0, le=1)
     max_accuracy_loss_pct: Real | None = maybe("Accuracy floor.", le=100, json_schema_extra={"minimum": 0})
     running: list[VariantInstances] = many("Where the search begins.", max_length=60)
 
@@ -103,7 +103,7 @@ class PartitionRequest(Message):
     """
 
     gpus: Int = Field(ge=1, le=MAX_GPUS)
-    idle_w: Real = Field(ge=0, le=1e4, description="Power of an idle GPU.")
+    idle_w: Real = said("Power of an idle GPU.", ge=0, le=1e4)
     layouts: list[Annotated[Int, Field(ge=1, le=19)]] | None = maybe(
         "Present layout of each GPU, 1 to 19; by default uncut (1)."
     )
@@ -114,14 +114,12 @@ class PartitionRequest(Message):
     applications: list[PartitionApplication] = Field(min_length=1, max_length=MAX_APPLICATIONS)
     seed: Int = Field(default=1, ge=0, le=2**31)
     max_evaluations: Int = Field(default=30, ge=1, le=1_000)
-    screen: bool = Field(
-        default=True, description="Predict configurations before measuring; false searches as printed."
-    )
-    candidates: Int = Field(
+    screen: bool = said("Predict configurations before measuring; false searches as printed.", default=True)
+    candidates: Int = said(
+        "How many of the best configurations of each application to name beside the chosen one.",
         default=0,
         ge=0,
         le=MAX_LEADING,
-        description="How many of the best configurations of each application to name beside the chosen one.",
     )
 
     @model_validator(mode="after")
@@ -154,13 +152,11 @@ class ApplicationPlan(Message):
     """What of an application runs, and how it performs according to the queue model."""
 
     name: str
-    gpus: int = Field(description="Its share of the GPUs.")
+    gpus: int = said("Its share of the GPUs.")
     instances: list[VariantInstances]
-    keeps_limits: bool = Field(description="Whether SLA and accuracy floor are kept.")
-    objective_pct: float = Field(description="lambda * dCarbon + (1 - lambda) * dAccuracy.")
-    bound_pct: float | None = Field(
-        description="No configuration has a higher objective; null if none keeps the limits."
-    )
+    keeps_limits: bool = said("Whether SLA and accuracy floor are kept.")
+    objective_pct: float = said("lambda * dCarbon + (1 - lambda) * dAccuracy.")
+    bound_pct: float | None = said("No configuration has a higher objective; null if none keeps the limits.")
     accuracy_pct: float
     accuracy_loss_pct: float
     carbon_gco2_per_request: float
@@ -178,5 +174,5 @@ class PartitionResult(SolveOutcome):
 
     kind: Literal["partition"] = "partition"
     applications: list[ApplicationPlan]
-    layouts: list[int] = Field(description="Layout of each GPU, 1 to 19, with the fewest GPUs cut anew.")
-    recut: list[int] = Field(description="GPUs whose layout changes, from 0.")
+    layouts: list[int] = said("Layout of each GPU, 1 to 19, with the fewest GPUs cut anew.")
+    recut: list[int] = said("GPUs whose layout changes, from 0.")

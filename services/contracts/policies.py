@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from services.contracts.schema import Instant, Message, Text, maybe
+from services.contracts.schema import Instant, Message, Text, maybe, said
 from services.core.domain.controls import ControlKind
 
 PolicyName = Annotated[Text, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,62}$")]
@@ -67,11 +67,11 @@ class TenantShare(Message):
 
     tenant_id: str
     weight: float
-    share: float = Field(description="Its part of the GPUs by weight among the tenants that have jobs, 0 to 1.")
-    gpus: int = Field(description="GPUs that its jobs hold.")
+    share: float = said("Its part of the GPUs by weight among the tenants that have jobs, 0 to 1.")
+    gpus: int = said("GPUs that its jobs hold.")
     waiting_jobs: int
-    used_gpu_hours: float | None = Field(
-        description="GPU hours that count against it, which fade with the policy's half-life; null if the policy does "
+    used_gpu_hours: float | None = said(
+        "GPU hours that count against it, which fade with the policy's half-life; null if the policy does "
         "not share between tenants."
     )
 
@@ -80,9 +80,9 @@ class TenantShares(Message):
     """How the GPUs are shared between the tenants that have jobs."""
 
     policy: str
-    active: bool = Field(description="Whether the policy shares between tenants: `fair+` is before its name.")
-    jain: float | None = Field(
-        description="Jain's index of used GPU hours by weight, over the tenants that have jobs waiting: 1 is even, 1/n "
+    active: bool = said("Whether the policy shares between tenants: `fair+` is before its name.")
+    jain: float | None = said(
+        "Jain's index of used GPU hours by weight, over the tenants that have jobs waiting: 1 is even, 1/n "
         "is all for one. Null with fewer than two, or if the policy does not share."
     )
     items: list[TenantShare]
@@ -112,10 +112,10 @@ class PlanSummary(Message):
     starts: int
     preemptions: int
     holds: int
-    intensity_gco2_per_kwh: float | None = Field(
-        description="Carbon intensity when the plan was made; the mean over the nodes' zones by their GPUs."
+    intensity_gco2_per_kwh: float | None = said(
+        "Carbon intensity when the plan was made; the mean over the nodes' zones by their GPUs."
     )
-    intensity_stale: bool = Field(description="Whether that of any zone was past its age.")
+    intensity_stale: bool = said("Whether that of any zone was past its age.")
     decide_ms: float
     actions: list[PlannedAction] = Field(default_factory=list[PlannedAction])
 

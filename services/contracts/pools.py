@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.routing import AccuracyPct
-from services.contracts.schema import Int, Message, Name, Real, many, maybe
+from services.contracts.schema import Int, Message, Name, Real, many, maybe, said
 from services.contracts.solver import SolveOptions, SolveOutcome
 from services.core.domain.serving import MAX_REGIONS, TABLE_7, LatencyLimits, NegativeRates
 
@@ -33,16 +33,16 @@ class ClientRegion(Message):
     """Where requests come from, and how far every location is from there."""
 
     name: Name
-    share: Real = Field(
-        default=1, gt=0, le=1e9, description="Its part of the requests of every class, in proportion to the others'."
+    share: Real = said(
+        "Its part of the requests of every class, in proportion to the others'.", default=1, gt=0, le=1e9
     )
     least_accuracy_pct: AccuracyPct | None = maybe(
         "Only modes that are as accurate, or state no accuracy, serve its requests."
     )
-    network_ms: NetworkMs = Field(
-        default_factory=dict[str, float],
-        description="Milliseconds there and back to each location, in addition to the times in profiles; 0 for "
+    network_ms: NetworkMs = said(
+        "Milliseconds there and back to each location, in addition to the times in profiles; 0 for "
         "locations that are not named.",
+        default_factory=dict[str, float],
     )
 
 
@@ -50,18 +50,16 @@ class LocationNodes(Message):
     """Nodes that are alike."""
 
     gpu_type: Name
-    nodes: Int = Field(ge=1, le=1_000_000, description="How many.")
-    gpus: Int = Field(ge=1, le=MAX_NODE_GPUS, description="Number of GPUs of each.")
+    nodes: Int = said("How many.", ge=1, le=1_000_000)
+    gpus: Int = said("Number of GPUs of each.", ge=1, le=MAX_NODE_GPUS)
 
 
 class PoolLocation(Message):
     """A place with GPUs and the carbon intensity of its grid."""
 
     name: Name
-    gpus: Gpus = Field(description="Number of GPUs by type.")
-    intensity: Rates = Field(
-        description="Intensity in each step, in `intensity_unit`; marginal intensities may be negative."
-    )
+    gpus: Gpus = said("Number of GPUs by type.")
+    intensity: Rates = said("Intensity in each step, in `intensity_unit`; marginal intensities may be negative.")
     price_per_kwh: Rates | None = maybe("Price in each step, for the objective `cost`.")
     nodes: list[LocationNodes] = many(
         "The location's nodes, where every instance must fit on one; if none are given for a type, only "
@@ -74,7 +72,7 @@ class PoolMode(Message):
     """The GPUs that an instance runs on."""
 
     name: Name
-    gpus: Gpus = Field(description="Number of GPUs of one instance, by type.")
+    gpus: Gpus = said("Number of GPUs of one instance, by type.")
     accuracy_pct: AccuracyPct | None = maybe("Accuracy of what it runs, where modes differ.")
     idle_w: Real | None = maybe(
         "Power without requests. If it is stated, an instance draws between this and the power of its "
@@ -83,18 +81,16 @@ class PoolMode(Message):
         ge=0,
         le=1e7,
     )
-    start_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of starting an instance.")
-    stop_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of stopping an instance, including its drain.")
+    start_wh: Real = said("Energy of starting an instance.", default=0, ge=0, le=1e6)
+    stop_wh: Real = said("Energy of stopping an instance, including its drain.", default=0, ge=0, le=1e6)
 
 
 class ModeProfile(Message):
     """How one mode serves one class of requests at its highest clock."""
 
     mode: Name
-    max_qps: Real = Field(
-        ge=0, le=1e7, description="Requests per second that one instance serves; 0 if it cannot serve them."
-    )
-    power_w: Real = Field(ge=0, le=1e7, description="Power of the whole instance at that load.")
+    max_qps: Real = said("Requests per second that one instance serves; 0 if it cannot serve them.", ge=0, le=1e7)
+    power_w: Real = said("Power of the whole instance at that load.", ge=0, le=1e7)
     latency_s: Real | None = Field(default=None, ge=0)
     ttft_ms: Real | None = Field(default=None, ge=0)
     tbt_ms: Real | None = Field(default=None, ge=0)
@@ -107,8 +103,8 @@ class ClassTerms(Message):
     max_latency_s: Real | None = Field(default=None, gt=0)
     max_ttft_ms: Real | None = Field(default=None, gt=0)
     max_tbt_ms: Real | None = Field(default=None, gt=0)
-    profiles: list[ModeProfile] = Field(
-        max_length=MAX_MODES, description="How modes serve the class; a mode without a profile cannot serve it."
+    profiles: list[ModeProfile] = said(
+        "How modes serve the class; a mode without a profile cannot serve it.", max_length=MAX_MODES
     )
 
     def admits(self, profile: ModeProfile, network_ms: float = 0.0) -> bool:
@@ -139,7 +135,7 @@ class ClassTerms(Message):
 class RequestClass(ClassTerms):
     """A class of requests with the demand to plan for."""
 
-    demand_qps: Demand = Field(description="Peak rate in each step, for which there must be capacity.")
+    demand_qps: Demand = said("Peak rate in each step, for which there must be capacity.")
     mean_qps: Demand | None = maybe(
         "Mean rate in each step, from which the power of modes with `idle_w` follows; by default the peaks."
     )
@@ -165,10 +161,10 @@ class PlannedInstances(Message):
     """Instances of one mode, in one place, for one class of requests."""
 
     location: Name
-    request_class: Name | None = Field(description="Null for instances that are kept running without requests.")
+    request_class: Name | None = said("Null for instances that are kept running without requests.")
     mode: Name
     count: Int = Field(ge=0, le=1_000_000)
-    power_w: Real = Field(description="Power of each instance, on average.")
+    power_w: Real = said("Power of each instance, on average.")
 
 
 class Incumbent(Message):
@@ -184,22 +180,18 @@ class PoolsRequest(SolveOptions):
     Every instance runs during all steps, and the peak demand of every class is met with head-room.
     """
 
-    objective: Objective = Field(
-        default="carbon",
-        description="`energy` takes the cleanest of the plans that are within about 0.01 % of the least energy.",
+    objective: Objective = said(
+        "`energy` takes the cleanest of the plans that are within about 0.01 % of the least energy.", default="carbon"
     )
     step_s: Real = Field(default=300, gt=0, le=86_400)
-    head_room: Real = Field(
-        default=1.1,
-        gt=0,
-        le=100,
-        description="Factor by which the planned capacity exceeds the demand (alpha in the paper).",
+    head_room: Real = said(
+        "Factor by which the planned capacity exceeds the demand (alpha in the paper).", default=1.1, gt=0, le=100
     )
     intensity_unit: Literal["gco2_per_kwh", "lb_per_mwh"] = "gco2_per_kwh"
-    negative_rates: NegativeRates = Field(
-        default=NegativeRates.FRUGAL,
-        description="How negative intensities or prices count. `frugal`: no more instances than the demand needs; "
+    negative_rates: NegativeRates = said(
+        "How negative intensities or prices count. `frugal`: no more instances than the demand needs; "
         "`paper`: they are taken literally, so that more instances may be planned.",
+        default=NegativeRates.FRUGAL,
     )
     gap: Real | None = maybe(
         "Stop at a plan this close to the bound, as a fraction; null for the optimum if it is found quickly.",
@@ -216,9 +208,7 @@ class PoolsRequest(SolveOptions):
     modes: list[PoolMode] = Field(min_length=1, max_length=MAX_MODES)
     partitions: list[RequestPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
     running: list[RunningInstances] = Field(default_factory=list[RunningInstances], max_length=MAX_COLUMNS)
-    min_up_s: Real = Field(
-        default=0, ge=0, le=1e7, description="Minimum time that an instance runs before it may be stopped."
-    )
+    min_up_s: Real = said("Minimum time that an instance runs before it may be stopped.", default=0, ge=0, le=1e7)
     incumbent: Incumbent | None = maybe(
         "A plan to start the search from; it is ignored if it does not fit the problem."
     )
@@ -284,9 +274,9 @@ class UnservedDemand(Message):
     """Demand of a class that no plan can serve."""
 
     request_class: str
-    qps: float = Field(description="Requests per second that are not served, of the peak demand with head-room.")
-    reason: Literal["no_mode", "gpus", "gpus_shared", "gpus_held", "no_gpus"] = Field(
-        description="`no_mode`: no mode keeps the latency limits, or none for the clients of some region; `gpus`: all "
+    qps: float = said("Requests per second that are not served, of the peak demand with head-room.")
+    reason: Literal["no_mode", "gpus", "gpus_shared", "gpus_held", "no_gpus"] = said(
+        "`no_mode`: no mode keeps the latency limits, or none for the clients of some region; `gpus`: all "
         "GPUs together could not serve it; "
         "`gpus_shared`: the GPUs do not suffice for it and the other classes. For pools that run also `gpus_held`: "
         "other pools, or jobs that may not be preempted, hold GPUs that it could use; `no_gpus`: no node in the pool's "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from services.contracts.codes import ProblemCode
-from services.contracts.schema import Message, maybe
+from services.contracts.schema import Message, maybe, said
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -13,16 +13,14 @@ MEDIA_TYPE = "application/problem+json"
 class FieldError(Message):
     """One error in the request."""
 
-    pointer: str = Field(
-        description="JSON pointer into the body, `?name` for a query parameter, or `#name` for a header."
-    )
+    pointer: str = said("JSON pointer into the body, `?name` for a query parameter, or `#name` for a header.")
     detail: str
 
 
 class Problem(Message):
     """An RFC 9457 problem document."""
 
-    type: str = Field(description="`/problems/` and the code: the page of the public API that explains it.")
+    type: str = said("`/problems/` and the code: the page of the public API that explains it.")
     title: str
     status: int
     detail: str

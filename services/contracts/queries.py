@@ -11,7 +11,7 @@ from services.contracts.carbon import Clock
 from services.contracts.instants import AwareInstant
 from services.contracts.jobs import Job, JobArray, LogStream
 from services.contracts.nodes import Node
-from services.contracts.schema import Instant, Message, Name, Text, many, maybe
+from services.contracts.schema import Instant, Message, Name, Text, many, maybe, said
 from services.contracts.slim import ALL_FIELDS, FieldsOf
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
@@ -41,8 +41,8 @@ class PageQuery(Message):
 class MetricsQuery(Message):
     """Whose metrics to read."""
 
-    agents: bool = Field(default=False, description="Those of the nodes' agents, in place of the services'.")
-    own: bool = Field(default=False, description="Those of the gateway that answers alone.")
+    agents: bool = said("Those of the nodes' agents, in place of the services'.", default=False)
+    own: bool = said("Those of the gateway that answers alone.", default=False)
 
 
 class AuditQuery(PageQuery):
@@ -84,7 +84,7 @@ class JobQuery(JobFilters):
     array: Annotated[str, StringConstraints(pattern=r"^array_[0-9a-z]{26}$")] | None = maybe(
         "Only tasks of this array."
     )
-    tasks: bool = Field(default=True, description="`false` leaves out the tasks of arrays.")
+    tasks: bool = said("`false` leaves out the tasks of arrays.", default=True)
     q: Search | None = maybe("Part of the name; upper and lower case are the same.")
     fields: Annotated[list[str], FieldsOf(Job)] = many(ALL_FIELDS.format(rows="items"))
 
@@ -101,18 +101,18 @@ class ArrayQuery(JobFilters):
 class EventQuery(Message):
     """How to read events."""
 
-    follow: bool = Field(
-        default=True, description="Keep the connection open for new events; `false` ends it after the existing ones."
+    follow: bool = said(
+        "Keep the connection open for new events; `false` ends it after the existing ones.", default=True
     )
 
 
 class EventsQuery(EventQuery):
     """How to read the events of all jobs."""
 
-    changes: bool = Field(
-        default=False,
-        description="Also tell, by `changed` without an id, what else has changed: nodes, policies, pools, apps, "
+    changes: bool = said(
+        "Also tell, by `changed` without an id, what else has changed: nodes, policies, pools, apps, "
         "carbon intensities, footprints. Only while events are followed.",
+        default=False,
     )
 
 
@@ -122,15 +122,13 @@ class LogQuery(Message):
     stream: LogStream = LogStream.STDOUT
     generation: int | None = maybe("Which of the job's gangs; by default the newest.", ge=1, le=2**31 - 1)
     node: Name | None = maybe("Which of the gang's nodes; by default the first.")
-    offset: int = Field(default=0, ge=0, le=2**53, description="Offset of the first byte.")
+    offset: int = said("Offset of the first byte.", default=0, ge=0, le=2**53)
     since: Instant | None = maybe(
         "Begin no earlier than with the line that was being written at this time, by the node's clock, "
         "exact to about a second. Answered with 409 for a gang that an earlier release started."
     )
-    limit: int = Field(
-        default=65_536, ge=1, le=1_048_576, description="Maximum number of bytes; when following, per chunk."
-    )
-    follow: bool = Field(default=False, description="Keep the connection open for new output until the gang has ended.")
+    limit: int = said("Maximum number of bytes; when following, per chunk.", default=65_536, ge=1, le=1_048_576)
+    follow: bool = said("Keep the connection open for new output until the gang has ended.", default=False)
 
 
 class NodeQuery(Message):
@@ -138,21 +136,21 @@ class NodeQuery(Message):
 
     limit: int | None = maybe("By default, all nodes in one page.", ge=1, le=500)
     cursor: Cursor | None = maybe("`next_cursor` of the previous page.")
-    clocks: bool = Field(default=True, description="`false` leaves out `clocks_mhz` of devices, which are long lists.")
-    trend: bool = Field(default=False, description="`true` adds `trend`: temperatures of the past day.")
+    clocks: bool = said("`false` leaves out `clocks_mhz` of devices, which are long lists.", default=True)
+    trend: bool = said("`true` adds `trend`: temperatures of the past day.", default=False)
     fields: Annotated[list[str], FieldsOf(Node)] = many(ALL_FIELDS.format(rows="items"))
 
 
 class EngineDaysQuery(Message):
     """How many days to look back."""
 
-    days: int = Field(default=31, ge=1, le=3_660, description="Within this many days, including today.")
+    days: int = said("Within this many days, including today.", default=31, ge=1, le=3_660)
 
 
 class EngineJobsQuery(Message):
     """Which waiting jobs to list."""
 
-    held: bool = Field(default=False, description="Those alone that are held back, or would be.")
+    held: bool = said("Those alone that are held back, or would be.", default=False)
 
 
 class PlanQuery(Message):
@@ -172,7 +170,7 @@ class LedgerQuery(Message):
 class HoursQuery(Message):
     """Which hours of the ledger to list, at most 100 days."""
 
-    start: Instant = Field(description="Only hours that begin at or after this time.")
+    start: Instant = said("Only hours that begin at or after this time.")
     end: Instant | None = maybe("Only hours that begin before this time; now, if not given.")
 
 
@@ -185,10 +183,9 @@ class LinesQuery(Message):
     start: Instant | None = maybe("Only lines that begin at or after this time.")
     end: Instant | None = maybe("Only lines that begin before this time.")
     job: Name | None = maybe("Only those of the job with this id.")
-    format: Literal["csv", "jsonl"] = Field(default="csv", description="CSV with a head, or an object a line.")
-    seals: bool = Field(
-        default=False,
-        description="For operators: add what shows that nothing was changed, as comments or objects with a `seal`.",
+    format: Literal["csv", "jsonl"] = said("CSV with a head, or an object a line.", default="csv")
+    seals: bool = said(
+        "For operators: add what shows that nothing was changed, as comments or objects with a `seal`.", default=False
     )
 
 
@@ -234,10 +231,9 @@ class ForecastQuery(SignalQuery):
     """How far ahead."""
 
     horizon_s: float | None = maybe("By default, one day of grid time.", gt=0, le=LONGEST_S)
-    clock: Clock = Field(
+    clock: Clock = said(
+        "Whether `horizon_s` counts real seconds or grid seconds, which differ while a recording is replayed.",
         default="real",
-        description="Whether `horizon_s` counts real seconds or grid seconds, which differ while a recording is "
-        "replayed.",
     )
 
 
@@ -246,8 +242,8 @@ class OutlookQuery(SignalQuery):
 
     past_s: float | None = maybe("By default, one day of grid time.", ge=0, le=LONGEST_S)
     ahead_s: float | None = maybe("By default, one day of grid time.", ge=0, le=LONGEST_S)
-    clock: Clock = Field(
-        default="real",
-        description="Whether `past_s` and `ahead_s` count real seconds or grid seconds, which differ while a "
+    clock: Clock = said(
+        "Whether `past_s` and `ahead_s` count real seconds or grid seconds, which differ while a "
         "recording is replayed.",
+        default="real",
     )

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from services.contracts.jobs import JobFootprint
 from services.contracts.queries import GroupBy, LedgerQuery, OtherGroup, RequestGroup
-from services.contracts.schema import Instant, Message, Name, many, maybe
+from services.contracts.schema import Instant, Message, Name, many, maybe, said
 from services.contracts.slim import ALL_FIELDS, FieldsOf
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
@@ -24,10 +24,8 @@ class HalfWidth(Message):
 class CarbonAccounts(Message):
     """Emissions by accounts other than `carbon_gco2`, which is location-based. Null: an input is unknown."""
 
-    facility_energy_j: float = Field(default=0, description="Energy of the devices and hosts, times PUE.")
-    estimated_gco2: float = Field(
-        default=0, description="The part of `carbon_gco2` for which energy or intensity was estimated."
-    )
+    facility_energy_j: float = said("Energy of the devices and hosts, times PUE.", default=0)
+    estimated_gco2: float = said("The part of `carbon_gco2` for which energy or intensity was estimated.", default=0)
     market_gco2: float | None = maybe("By the factors of the contracts that `TELEMETRY_MARKET_GCO2_PER_KWH` states.")
     embodied_gco2: float | None = maybe("Share of the GPUs' embodied emissions for the time that they were reserved.")
     baseline_gco2: float | None = maybe(
@@ -53,11 +51,11 @@ class ZoneIntensity(Message):
     """Carbon intensities of one grid zone. Null: unknown."""
 
     zone: str
-    mean_gco2_per_kwh: float | None = Field(
-        description="Mean over the period, weighted by the time in which nodes of the zone reported. Unknown if the "
+    mean_gco2_per_kwh: float | None = said(
+        "Mean over the period, weighted by the time in which nodes of the zone reported. Unknown if the "
         "period contains lines that were combined into daily sums."
     )
-    market_gco2_per_kwh: float | None = Field(description="Stated factor of the contracts.")
+    market_gco2_per_kwh: float | None = said("Stated factor of the contracts.")
 
 
 class FunctionalUnit(Message):
@@ -66,13 +64,13 @@ class FunctionalUnit(Message):
     Only jobs that succeeded, and whose energy lies wholly in the period, count.
     """
 
-    unit: str = Field(description="`job`, `step`, `epoch`, `sample` or `1000 tokens`.")
+    unit: str = said("`job`, `step`, `epoch`, `sample` or `1000 tokens`.")
     amount: float
     jobs: int
     operational_gco2: float
     embodied_gco2: float | None
-    sci_gco2_per_unit: float | None = Field(
-        description="Operational and embodied emissions per unit. Null if the embodied ones are unknown."
+    sci_gco2_per_unit: float | None = said(
+        "Operational and embodied emissions per unit. Null if the embodied ones are unknown."
     )
 
 
@@ -80,8 +78,8 @@ class LedgerHour(Message):
     """What was used in an hour: by all GPUs, and by idle ones, which only operators see."""
 
     start_at: Instant
-    covered_s: float = Field(
-        description="For how much of the hour a node reported, the one that reported longest. 0 where the hour's lines "
+    covered_s: float = said(
+        "For how much of the hour a node reported, the one that reported longest. 0 where the hour's lines "
         "were combined into daily sums, which all stand at midnight UTC."
     )
     energy_j: float
@@ -120,15 +118,15 @@ class FootprintReport(Message):
     """The sums of the ledger over a period, all as of one moment."""
 
     start_at: Instant | None
-    end_at: Instant = Field(description="The end of the period; the moment of the report if that came first.")
+    end_at: Instant = said("The end of the period; the moment of the report if that came first.")
     group_by: GroupBy
     then_by: GroupBy | None = None
     lines: list[FootprintLine]
     also: list[FootprintTable] = many("All lines by other groups.")
     idle: JobFootprint
     total: JobFootprint
-    metered_gpu_energy_j: float = Field(
-        description="Total by the devices' own counters; `total.gpu_energy_j` must agree with it to 0.1 %."
+    metered_gpu_energy_j: float = said(
+        "Total by the devices' own counters; `total.gpu_energy_j` must agree with it to 0.1 %."
     )
     idle_accounts: CarbonAccounts = CarbonAccounts()
     total_accounts: CarbonAccounts = CarbonAccounts()
@@ -150,44 +148,44 @@ class LedgerLine(Message):
     start_at: Instant
     end_at: Instant
     node_id: str
-    boot_id: str | None = Field(description="The run of the node's agent; null on a daily sum of old lines.")
-    sequence: int | None = Field(description="The number of the interval in that run; null on a daily sum.")
-    allocation_id: str = Field(description="The gang that used it; empty: none did.")
+    boot_id: str | None = said("The run of the node's agent; null on a daily sum of old lines.")
+    sequence: int | None = said("The number of the interval in that run; null on a daily sum.")
+    allocation_id: str = said("The gang that used it; empty: none did.")
     job_id: str | None
     tenant: str | None
     project: str | None
     user: str | None
-    model: str | None = Field(description="The model of the node's boards, if they are of one.")
-    devices: str | None = Field(description="Indexes of the GPUs on the node, separated by spaces.")
+    model: str | None = said("The model of the node's boards, if they are of one.")
+    devices: str | None = said("Indexes of the GPUs on the node, separated by spaces.")
     gpus: int | None
     gpu_s: float
-    energy_j: float = Field(description="Of GPUs and hosts, without PUE.")
+    energy_j: float = said("Of GPUs and hosts, without PUE.")
     gpu_energy_j: float
     cpu_energy_j: float | None
     static_energy_j: float | None
-    gpu_source: str | None = Field(description="How the GPU energy is known: by `counter`, `sampled`, and so on.")
-    cpu_source: str | None = Field(description="How the CPU energy is known.")
-    basis: str | None = Field(description="Why the line is not booked as it was reported; null: it is.")
-    reported_energy_j: float | None = Field(description="What was reported, where that is not booked.")
-    estimated_energy_j: float = Field(description="The part of `energy_j` that was not measured.")
+    gpu_source: str | None = said("How the GPU energy is known: by `counter`, `sampled`, and so on.")
+    cpu_source: str | None = said("How the CPU energy is known.")
+    basis: str | None = said("Why the line is not booked as it was reported; null: it is.")
+    reported_energy_j: float | None = said("What was reported, where that is not booked.")
+    estimated_energy_j: float = said("The part of `energy_j` that was not measured.")
     zone: str
     signal: Signal
-    provider: str | None = Field(description="Who gave the carbon intensity.")
-    fetched_at: Instant | None = Field(description="When the newest value in it was fetched.")
-    intensity_kind: str | None = Field(
-        description="The least certain kind of value in it: `measured`, `estimated` by the provider, `held`, forecast "
+    provider: str | None = said("Who gave the carbon intensity.")
+    fetched_at: Instant | None = said("When the newest value in it was fetched.")
+    intensity_kind: str | None = said(
+        "The least certain kind of value in it: `measured`, `estimated` by the provider, `held`, forecast "
         "by the `provider`, `learned`, `persistence`, or the `last_used` of the ledger."
     )
-    intensity_gco2_per_kwh: float = Field(description="The factor: the mean over the line, weighted by time.")
+    intensity_gco2_per_kwh: float = said("The factor: the mean over the line, weighted by time.")
     pue: float
-    facility_energy_j: float = Field(description="`energy_j` times `pue`.")
+    facility_energy_j: float = said("`energy_j` times `pue`.")
     carbon_gco2: float
-    estimated_gco2: float = Field(description="The part of it for which energy or intensity was estimated.")
-    release: str | None = Field(description="The release whose method made the line.")
-    intensity_estimated: bool | None = Field(description="Whether the factor was estimated; null on a daily sum.")
-    estimated: bool = Field(description="Whether the energy of its GPUs or the factor was estimated.")
-    batch: int | None = Field(description="What it was hashed with; 0: before there were batches; null on a daily sum.")
-    sum_number: int | None = Field(description="The signed sum that it is of, 0 for none; null on any other line.")
+    estimated_gco2: float = said("The part of it for which energy or intensity was estimated.")
+    release: str | None = said("The release whose method made the line.")
+    intensity_estimated: bool | None = said("Whether the factor was estimated; null on a daily sum.")
+    estimated: bool = said("Whether the energy of its GPUs or the factor was estimated.")
+    batch: int | None = said("What it was hashed with; 0: before there were batches; null on a daily sum.")
+    sum_number: int | None = said("The signed sum that it is of, 0 for none; null on any other line.")
 
 
 class IntensityUse(Message):
@@ -198,7 +196,7 @@ class IntensityUse(Message):
     energy_j: float
     intensity_gco2_per_kwh: float
     carbon_gco2: float
-    estimated: bool = Field(description="Whether energy or intensity was estimated.")
+    estimated: bool = said("Whether energy or intensity was estimated.")
 
 
 class JobFootprintReport(Message):
@@ -222,12 +220,12 @@ class PastJob(Message):
     project: str
     state: JobState
     submitted_at: Instant
-    started_at: Instant | None = Field(description="When the job first held GPUs.")
+    started_at: Instant | None = said("When the job first held GPUs.")
     ended_at: Instant | None
-    gpus: int | None = Field(description="GPUs that the job held; those of the last gang if it was resized.")
-    run_s: float | None = Field(description="Seconds during which the job held GPUs; null until it has ended.")
-    gpu_s: float | None = Field(description="GPU seconds over all its gangs; null until it has ended.")
-    energy_j: float | None = Field(description="Energy of its GPUs and its share of the hosts, as far as measured.")
+    gpus: int | None = said("GPUs that the job held; those of the last gang if it was resized.")
+    run_s: float | None = said("Seconds during which the job held GPUs; null until it has ended.")
+    gpu_s: float | None = said("GPU seconds over all its gangs; null until it has ended.")
+    energy_j: float | None = said("Energy of its GPUs and its share of the hosts, as far as measured.")
     array: str | None = maybe("The array that it was a task of.")
     max_running: int | None = maybe("How many tasks of the array could hold GPUs at once.")
     after: str | None = maybe("Ids of the jobs and arrays that it waited for, separated by spaces.")
@@ -248,14 +246,12 @@ class RequestLine(Message):
     requests: int
     input_tokens: int
     output_tokens: int
-    estimated_requests: int = Field(
-        default=0, description="Requests whose server did not state their tokens: an estimate of these is in the sums."
+    estimated_requests: int = said(
+        "Requests whose server did not state their tokens: an estimate of these is in the sums.", default=0
     )
-    energy_j: float = Field(description="Their part of the ledger's lines of the servers, by time.")
-    carbon_gco2: float = Field(description="Their part of the emissions of those lines.")
-    outside_energy_j: float = Field(
-        description="Estimate for servers that the ledger has no lines of, such as registered ones."
-    )
+    energy_j: float = said("Their part of the ledger's lines of the servers, by time.")
+    carbon_gco2: float = said("Their part of the emissions of those lines.")
+    outside_energy_j: float = said("Estimate for servers that the ledger has no lines of, such as registered ones.")
     outside_carbon_gco2: float
 
 
@@ -264,8 +260,8 @@ class ServersFootprint(Message):
 
     energy_j: float
     carbon_gco2: float
-    unattributed_energy_j: float = Field(
-        description="The part that is no request's: servers that loaded, were idle, or were used without the router."
+    unattributed_energy_j: float = said(
+        "The part that is no request's: servers that loaded, were idle, or were used without the router."
     )
     unattributed_carbon_gco2: float
 
@@ -274,7 +270,7 @@ class RequestReport(Message):
     """Requests of a period. They share out the energy of the servers' jobs and add nothing to it."""
 
     start_at: Instant | None
-    end_at: Instant = Field(description="The end of the period; the moment of the report if that came first.")
+    end_at: Instant = said("The end of the period; the moment of the report if that came first.")
     group_by: RequestGroup
     lines: list[RequestLine]
     servers: ServersFootprint | None = maybe("Null for users.")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.clocks import ServerClocks
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, is_empty, is_none, many, maybe
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, is_empty, is_none, many, maybe, said
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$")]
 """The name of a model as clients send it, such as `meta-llama/Llama-3.1-70B-Instruct`."""
@@ -23,19 +23,19 @@ EVERY_TENANT = "*"
 class EndpointSpec(Message):
     """A model server that Wattshift does not run, registered by an operator."""
 
-    url: EndpointUrl = Field(
-        description="Base address without `/v1`. Its addresses must lie within `WATTSHIFT_ENDPOINT_NETWORKS`; with "
+    url: EndpointUrl = said(
+        "Base address without `/v1`. Its addresses must lie within `WATTSHIFT_ENDPOINT_NETWORKS`; with "
         "`https` its certificate is verified."
     )
-    models: list[ModelName] = Field(min_length=1, max_length=100, description="Models that it serves.")
+    models: list[ModelName] = said("Models that it serves.", min_length=1, max_length=100)
     upstream_model: ModelName | None = maybe(
         "Name by which the server itself knows the model; null for the name asked for."
     )
-    location: Name = Field(description="Where it runs; the place of a pool, or a name of its own.")
+    location: Name = said("Where it runs; the place of a pool, or a name of its own.")
     zone: Name | None = maybe("Grid zone, from which its carbon intensity follows.")
     request_class: RequestClassName | None = maybe("Class of requests that it is for; null for all.")
-    weight: Real = Field(default=1, gt=0, le=1_000, description="Its share of requests, relative to others alike.")
-    capacity: Int = Field(default=64, ge=1, le=100_000, description="Requests that it is given at once.")
+    weight: Real = said("Its share of requests, relative to others alike.", default=1, gt=0, le=1_000)
+    capacity: Int = said("Requests that it is given at once.", default=64, ge=1, le=100_000)
     power_w: Real | None = maybe("Its mean power; null if unknown, and then no energy is stated.", ge=0, le=1e7)
     upstream_key: Name | None = maybe(
         "Name of the file in the router's `ROUTER_KEYS_DIR` that contains its API key; null for none."
@@ -46,7 +46,7 @@ class EndpointSpec(Message):
     )
     tenants: list[Name | Literal["*"]] = many("Other tenants that may use it; `*` for all.", max_length=1_000)
     accuracy_pct: AccuracyPct | None = maybe("Accuracy of its variant of the models; null where all servers are alike.")
-    draining: Flag = Field(default=False, description="Whether it finishes its requests and is given no more.")
+    draining: Flag = said("Whether it finishes its requests and is given no more.", default=False)
 
     @field_validator("url")
     @classmethod
@@ -132,7 +132,7 @@ class RoutedServer(Routed):
     tenant_id: str
     tenants: list[str] = Field(default_factory=list[str])
     request_class: str | None = None
-    keeps_no_class: bool = Field(default=False, description="Whether it is kept without requests.")
+    keeps_no_class: bool = said("Whether it is kept without requests.", default=False)
     weight: float = 1
     capacity: int = 64
     upstream_model: str | None = None
@@ -165,7 +165,7 @@ class RoutedApp(Message):
     tenant_id: str
     tenants: list[str] = many("Other tenants that may use it; `*` for all.")
     sla_p95_ms: float | None = maybe("95th percentile of latency, waiting included.")
-    concurrency: int = Field(default=1, ge=1, description="Requests that an instance is given at once.")
+    concurrency: int = said("Requests that an instance is given at once.", default=1, ge=1)
     most_accurate: str | None = maybe("Its most accurate variant.")
 
 
@@ -195,7 +195,7 @@ class RoutingTable(Message):
 class UpstreamKey(Message):
     """The API key of a registered endpoint or of an instance, for the routers that send requests to it."""
 
-    server: str = Field(description="Its id in the routing table.")
+    server: str = said("Its id in the routing table.")
     set_at: Instant
     value: str = Field(repr=False)
 
@@ -214,37 +214,37 @@ class HeldRequests(Message):
     """How many requests one router process holds at draining servers."""
 
     router: Name
-    held: dict[str, Annotated[Int, Field(ge=0)]] = Field(max_length=10_000, description="By id of the server.")
+    held: dict[str, Annotated[Int, Field(ge=0)]] = said("By id of the server.", max_length=10_000)
 
 
 class RequestUsage(Message):
     """Requests of one key, model and class that a server worked on within one window."""
 
-    job_id: str = Field(description="The server's job, or `endpoint:` and the name of an endpoint.")
+    job_id: str = said("The server's job, or `endpoint:` and the name of an endpoint.")
     tenant_id: str
     key_id: str
     model: str
     request_class: str
-    requests: Int = Field(ge=0, description="Requests that ended in the window.")
+    requests: Int = said("Requests that ended in the window.", ge=0)
     input_tokens: Int = Field(ge=0)
     output_tokens: Int = Field(ge=0)
     # left out while it is 0, as telemetry of an older release refuses fields that it does not know
-    estimated_requests: Int = Field(
+    estimated_requests: Int = said(
+        "Requests whose server did not state their tokens, which are estimates then.",
         default=0,
         ge=0,
         exclude_if=is_empty,
-        description="Requests whose server did not state their tokens, which are estimates then.",
     )
-    share_s: Real = Field(ge=0, description="Seconds of the server, divided equally among the requests it held.")
-    energy_j: Real = Field(ge=0, description="The router's own estimate.")
-    carbon_gco2: Real = Field(description="The router's own estimate.")
+    share_s: Real = said("Seconds of the server, divided equally among the requests it held.", ge=0)
+    energy_j: Real = said("The router's own estimate.", ge=0)
+    carbon_gco2: Real = said("The router's own estimate.")
 
 
 class UsageReport(Message):
     """What one router process saw in a one-minute window. Sending it again replaces it."""
 
     router: Name
-    start_at: Instant = Field(description="Start of the window, a whole minute.")
+    start_at: Instant = said("Start of the window, a whole minute.")
     usages: list[RequestUsage] = Field(max_length=100_000)
 
 
@@ -257,8 +257,8 @@ class UsageReceipt(Message):
 class RouterState(Message):
     """What a router process tells the others."""
 
-    at_s: float = Field(description="When it was written, UTC seconds.")
-    held: dict[str, int] = Field(default_factory=dict[str, int], description="Requests that it holds, by server.")
+    at_s: float = said("When it was written, UTC seconds.")
+    held: dict[str, int] = said("Requests that it holds, by server.", default_factory=dict[str, int])
     started_at_s: float | None = maybe("When it was started, UTC seconds.")
     address: str | None = maybe("`HOST:PORT` at which other router processes reach it.")
 
@@ -266,12 +266,12 @@ class RouterState(Message):
 class LimitsState(Message):
     """What a router process tells other routers, and a gateway other gateways, about tenants' limits."""
 
-    at_s: float = Field(description="When it was written, UTC seconds.")
-    started_at_s: float = Field(description="When the process was started, UTC seconds.")
-    taken: dict[str, int] = Field(
-        description="Requests that it has let through since then, by tenant; and by `KEY requests` and `KEY tokens`."
+    at_s: float = said("When it was written, UTC seconds.")
+    started_at_s: float = said("When the process was started, UTC seconds.")
+    taken: dict[str, int] = said(
+        "Requests that it has let through since then, by tenant; and by `KEY requests` and `KEY tokens`."
     )
-    open: dict[str, int] = Field(description="Requests that it has not answered yet, by tenant.")
+    open: dict[str, int] = said("Requests that it has not answered yet, by tenant.")
 
 
 class ServerLatency(Message):
@@ -280,30 +280,29 @@ class ServerLatency(Message):
     server: str
     job_id: str | None
     request_class: str
-    held: int = Field(description="Requests that it holds now.")
-    waiting: int = Field(description="Requests that wait in the class's queue.")
-    first_tokens: int = Field(description="Answers whose first token came in that second.")
-    mean_ttft_ms: float | None = Field(description="Of those, the wait in the queue included. Null without any.")
+    held: int = said("Requests that it holds now.")
+    waiting: int = said("Requests that wait in the class's queue.")
+    first_tokens: int = said("Answers whose first token came in that second.")
+    mean_ttft_ms: float | None = said("Of those, the wait in the queue included. Null without any.")
     max_ttft_ms: float | None
     mean_wait_ms: float | None = maybe("Of those, the wait in the queue alone.")
-    tokens: int = Field(
+    tokens: int = said(
+        "Tokens of streams that came in that second, first ones left out, and those of whole answers that ended in it.",
         default=0,
-        description="Tokens of streams that came in that second, first ones left out, and those of whole answers that "
-        "ended in it.",
     )
-    mean_tbt_ms: float | None = Field(description="The mean time that each of these tokens took. Null without any.")
+    mean_tbt_ms: float | None = said("The mean time that each of these tokens took. Null without any.")
     max_tbt_ms: float | None
-    ended: int = Field(description="Complete answers that ended in that second.")
+    ended: int = said("Complete answers that ended in that second.")
     mean_e2e_s: float | None = maybe("Of those. Null without any.")
-    max_e2e_s: float | None = Field(description="Of those. Null without any.")
-    ended_tokens: int = Field(default=0, description="Of those: all their tokens.")
+    max_e2e_s: float | None = said("Of those. Null without any.")
+    ended_tokens: int = said("Of those: all their tokens.", default=0)
     # left out while it is 0, as agents of an older release, which take all tokens for those of that second, refuse it
-    oldest_s: float = Field(
-        default=0.0,
-        exclude_if=is_empty,
-        description="How long ago the oldest of these tokens were begun, where some are of answers that were not "
+    oldest_s: float = said(
+        "How long ago the oldest of these tokens were begun, where some are of answers that were not "
         "streamed: their mean time is at most the answer's time at the server divided by its tokens, or what the "
         "server itself measured. 0 where all were seen to come in that second.",
+        default=0.0,
+        exclude_if=is_empty,
     )
     clocks: ServerClocks | None = maybe("How its clocks follow these latencies; null if they do not.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, dataclass_transform
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
@@ -56,6 +56,11 @@ def is_empty(value: object) -> bool:
     return not value
 
 
+def said(description: str, **more: Any) -> Any:
+    """Return a field with a description; ``more`` as for ``Field``."""
+    return Field(description=description, **more)
+
+
 def maybe(description: str, **more: Any) -> Any:
     """Return a field that is null by default; ``more`` as for ``Field``."""
     return Field(default=None, description=description, **more)
@@ -66,6 +71,7 @@ def many(description: str, **more: Any) -> Any:
     return Field(default_factory=list, description=description, **more)
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(Field, said))
 class Message(BaseModel):
     """A message from one process to another."""
 

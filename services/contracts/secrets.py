@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Message, Name, NodeMessage, is_none, maybe
+from services.contracts.schema import Instant, Message, Name, NodeMessage, is_none, maybe, said
 
 MAX_SECRET_BYTES = 65_536
 MAX_SECRETS_OF_A_JOB = 50
@@ -36,7 +36,7 @@ SecretText = Annotated[str, BeforeValidator(_value), Field(json_schema_extra={"w
 class SecretSpec(Message):
     """A value to keep. It replaces the one of the same name and project."""
 
-    value: SecretText = Field(description="At most 64 KiB of text. No answer ever contains it.")
+    value: SecretText = said("At most 64 KiB of text. No answer ever contains it.")
     project: Name | None = maybe("Only for jobs of this project; null: for all of the tenant.")
 
     @model_validator(mode="before")
@@ -52,7 +52,7 @@ class Secret(Message):
 
     name: str
     project: str | None
-    version: int = Field(description="Counts how often its value was set.")
+    version: int = said("Counts how often its value was set.")
     created_at: Instant
     updated_at: Instant
 

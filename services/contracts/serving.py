@@ -32,7 +32,7 @@ from services.contracts.pools import (
 )
 from services.contracts.queries import PageQuery
 from services.contracts.routing import AccuracyPct, ModelName
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text, many, maybe
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text, many, maybe, said
 from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
 from services.core.domain.serving import (
@@ -68,12 +68,10 @@ class PoolPlace(Message):
     """Nodes of one grid zone where instances may run."""
 
     name: Name
-    zone: Name = Field(description="Grid zone of the nodes and of the carbon intensity.")
+    zone: Name = said("Grid zone of the nodes and of the carbon intensity.")
     signal: Signal | None = maybe("Signal of the carbon intensity; null for the zone's default.")
-    node_labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict[LabelKey, LabelValue],
-        max_length=64,
-        description="Only nodes that have all of these labels.",
+    node_labels: dict[LabelKey, LabelValue] = said(
+        "Only nodes that have all of these labels.", default_factory=dict[LabelKey, LabelValue], max_length=64
     )
     gpus: dict[Name, Annotated[Int, Field(ge=0, le=1_000_000)]] | None = maybe(
         "Maximum number of GPUs by model; null for all GPUs of the nodes that are up and not drained.", max_length=50
@@ -88,8 +86,8 @@ class ServerMode(Message):
     """
 
     name: Name
-    gpu_model: Name = Field(description="GPU model, as nodes report it.")
-    gpus: Int = Field(ge=1, le=1_024, description="Number of GPUs, all on one node.")
+    gpu_model: Name = said("GPU model, as nodes report it.")
+    gpus: Int = said("Number of GPUs, all on one node.", ge=1, le=1_024)
     command: list[Argument] = Field(default_factory=list[Argument], max_length=1_000)
     image: Text | None = Field(default=None, max_length=500)
     environment: dict[EnvironmentName, Argument] = Field(
@@ -105,10 +103,8 @@ class ServerMode(Message):
         ge=0,
         le=1e7,
     )
-    start_s: Real = Field(
-        default=120, ge=0, le=86_400, description="Time from the start of an instance until it serves requests."
-    )
-    stop_s: Real = Field(default=10, ge=0, le=86_400, description="Time that stopping an instance takes.")
+    start_s: Real = said("Time from the start of an instance until it serves requests.", default=120, ge=0, le=86_400)
+    stop_s: Real = said("Time that stopping an instance takes.", default=10, ge=0, le=86_400)
     start_wh: Real | None = maybe(
         "Energy of starting an instance; by default the highest power in any of its profiles for `start_s`.",
         ge=0,
@@ -120,8 +116,8 @@ class ServerMode(Message):
         ge=0,
         le=1e6,
     )
-    max_requests: Int = Field(
-        default=64, ge=1, le=100_000, description="Requests that the router gives an instance at once; others wait."
+    max_requests: Int = said(
+        "Requests that the router gives an instance at once; others wait.", default=64, ge=1, le=100_000
     )
 
     @field_validator("working_dir")
@@ -151,10 +147,10 @@ class PoolPartition(Message):
     name: Name
     thresholds: PoolThresholds | None = maybe("Null for a single class, which may have any name.")
     classes: list[ClassTerms] = Field(min_length=1, max_length=MAX_CLASSES)
-    assumed_qps: dict[Name, Annotated[Real, Field(ge=0, le=1e9)]] = Field(
+    assumed_qps: dict[Name, Annotated[Real, Field(ge=0, le=1e9)]] = said(
+        "Demand by class, to plan for until enough requests have been reported to predict it.",
         default_factory=dict[str, float],
         max_length=MAX_CLASSES,
-        description="Demand by class, to plan for until enough requests have been reported to predict it.",
     )
 
     @property
@@ -182,39 +178,31 @@ class PoolPartition(Message):
 class ServerProbes(Message):
     """How an instance's health and load are read, over HTTP at its own port."""
 
-    health_path: UrlPath = Field(
-        default="/health", description="Path that answers 2xx once the instance serves requests."
-    )
-    load_path: UrlPath | None = Field(
+    health_path: UrlPath = said("Path that answers 2xx once the instance serves requests.", default="/health")
+    load_path: UrlPath | None = said(
+        "Path of Prometheus metrics with the number of requests; null if the instance drains by itself on SIGTERM.",
         default="/metrics",
-        description="Path of Prometheus metrics with the number of requests; null if the instance drains by itself "
-        "on SIGTERM.",
     )
-    load_metrics: list[MetricName] = Field(
+    load_metrics: list[MetricName] = said(
+        "Metrics whose sum is the number of requests that the instance holds.",
         default=["vllm:num_requests_running", "vllm:num_requests_waiting"],
         min_length=1,
         max_length=20,
-        description="Metrics whose sum is the number of requests that the instance holds.",
     )
-    ready_timeout_s: Real = Field(
-        default=600,
-        gt=0,
-        le=86_400,
-        description="Maximum time until an instance is ready; it covers loading the model.",
+    ready_timeout_s: Real = said(
+        "Maximum time until an instance is ready; it covers loading the model.", default=600, gt=0, le=86_400
     )
-    unhealthy_timeout_s: Real = Field(
-        default=60, gt=0, le=86_400, description="An instance that has not answered for this long is replaced."
+    unhealthy_timeout_s: Real = said(
+        "An instance that has not answered for this long is replaced.", default=60, gt=0, le=86_400
     )
-    drain_min_s: Real = Field(
-        default=5, ge=0, le=3_600, description="Minimum time that an instance drains, so that routers notice."
-    )
-    drain_timeout_s: Real = Field(
+    drain_min_s: Real = said("Minimum time that an instance drains, so that routers notice.", default=5, ge=0, le=3_600)
+    drain_timeout_s: Real = said(
+        "Maximum time that an instance drains; then it is stopped even if it holds requests.",
         default=300,
         ge=0,
         le=86_400,
-        description="Maximum time that an instance drains; then it is stopped even if it holds requests.",
     )
-    grace_s: Real = Field(default=30, ge=0, le=3_600, description="Time between SIGTERM and SIGKILL.")
+    grace_s: Real = said("Time between SIGTERM and SIGKILL.", default=30, ge=0, le=3_600)
 
 
 class PoolSpec(SolveOptions):
@@ -224,25 +212,20 @@ class PoolSpec(SolveOptions):
     objective: Objective = "carbon"
     negative_rates: NegativeRates = NegativeRates.FRUGAL
     gap: Real | None = Field(default=None, ge=0, le=1)
-    head_room: Real = Field(
-        default=1.1,
-        gt=0,
-        le=100,
-        description="Factor by which the planned capacity exceeds the demand (alpha in the paper).",
+    head_room: Real = said(
+        "Factor by which the planned capacity exceeds the demand (alpha in the paper).", default=1.1, gt=0, le=100
     )
     plan_every_min: Annotated[Int, Field(ge=5, le=30, multiple_of=5)] | None = maybe(
         "How often the pool is planned, in minutes: 5, 10, 15, 20, 25 or 30; each plan is for the time "
         "until the next. Null for the installation's interval, half an hour by default."
     )
-    demand_quantile: Real = Field(
+    demand_quantile: Real = said(
+        "Share of the steps in which the planned capacity should suffice for each class's demand.",
         default=SERVICE,
         ge=LEAST_SERVICE,
         le=MOST_SERVICE,
-        description="Share of the steps in which the planned capacity should suffice for each class's demand.",
     )
-    min_up_s: Real = Field(
-        default=0, ge=0, le=1e7, description="Minimum time that an instance runs before it may be stopped."
-    )
+    min_up_s: Real = said("Minimum time that an instance runs before it may be stopped.", default=0, ge=0, le=1e7)
     places: list[PoolPlace] = Field(min_length=1, max_length=MAX_LOCATIONS)
     regions: list[ClientRegion] = many(
         "Regions of clients. Requests are planned only for places where the limits of their class hold "
@@ -271,10 +254,10 @@ class PoolSpec(SolveOptions):
         "Path of the model's `tokenizer.json` on the router's machine; null to estimate tokens.", max_length=4_096
     )
 
-    passes_priority: Flag = Field(
-        default=False,
-        description="Whether the router sends `priority` with each request, for servers that are started with "
+    passes_priority: Flag = said(
+        "Whether the router sends `priority` with each request, for servers that are started with "
         "`--scheduling-policy priority`; others refuse it.",
+        default=False,
     )
 
     @model_validator(mode="after")
@@ -346,10 +329,10 @@ LIVE_STATES = tuple(state for state in InstanceState if state is not InstanceSta
 class InstanceClock(Message):
     """The clock of an instance's GPUs now."""
 
-    policy: ClockPolicy = Field(
-        description="By which it is decided; `default` where no router's reports ask for a clock at the moment."
+    policy: ClockPolicy = said(
+        "By which it is decided; `default` where no router's reports ask for a clock at the moment."
     )
-    dry_run: bool = Field(default=False, description="Whether `wanted_mhz` is only said, and not set.")
+    dry_run: bool = said("Whether `wanted_mhz` is only said, and not set.", default=False)
     clock_mhz: int | None = maybe("As measured, the lowest of its GPUs; null where they do not report it.")
     wanted_mhz: int | None = maybe("The clock that the latency of its requests asks for.")
     exceeded_share: float | None = maybe(
@@ -429,19 +412,15 @@ class Pool(Message):
 
     name: str
     tenant_id: str
-    revision: int = Field(description="Counts the changes of the spec.")
+    revision: int = said("Counts the changes of the spec.")
     spec: PoolSpec
-    is_deleted: bool = Field(
-        description="Whether the pool is being deleted: it is removed when its instances have been drained."
-    )
+    is_deleted: bool = said("Whether the pool is being deleted: it is removed when its instances have been drained.")
     created_at: Instant
     updated_at: Instant
-    plan_id: str | None = Field(description="The current plan.")
-    planned_at: Instant | None = Field(description="When the current plan was applied.")
-    is_plan_stale: bool = Field(description="Whether the current plan was made for an earlier interval.")
-    instances: dict[InstanceState, int] = Field(
-        description="Number of instances by state, without those that have ended."
-    )
+    plan_id: str | None = said("The current plan.")
+    planned_at: Instant | None = said("When the current plan was applied.")
+    is_plan_stale: bool = said("Whether the current plan was made for an earlier interval.")
+    instances: dict[InstanceState, int] = said("Number of instances by state, without those that have ended.")
 
 
 class PoolList(Message):
@@ -483,19 +462,17 @@ class DemandForecast(Message):
     """The predicted peak rates of one partition."""
 
     method: str
-    is_assumed: bool = Field(
-        description="Whether they are the `assumed_qps` of the spec, because too little traffic has been reported."
+    is_assumed: bool = said(
+        "Whether they are the `assumed_qps` of the spec, because too little traffic has been reported."
     )
-    history_s: float = Field(description="Length of the traffic history that was known.")
-    peaks_qps: dict[str, list[float]] = Field(description="Peak rates of each step, by class.")
-    mean_shares: dict[str, float] = Field(
-        default_factory=dict[str, float],
-        description="Mean rates of the last day as a share of the peaks of its steps, by class, from which the power "
+    history_s: float = said("Length of the traffic history that was known.")
+    peaks_qps: dict[str, list[float]] = said("Peak rates of each step, by class.")
+    mean_shares: dict[str, float] = said(
+        "Mean rates of the last day as a share of the peaks of its steps, by class, from which the power "
         "of modes with `idle_w` follows; 1 where they are unknown.",
+        default_factory=dict[str, float],
     )
-    left_out: dict[str, str] = Field(
-        default_factory=dict[str, str], description="Forecasting methods that were not used, and why."
-    )
+    left_out: dict[str, str] = said("Forecasting methods that were not used, and why.", default_factory=dict[str, str])
 
 
 class PlaceIntensity(Message):
@@ -507,20 +484,20 @@ class PlaceIntensity(Message):
     method: str
     generated_at: Instant
     is_stale: bool
-    gco2_per_kwh: list[float] = Field(description="Intensity in each step.")
+    gco2_per_kwh: list[float] = said("Intensity in each step.")
 
 
 class PlanForecasts(Message):
     """The predictions that a plan was made from."""
 
     step_s: float
-    demand: dict[str, DemandForecast] = Field(description="Demand by partition.")
-    intensity: dict[str, PlaceIntensity] = Field(description="Carbon intensity by place.")
-    gpus: dict[str, dict[str, int]] = Field(description="Number of GPUs that the pool could have, by place and model.")
-    installed: dict[str, dict[str, int]] = Field(
-        default_factory=dict[str, dict[str, int]],
-        description="Number of GPUs of nodes that accept work, whoever holds them, by place and model; also of models "
+    demand: dict[str, DemandForecast] = said("Demand by partition.")
+    intensity: dict[str, PlaceIntensity] = said("Carbon intensity by place.")
+    gpus: dict[str, dict[str, int]] = said("Number of GPUs that the pool could have, by place and model.")
+    installed: dict[str, dict[str, int]] = said(
+        "Number of GPUs of nodes that accept work, whoever holds them, by place and model; also of models "
         "that no mode takes.",
+        default_factory=dict[str, dict[str, int]],
     )
 
 
@@ -529,10 +506,10 @@ class PoolPlanSummary(Message):
 
     id: str
     pool: str
-    revision: int = Field(description="Revision of the spec that it was made for.")
+    revision: int = said("Revision of the spec that it was made for.")
     trigger: PlanTrigger
     from_at: Instant
-    deadline_at: Instant = Field(description="A plan that is not ready by then is late.")
+    deadline_at: Instant = said("A plan that is not ready by then is late.")
     state: WorkState
     submitted_at: Instant
     ended_at: Instant | None = None
@@ -553,7 +530,7 @@ class PoolPlanResult(Message):
     """A plan with the predictions it was made from."""
 
     forecasts: PlanForecasts
-    plan: PoolsResult = Field(description="The plan; `starts` and `stops` are relative to the instances at the time.")
+    plan: PoolsResult = said("The plan; `starts` and `stops` are relative to the instances at the time.")
 
 
 class PoolPlanDetail(PoolPlanSummary):
@@ -571,18 +548,18 @@ class PoolPlanQuery(PageQuery):
 class InstanceQuery(PageQuery):
     """Which instances to list."""
 
-    state: list[InstanceState] = Field(
+    state: list[InstanceState] = said(
+        "Instances in any of these states; repeatable. By default, all but those that have ended.",
         default_factory=lambda: list(LIVE_STATES),
-        description="Instances in any of these states; repeatable. By default, all but those that have ended.",
     )
 
 
 class TrafficWindow(Message):
     """All requests that arrived at one source within 5 seconds."""
 
-    start_at: Instant = Field(description="Start of the window, a multiple of 5 seconds in UTC.")
-    requests: list[tuple[Tokens, Tokens]] = Field(
-        max_length=MAX_WINDOW_REQUESTS, description="Input and output tokens of each request."
+    start_at: Instant = said("Start of the window, a multiple of 5 seconds in UTC.")
+    requests: list[tuple[Tokens, Tokens]] = said(
+        "Input and output tokens of each request.", max_length=MAX_WINDOW_REQUESTS
     )
 
     @field_validator("start_at")
@@ -596,7 +573,7 @@ class TrafficWindow(Message):
 class TrafficReport(Message):
     """Requests as seen by a router. A window that is reported again replaces the earlier report and is counted once."""
 
-    source: Name = Field(description="Name of the reporting router; the requests of all sources are added up.")
+    source: Name = said("Name of the reporting router; the requests of all sources are added up.")
     windows: list[TrafficWindow] = Field(min_length=1, max_length=1_440)
 
     @field_validator("windows")

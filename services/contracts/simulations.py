@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.grid import LONGEST_S
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Int, Message, Name, Real, Text, many, maybe
+from services.contracts.schema import Instant, Int, Message, Name, Real, Text, many, maybe, said
 
 MAX_POLICIES = 50
 HISTORY = "history"
@@ -41,7 +41,7 @@ class StoredFile(Message):
 
     name: str
     sha256: str
-    size: int = Field(description="Size in bytes, uncompressed.")
+    size: int = said("Size in bytes, uncompressed.")
 
 
 class GridOrderAhead(Message):
@@ -62,68 +62,63 @@ class GridOrderAhead(Message):
 class TrainingOptions(Message):
     """The options of `wattshift simulate training` that are not files."""
 
-    policy: Word | Annotated[list[Word], Field(min_length=1, max_length=MAX_POLICIES)] = Field(
-        description="One policy, or several as a list or separated by commas."
+    policy: Word | Annotated[list[Word], Field(min_length=1, max_length=MAX_POLICIES)] = said(
+        "One policy, or several as a list or separated by commas."
     )
-    cluster: Words = Field(
-        default="32x2:RTX3090", description="`NODESxGPUS:MODEL[SLICES]`; several are separated by commas."
-    )
+    cluster: Words = said("`NODESxGPUS:MODEL[SLICES]`; several are separated by commas.", default="32x2:RTX3090")
     format: Word | None = maybe("Format of the job file; by default recognised by its header.")
     recipe: Word | None = maybe("How jobs behave; by default the recipe of the trace.")
     start: Word | None = maybe("UTC date at which simulated time begins.")
     days: Real | None = maybe("Simulate only jobs submitted within this many days.", gt=0, le=36_600)
-    seed: Int = Field(default=1, ge=0, lt=2**63, description="The same input and the same seed give the same results.")
-    params: dict[Word, Any] = Field(
+    seed: Int = said("The same input and the same seed give the same results.", default=1, ge=0, lt=2**63)
+    params: dict[Word, Any] = said(
+        "Policy parameters by name, or by `POLICY.name` if there are several policies.",
         default_factory=dict[Word, Any],
         max_length=100,
-        description="Policy parameters by name, or by `POLICY.name` if there are several policies.",
     )
-    signal: Word = Field(default="direct", description="Which intensity: `direct`, `lifecycle` or `marginal`.")
-    round_minutes: Real = Field(default=30, gt=0, le=100_000, description="Time between active rounds.")
-    passive_interval_s: Real = Field(default=0, ge=0, le=1e7, description="Minimum time between passive rounds.")
+    signal: Word = said("Which intensity: `direct`, `lifecycle` or `marginal`.", default="direct")
+    round_minutes: Real = said("Time between active rounds.", default=30, gt=0, le=100_000)
+    passive_interval_s: Real = said("Minimum time between passive rounds.", default=0, ge=0, le=1e7)
     power_down_minutes: Real | None = maybe(
         "Power down nodes that have been idle for this long; by default never.", gt=0, le=1e6
     )
     node_mtbf_days: Real | None = maybe(
         "Mean time between failures of a node; by default nodes do not fail.", gt=0, le=1e6
     )
-    host_idle_w: Real = Field(default=30, ge=0, le=1e5, description="Power of the host per idle GPU, in watts.")
-    horizon_hours: Real = Field(
-        default=48, gt=0, le=10_000, description="How far ahead policies know the carbon intensity."
-    )
-    placement: Word = Field(
-        default="consolidated",
-        description="`consolidated`, `buddy`, `first-fit`, `heavy-edge` or `refined`; for policies that do not place "
+    host_idle_w: Real = said("Power of the host per idle GPU, in watts.", default=30, ge=0, le=1e5)
+    horizon_hours: Real = said("How far ahead policies know the carbon intensity.", default=48, gt=0, le=10_000)
+    placement: Word = said(
+        "`consolidated`, `buddy`, `first-fit`, `heavy-edge` or `refined`; for policies that do not place "
         "jobs themselves.",
+        default="consolidated",
     )
-    predictor: Word = Field(
-        default="perfect",
-        description="How job lengths are predicted: `perfect`; `none`, for policies that learn them from the jobs' own "
+    predictor: Word = said(
+        "How job lengths are predicted: `perfect`; `none`, for policies that learn them from the jobs' own "
         "progress; or `forest`, `mean`, `median`, `mean-of-all` or "
         "`median-of-all`, learned from jobs that have ended.",
+        default="perfect",
     )
 
-    batch_tuning: Literal["all", "half", "none"] = Field(
+    batch_tuning: Literal["all", "half", "none"] = said(
+        "Which jobs' batch size may follow the gang, under policies that use it; half of them are drawn by the seed.",
         default="all",
-        description="Which jobs' batch size may follow the gang, under policies that use it; half of them are drawn by "
-        "the seed.",
     )
 
-    tenant_weights: dict[Word, Annotated[Real, Field(gt=0, le=1e6)]] = Field(
+    tenant_weights: dict[Word, Annotated[Real, Field(gt=0, le=1e6)]] = said(
+        "The weight of each tenant of the trace in sharing the GPUs with others, under policies that "
+        "share between tenants (`fair+` before a policy's name); 1 where none is given.",
         default_factory=dict[str, float],
         max_length=10_000,
-        description="The weight of each tenant of the trace in sharing the GPUs with others, under policies that "
-        "share between tenants (`fair+` before a policy's name); 1 where none is given.",
     )
 
     orders: list[GridOrderAhead] = many(
         "Orders of the grid to the whole cluster, which the policies have to meet.", max_length=1_000
     )
 
-    levers: bool = Field(
-        default=False,
-        description="Instead of the policy's results, say what each of its levers saves: the jobs are replayed under "
+    levers: bool = said(
+        "Instead of the policy's results, say what each of its levers saves: the jobs are replayed under "
         "`fifo`, then under the policy with one lever more each time. One policy, and not with jobs `live`.",
+        default=False,
     )
 
     @field_validator("policy")
@@ -140,18 +135,18 @@ class TrainingOptions(Message):
 class TrainingRequest(TrainingOptions):
     """Asks what policies would have done with past jobs."""
 
-    jobs: Word | InlineFile = Field(
-        description="A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this "
+    jobs: Word | InlineFile = said(
+        "A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this "
         "cluster, or `live` (for operators) for those that wait and run on it now."
     )
-    carbon: Word | InlineFile = Field(
-        description="A bundled zone (`SE`, `GB`, `PL`, `US-CAL-CISO`, `CA-ON`) or a file; with `history`, any zone of "
+    carbon: Word | InlineFile = said(
+        "A bundled zone (`SE`, `GB`, `PL`, `US-CAL-CISO`, `CA-ON`) or a file; with `history`, any zone of "
         "`/v1/carbon/zones`, with its measured intensities; with `live` also `live`."
     )
-    forecast: Literal["perfect", "persistence", "issued"] | InlineFile = Field(
-        default="perfect",
-        description="The forecasts that policies get. `issued` stands for the recorded forecasts of bundled zones; a "
+    forecast: Literal["perfect", "persistence", "issued"] | InlineFile = said(
+        "The forecasts that policies get. `issued` stands for the recorded forecasts of bundled zones; a "
         "file holds other recorded ones.",
+        default="perfect",
     )
 
     @model_validator(mode="after")
@@ -184,8 +179,8 @@ class TrainingProblem(TrainingOptions):
 class SimulationProgress(Message):
     """Progress of a simulation."""
 
-    done: int = Field(description="Jobs that have ended in simulated time, summed over policies.")
-    total: int = Field(description="Number of jobs times number of policies.")
+    done: int = said("Jobs that have ended in simulated time, summed over policies.")
+    total: int = said("Number of jobs times number of policies.")
 
 
 class SimulationSummary(Message):
@@ -198,7 +193,7 @@ class SimulationSummary(Message):
     submitted_at: Instant
     started_at: Instant | None = maybe("When a worker last started it.")
     ended_at: Instant | None = None
-    attempts: int = Field(default=0, description="How often a worker started it; more than once after a crash.")
+    attempts: int = said("How often a worker started it; more than once after a crash.", default=0)
     progress: SimulationProgress
     run_s: float | None = maybe("Wall-clock time of the simulation.")
     failure: WorkFailure | None = None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
-from services.contracts.schema import Message, Real, maybe
+from services.contracts.schema import Message, Real, maybe, said
 from services.core.domain.solving import Backend, SolveStatus
 
 MAX_SOLVER_TIME_S = 600.0
@@ -17,25 +15,22 @@ Solver = Literal[Backend.HIGHS, Backend.CBC, Backend.GUROBI]
 class SolveOptions(Message):
     """Which solver to use, and for how long."""
 
-    solver: Solver = Field(
-        default=Backend.HIGHS,
-        description="Solver to use. HiGHS replaces one that is not installed or whose licence is too small.",
+    solver: Solver = said(
+        "Solver to use. HiGHS replaces one that is not installed or whose licence is too small.", default=Backend.HIGHS
     )
-    time_limit_s: Real = Field(
-        default=60, gt=0, le=MAX_SOLVER_TIME_S, description="Maximum time for the solver itself."
-    )
+    time_limit_s: Real = said("Maximum time for the solver itself.", default=60, gt=0, le=MAX_SOLVER_TIME_S)
 
 
 class SolveProgress(Message):
     """How far a solve is."""
 
-    share: float = Field(
+    share: float = said(
+        "Of the most that it may take: evaluations, steps, or the solver's time limit. It never falls, may "
+        "be far from 1 when a solve ends, and is 1 once it has.",
         ge=0,
         le=1,
-        description="Of the most that it may take: evaluations, steps, or the solver's time limit. It never falls, may "
-        "be far from 1 when a solve ends, and is 1 once it has.",
     )
-    doing: str = Field(description="What it does now.")
+    doing: str = said("What it does now.")
     best: float | None = maybe("Objective of the best solution so far, if there is one.")
 
 
@@ -43,10 +38,10 @@ class SolveOutcome(Message):
     """The outcome of any kind of solve."""
 
     status: SolveStatus
-    solver: Backend | Literal["greedy"] = Field(
-        description="Solver that was used in the end; `greedy` where a greedy algorithm answers."
+    solver: Backend | Literal["greedy"] = said(
+        "Solver that was used in the end; `greedy` where a greedy algorithm answers."
     )
     objective: float | None = None
     bound: float | None = maybe("Proven bound: no solution is better.")
     gap: float | None = maybe("Relative gap: (objective - bound) / |objective|.")
-    note: str = Field(default="", description="Remarks, for example that another solver was used.")
+    note: str = said("Remarks, for example that another solver was used.", default="")

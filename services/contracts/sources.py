@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Int, Message, Name, NodeMessage, maybe
+from services.contracts.schema import Instant, Int, Message, Name, NodeMessage, maybe, said
 
 UPLOAD_CHUNK_BYTES = 512 * 1024  #: Bytes of every chunk of an upload but the last: as Base64, one fits into a request
 
@@ -34,8 +34,8 @@ Commit = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})
 class GitSource(Message):
     """A commit of a repository that nodes can reach."""
 
-    url: GitUrl = Field(description="`https://HOST/PATH`, `ssh://USER@HOST/PATH` or `USER@HOST:PATH`.")
-    revision: Commit = Field(description="A whole commit id, so that all nodes and restarts have the same files.")
+    url: GitUrl = said("`https://HOST/PATH`, `ssh://USER@HOST/PATH` or `USER@HOST:PATH`.")
+    revision: Commit = said("A whole commit id, so that all nodes and restarts have the same files.")
     secret: Name | None = maybe(
         "A secret with a token, `USER:TOKEN`, or a private key for SSH. The job does not get it."
     )
@@ -65,15 +65,15 @@ class Upload(Message):
 
     sha256: str
     size_bytes: int
-    chunks: int = Field(description="Of 512 KiB each, but the last.")
-    next_chunk: int | None = Field(description="The first that is missing, from 0; null once the archive is complete.")
+    chunks: int = said("Of 512 KiB each, but the last.")
+    next_chunk: int | None = said("The first that is missing, from 0; null once the archive is complete.")
     created_at: Instant
 
 
 class UploadChunk(Message):
     """A part of an archive."""
 
-    data: str = Field(max_length=UPLOAD_CHUNK_BYTES * 4 // 3 + 4, description="In Base64.")
+    data: str = said("In Base64.", max_length=UPLOAD_CHUNK_BYTES * 4 // 3 + 4)
 
 
 class ChunkWanted(NodeMessage):

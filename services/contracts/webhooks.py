@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
 from services.contracts.budgets import BudgetAction, BudgetQuantity
 from services.contracts.jobs import JobFootprint
-from services.contracts.schema import Flag, Instant, Message, Name, Real, maybe
+from services.contracts.schema import Flag, Instant, Message, Name, Real, maybe, said
 from services.core.domain.jobs import JobState
 
 ID_HEADER = "webhook-id"
@@ -56,9 +56,9 @@ def _each_once(events: list[WebhookEvent]) -> list[WebhookEvent]:
 class WebhookSpec(Message):
     """A new webhook of the caller's tenant."""
 
-    url: Address = Field(description="Where messages are posted to: https, and an address that the operator allows.")
-    events: Annotated[list[WebhookEvent], AfterValidator(_each_once)] = Field(
-        min_length=1, max_length=20, description="Which events; `node.lost` for operators and admins only."
+    url: Address = said("Where messages are posted to: https, and an address that the operator allows.")
+    events: Annotated[list[WebhookEvent], AfterValidator(_each_once)] = said(
+        "Which events; `node.lost` for operators and admins only.", min_length=1, max_length=20
     )
     project: Name | None = maybe("Only jobs and budgets of this project; null: all of the tenant.")
 
@@ -77,7 +77,7 @@ class Webhook(WebhookSpec):
 class NewWebhook(Webhook):
     """A webhook with its secret, which is shown here and never again."""
 
-    secret: str = Field(description="`whsec_` and the signing key in base64.")
+    secret: str = said("`whsec_` and the signing key in base64.")
 
 
 class WebhookList(Message):
@@ -95,8 +95,8 @@ class WebhookChange(Message):
 class WebhookRotation(Message):
     """How a secret is replaced."""
 
-    overlap_s: Real = Field(
-        default=86_400, ge=0, le=30 * 86_400, description="How long messages are signed with the old secret as well."
+    overlap_s: Real = said(
+        "How long messages are signed with the old secret as well.", default=86_400, ge=0, le=30 * 86_400
     )
 
 
@@ -111,8 +111,8 @@ class DeliveryState(StrEnum):
 class WebhookDelivery(Message):
     """One message to one webhook."""
 
-    id: str = Field(description="The header `webhook-id`, the same in every attempt.")
-    event: str = Field(description="`type` of the message.")
+    id: str = said("The header `webhook-id`, the same in every attempt.")
+    event: str = said("`type` of the message.")
     state: DeliveryState
     created_at: Instant
     attempts: int
@@ -125,7 +125,7 @@ class WebhookDelivery(Message):
 class WebhookDetail(Webhook):
     """A webhook and what was sent last."""
 
-    deliveries: list[WebhookDelivery] = Field(description="The last 20 messages, newest first.")
+    deliveries: list[WebhookDelivery] = said("The last 20 messages, newest first.")
 
 
 class JobStarted(Message):
@@ -146,16 +146,14 @@ class JobEnded(Message):
     tenant_id: str
     name: str
     project: str
-    state: JobState = Field(description="`succeeded`, `failed` or `cancelled`.")
+    state: JobState = said("`succeeded`, `failed` or `cancelled`.")
     reason: str | None
     detail: str | None
     exit_code: int | None
     submitted_at: Instant
     started_at: Instant | None
     ended_at: Instant
-    footprint: JobFootprint = Field(
-        description="As the ledger had it when the message was made, some seconds after the end."
-    )
+    footprint: JobFootprint = said("As the ledger had it when the message was made, some seconds after the end.")
 
 
 class BudgetExceeded(Message):
@@ -163,7 +161,7 @@ class BudgetExceeded(Message):
 
     budget_id: str
     tenant_id: str
-    project: str | None = Field(description="Null: all projects of the tenant together.")
+    project: str | None = said("Null: all projects of the tenant together.")
     quantity: BudgetQuantity
     amount: float
     used: float
@@ -179,7 +177,7 @@ class NodeLost(Message):
     zone: str
     gpus: int
     last_heartbeat_at: Instant | None
-    job_ids: list[str] = Field(description="The jobs that held its devices.")
+    job_ids: list[str] = said("The jobs that held its devices.")
 
 
 class Ping(Message):

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.contracts.schema import maybe
+from services.contracts.schema import maybe, said
 from services.core.policies.freesh.laxity import Order
 from services.kit.edge.settings import EdgeSettings
 
@@ -20,50 +20,48 @@ class RouterSettings(EdgeSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8050, ge=0, le=65_535)
-    workers: int = Field(default=1, ge=1, le=256, description="Processes that share the port.")
-    max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="Of a request.")
-    max_answer_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="Of an answer that is no stream.")
+    workers: int = said("Processes that share the port.", default=1, ge=1, le=256)
+    max_body_bytes: int = said("Of a request.", default=32 * 1024 * 1024, ge=1024)
+    max_answer_bytes: int = said("Of an answer that is no stream.", default=64 * 1024 * 1024, ge=1024)
 
-    stream_comment: bool = Field(
-        default=True, description="Whether streams end with a comment line of their energy and grams."
-    )
+    stream_comment: bool = said("Whether streams end with a comment line of their energy and grams.", default=True)
 
-    order: Order = Field(default=Order.LLF, description="Of waiting requests: llf, fcfs, edf or srtf.")
-    placement: Literal["carbon", "weights"] = Field(
-        default="carbon", description="The cleanest server in time, or shares by weight as in the paper."
+    order: Order = said("Of waiting requests: llf, fcfs, edf or srtf.", default=Order.LLF)
+    placement: Literal["carbon", "weights"] = said(
+        "The cleanest server in time, or shares by weight as in the paper.", default="carbon"
     )
-    max_queue: int = Field(default=1_000, ge=0, description="Waiting requests of a class; beyond it requests get 429.")
-    queue_timeout_s: float = Field(default=60, gt=0, description="How long a request waits for a server.")
-    preemptions: int = Field(default=1, ge=0, description="How often a request may be preempted; 0 for never.")
-    flex_wait_s: float = Field(
+    max_queue: int = said("Waiting requests of a class; beyond it requests get 429.", default=1_000, ge=0)
+    queue_timeout_s: float = said("How long a request waits for a server.", default=60, gt=0)
+    preemptions: int = said("How often a request may be preempted; 0 for never.", default=1, ge=0)
+    flex_wait_s: float = said(
+        "How long a request of the service tier flex waits for what others leave free; then it gets 429.",
         default=540,
         ge=0,
-        description="How long a request of the service tier flex waits for what others leave free; then it gets 429.",
     )
-    attempts: int = Field(default=3, ge=1, le=20, description="Servers that a request is sent to, one after another.")
-    max_requests_per_tenant: int = Field(default=4_096, ge=1, description="Of a tenant at once, in all processes.")
+    attempts: int = said("Servers that a request is sent to, one after another.", default=3, ge=1, le=20)
+    max_requests_per_tenant: int = said("Of a tenant at once, in all processes.", default=4_096, ge=1)
 
     connect_timeout_s: float = Field(default=2, gt=0)
-    first_byte_timeout_s: float = Field(default=300, gt=0, description="Until a server begins to answer.")
-    stream_first_byte_timeout_s: float = Field(
-        default=20, gt=0, description="Until a server begins a stream that another one could answer."
+    first_byte_timeout_s: float = said("Until a server begins to answer.", default=300, gt=0)
+    stream_first_byte_timeout_s: float = said(
+        "Until a server begins a stream that another one could answer.", default=20, gt=0
     )
-    silence_timeout_s: float = Field(default=60, gt=0, description="Between two pieces of an answer.")
+    silence_timeout_s: float = said("Between two pieces of an answer.", default=60, gt=0)
     total_timeout_s: float = Field(default=3_600, gt=0)
 
-    drain_s: float = Field(default=8, ge=0, description="How long a process that is told to end finishes requests.")
+    drain_s: float = said("How long a process that is told to end finishes requests.", default=8, ge=0)
 
-    table_poll_s: float = Field(default=0.4, gt=0, le=1, description="How often servers are asked for.")
-    peer_host: str = Field(
+    table_poll_s: float = said("How often servers are asked for.", default=0.4, gt=0, le=1)
+    peer_host: str = said(
+        "Address at which router processes, also those on other machines, reach this one.",
         default="127.0.0.1",
         min_length=1,
-        description="Address at which router processes, also those on other machines, reach this one.",
     )
-    probe_s: float = Field(default=5, gt=0, description="How often each server is probed.")
-    network_ms: dict[str, dict[str, float]] = Field(
-        default_factory=dict[str, dict[str, float]],
-        description="Milliseconds there and back from each region of clients to each place, as JSON: "
+    probe_s: float = said("How often each server is probed.", default=5, gt=0)
+    network_ms: dict[str, dict[str, float]] = said(
+        "Milliseconds there and back from each region of clients to each place, as JSON: "
         '{"eu-west": {"germany": 12}}. Clients name theirs in x-wattshift-region; `default` is for all others.',
+        default_factory=dict[str, dict[str, float]],
     )
     keys_dir: Path | None = maybe("Folder with a file for each upstream key.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
 
+from services.contracts.schema import said
 from services.kit.background.settings import WorkSettings
 from services.kit.settings import SealingSettings
 
@@ -23,121 +24,100 @@ class ServingSettings(WorkSettings, SealingSettings):
     port: int = Field(default=8090, ge=0, le=65_535)
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     carbon_timeout_s: float = Field(default=10, gt=0)
-    keep_days: float = Field(
-        default=30,
-        gt=0,
-        description="How long ended plans and instances are kept.",
-        validation_alias=_renamed("KEEP_DAYS"),
+    keep_days: float = said(
+        "How long ended plans and instances are kept.", default=30, gt=0, validation_alias=_renamed("KEEP_DAYS")
     )
 
-    traffic_keep_days: float = Field(
-        default=16,
-        gt=0,
-        description="How long reported traffic is kept.",
-        validation_alias=_renamed("TRAFFIC_KEEP_DAYS"),
+    traffic_keep_days: float = said(
+        "How long reported traffic is kept.", default=16, gt=0, validation_alias=_renamed("TRAFFIC_KEEP_DAYS")
     )
-    traffic_sweep_s: float = Field(
+    traffic_sweep_s: float = said(
+        "How often older traffic is deleted.", default=600, gt=0, validation_alias=_renamed("TRAFFIC_SWEEP_S")
+    )
+    traffic_max_age_s: float = said(
+        "How long all reporters may be silent before their reports no longer predict demand.",
         default=600,
         gt=0,
-        description="How often older traffic is deleted.",
-        validation_alias=_renamed("TRAFFIC_SWEEP_S"),
-    )
-    traffic_max_age_s: float = Field(
-        default=600,
-        gt=0,
-        description="How long all reporters may be silent before their reports no longer predict demand.",
         validation_alias=_renamed("TRAFFIC_MAX_AGE_S"),
     )
 
-    plan_interval_s: float = Field(
+    plan_interval_s: float = said(
+        "How often each pool is planned, by the clock.",
         default=1_800,
         gt=0,
-        description="How often each pool is planned, by the clock.",
         validation_alias=_renamed("PLAN_INTERVAL_S"),
     )
-    plan_lead_s: float = Field(
+    plan_lead_s: float = said(
+        "How long before each half hour planning begins, for solving and starting instances.",
         default=120,
         ge=0,
-        description="How long before each half hour planning begins, for solving and starting instances.",
         validation_alias=_renamed("PLAN_LEAD_S"),
     )
-    plan_late_s: float = Field(
+    plan_late_s: float = said(
+        "How long after the beginning of its half hour a plan's answer is late.",
         default=300,
         gt=0,
-        description="How long after the beginning of its half hour a plan's answer is late.",
         validation_alias=_renamed("PLAN_LATE_S"),
     )
-    plan_look_s: float = Field(
+    plan_look_s: float = said(
+        "How often the planner checks for pools that are due and for answered plans.",
         default=2,
         gt=0,
-        description="How often the planner checks for pools that are due and for answered plans.",
         validation_alias=_renamed("PLAN_LOOK_S"),
     )
-    plan_retry_s: float = Field(
+    plan_retry_s: float = said(
+        "How long after a failed plan the next is tried, until it is late.",
         default=30,
         gt=0,
-        description="How long after a failed plan the next is tried, until it is late.",
         validation_alias=_renamed("PLAN_RETRY_S"),
     )
 
-    plan_settle_s: float = Field(
-        default=5,
-        ge=0,
-        description="How long an event lasts before a pool is planned because of it; lost GPUs count at once.",
+    plan_settle_s: float = said(
+        "How long an event lasts before a pool is planned because of it; lost GPUs count at once.", default=5, ge=0
     )
-    plan_event_gap_s: float = Field(
-        default=60,
-        ge=0,
-        description="Minimum time between two plans of a pool because of events; a sixth of it after lost GPUs.",
+    plan_event_gap_s: float = said(
+        "Minimum time between two plans of a pool because of events; a sixth of it after lost GPUs.", default=60, ge=0
     )
 
-    plan_workers: int = Field(default=1, ge=1, description="Plans made at once, each in a process of its own.")
+    plan_workers: int = said("Plans made at once, each in a process of its own.", default=1, ge=1)
 
-    fleet_cut_s: float = Field(
-        default=120, gt=0, description="How long a node may take to cut a GPU on which nothing runs any more."
+    fleet_cut_s: float = said(
+        "How long a node may take to cut a GPU on which nothing runs any more.", default=120, gt=0
     )
-    fleet_wait_s: float = Field(
-        default=120, gt=0, description="How long a fleet's plan waits until a GPU can be spared within the SLA."
+    fleet_wait_s: float = said(
+        "How long a fleet's plan waits until a GPU can be spared within the SLA.", default=120, gt=0
     )
-    fleet_retry_s: float = Field(
-        default=30, gt=0, description="How long after a failed plan of a fleet the next is made; doubled up to an hour."
+    fleet_retry_s: float = said(
+        "How long after a failed plan of a fleet the next is made; doubled up to an hour.", default=30, gt=0
     )
-    fleet_solve_s: float = Field(default=300, gt=0, description="How long the search for a fleet's plan may take.")
+    fleet_solve_s: float = said("How long the search for a fleet's plan may take.", default=300, gt=0)
 
-    instance_look_s: float = Field(
+    instance_look_s: float = said(
+        "How often the controller checks the instances of pools.",
         default=1,
         gt=0,
-        description="How often the controller checks the instances of pools.",
         validation_alias=_renamed("INSTANCE_LOOK_S"),
     )
-    instance_probe_s: float = Field(
-        default=5,
-        gt=0,
-        description="How often an instance that is ready is probed.",
-        validation_alias=_renamed("INSTANCE_PROBE_S"),
+    instance_probe_s: float = said(
+        "How often an instance that is ready is probed.", default=5, gt=0, validation_alias=_renamed("INSTANCE_PROBE_S")
     )
-    instance_probe_timeout_s: float = Field(
-        default=2,
-        gt=0,
-        description="How long a probe waits for its answer.",
-        validation_alias=_renamed("INSTANCE_PROBE_TIMEOUT_S"),
+    instance_probe_timeout_s: float = said(
+        "How long a probe waits for its answer.", default=2, gt=0, validation_alias=_renamed("INSTANCE_PROBE_TIMEOUT_S")
     )
-    instance_probes_at_once: int = Field(
-        default=200, ge=1, description="Probes under way at once.", validation_alias=_renamed("INSTANCE_PROBES_AT_ONCE")
+    instance_probes_at_once: int = said(
+        "Probes under way at once.", default=200, ge=1, validation_alias=_renamed("INSTANCE_PROBES_AT_ONCE")
     )
 
-    batch_keep_days: float = Field(
+    batch_keep_days: float = said(
+        "How long files of batches are kept, unless a request says otherwise, and batches after their end.",
         default=30,
         gt=0,
         le=3_650,
-        description="How long files of batches are kept, unless a request says otherwise, and batches after their end.",
     )
-    batch_file_bytes: int = Field(default=200 * 1024 * 1024, ge=1_024, description="Size of a file of requests.")
-    batch_lines: int = Field(default=50_000, ge=1, description="Requests of a batch.")
-    batch_quota_bytes: int = Field(
-        default=20 * 1024**3, ge=1_024, description="Size of all files of a tenant, those that batches wrote included."
+    batch_file_bytes: int = said("Size of a file of requests.", default=200 * 1024 * 1024, ge=1_024)
+    batch_lines: int = said("Requests of a batch.", default=50_000, ge=1)
+    batch_quota_bytes: int = said(
+        "Size of all files of a tenant, those that batches wrote included.", default=20 * 1024**3, ge=1_024
     )
 
-    routing_power_s: float = Field(
-        default=120, gt=0, description="Over how long an instance's power is averaged for the router."
-    )
+    routing_power_s: float = said("Over how long an instance's power is averaged for the router.", default=120, gt=0)

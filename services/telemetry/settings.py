@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.contracts.schema import said
 from services.core.domain.carbon import Signal
 from services.kit.settings import SealingSettings
 
@@ -20,9 +21,7 @@ class TelemetrySettings(SealingSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(8060, ge=0, le=65_535)
-    join_token: str = Field(
-        min_length=16, validation_alias="WATTSHIFT_NODE_JOIN_TOKEN", description="Lets a node register itself."
-    )
+    join_token: str = said("Lets a node register itself.", min_length=16, validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
     join_token_enrols: bool = Field(
         True,
         description="Whether a node that never enrolled may join with the token that all nodes of the release before "
@@ -55,15 +54,15 @@ class TelemetrySettings(SealingSettings):
         description="What the control plane's own machines draw: gateway, router, scheduler, storage of the platform. "
         "It is booked as the idle energy of a node `control-plane` in the default zone; 0: not known, and not booked.",
     )
-    market_gco2_per_kwh: dict[str, NonNegative] = Field(
-        default={},
-        description="For reports: factor of the contracts, or the residual mix, of each zone, gCO2/kWh, as JSON: "
+    market_gco2_per_kwh: dict[str, NonNegative] = said(
+        "For reports: factor of the contracts, or the residual mix, of each zone, gCO2/kWh, as JSON: "
         '`{"DE": 0, "US-CAL-CISO": 215}`. Without one, market-based emissions of a zone are unknown.',
-    )
-    embodied_kgco2: dict[str, NonNegative] = Field(
         default={},
-        description="For reports: embodied emissions of one GPU with its share of the server, kgCO2e, by model, as "
+    )
+    embodied_kgco2: dict[str, NonNegative] = said(
+        "For reports: embodied emissions of one GPU with its share of the server, kgCO2e, by model, as "
         'JSON: `{"A100-SXM4-40GB": 320}`. Without one, embodied emissions of a model are unknown.',
+        default={},
     )
     device_lifetime_s: float = Field(
         4 * 365 * 86_400.0, gt=0, allow_inf_nan=False, description="For reports: how long a GPU is expected to be used."

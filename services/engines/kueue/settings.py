@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.contracts.engines import EngineMode
-from services.contracts.schema import Name
+from services.contracts.schema import Name, said
 from services.kit.bridges.process import BridgeSettings
 
 
@@ -30,8 +30,8 @@ class KueueSettings(BridgeSettings):
     controller: str = Field("wattshift.io/carbon", description="The controllerName of the AdmissionChecks to answer.")
     resource: str = Field("nvidia.com/gpu", description="The resource that GPUs are.")
     model_label: str = Field("nvidia.com/gpu.product", description="The node label of a flavor that names its GPUs.")
-    gpu_models: dict[str, str] = Field(
-        default_factory=dict[str, str], description="GPU models by that label or by flavor, as JSON; else the label."
+    gpu_models: dict[str, str] = said(
+        "GPU models by that label or by flavor, as JSON; else the label.", default_factory=dict[str, str]
     )
     interval_s: float = Field(1.0, gt=0, le=600, description="How often workloads are compared with what is decided.")
     queues_interval_s: float = Field(10.0, gt=0, le=600, description="How often queues and flavors are read.")

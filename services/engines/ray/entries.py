@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from aiohttp import web
 from pydantic import Field, ValidationError, model_validator
 
-from services.contracts.schema import Instant, NodeMessage, Text, maybe
+from services.contracts.schema import Instant, NodeMessage, Text, maybe, said
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -21,9 +21,9 @@ class Entry(NodeMessage):
     """The state of a job's entry point, and what its user wants for it."""
 
     state: Literal["waits", "starts", "runs", "stops"]
-    run: int = Field(ge=0, description="How often its command has been started.")
+    run: int = said("How often its command has been started.", ge=0)
     began_at: Instant | None = maybe("When this run has begun; null while there is none.")
-    nodes: dict[Text, int] = Field(description="GPUs that its placement group has, by Ray's ids of nodes.")
+    nodes: dict[Text, int] = said("GPUs that its placement group has, by Ray's ids of nodes.")
     gpus: Gpus
     max_gpus: Gpus
     step_gpus: Gpus = 1

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.contracts.engines import EngineMode
-from services.contracts.schema import Name
+from services.contracts.schema import Name, said
 from services.kit.bridges.process import BridgeSettings
 
 
@@ -42,9 +42,9 @@ class RaySettings(BridgeSettings):
     missing_after_s: float = Field(
         30.0, ge=0, description="How long a job must be unknown to Ray before it counts as lost."
     )
-    gpu_models: dict[str, str] = Field(
+    gpu_models: dict[str, str] = said(
+        'GPU models by Ray\'s accelerator type, as JSON: `{"H100": "H100-SXM5-80GB"}`; else the type.',
         default_factory=dict[str, str],
-        description='GPU models by Ray\'s accelerator type, as JSON: `{"H100": "H100-SXM5-80GB"}`; else the type.',
     )
     energy: bool = Field(True, description="Whether energy is modelled; false where agents on the nodes measure it.")
     energy_interval_s: float = Field(60.0, ge=10, le=3_600, description="How often it is booked.")

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.engines import EngineMode
-from services.contracts.schema import Name, many
+from services.contracts.schema import Name, many, said
 from services.kit.bridges.process import BridgeSettings
 
 
@@ -46,9 +46,9 @@ class SlurmSettings(BridgeSettings):
         description="Whether a steered job that has ended, and that slurmctld shows waiting or running again after a "
         "crash, is cancelled there; otherwise Slurm runs it again, and that run is a job of its own.",
     )
-    gpu_models: dict[str, str] = Field(
+    gpu_models: dict[str, str] = said(
+        'GPU models by GRES type, as JSON: `{"h200": "H200-SXM5-141GB"}`; by default the type itself.',
         default_factory=dict[str, str],
-        description='GPU models by GRES type, as JSON: `{"h200": "H200-SXM5-141GB"}`; by default the type itself.',
     )
     energy_interval_s: float = Field(
         60.0, ge=10, le=3_600, description="How often energy is booked, by the models of the GPUs that jobs hold."
