@@ -27,6 +27,7 @@ from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.orders import PowerOrder
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.windows import Ending, Window
 from services.core.parallel.graph import AllReduce, JobGraph, Stage
 from services.core.parallel.iteration import Network
 from services.core.policies.orders.layer import run_under_orders
@@ -92,6 +93,8 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         shared=tuple((JobId(one), JobId(other)) for one, other in stored.get("shared", [])),
         gpu_memory_gib=np.array(stored.get("gpu_memory_gib", []), dtype=np.float64),
         orders=tuple(map(_order_from_json, stored.get("orders", []))),
+        windows=tuple(Window(**each) for each in stored.get("windows", [])),
+        endings={JobId(job_id): Ending(*map(float, each)) for job_id, each in stored.get("endings", {}).items()},
         limit_range_w=np.array(stored.get("limit_range_w", []), dtype=np.float64).reshape(-1, 2),
         bound={JobId(job_id): tuple(map(NodeId, on)) for job_id, on in stored.get("bound", {}).items()},
     )

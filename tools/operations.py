@@ -21,6 +21,7 @@ import services.scheduler.endpoints
 import services.scheduler.engine_endpoints
 import services.scheduler.explaining_endpoints
 import services.scheduler.grid_endpoints
+import services.scheduler.reservation_endpoints
 import services.serving.app_endpoints
 import services.serving.endpoints
 import services.serving.routing_endpoints
@@ -48,6 +49,7 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         services.scheduler.explaining_endpoints.router,
         services.scheduler.engine_endpoints.router,
         services.scheduler.grid_endpoints.router,
+        services.scheduler.reservation_endpoints.router,
     ),
     Upstream.SIMULATOR: (
         services.simulator.endpoints.router,

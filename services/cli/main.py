@@ -36,6 +36,7 @@ ROOMS = {
     "site.cluster": ("check", "nodes", "policy", "carbon"),
     "site.engines": ("engine",),
     "site.grid": ("grid",),
+    "site.reservations": ("reserve", "reservations"),
     "accounts.clusters": ("login", "logout", "clusters"),
     "accounts.access": ("audit", "whoami", "tenants", "keys"),
     "accounts.users": ("users",),

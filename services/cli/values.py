@@ -109,6 +109,8 @@ def moment_s(text: str) -> float:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAY_AND_CLOCK = re.compile(rf"(?=.)(?:({'|'.join(_DAYS)})[a-z]*)?\s*(?:([01]?\d|2[0-3]):([0-5]\d))?")
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _CLOCK = re.compile(r"(?:(\d+)-(?=(?:[01]?\d|2[0-3]):))?(\d+):([0-5]\d)(?::([0-5]\d))?")
@@ -131,14 +133,26 @@ def duration_s(text: str, option: str) -> float:
 
 
 def time_of(text: str, option: str, now: datetime) -> datetime:
-    """Return a time: ISO 8601, in this machine's time zone unless it has its own, or ``+6h`` from ``now``."""
+    """Return a time: ISO 8601, in this machine's time zone unless it has its own, or ``+6h`` from ``now``.
+
+    ``18:00``, ``Tue 9:00`` or ``Friday`` are the next such time in this machine's time zone.
+    """
     if text.startswith("+"):
         return now + timedelta(seconds=duration_s(text[1:], option))
+    if text and (named := _DAY_AND_CLOCK.fullmatch(text.strip().lower())):
+        day, hour, minute = named.groups()
+        local = now.astimezone()
+        at = local.replace(hour=int(hour or 0), minute=int(minute or 0), second=0, microsecond=0, tzinfo=None)
+        at += timedelta(days=(_DAYS.index(day) - at.weekday()) % 7 if day else 0)
+        return next(
+            found for more in (0, 7 if day else 1) if (found := (at + timedelta(days=more)).astimezone()) > local
+        )
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise CliError(
-            f"{option}: {text!r} is not a time; write 2026-03-01T18:00 (local time), 2026-03-01T18:00Z or +6h",
+            f"{option}: {text!r} is not a time; write 2026-03-01T18:00 or Tue 9:00 (local time), 2026-03-01T18:00Z or "
+            "+6h",
             EXIT_USAGE,
         ) from None
     return found if found.tzinfo else found.astimezone()

@@ -20,7 +20,13 @@ from services.kit.policies import load_policies
 from services.kit.redis import check_answers, connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.scheduler import endpoints, engine_endpoints, explaining_endpoints, grid_endpoints
+from services.scheduler import (
+    endpoints,
+    engine_endpoints,
+    explaining_endpoints,
+    grid_endpoints,
+    reservation_endpoints,
+)
 from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.figures import show_figures
 from services.scheduler.grid.openadr import OpenAdr
@@ -30,6 +36,7 @@ from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.dry_run import DryRuns
 from services.scheduler.planning.live_view import LiveView
 from services.scheduler.power.hooks import build_hook
+from services.scheduler.reservations import Reservations
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
 
@@ -63,6 +70,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.service = SchedulerService(database)
             app.state.grid_orders = GridOrders(database)
             view = LiveView(database, settings, carbon, hook)
+            app.state.reservations = Reservations(database, view)
             app.state.dry_runs = DryRuns(database, view)
             simulator = client_of(session, settings, "simulator")
             app.state.explanations = Explanations(database, view, carbon, simulator)
@@ -87,6 +95,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
     app.include_router(explaining_endpoints.router)
     app.include_router(engine_endpoints.router)
     app.include_router(grid_endpoints.router)
+    app.include_router(reservation_endpoints.router)
     answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))
     return app
 

@@ -68,6 +68,8 @@ WORDS = {
     "fleets set": ["a", "--gpus", "1", "--gpu-model", "A100", "--zone", "DE"],
     "keys expire": ["a", "1h"],
     "keys set": ["a", "--models", "m"],
+    "nodes maintain": ["a", "--for", "3h"],
+    "reserve": ["--gpus", "1", "--from", "+1h", "--for", "3h"],
     "login": ["http://127.0.0.1:1", "--key-stdin"],
     "tenants set": ["a", "--max-gpus", "1"],
     "top": ["--once"],

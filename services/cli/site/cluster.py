@@ -18,6 +18,7 @@ from services.cli.jobs.names import checked_name
 from services.cli.output import console
 from services.cli.plots import Piece, greenest, plot
 from services.cli.plugins import add_moved
+from services.cli.site.reservations import maintain
 from services.cli.site.slices import partition, slice_words
 from services.cli.values import duration_s, parameter_value
 from services.core.accounting.meters import agrees
@@ -41,6 +42,7 @@ def register(app: typer.Typer) -> None:
     nodes.command("pin-awake")(pin_awake)
     nodes.command("unpin")(unpin)
     nodes.command("partition")(partition)
+    nodes.command("maintain")(maintain)
     app.add_typer(nodes, name="nodes")
     policy = typer.Typer(help="Show the policies, or change the one in force.", invoke_without_command=True)
     policy.callback()(list_policies)

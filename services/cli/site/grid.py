@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,6 @@ from services.cli.values import duration_s, read_cells, time_of
 from services.kit.ids import new_id
 
 _WATTS = re.compile(r"(\d+(?:\.\d+)?)\s*([kM]?)W", re.IGNORECASE)
-_TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
 
 Cut = Annotated[str | None, typer.Option(metavar="SHARE", help="What to leave out of the baseline, such as 35%.")]
@@ -189,12 +188,7 @@ def limit_of(text: str, option: str) -> dict[str, float]:
 def _start(text: str | None) -> str | None:
     if text is None:
         return None
-    now = datetime.now(UTC)
-    if (clock := _TIME_OF_DAY.fullmatch(text)) is None:
-        return time_of(text, "--from", now).isoformat()
-    local = now.astimezone()
-    today = local.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
-    return (today if today > local else today + timedelta(days=1)).isoformat()
+    return time_of(text, "--from", datetime.now(UTC)).isoformat()
 
 
 def _tell(order: dict[str, Any], as_json: bool) -> None:

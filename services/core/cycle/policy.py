@@ -5,7 +5,7 @@ Besides ``Policy``, a class may implement any of the optional protocols here.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.snapshot import Snapshot
@@ -86,3 +86,32 @@ class PacksJobs(Protocol):
     def packs(self) -> bool:
         """Whether it puts two jobs on one GPU."""
         ...
+
+
+class Layer(Generic[Memory]):
+    """A policy that changes another one's plans, in a ``decide`` of its own; its memory is the other's."""
+
+    def __init__(self, inner: Policy[Memory]) -> None:
+        self.inner = inner
+        self.name = inner.name
+
+    @property
+    def packs(self) -> bool:
+        """Whether the policy lets jobs share GPUs."""
+        return isinstance(self.inner, PacksJobs) and self.inner.packs
+
+    def initial(self) -> Memory:
+        """Return the policy's initial memory."""
+        return self.inner.initial()
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
+        """Return the changed plan, and the policy's memory."""
+        raise NotImplementedError
+
+    def dump(self, memory: Memory) -> dict[str, Any]:
+        """Return the policy's memory as JSON values."""
+        return self.inner.dump(memory)
+
+    def load(self, stored: dict[str, Any]) -> Memory:
+        """Return the policy's memory that ``dump`` wrote."""
+        return self.inner.load(stored)

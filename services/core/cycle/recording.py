@@ -52,6 +52,8 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "shared": [list(pair) for pair in snapshot.shared],
         "gpu_memory_gib": snapshot.gpu_memory_gib.tolist(),
         "orders": [{name: _plain(value) for name, value in asdict(order).items()} for order in snapshot.orders],
+        "windows": [asdict(window) for window in snapshot.windows],
+        "endings": {job_id: [*map(_plain, ending)] for job_id, ending in sorted(snapshot.endings.items())},
         "limit_range_w": [[_plain(value) for value in row] for row in snapshot.limit_range_w.tolist()],
         "bound": {job_id: list(on) for job_id, on in sorted(snapshot.bound.items())},
     }

@@ -26,6 +26,7 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.orders import PowerOrder
 from services.core.domain.placement import Placement
 from services.core.domain.plain_members import plain_members
+from services.core.domain.windows import Ending, Window
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.iteration import Network
 
@@ -336,6 +337,10 @@ class Snapshot:
             checkpoint; jobs that may start anywhere are left out. See ``services.core.cycle.bound``.
         orders: The grid's orders that are in force or announced. Policies need not look at them: the layer of
             ``services.core.policies.orders`` meets them under every policy.
+        windows: The reservations and maintenances that are not over yet; kept by the layer of
+            ``services.core.policies.windows`` under every policy.
+        endings: How gangs of jobs end, where there are windows; jobs that have no time limit and the usual grace period
+            are left out.
         limit_range_w: (n_gpu_models, 2) the lowest power limit that devices take and their default one, watts, NaN
             where devices do not say; empty: unknown.
         shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.shares``).
@@ -381,6 +386,8 @@ class Snapshot:
     bound: Mapping[JobId, tuple[NodeId, ...]] = field(default_factory=dict[JobId, tuple[NodeId, ...]])
     reasons: bool = True
     orders: tuple[PowerOrder, ...] = ()
+    windows: tuple[Window, ...] = ()
+    endings: Mapping[JobId, Ending] = field(default_factory=dict[JobId, Ending])
     limit_range_w: Floats = field(default_factory=lambda: np.empty((0, 2)))
 
     def again(self, **changed: Any) -> Snapshot:

@@ -61,6 +61,9 @@ class Reason(StrEnum):
     POWER_LIMIT = "power_limit"
     """The cluster's power limit decides: it leaves a job no watts, stops it, or allows this control value."""
     GRID_ORDER = "grid_order"  #: An order of the grid to draw less is in force
+    RESERVED = "reserved"
+    """It starts on GPUs that its tenant has reserved; or those it has, or would have, are reserved or go into
+    maintenance before it could end."""
     # moves and nodes
     DEFRAGMENTATION = "defragmentation"
     """It restarts elsewhere: that frees a block for a gang that waits, or a node to power down, and pays for itself."""

@@ -169,5 +169,6 @@ def resubmitted(snapshot: Snapshot, job: int, change: Change, predicted: Predict
     return snapshot.again(
         jobs=JobTable.of_columns(columns),
         graphs={as_id if each == was else each: graph for each, graph in snapshot.graphs.items()},
+        endings={as_id if each == was else each: ending for each, ending in snapshot.endings.items()},
         length_spreads=spreads if predicted.spread is None else {**spreads, as_id: predicted.spread},
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.profiles.boards import Board
+from services.core.profiles.boards import Board, board_of
 from services.core.profiles.capped import CappedParameters
 from services.core.profiles.energy import EnergyParameters
 from services.core.profiles.throughput import ThroughputParameters
@@ -57,6 +57,12 @@ def family_of(name: str) -> Family:
     if name not in FAMILIES:
         raise DomainError(f"unknown family of models {name!r}; known: {', '.join(FAMILIES)}")
     return FAMILIES[name]
+
+
+def usual_w(gpu_model: str, family: str = ANY_FAMILY) -> float:
+    """Return what a GPU draws as is usual for its model, at work for a family of models, watts."""
+    board = board_of(gpu_model)
+    return board.idle_w + family_of(family).demand * (board.peak_w - board.idle_w)
 
 
 def believed_speed(board: Board, family: Family, *, top: float) -> ThroughputParameters:

@@ -136,6 +136,28 @@ CREATE TABLE grid_orders (
 CREATE UNIQUE INDEX grid_orders_keyed ON grid_orders (key_id, idempotency_key);
 CREATE INDEX grid_orders_by_end ON grid_orders (end_at);
 
+-- GPUs that are taken for a time: by node, for the jobs of a tenant, or for maintenance where there is none. `slots` are
+-- the times that were free when it was made, `stays` the jobs that may then still run there.
+CREATE TABLE reservations (
+    id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    idempotency_key TEXT,
+    body_sha256 BYTEA NOT NULL,
+    name TEXT NOT NULL,
+    tenant_id TEXT,
+    made_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    end_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    gpu_model TEXT,
+    gpus JSONB NOT NULL,
+    slots JSONB NOT NULL,
+    stays JSONB NOT NULL,
+    cancelled_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (id)
+);
+CREATE UNIQUE INDEX reservations_keyed ON reservations (key_id, idempotency_key);
+CREATE INDEX reservations_by_end ON reservations (end_at);
+
 -- How often each thing happened on a day of UTC: decisions, the same in a dry run, and deviations of the engine.
 CREATE TABLE engine_days (
     engine TEXT NOT NULL,

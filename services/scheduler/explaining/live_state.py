@@ -19,8 +19,7 @@ from services.core.cycle.snapshot import PREEMPTING, Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools
 from services.core.domain.ids import NodeId
 from services.core.domain.mig import FIRST_SLICE_INDEX, MEMORY_SLOTS, WHOLE, sevenths_of
-from services.core.profiles.boards import board_of
-from services.core.profiles.priors import ANY_FAMILY, family_of
+from services.core.profiles.priors import usual_w
 from services.scheduler.explaining.lengths import LEAST_PROGRESS
 from services.scheduler.planning.cluster import Cluster, takes_work
 from services.scheduler.planning.job_table import eligible_kinds, phase_of, progress_of
@@ -86,8 +85,7 @@ class Profiles:
                     speed=(speed[:, -1] / reference).tolist(), power_w=(power_w[:, -1] / sizes).tolist()
                 )
             else:
-                board, family = board_of(self.snapshot.gpu_models[kind]), family_of(ANY_FAMILY)
-                typical_w = board.idle_w + family.demand * (board.peak_w - board.idle_w)
+                typical_w = usual_w(self.snapshot.gpu_models[kind])
                 rates[kind] = LiveRates(speed=(sizes / smallest).tolist(), power_w=[own_w or typical_w] * sizes.size)
         return LiveProfile(gpus=sizes.tolist(), rates=rates)
 

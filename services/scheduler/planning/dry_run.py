@@ -26,8 +26,7 @@ from services.core.domain.ids import JobId
 from services.core.domain.mig import WHOLE, sevenths_of
 from services.core.domain.reasons import Reason
 from services.core.domain.units import J_PER_KWH
-from services.core.profiles.boards import board_of
-from services.core.profiles.priors import ANY_FAMILY, family_of
+from services.core.profiles.priors import ANY_FAMILY, usual_w
 from services.db.database import Database
 from services.db.job_inputs import has_upload, sealed_secrets
 from services.kit.problems import ProblemError
@@ -237,8 +236,7 @@ def _power_on_gpus(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec
     if table is not None:
         _, power_w = table.at(np.array([gpus]))
         return Power(float(power_w[0, -1]), "measured", "Power: by the measured runs of this kind of job.")
-    board, family = board_of(snapshot.gpu_models[gpu_model]), family_of(spec.family or ANY_FAMILY)
-    watts = gpus * (board.idle_w + family.demand * (board.peak_w - board.idle_w))
+    watts = gpus * usual_w(snapshot.gpu_models[gpu_model], spec.family or ANY_FAMILY)
     return Power(watts, "typical", f"Power: {watts / gpus:.0f} W per GPU, as is usual for the model, without the host.")
 
 

@@ -82,7 +82,7 @@ class LiveView:
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             if await rounds.active_policy(connection) is None:
                 raise unavailable("The scheduler")
-            rows, _ = await read_rows(connection, self.settings, with_unpredicted=True)
+            rows, _ = await read_rows(connection, self.settings, with_unpredicted=True, with_endings=True)
         return Live(rows, outlooks, self._predicting.predict(rows.unpredicted))
 
     def prediction(self, spec: SpecRow) -> Predictions:

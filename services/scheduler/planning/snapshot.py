@@ -28,6 +28,7 @@ from services.scheduler.planning.apply import Said
 from services.scheduler.planning.cluster import Cluster, drawn_w, host_w, idle_w, node_table, settable, shared_pairs
 from services.scheduler.planning.job_table import eligible_kinds, job_table, length_spreads
 from services.scheduler.planning.orders import limit_range_w, power_orders
+from services.scheduler.planning.reservations import ending_of, window_of
 from services.scheduler.planning.service_instances import held_devices, held_w, hold_devices, waiting_instances
 from services.scheduler.planning.slices import cut_gpus, waiting_slice_jobs, without_held
 from services.scheduler.repository import snapshots
@@ -104,6 +105,7 @@ async def read_rows(
     *,
     with_unpredicted: bool,
     known_version: int | None = None,
+    with_endings: bool = False,
 ) -> tuple[ClusterRows, Sequence[Withheld]]:
     """Return what a snapshot is made of, without the queued jobs that must not start yet.
 
@@ -111,6 +113,7 @@ async def read_rows(
         connection: In a transaction that sees one state of the database throughout.
         settings, kept, known_version: As for ``load``.
         with_unpredicted: Whether the specs of jobs whose lengths are not predicted yet are wanted.
+        with_endings: As for ``snapshots.cluster``.
 
     Returns:
         The rows, and those of the jobs left out whose stored reason is out of date.
@@ -133,6 +136,7 @@ async def read_rows(
         unpredicted=columns["id"][unpredicted].tolist() if with_unpredicted else [],
         unscaled=sorted({*columns["kind"][unscaled]}),
         known_version=known_version,
+        with_endings=with_endings,
     )
     return rows, found.unexplained(left_out)
 
@@ -209,6 +213,8 @@ def snapshot_of(
         length_spreads=length_spreads(jobs, predictions),
         orders=power_orders(rows.orders, cluster, zones, held, now_s, rows.asleep_w, at_rest=at_rest),
         limit_range_w=limit_range_w(cluster),
+        windows=tuple(map(window_of, rows.reservations)),
+        endings={JobId(row.id): ending_of(row, now_s) for row in rows.endings},
     )
     return with_permitted(made, jobs, rows.tables, rows.noise_scales)
 

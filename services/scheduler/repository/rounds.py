@@ -41,6 +41,7 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
                                    ORDER BY node_id), '') FROM node_power),
        (SELECT string_agg(id || revision || coalesce(baseline_w, 0), ',' ORDER BY id)
           FROM grid_orders WHERE end_at > now() - interval '1 day'),
+       (SELECT string_agg(id, ',' ORDER BY id) FROM reservations WHERE end_at > now() AND cancelled_at IS NULL),
        (SELECT policy || parameters FROM scheduler_state WHERE id = 1),
        (SELECT max(fitted_at) FROM setting_profiles)
 """
@@ -52,7 +53,9 @@ UPDATE scheduler_state
  WHERE id = 1 AND version = $1 RETURNING version
 """
 
-NEXT_VERSION = "UPDATE scheduler_state SET version = version + 1 WHERE id = 1"
+NEXT_VERSION = """
+UPDATE scheduler_state SET version = version + 1 WHERE id = 1 AND version = coalesce($1, version) RETURNING version
+"""
 
 RECORD = """
 INSERT INTO plans (round, trigger, policy, jobs, starts, preemptions, holds, intensity_gco2_per_kwh, intensity_stale,
@@ -168,9 +171,9 @@ async def claim_version(connection: Connection, version: int, memory: Json | Non
     return await connection.fetchval(CLAIM_VERSION, version, memory, is_active)
 
 
-async def next_version(connection: Connection) -> None:
-    """Make stale any plan that is being made at the same time."""
-    await connection.execute(NEXT_VERSION)
+async def next_version(connection: Connection, after: int | None = None) -> bool:
+    """Make stale any plan that is being made at the same time; return whether ``after``, if given, was the newest."""
+    return await connection.fetchval(NEXT_VERSION, after) is not None
 
 
 async def record(connection: Connection, plan: NewPlan) -> None:

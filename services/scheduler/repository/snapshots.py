@@ -28,10 +28,11 @@ from services.db.job_specs import (
     WORK_TOTAL,
 )
 from services.db.rows import fetch_rows
-from services.scheduler.repository import orders, profiles, rounds
+from services.scheduler.repository import orders, profiles, reservations, rounds
 from services.scheduler.repository.documents import Json, StoredDevice, StoredReading, StoredServiceTerms, StoredShare
 from services.scheduler.repository.jobs import KEEPS_CHECKPOINTS
 from services.scheduler.repository.orders import OrderRow
+from services.scheduler.repository.reservations import EndingRow, ReservationRow
 
 _COLUMNS = f"""
 SELECT j.id, j.tenant_id, j.state,
@@ -356,6 +357,8 @@ class ClusterRows:
     away: Sequence[AwayRow] = ()
     flexes: Sequence[FlexRow] = ()
     orders: Sequence[OrderRow] = ()  #: The grid's orders, until the time after them is over
+    reservations: Sequence[ReservationRow] = ()  #: Those ahead and in force
+    endings: Sequence[EndingRow] = ()  #: How gangs end, where that matters to a reservation
 
 
 def query_of(query: str, of_gated: Sequence[str] | None) -> tuple[str, list[list[str]]]:
@@ -385,6 +388,7 @@ async def cluster(
     unpredicted: Sequence[str],
     unscaled: Sequence[str],
     known_version: int | None = None,
+    with_endings: bool = False,
 ) -> ClusterRows:
     """Return the live state.
 
@@ -396,7 +400,9 @@ async def cluster(
         unpredicted: The jobs whose specs are wanted.
         unscaled: The kinds of jobs for which the noise scale that other jobs have reported is wanted.
         known_version: As for `rounds.state`.
+        with_endings: Whether it is wanted how gangs end even where nothing is reserved.
     """
+    reserved = await reservations.live(connection)
     return ClusterRows(
         state=await rounds.state(connection, known_version),
         jobs=jobs,
@@ -417,6 +423,8 @@ async def cluster(
         away=await fetch_rows(connection, AwayRow, AWAY),
         flexes=await fetch_rows(connection, FlexRow, FLEXES),
         orders=await orders.live(connection),
+        reservations=reserved,
+        endings=await reservations.endings(connection) if reserved or with_endings else (),
     )
 
 

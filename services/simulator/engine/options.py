@@ -11,6 +11,7 @@ import numpy as np
 from services.core.cycle.placers import PLACERS
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.windows import Window
 from services.simulator.engine.orders import SimulatedOrder
 
 TUNING_SHARES = {"all": 1.0, "half": 0.5, "none": 0.0}  #: The share of jobs whose batch size may follow the gang
@@ -54,6 +55,7 @@ class EngineOptions:
         tenant_weights: Relative GPU shares of the trace's tenants under policies that share between tenants
             (``fair+``); 1 where none is given.
         rigid: Whether every job is fixed at the size its user asked for.
+        windows: Reservations and maintenance; a gang that is stopped for one releases its GPUs as after any stop.
         orders: Orders of the grid; while there are any, a power limit also slows jobs of which no curve is known, as
             ``core.policies.orders.tables`` assumes.
         until_s: Stop here, UTC seconds, even with unfinished jobs; None: run until the last job ends.
@@ -86,6 +88,7 @@ class EngineOptions:
     tenant_weights: Mapping[str, float] | None = None
     batch_tuning: str = "all"
     orders: tuple[SimulatedOrder, ...] = ()
+    windows: tuple[Window, ...] = ()
     until_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -111,6 +111,7 @@ class Simulation:
         self._limited = policy if isinstance(policy, PowerLimited) else None
         self._above = AboveLimit()
         self._orders = Orders(options.orders) if options.orders else None
+        self._limits = bool(options.orders or options.windows)  # may want stops even where nothing waits
         self.options = options
         self.workload = workload.rigid() if options.rigid else workload
         if predictor is not None:
@@ -267,7 +268,7 @@ class Simulation:
                 if progress is not None and self.active_rounds >= reported:
                     reported = self.active_rounds + report_rounds
                     progress(self.recorder.completed, len(self.workload))
-            elif self.gangs.learned or (changed and (self._replans or self._orders is not None or self._may_start())):
+            elif self.gangs.learned or (changed and (self._replans or self._limits or self._may_start())):
                 self._passive()
         if math.isfinite(until_s) and until_s > self.gangs.now_s:
             self._advance(until_s)
@@ -329,6 +330,7 @@ class Simulation:
             **self._of_slices(),
             shared=tuple(pair for pair in self.gangs.beside.items() if pair[0] < pair[1]) if self.gangs.beside else (),
             measuring=self._measuring(),
+            windows=tuple(window for window in self.options.windows if window.end_s > now_s),
         )
 
     def _measuring(self) -> frozenset[JobId]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from services.core.cycle.plan import (
     Start,
     set_to,
 )
-from services.core.cycle.policy import Memory, PacksJobs, Policy
+from services.core.cycle.policy import Layer, Memory, Policy
 from services.core.cycle.rounds import with_holds
 from services.core.cycle.run_cycle import CycleResult, run_cycle
 from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot
@@ -47,6 +47,7 @@ from services.core.policies.orders.scope import in_zone, within
 from services.core.policies.orders.tables import OrderTables
 from services.core.policies.powerflow.controls import allocate_controls
 from services.core.policies.powerflow.watts import Draw, Idle, draw_of
+from services.core.policies.windows.layer import Keeping, closed
 
 FLEX = 0.25  #: The class of a job where neither its user nor its tenant names one
 SET = (SetPowerLimit, SetClock)
@@ -54,40 +55,21 @@ Values = dict[tuple[JobId, ControlKind], float | None]  #: What devices of gangs
 
 
 def run_under_orders(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> CycleResult[Memory]:
-    """Return ``run_cycle``'s plan, within the orders of the snapshot; ``PlanError``: as for ``run_cycle``."""
+    """Return ``run_cycle``'s plan, within orders and windows of the snapshot; ``PlanError``: as for ``run_cycle``."""
+    if snapshot.windows:
+        policy, snapshot = Keeping(policy, snapshot), closed(snapshot)
     if not snapshot.orders and np.isnan(snapshot.jobs.unordered_w).all():
         return run_cycle(policy, snapshot, memory)
     return run_cycle(Obeying(policy), snapshot, memory)
 
 
-class Obeying(Generic[Memory]):
+class Obeying(Layer[Memory]):
     """A policy whose plans keep within orders; its memory is the policy's own."""
-
-    def __init__(self, policy: Policy[Memory]) -> None:
-        self._policy = policy
-        self.name = policy.name
-
-    @property
-    def packs(self) -> bool:
-        """Whether the policy lets jobs share GPUs."""
-        return isinstance(self._policy, PacksJobs) and self._policy.packs
-
-    def initial(self) -> Memory:
-        """Return the policy's initial memory."""
-        return self._policy.initial()
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
         """Return the policy's plan within the orders, and its memory."""
-        plan, following = self._policy.decide(_without_orders(snapshot), memory)
+        plan, following = self.inner.decide(_without_orders(snapshot), memory)
         return within_orders(snapshot, plan), following
-
-    def dump(self, memory: Memory) -> dict[str, Any]:
-        """Return the policy's memory as JSON values."""
-        return self._policy.dump(memory)
-
-    def load(self, stored: dict[str, Any]) -> Memory:
-        """Return the policy's memory that ``dump`` wrote."""
-        return self._policy.load(stored)
 
 
 def _without_orders(snapshot: Snapshot) -> Snapshot:

@@ -1,0 +1,291 @@
+"""The layer over every policy that keeps windows: GPUs of a reservation are its holder's, those of maintenance free.
+
+Until a window begins, its GPUs are used by what will be gone by then: gangs that end before it by their limit, and
+gangs that may be stopped, which are stopped their grace period ahead. So a policy sees each GPU model split by which of
+the waiting jobs may start on its nodes, and gangs that have to go as stopping. Of a node that is reserved in part, no
+more gangs are stopped than needed: those of lowest priority first, and among these the youngest.
+
+In a reservation, waiting jobs of its holder start on its GPUs, oldest first, before the policy decides, each as wide as
+fits; they are not stopped while it lasts. What the holder has not taken after ``LENT_AFTER_S`` is lent to gangs that
+may be stopped, and is taken back when a job of the holder waits. In maintenance, nodes take no work.
+
+Service instances, and jobs on slices, are placed on nodes without windows. Nothing is remembered: the same snapshot and
+windows give the same result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from services.core.cycle.plan import Action, Hold, Plan, Preempt, Start
+from services.core.cycle.policy import Layer, Memory, Policy
+from services.core.cycle.services import without_devices
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, JobTable, Snapshot
+from services.core.domain.arrays import Bools, Floats
+from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.reasons import Reason
+from services.core.domain.windows import Ending, Window
+
+SHORTEST_S = 600.0  #: A gang that a window would stop sooner than this is not started there
+LENT_AFTER_S = 600.0  #: How long the GPUs of a reservation are kept from its start for a holder without waiting jobs
+MARGIN_S = 10.0  #: Gangs are stopped so much earlier than their grace period before a window
+UNKNOWN = Ending(math.inf)
+_SHORT = (Reason.NOT_ENOUGH_FREE_GPUS, Reason.NO_ELIGIBLE_NODE)
+
+
+def closed(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with GPU models split by who may start on their nodes, and nodes in maintenance closed."""
+    jobs, nodes, now_s = snapshot.jobs, snapshot.nodes, snapshot.now_s
+    waits: Bools = (jobs.phase == QUEUED) | (jobs.phase == PREEMPTING)
+    may: list[Bools] = [np.ones(len(jobs), dtype=np.bool_)] * len(nodes)
+    taken, schedulable = np.zeros(len(nodes), dtype=np.bool_), nodes.schedulable.copy()
+    in_force: list[list[int]] = []
+    endings = endings_of(snapshot)
+    for window in snapshot.windows:
+        here = [nodes.index[node_id] for node_id in window.gpus if node_id in nodes.index]
+        allowed = ~waits | _allowed(snapshot, window, endings)
+        for node in here:
+            may[node] = may[node] & allowed
+        taken[here] = True
+        if window.start_s <= now_s and window.holder is None:
+            schedulable[here] = False
+        elif window.start_s <= now_s:
+            in_force.append(here)
+    for here in in_force * len(in_force):  # a gang may span the nodes of a reservation, whatever else is ahead of each
+        together = np.logical_and.reduce([may[node] for node in here]) if here else waits
+        for node in here:
+            may[node] = together
+    groups: dict[tuple[int, bytes], int] = {}
+    columns: list[Bools] = []
+    of: list[int] = []
+    for model, each in zip(nodes.gpu_model.tolist(), may, strict=True):
+        group = groups.setdefault((model, each.tobytes()), len(groups))
+        of.append(group)
+        if group == len(columns):
+            columns.append(jobs.eligible[:, model] & each)
+    for model in set(range(len(snapshot.gpu_models))).difference(model for model, _ in groups):
+        groups[model, b""] = len(groups)
+        columns.append(jobs.eligible[:, model])
+    models = [model for model, _ in groups]
+    eligible = np.stack(columns, axis=1) if columns else jobs.eligible
+    split: dict[str, Any] = {
+        name: getattr(snapshot, name)[models] if getattr(snapshot, name).size else getattr(snapshot, name)
+        for name in ("idle_w", "host_w", "gpu_memory_gib", "limit_range_w")
+    }
+    return snapshot.again(
+        **split,
+        gpu_models=tuple(snapshot.gpu_models[model] for model in models),
+        settable=tuple(snapshot.settable[model] for model in models) if snapshot.settable else (),
+        control_curves=tuple(
+            {
+                (at, kind): curve
+                for at, model in enumerate(models)
+                for (of_model, kind), curve in each.items()
+                if of_model == model
+            }
+            for each in snapshot.control_curves
+        ),
+        gangs=tuple({at: each[model] for at, model in enumerate(models) if model in each} for each in snapshot.gangs),
+        jobs=JobTable.of_columns({**vars(jobs), "eligible": eligible}),
+        nodes=replace(nodes, gpu_model=np.array(of, dtype=np.int64), schedulable=schedulable),
+        services=tuple(replace(each, nodes=each.nodes & ~taken) for each in snapshot.services),
+        slice_jobs=tuple(
+            replace(each, units=each.units & ~taken[[unit.node for unit in snapshot.slice_units]])
+            for each in snapshot.slice_jobs
+        ),
+    )
+
+
+def endings_of(snapshot: Snapshot) -> tuple[Floats, Floats]:
+    """Return how much longer the run of each job may take, and its grace period, seconds: both (n_jobs,)."""
+    found = [snapshot.endings.get(job_id, UNKNOWN) for job_id in snapshot.jobs.ids]
+    left_s, grace_s = np.array(found, dtype=np.float64).reshape(-1, 2).T
+    return left_s, grace_s
+
+
+def _of_holder(snapshot: Snapshot, window: Window) -> Bools:
+    return np.fromiter((tenant == window.holder for tenant in snapshot.jobs.tenants), np.bool_, len(snapshot.jobs))
+
+
+def _allowed(snapshot: Snapshot, window: Window, endings: tuple[Floats, Floats]) -> Bools:
+    """Return which jobs may start on the nodes of a window: (n_jobs,)."""
+    left_s, grace_s = endings
+    ahead_s, holder = window.start_s - snapshot.now_s, _of_holder(snapshot, window)
+    if ahead_s <= 0:
+        return holder | snapshot.jobs.preemptible
+    return holder | (left_s <= ahead_s) | (snapshot.jobs.preemptible & (grace_s + MARGIN_S + SHORTEST_S <= ahead_s))
+
+
+class Keeping(Layer[Memory]):
+    """A policy whose plans keep windows; it is given snapshots that ``closed`` returned."""
+
+    def __init__(self, policy: Policy[Memory], before: Snapshot) -> None:
+        super().__init__(policy)
+        self._before = before
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
+        """Return the policy's plan, with what windows require, and its memory."""
+        endings = endings_of(snapshot)
+        needs = _Needs(snapshot, endings)
+        for window in snapshot.windows:
+            needs.keep(window)
+        plan, following = self.inner.decide(needs.shown(), memory)
+        own: list[Action] = [*needs.stops.values(), *needs.starts.values()]
+        if snapshot.reasons:
+            plan = self._with_reasons(plan, own, endings)
+        again_s = min(plan.look_again_s or math.inf, needs.again_s)
+        return replace(
+            plan, actions=(*own, *plan.actions), look_again_s=again_s if again_s < math.inf else None
+        ), following
+
+    def _with_reasons(self, plan: Plan, own: list[Action], endings: tuple[Floats, Floats]) -> Plan:
+        """Return the plan, giving jobs that would have room but for windows that reason."""
+        before, jobs, nodes = self._before, self._before.jobs, self._before.nodes
+        kept_off = np.zeros(len(jobs), dtype=np.bool_)
+        for window in before.windows:
+            in_force = window.start_s <= before.now_s
+            kept_off |= ~(_of_holder(before, window) if in_force else _allowed(before, window, endings))
+        free = np.where(nodes.schedulable, nodes.free_gpus, 0)
+        for start in (each for each in (*own, *plan.actions) if isinstance(each, Start) and not each.shares):
+            for share in start.placement.shares:
+                free[nodes.index[share.node_id]] -= len(share.devices)
+        room = np.bincount(nodes.gpu_model, free, len(before.gpu_models))
+        kept_off &= (jobs.eligible & (room >= jobs.min_gpus[:, None])).any(axis=1)
+
+        def explained(action: Action) -> Action:
+            if isinstance(action, Hold) and action.reason in _SHORT and kept_off[jobs.index[action.job_id]]:
+                return Hold(action.job_id, Reason.RESERVED)
+            return action
+
+        return replace(plan, actions=tuple(map(explained, plan.actions)))
+
+
+class _Needs:
+    """What windows require in one round: who stops, who of the holders starts, and which free devices stay free."""
+
+    def __init__(self, snapshot: Snapshot, endings: tuple[Floats, Floats]) -> None:
+        jobs, nodes = snapshot.jobs, snapshot.nodes
+        self.stops: dict[int, Preempt] = {}
+        self.starts: dict[int, Start] = {}
+        self.again_s = math.inf
+        self._snapshot = snapshot
+        self._left_s, self._grace_s = endings
+        self._free = [list(devices) for devices in nodes.free_devices]
+        self._kept: dict[int, set[int]] = defaultdict(set)
+        self._stays = np.zeros(len(jobs), dtype=np.bool_)  # of a holder, on what it has reserved
+        self._on: dict[int, dict[int, int]] = defaultdict(dict)
+        self._held: dict[str, int] = defaultdict(int)
+        for job in np.flatnonzero(jobs.gpus > 0).tolist():
+            self._held[jobs.tenants[job]] += jobs.gpus.item(job)
+            for share in placement.shares if (placement := jobs.placements[job]) else ():
+                if share.node_id in nodes.index:
+                    self._on[nodes.index[share.node_id]][job] = len(share.devices)
+
+    def keep(self, window: Window) -> None:
+        """Add what one window requires."""
+        snapshot, jobs, nodes, now_s = self._snapshot, self._snapshot.jobs, self._snapshot.nodes, self._snapshot.now_s
+        found = sorted((nodes.index[each], gpus) for each, gpus in window.gpus.items() if each in nodes.index)
+        taken = {node: min(gpus, nodes.gpus.item(node)) for node, gpus in found}
+        in_force = window.start_s <= now_s
+        its_own = _of_holder(snapshot, window)
+        left = dict(taken)
+        for node in taken:
+            for job, devices in self._on[node].items():
+                if its_own[job] and jobs.phase[job] in (STARTING, RUNNING) and job not in self.stops:
+                    left[node] = max(left[node] - devices, 0)
+                    self._stays[job] |= in_force
+        if in_force and window.holder is not None:
+            waits = self._start(left, np.flatnonzero(its_own & (jobs.phase == QUEUED)).tolist())
+            lent_s = window.start_s + LENT_AFTER_S
+            if now_s >= lent_s:
+                for node in left:
+                    left[node] = min(left[node], waits)
+                    waits -= left[node]
+            self._look(lent_s, window.end_s)
+        else:
+            self._look(window.start_s, window.end_s)
+        for node, gpus in left.items():
+            self._make_room(node, gpus, its_own, 0.0 if in_force else window.start_s)
+            if in_force and window.holder is not None:
+                self._kept[node].update(self._free[node][:gpus])
+                del self._free[node][:gpus]
+
+    def shown(self) -> Snapshot:
+        """Return the snapshot that the policy sees."""
+        snapshot, jobs, nodes = self._snapshot, self._snapshot.jobs, self._snapshot.nodes
+        phase, gpus, placements = jobs.phase.copy(), jobs.gpus.copy(), list(jobs.placements)
+        phase[list(self.stops)] = PREEMPTING
+        for job, start in self.starts.items():
+            phase[job], gpus[job], placements[job] = STARTING, start.gpus, start.placement
+        free = tuple(tuple(sorted((*each, *self._kept[node]))) for node, each in enumerate(self._free))
+        counts = np.fromiter(map(len, free), np.int64, len(nodes))
+        kept = {node: devices for node, devices in self._kept.items() if devices}
+        shown = replace(nodes, free_devices=free, free_gpus=counts)
+        own: dict[str, Any] = {"phase": phase, "gpus": gpus, "placements": placements}
+        return snapshot.again(
+            jobs=JobTable.of_columns({**vars(jobs), **own, "preemptible": jobs.preemptible & ~self._stays}),
+            nodes=without_devices(shown, kept) if kept else shown,
+            services_gpus=snapshot.services_gpus + sum(map(len, kept.values())),
+        )
+
+    def _look(self, *times_s: float) -> None:
+        self.again_s = min([self.again_s, *(each for each in times_s if each > self._snapshot.now_s)])
+
+    def _start(self, left: dict[int, int], waiting: list[int]) -> int:
+        """Start waiting jobs on reserved devices that are free, and return how many GPUs those need that do not fit."""
+        snapshot, jobs, nodes, needs = self._snapshot, self._snapshot.jobs, self._snapshot.nodes, 0
+        others = {each.job_id for each in (*snapshot.services, *snapshot.slice_jobs)}.union(snapshot.bound)
+        for job in sorted(waiting, key=lambda job: (-jobs.priority[job], jobs.submitted_s[job], jobs.ids[job])):
+            if job in self.starts or jobs.ids[job] in others:
+                continue
+            room = {node: min(left[node], len(self._free[node])) for node in left if nodes.schedulable[node]}
+            models: list[int] = np.flatnonzero(jobs.eligible[job]).tolist()
+            by_model = [[node for node in room if nodes.gpu_model[node] == model] for model in models]
+            on = max(by_model, key=lambda on: sum(map(room.__getitem__, on)), default=list[int]())
+            low, high, step = (int(column[job]) for column in (jobs.min_gpus, jobs.max_gpus, jobs.step_gpus))
+            tenant = jobs.tenants[job]
+            most = min(high, sum(map(room.__getitem__, on)))
+            if tenant in snapshot.tenant_gpu_quota:
+                most = min(most, snapshot.tenant_gpu_quota[tenant] - self._held[tenant])
+            if most < low:
+                needs += low
+                continue
+            size = gpus = low + (most - low) // step * step
+            shares: list[NodeShare] = []
+            for node in sorted(on, key=lambda node: (-room[node], node)):
+                if gpus and (count := min(room[node], gpus)):
+                    shares.append(NodeShare(nodes.ids[node], tuple(self._free[node][:count])))
+                    del self._free[node][:count]
+                    left[node] -= count
+                    gpus -= count
+            self._held[tenant] += size
+            self._stays[job] = True
+            self.starts[job] = Start(jobs.ids[job], Placement(tuple(shares)), Reason.RESERVED)
+        return needs
+
+    def _make_room(self, node: int, gpus: int, its_own: Bools, start_s: float) -> None:
+        """Stop gangs so that this many GPUs of a node are free at ``start_s``, UTC seconds; 0: as soon as can be."""
+        jobs, now_s = self._snapshot.jobs, self._snapshot.now_s
+        gpus -= len(self._free[node])
+        goes_on: list[int] = []
+        for job, devices in self._on[node].items():
+            if job in self.stops or jobs.phase[job] == PREEMPTING or now_s + self._left_s[job] <= start_s:
+                gpus -= devices
+            elif jobs.preemptible[job] and not its_own[job]:
+                goes_on.append(job)
+        for job in sorted(goes_on, key=lambda job: (jobs.priority[job], -jobs.waiting_since_s[job], jobs.ids[job])):
+            if gpus <= 0:
+                break
+            gpus -= self._on[node][job]
+            stop_s = start_s - self._grace_s.item(job) - MARGIN_S
+            if now_s < stop_s:
+                self._look(stop_s)
+                continue
+            held, low, high, step = (int(c[job]) for c in (jobs.gpus, jobs.min_gpus, jobs.max_gpus, jobs.step_gpus))
+            size = held if low <= held <= high and not (held - low) % step else low
+            self.stops[job] = Preempt(jobs.ids[job], Reason.RESERVED, size)
