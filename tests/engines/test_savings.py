@@ -200,6 +200,12 @@ async def test_what_is_under_control_is_in_no_dry_run(world: World, grid: Grid) 
     assert await Savings(world.database, grid.watch).look(midnight_s(datetime.now(UTC)) + 86_400 + 7 * HOUR_S) == 0
 
 
+REVOKED = """
+INSERT INTO node_credentials (node_id, credential_sha256, redis_sha256, enrolment, revoked_at)
+VALUES ('slurm', '', '', '', now()) RETURNING 1
+"""
+
+
 async def test_the_engine_has_its_days(world: World, grid: Grid) -> None:
     """As operators read them over HTTP, and in the shell."""
     bridge = Bridge(world, EngineMode.DRY_RUN)
@@ -220,6 +226,8 @@ async def test_the_engine_has_its_days(world: World, grid: Grid) -> None:
         (engine,) = (await api.get("/v1/engines")).json()["items"]
         assert [len((await api.get("/v1/engines/slurm/days?days=1")).json()["items"])] == [1]
         refused = [await api.get(f"/v1/engines/{path}") for path in ("other/days", "slurm/days?days=0")]
+        await world.fetch(REVOKED)
+        assert (await api.get("/v1/engines")).json()["items"] == [], "no list shows one whose bridge is let in no more"
     assert [answer.status_code for answer in refused] == [404, 422]
     assert engine["days"] == rows
     assert [(row["day"], row["counts"]) for row in rows] == [

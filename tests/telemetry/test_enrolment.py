@@ -58,6 +58,10 @@ async def revoked(http: httpx.AsyncClient, node: str) -> int:
     return (await http.post(f"/v1/nodes/{node}/revoke", headers=service_headers(ADMIN))).status_code
 
 
+async def listed(http: httpx.AsyncClient) -> list[str]:
+    return [each["id"] for each in (await http.get("/v1/nodes", headers=service_headers(OPERATOR))).json()["items"]]
+
+
 async def test_a_token_lets_one_host_in_as_one_node_once(plane) -> None:
     http, agent = plane.http, FakeAgent(plane.http, "n1")
     token = await allowed(http, "n1")
@@ -190,6 +194,11 @@ async def test_a_revoked_node_is_out_until_it_is_let_in_anew(plane) -> None:
     for token in (standing, unused, JOIN_TOKEN):
         assert (await sent(http, "n1", "enroll", token, keys("b")))[0] == 401
     state = (await http.get("/v1/nodes/n1", headers=service_headers(OPERATOR))).json()["credential"]
+    lists: list[list[str]] = []
+    for lease in ("1 hour", "0"):
+        async with plane.database.transaction() as connection:
+            await connection.execute("UPDATE nodes SET lease_until = now() + $1::text::interval", lease)
+        lists.append(await listed(http))
 
     after = await sent(http, "n1", "enroll", await allowed(http, "n1"), keys("b"))
 
@@ -197,6 +206,7 @@ async def test_a_revoked_node_is_out_until_it_is_let_in_anew(plane) -> None:
     assert after[0] == 200
     assert after[1]["call_secrets"] != before["call_secrets"], "who had the name before cannot pass as admission"
     assert (await sent(http, "n1", "register", "b", agent.registration))[0] == 200
+    assert [*lists, await listed(http)] == [["n1"], [], ["n1"]], "it is shown as long as it may run anything"
     assert await revoked(http, "nobody") == 404
 
 

@@ -197,7 +197,7 @@ def print_invitation(gateway: Gateway, node: str | None = None, lifetime_s: floa
 def revoke(node: str) -> None:
     """Revoke a node's credential: it gets no answers and no commands from now on."""
     Gateway().call("POST", f"/v1/nodes/{node}/revoke")
-    console.print(f"{node} is let in no more; what runs there ends when its lease does")
+    console.print(f"{node} is let in no more; what runs there ends when its lease does, and lists leave it out then")
 
 
 def power_words(node: dict[str, Any]) -> list[str]:

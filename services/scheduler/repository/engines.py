@@ -179,7 +179,7 @@ SELECT e.name, e.kind, e.version, e.places, e.mode, to_jsonb(e.queues) AS queues
        ) AS jobs,
        (SELECT count(*) FROM engine_jobs k WHERE k.engine = e.name AND e.mode = 'control' AND NOT k.over
            AND k.decision IS NOT NULL AND (k.report ->> 'revision')::bigint < k.revision) AS unfollowed
-  FROM known_engines e ORDER BY e.name
+  FROM known_engines e WHERE NOT e.revoked ORDER BY e.name
 """
 
 DAYS = """

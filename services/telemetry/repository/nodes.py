@@ -49,7 +49,9 @@ SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.dr
     CASE WHEN k.node_id IS NULL THEN 'shared' WHEN k.revoked_at IS NULL THEN 'own' ELSE 'revoked' END AS credential,
     coalesce(k.revoked_at, k.enrolled_at) AS credential_since
 FROM nodes n LEFT JOIN node_credentials k ON k.node_id = n.id
-WHERE ($1::text IS NULL OR n.id = $1) AND ($2::text IS NULL OR n.id > $2)
+WHERE CASE WHEN $1::text IS NULL THEN n.lease_until > now() OR NOT EXISTS (
+            SELECT FROM node_credentials r WHERE r.node_id IN (n.id, n.engine) AND r.revoked_at IS NOT NULL)
+      ELSE n.id = $1 END AND ($2::text IS NULL OR n.id > $2)
 ORDER BY n.id LIMIT $3
 """
 
