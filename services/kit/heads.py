@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import ssl
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,6 +21,7 @@ from uvicorn.middleware.proxy_headers import _TrustedHosts  # pyright: ignore[re
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.kit.crowd import CONNECTION, CROWD
+from services.kit.tls import FollowedContext, Tls
 
 MOST_HEAD_BYTES = 65_536
 HEAD_S = 10.0
@@ -70,7 +71,7 @@ class _Bounded(asyncio.Protocol):
         if tls is None:
             super().connection_made(transport)
         else:
-            handshake = self.loop.start_tls(transport, self, tls, server_side=True, ssl_handshake_timeout=HEAD_S)
+            handshake = self.loop.start_tls(transport, self, tls.now(), server_side=True, ssl_handshake_timeout=HEAD_S)
             # TLS takes over the transport at its first step, which a task would put off: uvloop begins to read when
             # this returns, whatever was paused, and what has come by then would be taken for HTTP.
             self._shaking = self.loop.create_task(self._shake_hands(handshake, handshake.send(None)))
@@ -368,7 +369,7 @@ else:
 class ServerConfig(uvicorn.Config):
     """How each of our servers is run; the options are uvicorn's."""
 
-    tls: ssl.SSLContext | None = None
+    tls: FollowedContext | None = None
     """How a connection begins, except at a socket of this machine; None for plain HTTP."""
 
     def __init__(self, app: Any, **options: Any) -> None:
@@ -379,7 +380,11 @@ class ServerConfig(uvicorn.Config):
     def load(self) -> None:
         """Load what uvicorn loads, but leave TLS to the connections: uvicorn would not count handshakes."""
         super().load()
-        self.tls, self.ssl = self.ssl, None
+        if self.ssl is not None:
+            names = self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs
+            certificate, key, authority = (None if each is None else Path(each) for each in names)
+            self.tls = FollowedContext(Tls(certificate, key, authority), self.ssl)
+        self.ssl = None
 
 
 class Server(uvicorn.Server):

@@ -23,7 +23,7 @@ from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
 from services.kit.settings import SharedSettings
 from services.kit.sockets import SCHEME, path_of
-from services.kit.tls import Tls
+from services.kit.tls import FollowedContext, Tls
 from services.kit.tokens import Outgoing, outgoing
 from wattshift.peers import StrangerError, check_peer
 
@@ -137,9 +137,12 @@ class _Connector(aiohttp.TCPConnector):
     """Reaches `unix://NAME` through a socket of this machine (see ``sockets``), and everything else as usual."""
 
     allowed_protocol_schema_set = aiohttp.TCPConnector.allowed_protocol_schema_set | {SCHEME}
+    followed: FollowedContext | None = None  #: Has the certificates that are shown and believed, when there are any
 
     async def _create_connection(self, req: Any, traces: Any, timeout: aiohttp.ClientTimeout) -> ResponseHandler:
         if req.url.scheme != SCHEME:
+            if self.followed is not None:
+                self.followed.now()
             found = await super()._create_connection(req, traces, timeout)
             if req.url.scheme == "http" and found.transport is not None:
                 _check(found.transport)
@@ -173,4 +176,6 @@ def connector(connections: int, tls: Tls | None) -> aiohttp.TCPConnector:
     known: aiohttp.Fingerprint | Any = True if context is None else context
     if tls is not None and tls.pin:
         known = aiohttp.Fingerprint(bytes.fromhex(tls.pin))
-    return _Connector(limit=connections, keepalive_timeout=30, ssl=known)
+    made = _Connector(limit=connections, keepalive_timeout=30, ssl=known)
+    made.followed = FollowedContext(tls, context) if tls is not None and context is not None else None
+    return made

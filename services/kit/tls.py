@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from services.kit.logging import Log
+
+log = Log(__name__)
+
 
 @dataclass(frozen=True)
 class Tls:
@@ -66,6 +70,43 @@ class Tls:
         certificate, key = path("WATTSHIFT_TLS_CERT"), path("WATTSHIFT_TLS_KEY")
         asks_clients = environment.get("WATTSHIFT_TLS_CLIENTS") == "required"
         return cls(certificate, key, path("WATTSHIFT_TLS_CA"), asks_clients)
+
+
+class FollowedContext:
+    """A TLS context that has what its files hold by now, so that certificates are replaced while a process runs.
+
+    Args:
+        tls: Where the files are.
+        context: One that was made of them.
+    """
+
+    def __init__(self, tls: Tls, context: ssl.SSLContext) -> None:
+        self._tls, self._context, self._seen = tls, context, _stamps(tls)
+
+    def now(self) -> ssl.SSLContext:
+        """Return the context for a connection that begins; files that do not go together yet change nothing."""
+        if (stamps := _stamps(self._tls)) != self._seen:
+            self._seen = stamps
+            try:
+                check(self._tls)
+                if self._tls.certificate is not None:
+                    self._context.load_cert_chain(self._tls.certificate, self._tls.key)
+                if self._tls.authority is not None:  # the one before stays, for peers that still have its certificates
+                    self._context.load_verify_locations(self._tls.authority)
+                log.info("tls.renewed", certificate=str(self._tls.certificate or self._tls.authority))
+            except (ValueError, OSError) as error:
+                log.warning("tls.not_renewed", why=str(error))
+        return self._context
+
+
+def _stamps(tls: Tls) -> list[tuple[int, int] | None]:
+    found: list[tuple[int, int] | None] = []
+    for path in (tls.certificate, tls.key, tls.authority):
+        try:
+            found.append(None if path is None else ((seen := path.stat()).st_mtime_ns, seen.st_ino))
+        except OSError:  # about to be replaced
+            found.append(None)
+    return found
 
 
 def trusts_network(url: str) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.kit.tls import FollowedContext
+
 Address = Path | tuple[str, int]  #: Where a process listens: its socket, or host and port
 
 _MOST_BYTES = 65_536
@@ -35,7 +37,7 @@ class Probe(Protocol):
 class HttpProbe:
     """Asks a service: `/healthz` is answered by its event loop alone, `/readyz` checks what it depends on."""
 
-    def __init__(self, address: Address, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, address: Address, context: FollowedContext | None = None) -> None:
         self._address = address
         self._context = context
 
@@ -55,7 +57,7 @@ class HttpProbe:
     async def _get(self, path: str) -> tuple[int, bytes]:
         host = "localhost" if isinstance(self._address, Path) else self._address[0]
         request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
-        found = await exchange(self._address, request, lambda _: False, self._context)
+        found = await exchange(self._address, request, lambda _: False, self._context and self._context.now())
         head, _, body = found.partition(b"\r\n\r\n")
         words = head.split(maxsplit=2)
         if len(words) < 2 or not words[1].isdigit():

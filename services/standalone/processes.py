@@ -13,7 +13,7 @@ from services.core.domain.gpus import gpu_model
 from services.kit.pulse import PULSE_FILE
 from services.kit.settings import SharedSettings
 from services.kit.sockets import LISTEN_AT
-from services.kit.tls import Tls
+from services.kit.tls import FollowedContext, Tls
 from services.standalone.doors import Door
 from services.standalone.postgres import SYSTEM_USER as POSTGRES_USER
 from services.standalone.probes import HttpProbe, PulseProbe
@@ -232,7 +232,8 @@ def _http_process(
     owns_its_group: bool = True,
 ) -> Process:
     tls = Tls.of_environment(environment)
-    context = tls.client() if tls.certificate else None
+    made = tls.client() if tls.certificate else None
+    context = None if made is None else FollowedContext(tls, made)
     address = door.address
     if isinstance(address, Path):
         context, own = None, {LISTEN_AT: str(address)}
@@ -244,7 +245,7 @@ def _http_process(
         command=(*PYTHON, "-m", service.module),
         environment={**environment, **own},
         folder=folder,
-        is_ready=lambda: http_ready(address, context),
+        is_ready=lambda: http_ready(address, context and context.now()),
         probe=HttpProbe(address, context),
         address=address,
         sockets=door.sockets,

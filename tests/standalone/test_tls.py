@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 import stat
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 from aiohttp import web
@@ -17,11 +19,13 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.cli.site import certificates
+from services.kit.heads import PROTOCOL
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
 from services.kit.tls import Tls, check
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
+from tests.kit.test_heads import a_server as a_head_server
 from tests.support.control_plane import eventually
 from tests.support.servers import fresh_database, scratch_folder
 
@@ -116,6 +120,51 @@ async def test_clients_show_a_certificate_where_that_is_asked_for(folder: Path) 
         assert await reaches(url, tls(folder))
         assert not await reaches(url, Tls(authority=folder / "ours" / "ca.crt"))
         assert not await reaches(url, tls(folder, of="others"))
+
+
+async def test_files_that_are_replaced_are_used_from_the_next_connection_on(folder: Path) -> None:
+    """The server's own and the caller's, whose session stays; a pair that is replaced in part changes nothing."""
+    made("issue", "again", "--folder", str(folder / "ours"))
+    used = folder / "used"
+    used.mkdir()
+    for part in ("crt", "key"):
+        shutil.copy(folder / "ours" / f"host.{part}", used / f"host.{part}")
+        shutil.copy(folder / "others" / f"host.{part}", used / f"caller.{part}")
+    shutil.copy(folder / "ours" / "ca.crt", used / "ca.crt")
+    shutil.copy(folder / "others" / "ca.crt", used / "believed.crt")
+    shown = Tls(used / "host.crt", used / "host.key", used / "ca.crt", asks_clients=True)
+    caller = Tls(used / "caller.crt", used / "caller.key", used / "believed.crt")
+    async with a_head_server(PROTOCOL, **shown.server()) as served, new_session(tls=caller) as session:
+
+        def replace(name: str, of: str) -> None:
+            shutil.copy(folder / of, used / "new")
+            (used / "new").rename(used / name)
+
+        async def seen() -> str:
+            context = tls(folder).client()
+            assert context is not None
+            async with served.client(context) as client:
+                pem = ssl.DER_cert_to_PEM_cert(client.writer.get_extra_info("ssl_object").getpeercert(True))
+            issued = {(folder / "ours" / f"{name}.crt").read_text(): name for name in ("host", "again")}
+            return issued[pem]
+
+        async def is_answered() -> bool:
+            url = f"https://localhost:{served.port}"
+            try:
+                async with session.get(f"{url}/x", allow_redirects=False) as answer:
+                    return answer.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        assert (await seen(), await is_answered()) == ("host", False)
+        replace("host.crt", "ours/again.crt")
+        assert await seen() == "host", "its key is still to come"
+        replace("host.key", "ours/again.key")
+        assert await seen() == "again"
+        replace("believed.crt", "ours/ca.crt")
+        assert not await is_answered(), "the server does not believe the caller"
+        replace("ca.crt", "others/ca.crt")
+        assert await is_answered()
 
 
 def test_an_authority_is_made_once_and_its_keys_are_its_owners(folder: Path) -> None:
