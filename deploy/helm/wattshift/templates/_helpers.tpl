@@ -16,7 +16,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
 {{- define "wattshift.image" -}}
-image: {{ printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion) | quote }}
+image: {{ printf "%s%s" .image.repository (ternary (printf ":%s" (.image.tag | default .root.Chart.AppVersion)) (printf "@%s" .image.digest) (empty .image.digest)) | quote }}
 imagePullPolicy: {{ .image.pullPolicy }}
 {{- end }}
 
@@ -35,9 +35,19 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{- /* What every process is told of the control plane. */ -}}
+{{- define "wattshift.telemetryUrl" -}}
+{{- if .Values.controlPlane.telemetryUrl -}}
+{{ .Values.controlPlane.telemetryUrl }}
+{{- else if .Values.control.enabled -}}
+{{ printf "%s://%s:8060" (include "wattshift.scheme" .) (include "wattshift.name" (dict "root" . "part" "telemetry")) }}
+{{- else -}}
+{{ fail "controlPlane.telemetryUrl says where the control plane is; or control.enabled has it in this chart" }}
+{{- end -}}
+{{- end }}
+
+{{- /* What every process beside the control plane is told of the control plane. */ -}}
 {{- define "wattshift.environment" -}}
-- {name: WATTSHIFT_TELEMETRY_URL, value: {{ .Values.controlPlane.telemetryUrl | quote }}}
+- {name: WATTSHIFT_TELEMETRY_URL, value: {{ include "wattshift.telemetryUrl" . | quote }}}
 {{- with .Values.controlPlane.redisUrl }}
 - {name: REDIS_URL, value: {{ . | quote }}}
 {{- end }}
