@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0068"
-down_revision = "0067"
+revision = "0069"
+down_revision = "0068"
 branch_labels = None
 depends_on = None
 
