@@ -27,6 +27,7 @@ from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.orders import PowerOrder
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.transfers import Transfer
 from services.core.domain.windows import Ending, Window
 from services.core.parallel.graph import AllReduce, JobGraph, Stage
 from services.core.parallel.iteration import Network
@@ -75,6 +76,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         placement=stored.get("placement", "consolidated"),
         graphs={JobId(job_id): _graph_from_json(graph) for job_id, graph in stored.get("graphs", {}).items()},
         network=Network(**stored.get("network", {})),
+        transfer=Transfer(**stored.get("transfer", {})),
         length_spreads={JobId(job_id): spread for job_id, spread in stored.get("length_spreads", {}).items()},
         measured_w=float(stored.get("measured_w", "nan")),
         measures=stored.get("measures", False),

@@ -199,7 +199,7 @@ class LeverEffect(Message):
     ended: by the ledger, as far as it can tell. The effects of several levers do not add up to the effect of all.
     """
 
-    lever: Literal["width", "batch", "power_limit", "hours", "order", "sleep"]
+    lever: Literal["width", "batch", "power_limit", "hours", "order", "sleep", "zone"]
     carbon_saved_gco2: float | None = maybe(
         "Less emitted than without it, without PUE (of an ended job with it); null: unknown."
     )

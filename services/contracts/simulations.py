@@ -65,7 +65,10 @@ class TrainingOptions(Message):
     policy: Word | Annotated[list[Word], Field(min_length=1, max_length=MAX_POLICIES)] = said(
         "One policy, or several as a list or separated by commas."
     )
-    cluster: Words = said("`NODESxGPUS:MODEL[SLICES]`; several are separated by commas.", default="32x2:RTX3090")
+    cluster: Words = said(
+        "`NODESxGPUS:MODEL[SLICES]`, several separated by commas; `ZONE=` before one says its grid.",
+        default="32x2:RTX3090",
+    )
     format: Word | None = maybe("Format of the job file; by default recognised by its header.")
     recipe: Word | None = maybe("How jobs behave; by default the recipe of the trace.")
     start: Word | None = maybe("UTC date at which simulated time begins.")

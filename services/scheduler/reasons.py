@@ -33,6 +33,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.POWER_LIMIT: "The cluster's power limit leaves it no more.",
     Reason.GRID_ORDER: "An order of the grid to draw less is in force.",
     Reason.RESERVED: "The GPUs are reserved, or go into maintenance, before it could end there.",
+    Reason.GREENER_ZONE: "It restarts in a zone where it emits less, even with the way of its checkpoint.",
     Reason.DEFRAGMENTATION: "It restarts elsewhere, which makes room for a gang that waits or lets a node power down.",
     Reason.UNUSED: "Nothing runs on the node.",
     Reason.NEEDED: "Jobs will need the node.",

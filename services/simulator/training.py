@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from services.contracts.simulations import FILE_OPTIONS, LIVE, TrainingOptions, TrainingProblem
 from services.core.cycle.placers import PLACERS
 from services.core.domain.errors import DomainError, PolicyConfigError
@@ -26,13 +28,14 @@ from services.core.policies.registry import (
     unknown_policy,
 )
 from services.core.profiles.recurrence import Predictor
+from services.simulator.bundles import BUNDLED_ZONES
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.engine.orders import SimulatedOrder
 from services.simulator.files import Content, on_disk
 from services.simulator.live import LiveRun, live_document, parameters_of, read_live
 from services.simulator.predictors import predicted, predictor_of
 from services.simulator.raw import TraceFormatError
-from services.simulator.readers.carbon import read_carbon
+from services.simulator.readers.carbon import FORECASTS, read_carbon
 from services.simulator.readers.jobs import read_jobs
 from services.simulator.savings import lever_savings
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
@@ -72,6 +75,7 @@ class TrainingRun:
     engine: EngineOptions
     predictor: Predictor | None
     live: LiveRun | None = None
+    elsewhere: Sequence[CarbonTrace] = ()  #: The grids of zones that the cluster names, but for that of ``trace``
 
     def answer(self, report: Progress) -> dict[str, Any] | list[dict[str, Any]]:
         """Run it, and return the results as JSON values."""
@@ -108,6 +112,7 @@ class TrainingRun:
                 options=replace(self.engine, rigid=rigid),
                 predictor=self.predictor,
                 progress=_progress(report, name),
+                elsewhere=self.elsewhere,
             )
             yield replace(result, wall_s=round(time.perf_counter() - began_s, 3))
 
@@ -147,7 +152,15 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             ),
         )
     with _of("carbon"):
-        trace = _grid(options, inputs)
+        trace = _grid(options, inputs, None if inputs.carbon in BUNDLED_ZONES else cluster.zones[0] or None)
+        elsewhere = [_grid(options, inputs, zone) for zone in cluster.zones if zone not in ("", trace.zone)]
+        values = [each.curve.intensity_gco2_per_kwh for each in (trace, *elsewhere)]
+        if any(np.array_equal(values[0], each) for each in values[1:]):
+            raise OptionError("carbon", "the file does not say which of its values are of which zone of the cluster")
+    if elsewhere and options.levers:
+        raise OptionError("levers", "levers are those of a cluster in one zone")
+    if elsewhere and inputs.forecast not in FORECASTS:
+        raise OptionError("forecast", "a file of forecasts is of one zone, and the cluster lies in several")
     with _of("jobs"):
         workload = read_jobs(
             inputs.jobs,
@@ -162,7 +175,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
         if predictor is not None and workload.recurrence is None:
             raise OptionError("predictor", f"recipes 'a-srpt' say which jobs recur, this one does not: {workload.name}")
     workload = predicted(options.predictor, workload)
-    return TrainingRun(options, parameters, workload, cluster, trace, engine, predictor)
+    return TrainingRun(options, parameters, workload, cluster, trace, engine, predictor, elsewhere=elsewhere)
 
 
 def _prepare_live(options: TrainingOptions, inputs: Inputs, parameters: dict[str, dict[str, Any]]) -> TrainingRun:
@@ -211,14 +224,22 @@ def _of(option: str) -> Iterator[None]:
         raise OptionError(option, str(error)) from error
 
 
-def _grid(options: TrainingOptions, inputs: Inputs) -> CarbonTrace:
-    given = {"signal": options.signal, "forecast": inputs.forecast}
+def _grid(options: TrainingOptions, inputs: Inputs, zone: str | None = None) -> CarbonTrace:
+    """Return the grid that is asked for, or a zone's: bundled as that is, or of the same file."""
+    given: dict[str, Any] = {"signal": options.signal, "forecast": inputs.forecast}
+    carbon = inputs.carbon
+    if zone is not None and carbon in BUNDLED_ZONES:
+        if zone not in BUNDLED_ZONES:
+            raise OptionError("cluster", f"no grid of zone {zone} is bundled; bundled: {', '.join(BUNDLED_ZONES)}")
+        carbon = zone
+    elif zone is not None:
+        given["zone"] = zone
     try:  # the days after the last submission matter too: jobs still run then
-        trace = read_carbon(inputs.carbon, start=options.start, **given)
+        trace = read_carbon(carbon, start=options.start, **given)
     except TraceFormatError:
         trace = None
     if trace is None or (options.days is not None and options.start is None):
-        trace = read_carbon(inputs.carbon, start=options.start, days=options.days, **given)
+        trace = read_carbon(carbon, start=options.start, days=options.days, **given)
     return trace
 
 

@@ -192,6 +192,7 @@ class Workload:
     deadline_s: Floats | None = None
     flex: Floats | None = None  #: How much slower orders of the grid may make each, as a share, NaN: unsaid; None: all
     gpu_model: tuple[str, ...] | None = None  #: The model each job must have, empty for any; None: any for all
+    zone: tuple[str, ...] | None = None  #: The zone in which each job's data are, empty for any; None: any for all
     recurrence: Recurrence | None = None  #: What predictors learn from; None: no job is known to recur
     gates: Gates | None = None  #: Arrays and dependencies; None: every job may start once it is submitted
     slice_sevenths: Ints | None = None
@@ -203,7 +204,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         optional = [self.predicted_work_s, self.priority, self.preemptible, self.shareable, self.deadline_s]
-        optional += [self.gpu_model, self.flex]
+        optional += [self.gpu_model, self.zone, self.flex]
         columns = [self.tenants, self.submitted_s, self.work_s, self.requested_gpus, self.min_gpus, self.max_gpus]
         columns += [self.step_gpus, self.profile, *(column for column in optional if column is not None)]
         columns += [column for column in (self.slice_sevenths, self.slice_memory_gib) if column is not None]
@@ -256,6 +257,7 @@ class NodeGroup:
     whole."""
     slice_memory_gib: Mapping[int, float] = field(default_factory=dict[int, float])
     """Memory of the slices, by size, if it differs from the model's."""
+    zone: str = ""  #: The grid zone; empty: that of the run's first grid
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -280,6 +282,11 @@ class ClusterSpec:
         return sum(group.count * group.gpus for group in self.groups)
 
     @property
+    def zones(self) -> tuple[str, ...]:
+        """The zones of its groups, each once; an empty one for groups that name none."""
+        return tuple(dict.fromkeys(group.zone for group in self.groups))
+
+    @property
     def widest_node_gpus(self) -> int:
         """The GPUs of the widest node."""
         return max(group.gpus for group in self.groups)
@@ -293,6 +300,8 @@ class ClusterSpec:
     def parse(cls, text: str) -> ClusterSpec:
         """Return the cluster described by ``32x2:RTX3090[,4x8:A100-SXM4-80GB]``: nodes x GPUs of each, and the model.
 
+        ``GB=2x8:A100,SE=2x8:A100`` lies in two zones.
+
         A model can be given by any of its names (``A100`` is ``A100-SXM4-40GB``); see ``services.core.domain.gpus``.
         Brackets after it say how its GPUs are cut into MIG slices: ``2x4:A100[3g,2g,2g]`` cuts all in the same way,
         ``2x4:A100[3g,2g,2g/1g,1g/whole/whole]`` each GPU of a node in its own.
@@ -303,15 +312,19 @@ class ClusterSpec:
         """
         groups: list[NodeGroup] = []
         for part in re.split(r",(?![^\[]*\])", text):
-            match = re.fullmatch(r"\s*(\d{1,6})x(\d{1,3}):([\w.-]+)(?:\[([^\[\]]*)\])?\s*", part)
+            match = re.fullmatch(r"\s*(?:([\w.-]+)=)?(\d{1,6})x(\d{1,3}):([\w.-]+)(?:\[([^\[\]]*)\])?\s*", part)
             if match is None:
                 raise DomainError(f"{part!r} is not a node group of the form NODESxGPUS:MODEL, such as 32x2:RTX3090")
-            count, gpus, name = int(match[1]), int(match[2]), match[3]
+            count, gpus, name, cut = int(match[2]), int(match[3]), match[4], match[5]
             if not count or not gpus:
                 raise DomainError(f"{part!r} has no GPU")
             model = gpu_model(name)
-            groups.append(NodeGroup(count, gpus, model, cuts=() if match[4] is None else _cuts(match[4], gpus, model)))
-        return cls(tuple(groups))
+            cuts = () if cut is None else _cuts(cut, gpus, model)
+            groups.append(NodeGroup(count, gpus, model, cuts=cuts, zone=match[1] or ""))
+        spec = cls(tuple(groups))
+        if len(spec.zones) > 1 and any(group.cuts for group in groups):
+            raise DomainError("nodes whose GPUs are cut into slices are simulated in one zone only")
+        return spec
 
 
 def _cuts(text: str, gpus: int, model: GpuModel) -> tuple[tuple[SlicePlace, ...], ...]:

@@ -6,11 +6,13 @@ import time
 
 import pytest
 
+from services.core.cycle.snapshot import Trigger
 from services.core.domain.carbon import CarbonOutlook, Signal
 from services.kit.carbon import Carbon
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import unavailable
 from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.planning.snapshot import load
 from tests.scheduler.world import a_world
 from tests.support.builders import flat_curve, hourly_curve
 from tests.support.servers import fresh_database
@@ -94,3 +96,26 @@ async def test_a_live_round_decides_by_the_zone_of_the_nodes_a_job_may_use(postg
         assert {model: await world.state(job) for model, job in jobs.items()} == {"A100": "queued", "V100": "starting"}
         (row,) = await world.fetch("SELECT intensity_gco2_per_kwh, intensity_stale FROM plans ORDER BY round LIMIT 1")
         assert (row["intensity_gco2_per_kwh"], row["intensity_stale"]) == ((1 * 500 + 3 * 100) / 4, False)
+
+
+async def test_live_gangs_start_in_the_cleaner_zone_and_span_none(postgres_url: str, redis_url: str) -> None:
+    hour_s = time.time() // 3_600 * 3_600
+    first, second = (hourly_curve([each] * 48, start_s=hour_s) for each in (500.0, 100.0))
+    async with a_world(fresh_database(postgres_url), redis_url, policy="fifo") as world:
+        world.scheduler._carbon._known = {
+            zone: CarbonOutlook(zone, Signal.AVERAGE_DIRECT, curve) for zone, curve in (("A", first), ("B", second))
+        }
+        await world.node("n1", 1, model="A100", zone="A")
+        await world.node("n2", 1, model="A100", zone="B")
+        first_job, wide, last = await world.job(1), await world.job(2), await world.job(1)
+        await world.scheduler.turn()
+
+        rows = await world.fetch("SELECT job_id, shares #>> '{0,node_id}' AS node FROM allocations")
+        assert {row["job_id"]: row["node"] for row in rows} == {first_job: "n2", last: "n1"}
+        (row,) = await world.fetch(f"SELECT reason FROM jobs WHERE id = '{wide}'")
+        assert row["reason"] == "no_eligible_node"
+
+        outlooks = await world.scheduler._carbon.outlooks(["A", "B"], time.time())
+        shown = (await load(world.database, Trigger.PASSIVE, outlooks, world.settings)).snapshot.jobs
+        zones = {job_id: int(shown.data_zone[at]) for job_id, at in shown.index.items()}
+        assert zones == {first_job: 1, wide: -1, last: 0}, "where their checkpoints will be"

@@ -79,7 +79,7 @@ def test_policies_see_the_host_charge_that_counts() -> None:
     jobs, cluster = a_workload([(0.0, 3_600.0, 4)], [profile]), ClusterSpec.parse("2x2:RTX3090")
 
     def drawn_w(options: EngineOptions) -> list[float]:
-        table = GangTables(jobs, cluster, options).shown(({},))[0][0]
+        table = GangTables(jobs, cluster, (cluster.groups[0].model.name,), options).shown(({},))[0][0]
         return table.power_w[:, 0].tolist()
 
     assert drawn_w(EngineOptions()) == [250.0, 500.0, 1_000.0]

@@ -238,6 +238,18 @@ def _job_table(jobs: Sequence[JobRow], models: tuple[str, ...], placements: Mapp
     )
 
 
+def by_zone(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot of one GPU model with its nodes told apart by zone; each job's data are where it runs."""
+    jobs, nodes, zones = snapshot.jobs, snapshot.nodes, len(snapshot.outlooks)
+    at = [-1 if on is None else int(nodes.zone[nodes.index[on.shares[0].node_id]]) for on in jobs.placements]
+    return replace(
+        snapshot,
+        gpu_models=snapshot.gpu_models * zones,
+        nodes=replace(nodes, gpu_model=nodes.zone),
+        jobs=replace(jobs, eligible=np.repeat(jobs.eligible, zones, axis=1), data_zone=np.array(at, dtype=np.int64)),
+    )
+
+
 def with_services(snapshot: Snapshot, *names: str, only_on: Collection[str] | None = None) -> Snapshot:
     """Return the snapshot with these queued jobs as service instances, in this order.
 

@@ -49,7 +49,10 @@ def training(
     jobs: Annotated[str, typer.Option(help="A bundled trace (green-year, green-day) or a file.")],
     carbon: Annotated[str, typer.Option(help="A bundled zone (SE, GB, PL, US-CAL-CISO, CA-ON) or a file.")],
     cluster: Annotated[
-        str, typer.Option(help="NODESxGPUS:MODEL, several separated by commas; with MIG slices 2x4:A100[3g,2g,2g].")
+        str,
+        typer.Option(
+            help="NODESxGPUS:MODEL, or ZONE=NODESxGPUS:MODEL, several by commas; MIG slices: 2x4:A100[3g,2g,2g]."
+        ),
     ] = "32x2:RTX3090",
     format: Annotated[
         str | None, typer.Option(help="Format of the job file; by default recognised by its header.")

@@ -17,6 +17,7 @@ from services.core.cycle.bound import NodeRoom
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
+from services.core.cycle.zones import Zones
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.plain_members import plain_members
 
@@ -50,6 +51,7 @@ class Ranked:
 
     def __init__(self, snapshot: Snapshot, ranking: Ranking, capacity: Capacity) -> None:
         self._table, self._capacity = snapshot.jobs, capacity
+        self.gpu_models, self.zones = snapshot.gpu_models, Zones.of(snapshot)
         order, total = ranking.order, capacity.total
         self.jobs = order  #: Indices into the job table
         self.phase = self._table.phase[order]  #: ``Phase`` codes
@@ -249,13 +251,16 @@ class Filler:
             quota.claim(job, gpus)
 
     def _admit(self, position: int, job: int, queued: bool, wanted: int, models: int) -> None:
-        """Let a waiting job start or claim: on the model with free devices, else with the most room, else the first."""
+        """Let a waiting job start or claim: on the model with free devices, else with the most room, else the first.
+
+        Of a model's nodes in several zones, it takes those on which it emits least.
+        """
         quota = self._quota
         if quota is not None and not quota.allows(job, wanted):
             if queued:
                 self._given[position] = OVER_QUOTA
             return
-        best = self._model_for(wanted, models)
+        best = self._model_for(job, wanted, models)
         bound = self.bound if self.bound is not None and self.bound.is_bound(job) else None
         if bound is not None and (best < 0 or not bound.fits(job, wanted)):
             if not self._backfill and queued:  # it lets others pass, but for what is free where it has to start
@@ -292,7 +297,7 @@ class Filler:
         self._room[model] -= kept
         self._left -= kept
 
-    def _model_for(self, wanted: int, models: int) -> int:
+    def _model_for(self, job: int, wanted: int, models: int) -> int:
         columns = self._columns.get(models)
         if columns is None:
             columns = self._columns[models] = tuple(m for m in range(len(self._room)) if models >> m & 1)
@@ -303,7 +308,12 @@ class Filler:
                 continue
             if best < 0 or (free[column] >= wanted, room[column]) > (free[best] >= wanted, room[best]):
                 best = column
-        return best
+        zones, names = self._ranked.zones, self._ranked.gpu_models
+        if best < 0 or zones is None:
+            return best
+        same = [each for each in columns if names[each] == names[best] and not blocked >> each & 1]
+        same = [each for each in same if room[each] >= wanted and (free[each] >= wanted) == (free[best] >= wanted)]
+        return zones.greenest(job, same, room)
 
 
 def _rows(ranked: Ranked, positions: Ints | None) -> Iterator[tuple[int, int, int, int, int]]:

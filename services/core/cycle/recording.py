@@ -37,6 +37,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "placement": snapshot.placement,
         "graphs": {job_id: asdict(graph) for job_id, graph in sorted(snapshot.graphs.items())},
         "network": asdict(snapshot.network),
+        "transfer": asdict(snapshot.transfer),
         "length_spreads": dict(sorted(snapshot.length_spreads.items())),
         "measured_w": _plain(snapshot.measured_w),
         "measures": snapshot.measures,

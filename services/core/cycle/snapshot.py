@@ -26,6 +26,7 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.orders import PowerOrder
 from services.core.domain.placement import Placement
 from services.core.domain.plain_members import plain_members
+from services.core.domain.transfers import Transfer
 from services.core.domain.windows import Ending, Window
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.iteration import Network
@@ -100,6 +101,9 @@ class JobTable:
     """Predicted time the job still needs with its smallest gang, seconds; all NaN unless given."""
     speed_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
     """Row of ``Snapshot.speed_curves`` that predicts the job's speed by gang size, -1 if there is none; all -1 unless
+    given."""
+    data_zone: Ints = field(default_factory=lambda: _UNCOUNTED)
+    """Where the job's checkpoint is, or will be, an index into ``Snapshot.outlooks``; -1 if it has none; all -1 unless
     given."""
     power_limit_w: Floats = field(default_factory=lambda: _UNKNOWN)
     """The limit set on each of the job's GPUs; NaN at the default, and unless given."""
@@ -309,6 +313,7 @@ class Snapshot:
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         graphs: What is known of jobs' stages, replicas and bytes, for placers that use it.
         network: Bandwidths between and within nodes; ``server_gpus`` is the widest node's.
+        transfer: What it takes to move a checkpoint to another zone.
         length_spreads: Standard deviation of jobs' predicted lengths, as a share of the prediction; jobs for which it
             is not known are left out.
         measured_w: What the cluster draws by its meters, including hosts, watts, with all changes in effect; NaN:
@@ -366,6 +371,7 @@ class Snapshot:
     placement: str = "consolidated"
     graphs: Mapping[JobId, JobGraph] = field(default_factory=dict[JobId, JobGraph])
     network: Network = field(default_factory=Network)
+    transfer: Transfer = field(default_factory=Transfer)
     length_spreads: Mapping[JobId, float] = field(default_factory=dict[JobId, float])
     measured_w: float = float("nan")
     measures: bool = False

@@ -65,6 +65,7 @@ class Reason(StrEnum):
     """It starts on GPUs that its tenant has reserved; or those it has, or would have, are reserved or go into
     maintenance before it could end."""
     # moves and nodes
+    GREENER_ZONE = "greener_zone"  #: It restarts in a zone where it emits less, even with the way of its checkpoint
     DEFRAGMENTATION = "defragmentation"
     """It restarts elsewhere: that frees a block for a gang that waits, or a node to power down, and pays for itself."""
     UNUSED = "unused"  #: Nothing runs on the node

@@ -12,6 +12,7 @@ lever           without it
 ``hours``       the same run, from now on without a pause
 ``order``       jobs wait in order of submission; the delay is the work ahead divided by the cluster's GPUs
 ``sleep``       the GPUs that it does not use yet stay awake until it starts
+``zone``        the same run on the mean of the GPUs that it may use, wherever they are; only where there are several
 =============== =======================================================================================================
 
 The effects of several levers do not add up to their combined effect. A figure is None if something it needs is unknown.
@@ -44,6 +45,7 @@ class Lever(StrEnum):
     HOURS = "hours"
     ORDER = "order"
     SLEEP = "sleep"
+    ZONE = "zone"
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from services.scheduler.repository.snapshots import AwayRow, ClaimRow, ClusterRo
 class NodeKind(NamedTuple):
     """What makes nodes interchangeable to a job.
 
-    GPU model, memory of each GPU, whether images run there, and what runs jobs there: our agents, or an engine, with
-    the queues of it that use the node.
+    GPU model, memory of each GPU, whether images run there, what runs jobs there (our agents, or an engine, with the
+    queues of it that use the node), and the grid zone: no gang spans kinds, so none spans zones.
     """
 
     gpu_model: str
@@ -34,13 +34,14 @@ class NodeKind(NamedTuple):
     containers: bool
     engine: str = OURS
     queues: tuple[str, ...] = ()
+    zone: str = ""
 
 
 def kind_of(node: NodeRow | AwayRow) -> NodeKind:
     """Return a node's kind, by its first GPU."""
     first = node.devices[0]
     model, memory_gib = first["model"], float(first["memory_gib"])
-    return NodeKind(model, memory_gib, node.containers, node.engine, tuple(sorted(node.queues)))
+    return NodeKind(model, memory_gib, node.containers, node.engine, tuple(sorted(node.queues)), node.zone)
 
 
 @dataclass(frozen=True)

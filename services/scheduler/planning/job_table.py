@@ -47,6 +47,7 @@ def job_table(
     speed_curves: Sequence[int],
     predicted_gpu_s: Mapping[str, float],
     flexes: Mapping[str, float],
+    zone_of: Mapping[NodeId, int],
 ) -> JobTable:
     """Return jobs as policies see them.
 
@@ -58,6 +59,7 @@ def job_table(
         speed_curves: For each of those, the row in ``Snapshot.speed_curves``, -1 for none.
         predicted_gpu_s: Lengths that were only just predicted, and are in no row yet.
         flexes: The classes of tenants that have one, percent.
+        zone_of: Where nodes are, indices into ``Snapshot.outlooks``; empty if all are in one zone.
     """
 
     columns = jobs.columns
@@ -72,8 +74,10 @@ def job_table(
     progress = np.minimum(columns["done"] / columns["work"], 1.0)
     lengths_gpu_s = columns["predicted_gpu_s"]
     placements: list[Placement | None] = [None] * len(jobs)
+    data_zone = np.full(len(jobs), -1, dtype=np.int64)
     for at in np.flatnonzero(jobs.have("shares")).tolist():
-        placements[at] = placement_of(jobs[at].shares or ())
+        placements[at] = on = placement_of(jobs[at].shares or ())
+        data_zone[at] = zone_of.get(on.shares[0].node_id, -1)
     flex = columns["flex"]
     if flexes:
         of_tenants = [flexes.get(tenant, math.nan) for tenant in columns["tenant_id"].tolist()]
@@ -104,6 +108,7 @@ def job_table(
         progress=progress,
         remaining_s=remaining_s(lengths_gpu_s, progress, attained_gpu_s, columns["min_gpus"]),
         placements=tuple(placements),
+        data_zone=data_zone,
         speed_curve=curves[1],
         power_limit_w=columns["power_limit_w"],
         clock_mhz=columns["clock_mhz"],

@@ -184,6 +184,7 @@ def snapshot_of(
             speed_curves=speed_rows,
             predicted_gpu_s=dict(zip(predictions.job_id, predictions.gpu_s, strict=True)) if predictions else {},
             flexes={row.tenant_id: row.flex for row in rows.flexes},
+            zone_of=dict(zip(nodes.ids, nodes.zone.tolist(), strict=True)) if len(zones) > 1 else {},
         ),
         nodes=without_devices(nodes, {nodes.index[NodeId(on)]: devices for on, devices in held.items()}),
         outlooks=tuple(outlooks),

@@ -121,10 +121,12 @@ class GangTables:
     because their boards wait longer.
     """
 
-    def __init__(self, workload: Workload, cluster: ClusterSpec, options: EngineOptions) -> None:
-        """Take the kinds of jobs, the cluster, and the options."""
+    def __init__(
+        self, workload: Workload, cluster: ClusterSpec, models: tuple[str, ...], options: EngineOptions
+    ) -> None:
+        """Take the kinds of jobs, the cluster and its GPU models, and the options."""
         self._profiles, self._options = workload.profiles, options
-        self._models = tuple(dict.fromkeys(group.model.name for group in cluster.groups))
+        self._models = models
         widths = [(group.model.name, max(len(group.whole), 1)) for group in cluster.groups]
         self._widest = [max(gpus for name, gpus in widths if name == model) for model in self._models]
         doublings = 1 << np.arange(int(workload.max_gpus.max(initial=1)).bit_length(), dtype=np.int64)

@@ -18,17 +18,23 @@ class Nodes:
     """All nodes of a cluster, up or down.
 
     Attributes:
-        models: Names of the GPU models, as in ``Snapshot.gpu_models``.
+        models: Names of the GPU models, as in ``Snapshot.gpu_models``: one for each model in each zone.
+        zone_of: The zone of each of those, an index into ``zones``.
         idle_w: What all idle devices on nodes that are up and switched on draw now, watts.
+        zone_idle_w: The same by zone, if there are several.
         idle_w_of: (n_models,) what one idle device draws, its share of the host included.
     """
 
     def __init__(self, spec: ClusterSpec, host_idle_w: float) -> None:
-        self.models = tuple(dict.fromkeys(group.model.name for group in spec.groups))
+        self.zones = spec.zones
+        kinds = [*dict.fromkeys((group.zone, group.model.name) for group in spec.groups)]
+        self.models = tuple(name for _, name in kinds)
+        self.zone_of = [self.zones.index(zone) for zone, _ in kinds]
         groups = [group for group in spec.groups for _ in range(group.count)]
         self.ids = tuple(NodeId(f"n{at}") for at in range(len(groups)))
         self.where = {node_id: at for at, node_id in enumerate(self.ids)}
-        self.model = [self.models.index(group.model.name) for group in groups]  #: Index of each node's model
+        self.model = [kinds.index((group.zone, group.model.name)) for group in groups]  #: Index of each node's model
+        self.zone = [self.zone_of[model] for model in self.model]  #: Index of each node's zone
         self._whole_gpus = [group.whole for group in groups]
         self.gpus = [len(whole) for whole in self._whole_gpus]  #: Uncut GPUs of each node
         self._idle_each = [group.model.idle_w + host_idle_w for group in groups]
@@ -38,13 +44,18 @@ class Nodes:
         self.up = [True] * len(groups)  #: Whether a node's lease holds
         self.off: set[int] = set()  #: Nodes that are switched off to save power; given work, they boot
         self.idle_w = sum(each * gpus for each, gpus in zip(self._idle_each, self.gpus, strict=True))
+        self.zone_idle_w = [0.0] * len(self.zones)
+        for at, zone in enumerate(self.zone):
+            self.zone_idle_w[zone] += self._idle_each[at] * self.gpus[at]
         self._all_gpus = np.array(self.gpus, dtype=np.int64)
+        self._all_zones = np.array(self.zone, dtype=np.int64)
         self._all_models = np.array(self.model, dtype=np.int64)
         self._schedulable = np.array([group.schedulable and bool(group.whole) for group in groups], dtype=np.bool_)
         self._cut = np.array([group.slices > 0 for group in groups], dtype=np.bool_)
         self._asleep: Bools = np.zeros(len(groups), dtype=np.bool_)
         columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
-        self._whole = NodeTable(*columns, free_gpus=self.free_gpus, may_sleep=self._schedulable & ~self._cut)
+        sleep = self._schedulable & ~self._cut
+        self._whole = NodeTable(*columns, free_gpus=self.free_gpus, may_sleep=sleep, zone=self._all_zones)
         self._table: NodeTable | None = None
         self._down = 0
         self._awake_at_s = [0.0] * len(groups)
@@ -70,6 +81,7 @@ class Nodes:
                     free_gpus=self.free_gpus[rows],
                     asleep=self._asleep[rows],
                     may_sleep=(self._schedulable & ~self._cut)[rows],
+                    zone=self._all_zones[rows],
                 )
         return self._table
 
@@ -82,6 +94,12 @@ class Nodes:
         self._asleep = self._asleep.copy()
         self._asleep[node] = asleep
         self._table = None
+
+    def _draws(self, node: int, gpus: int) -> None:
+        """Count this many more idle devices of a node that is on."""
+        idle_w = self._idle_each[node] * gpus
+        self.idle_w += idle_w
+        self.zone_idle_w[self.zone[node]] += idle_w
 
     def take(self, placement: Placement, now_s: float, boot_s: float) -> tuple[int, float]:
         """Take a gang's devices; return the index of their model and when all its nodes will be awake, UTC seconds."""
@@ -96,7 +114,7 @@ class Nodes:
             self._free[at] = () if count == len(free) else tuple(d for d in free if d not in share.devices)
             self.free_gpus[at] -= count
             self.free_total -= count
-            self.idle_w -= self._idle_each[at] * count
+            self._draws(at, -count)
         self._table = None
         return self.model[at], awake_at_s
 
@@ -127,7 +145,7 @@ class Nodes:
             count = len(share.devices)
             self.free_gpus[at] += count
             self.free_total += count
-            self.idle_w += self._idle_each[at] * count
+            self._draws(at, count)
             if self.free_gpus[at] == self.gpus[at]:
                 idle.append(at)
         self._table = None
@@ -137,7 +155,7 @@ class Nodes:
         """Switch a node on if it is off; it draws its idle power, and can run work once it has booted."""
         if node in self.off:
             self._put_to_sleep(node, False)
-            self.idle_w += self._idle_each[node] * self.gpus[node]
+            self._draws(node, self.gpus[node])
             self._awake_at_s[node] = now_s + boot_s
 
     def switch_off(self, node: int) -> None:
@@ -145,12 +163,12 @@ class Nodes:
         is_idle = self.up[node] and self.free_gpus[node] == self.gpus[node]
         if is_idle and node not in self.off and not self._cut[node]:
             self._put_to_sleep(node, True)
-            self.idle_w -= self._idle_each[node] * self.gpus[node]
+            self._draws(node, -self.gpus[node])
 
     def fail(self, node: int) -> None:
         """Fail a node with everything on it."""
         if node not in self.off:
-            self.idle_w -= self._idle_each[node] * int(self.free_gpus[node])
+            self._draws(node, -int(self.free_gpus[node]))
         self._put_to_sleep(node, False)
         self.up[node] = False
         self._down += 1
@@ -166,5 +184,5 @@ class Nodes:
         self._free[node] = self._whole_gpus[node]
         self.free_gpus[node] = self.gpus[node]
         self.free_total += self.gpus[node]
-        self.idle_w += self._idle_each[node] * self.gpus[node]
+        self._draws(node, self.gpus[node])
         self._table = None

@@ -7,7 +7,7 @@ stages of its work, each with its own speed and power.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from services.core.cycle.plan import Control, ProfileControls, Start
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, STARTING
@@ -16,6 +16,7 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
 from services.core.domain.reasons import Reason
+from services.core.domain.units import J_PER_KWH
 from services.core.profiles.sharing import shared_gpu
 from services.simulator.engine.behaviour import FIXED_BATCH, Behaviours, Run
 from services.simulator.engine.cluster import Nodes
@@ -34,9 +35,13 @@ class Gangs:
     """The gangs of a run.
 
     Attributes:
-        now_s: The clock, UTC seconds; it is advanced together with ``integral``.
-        integral: The grid's intensity integrated up to ``now_s``.
+        now_s: The clock, UTC seconds; it is advanced together with ``integrals``.
+        integrals: The intensity of each zone's grid integrated up to ``now_s``.
         power_w: What all gangs draw now.
+        zone_w: The same by zone.
+        intensities: The present intensity of each zone's grid, gCO2/kWh, if there are several zones.
+        arrivals: The checkpoints that have moved to each zone.
+        transferred: What that took without the gangs that waited: J, gCO2 at the mean of both zones.
     """
 
     def __init__(
@@ -58,7 +63,11 @@ class Gangs:
         Args:
             tunes: (n_jobs,) the jobs whose batch follows the gang; None: no job's does.
         """
-        self.now_s = self.integral = self.power_w = 0.0
+        self.now_s = self.power_w = 0.0
+        self.integrals = [0.0] * len(nodes.zones)
+        self.zone_w = [0.0] * len(nodes.zones)
+        self.intensities: Callable[[], list[float]] = list
+        self.arrivals, self.transferred = [0] * len(nodes.zones), [0.0, 0.0]
         self.learned = False  #: Whether a measurement has ended since policies last decided
         self.beside: dict[JobId, JobId] = {}  #: For each job on a shared device, the other job on it
         self.shared_s = 0.0  #: How long devices have been shared, seconds
@@ -73,6 +82,16 @@ class Gangs:
         self._options = options
         self._foresight = foresight
         self._tunes = tunes
+
+    @property
+    def integral(self) -> float:
+        """The intensity of the first zone's grid integrated up to ``now_s``."""
+        return self.integrals[0]
+
+    def _draws(self, slot: int, more_w: float) -> None:
+        """Count what a gang draws more than before."""
+        self.power_w += more_w
+        self.zone_w[self._live.ints.item(IntRow.ZONE, slot)] += more_w
 
     def start(self, start: Start, *, since_s: float | None = None) -> None:
         """Start a gang; with ``since_s``, one that has held its GPUs since then and continues without a delay."""
@@ -94,24 +113,37 @@ class Gangs:
         if start.shares:
             run = self._shared(run, self.beside[start.job_id], model, self._options.power_limit_w)
         run_from = awake_at_s + run.restart_s if since_s is None else now_s
+        zone, came_from = self._nodes.zone_of[model], ints.item(IntRow.ZONE, slot)
+        ints[IntRow.ZONE, slot] = zone
+        if 0 <= came_from != zone:
+            run_from += self._options.transfer.seconds
+            self._move(row, came_from, zone)
         known = live.profiled.get(row, {}).get(gpus)
         column = live.floats[:, slot]
         column[FloatRow.SINCE] = now_s if since_s is None else since_s
         column[FloatRow.ACCOUNTED] = now_s
-        column[FloatRow.GRID] = self.integral
+        column[FloatRow.GRID] = self.integrals[zone]
         column[FloatRow.RUN_FROM : FloatRow.KEPT + 1] = (
             run_from, run.speed, run.draw_w, run.gpu_w, run.efficiency, run_from, column[FloatRow.SET_DONE],
         )  # fmt: skip
         column[FloatRow.NOW] = math.nan if known is None else known
         ints[IntRow.PHASE : IntRow.MEASURED + 1, slot] = STARTING, gpus, known is not None
         live.placements[slot] = placement
-        self.power_w += run.draw_w
+        self._draws(slot, run.draw_w)
         self._foresee(slot, model, run, stage, stages)
         self._recorder.started(row, now_s, gpus)
         if self._options.power_limit_w is not None:
             self._put(slot, ControlKind.POWER_LIMIT, self._options.power_limit_w)
         if start.shares:
             self.retime(live.slot[self.beside[start.job_id]])
+
+    def _move(self, row: int, came_from: int, zone: int) -> None:
+        """Charge a job for moving its checkpoint from one zone to another."""
+        kwh, intensities = self._options.transfer.energy_kwh, self.intensities()
+        cost = kwh * J_PER_KWH, kwh * (intensities[came_from] + intensities[zone]) / 2
+        self.arrivals[zone] += 1
+        self.transferred = [self.transferred[0] + cost[0], self.transferred[1] + cost[1]]
+        self._recorder.spent(row, 0.0, *cost)
 
     def set(self, action: Control) -> None:
         """Set the controls of a gang's devices, or start measuring it at every control value."""
@@ -184,6 +216,8 @@ class Gangs:
         live.floats[FloatRow.POWER_LIMIT : FloatRow.UNORDERED + 1, slot] = math.nan
         live.ints[IntRow.PHASE : IntRow.MEASURED + 1, slot] = QUEUED, 0, 0
         live.ints[IntRow.STALE, slot] = 1
+        if not live.floats.item(FloatRow.SET_DONE, slot):
+            live.ints[IntRow.ZONE, slot] = -1
         live.placements[slot] = None
         live.waits(slot)
         return idle
@@ -202,7 +236,8 @@ class Gangs:
 
     def settle(self, slot: int) -> None:
         """Record what a gang has done so far."""
-        spent = self._live.settle(slot, self.now_s, self.integral)
+        integral = self.integrals[self._live.ints.item(IntRow.ZONE, slot)]
+        spent = self._live.settle(slot, self.now_s, integral)
         self._recorder.spent(self._live.ints.item(IntRow.ROW, slot), *spent)
 
     def retime(self, slot: int, *, stage_begins: bool = False) -> None:
@@ -216,7 +251,7 @@ class Gangs:
         model = self._model_of(slot)
         stage, stages = self._stage_of(slot, model, begins=stage_begins)
         run = self._run_of(slot, model, stage)
-        self.power_w += run.draw_w - floats.item(FloatRow.DRAW, slot)
+        self._draws(slot, run.draw_w - floats.item(FloatRow.DRAW, slot))
         run_from = max(left_off_s, self.now_s)
         floats[FloatRow.RUN_FROM : FloatRow.EFFICIENCY + 1, slot] = (
             run_from, run.speed, run.draw_w, run.gpu_w, run.efficiency,
@@ -315,7 +350,7 @@ class Gangs:
         self.settle(stays)  # it stops: nothing is done any more, and the device draws on until it is gone
         model, column = self._model_of(stays), live.floats[:, stays]
         run = self._alone(stays, model, self._stage_of(stays, model)[0])
-        self.power_w += run.draw_w - float(column[FloatRow.DRAW])
+        self._draws(stays, run.draw_w - float(column[FloatRow.DRAW]))
         column[FloatRow.DRAW], column[FloatRow.GPU_DRAW] = run.draw_w, run.gpu_w
 
     def _model_of(self, slot: int) -> int:
@@ -327,7 +362,7 @@ class Gangs:
         live = self._live
         placement = live.placements[slot]
         assert placement is not None
-        self.power_w -= live.floats.item(FloatRow.DRAW, slot)
+        self._draws(slot, -live.floats.item(FloatRow.DRAW, slot))
         if self.beside:
             self._part(slot, placement)
         return self._nodes.give_back(placement)

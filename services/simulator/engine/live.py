@@ -7,6 +7,7 @@ holds GPUs are closed forms in the time since it got them: ``attained = settled 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +79,8 @@ class IntRow:
     MEASURED = 12
     GENERATION = 13
     STALE = 14
-    COUNT = 15
+    ZONE = 15
+    COUNT = 16
 
 
 SHOWN_FLOATS = {
@@ -107,6 +109,7 @@ SHOWN_INTS = {
     "gpus": IntRow.GPUS,
     "priority": IntRow.PRIORITY,
     "speed_curve": IntRow.CURVE,
+    "data_zone": IntRow.ZONE,
     "control_curve": IntRow.CURVE,
     "goodput_curve": IntRow.GOODPUT,
     "batch_min": IntRow.BATCH_MIN,
@@ -152,7 +155,7 @@ class LiveJobs:
             at ``SPEED`` since ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is the work in the last checkpoint before
             ``RUN_FROM``.
         ints: (IntRow.COUNT, capacity). ``STALE`` marks jobs without GPUs whose
-            shown rows still have to be brought up to date.
+            shown rows still have to be brought up to date. ``ZONE`` is where a job runs or has its checkpoint.
         placements: Where each job runs.
         slot: Slot of each job, by id.
         profiled: Efficiency by workload row and gang size, once observed.
@@ -209,7 +212,7 @@ class LiveJobs:
         self.floats[GIVEN, slot] = self._given[row]
         self.ints[:, slot] = 0
         self.ints[GIVEN_INTS, slot] = self._given_ints[row]
-        self.ints[IntRow.STALE, slot] = 1
+        self.ints[IntRow.STALE, slot], self.ints[IntRow.ZONE, slot] = 1, -1
         if not self._all_eligible:
             self.eligible[slot] = self._eligible_of[row]
         if workload.flex is not None:
@@ -270,7 +273,7 @@ class LiveJobs:
 
         Args:
             slot: A job that holds GPUs.
-            integral: ``Grid.integral(now_s)``.
+            integral: ``Grid.integral(now_s)`` of its zone.
         """
         column = self.floats[:, slot].tolist()
         seconds = now_s - column[FloatRow.ACCOUNTED]
@@ -290,7 +293,7 @@ class LiveJobs:
         )  # fmt: skip
         return gpu_s, energy_j, carbon
 
-    def refresh(self, now_s: float, integral: float, min_profile_s: float) -> None:
+    def refresh(self, now_s: float, integrals: Sequence[float], min_profile_s: float) -> None:
         """Bring what a snapshot shows up to now: figures of jobs with GPUs, completed starts, observed profiles.
 
         Nothing changes for waiting jobs, so they are skipped and the cost does not grow with the queue.
@@ -304,6 +307,7 @@ class LiveJobs:
         started = (phase == STARTING) & (f[FloatRow.RUN_FROM] <= now_s)
         phase[started] = RUNNING
         held_s = now_s - f[FloatRow.ACCOUNTED]
+        integral = integrals[0] if len(integrals) == 1 else np.array(integrals)[i[IntRow.ZONE]]
         f[FloatRow.ATTAINED] = f[FloatRow.SET_ATTAINED] + gpus * held_s
         f[FloatRow.ENERGY] = f[FloatRow.SET_ENERGY] + f[FloatRow.DRAW] * held_s
         f[FloatRow.CARBON] = f[FloatRow.SET_CARBON] + f[FloatRow.DRAW] * ((integral - f[FloatRow.GRID]) / 3.6e6)

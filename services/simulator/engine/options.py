@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.core.cycle.placers import PLACERS
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.transfers import Transfer
 from services.core.domain.windows import Window
 from services.simulator.engine.orders import SimulatedOrder
 
@@ -48,6 +49,7 @@ class EngineOptions:
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s. They determine
             what gangs whose profile has a graph lose when they are spread, and what graph-aware placers expect.
+        transfer: What it takes to move a job's checkpoint to another zone.
         retrain_s: How often a predictor of lengths is refitted to the jobs that have ended.
         power_limit_w: The limit of every GPU unless the policy sets one; None: the board's own limit.
         batch_tuning: Which jobs may tune their batch size to the gang, under policies that support it
@@ -82,6 +84,7 @@ class EngineOptions:
     placement: str = "consolidated"
     inter_gbps: float = 10.0
     intra_gbytes: float = 300.0
+    transfer: Transfer = field(default_factory=Transfer)
     retrain_s: float = 86_400.0
     power_limit_w: float | None = None
     rigid: bool = False

@@ -113,6 +113,8 @@ class SimulationResult:
     """GPU time of each tenant while it had jobs waiting, relative to its weighted share; empty if fewer than two ever
     waited."""
     jain: float = float("nan")  #: Jain's fairness index of those; NaN without any
+    zones: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """What nodes used in each zone, if there are several: GPUs, kWh, kg, and the checkpoints that moved there."""
     orders: tuple[Mapping[str, float], ...] = ()
     """What came of each order of the grid; see ``orders.Orders.figures``."""
     wall_s: float = float("nan")  #: Set by the caller; the engine has no clock
@@ -150,6 +152,7 @@ def result_of(
     slices: Mapping[str, Mapping[str, float]],
     tenants: Mapping[str, float],
     orders: tuple[Mapping[str, float], ...] = (),
+    zones: Mapping[str, Mapping[str, float]] | None = None,
 ) -> SimulationResult:
     """Return the figures of a run; ``named``: policy, its parameters, zone and signal."""
     ended = np.isfinite(columns.ended_s)
@@ -188,5 +191,6 @@ def result_of(
         slices=slices,
         tenants=tenants if len(tenants) > 1 else {},
         orders=orders,
+        zones=zones or {},
         jain=jain_index(tenants.values()) if len(tenants) > 1 else float("nan"),
     )

@@ -9,7 +9,7 @@ round either. One more round follows when a plan asks for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
+from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
 from services.core.domain.reasons import Reason
@@ -73,19 +74,23 @@ def simulate(
     predictor: Predictor | None = None,
     progress: Progress | None = None,
     beginning: Beginning | None = None,
+    elsewhere: Sequence[CarbonTrace] = (),
 ) -> SimulationResult:
     """Run a workload on a cluster under a policy, and return the result.
 
     ``predictor`` tells policies how long jobs will take; None: the workload does. With a ``beginning`` the run
-    continues from a cluster at work, and reports progress at every active round.
+    continues from a cluster at work, and reports progress at every active round. ``elsewhere`` are the grids of the
+    zones that the cluster names, but for that of ``trace``, which also has the nodes that name none.
 
     Raises:
-        DomainError: There is a predictor, but no job of the workload recurs.
+        DomainError: There is a predictor, but no job of the workload recurs; or the cluster names a zone without grid.
         PolicyConfigError: The policy does not exist, or its parameters are invalid.
         PlanError: The policy broke an invariant of the cluster: a bug in it.
     """
     built = build_policy(policy, parameters or {})
-    simulation = Simulation(built, workload, cluster, trace, options or EngineOptions(), predictor, beginning)
+    simulation = Simulation(
+        built, workload, cluster, trace, options or EngineOptions(), predictor, beginning, elsewhere
+    )
     return simulation.run(dict(parameters or {}), progress)
 
 
@@ -101,6 +106,7 @@ class Simulation:
         options: EngineOptions,
         predictor: Predictor | None = None,
         beginning: Beginning | None = None,
+        elsewhere: Sequence[CarbonTrace] = (),
     ) -> None:
         self.policy = policy
         self._beginning = beginning
@@ -118,9 +124,16 @@ class Simulation:
             self.workload = replace(self.workload, predicted_work_s=None)
         self.nodes = Nodes(cluster, options.host_idle_w)
         self._devices = cluster.devices
-        self.grid = Grid(trace, options.history_s, options.horizon_s)
+        of_zone = {"": trace} | {each.zone: each for each in (trace, *elsewhere)}
+        if unknown := [zone for zone in self.nodes.zones if zone not in of_zone]:
+            raise DomainError(f"no grid of zone {unknown[0]} is known")
+        traces = [of_zone[zone] for zone in self.nodes.zones]
+        self.grids = [Grid(each, options.history_s, options.horizon_s) for each in traces]
         models = self.nodes.models
         eligible = eligible_models(self.workload, models)
+        if self.workload.zone is not None and len(self.grids) > 1:
+            zones, at_home = [traces[at].zone for at in self.nodes.zone_of], np.array(self.workload.zone)
+            eligible &= (at_home[:, None] == "") | (at_home[:, None] == np.array(zones)[None, :])
         self.network = Network(options.inter_gbps * 1e9 / 8, options.intra_gbytes * 1e9, cluster.widest_node_gpus)
         tuning, shown_curves = None, dict[str, Any]()
         if self._tunes is not None:
@@ -135,7 +148,7 @@ class Simulation:
         self.recorder = Recorder(self.workload, models)
         self.memory: Any = policy.initial()
         self.rounds = self.active_rounds = 0
-        self._tables = GangTables(self.workload, cluster, options)
+        self._tables = GangTables(self.workload, cluster, models, options)
         self._measurements = Measurements(self.workload, models, known=options.settings_known)
         self._events = Events()
         self._version = 0
@@ -156,6 +169,7 @@ class Simulation:
             placement=options.placement,
             graphs={job_id: graphs[kind] for job_id, kind in kinds if kind in graphs},
             network=self.network,
+            transfer=options.transfer,
             length_spreads={} if self._foresight is None else self._foresight.spreads,
             measures=True,
             reasons=False,
@@ -175,7 +189,10 @@ class Simulation:
         )
         first_s = float(self.workload.submitted_s[0]) if len(workload) else 0.0
         self.gangs.now_s = self._began_s = first_s if beginning is None else beginning.now_s
-        self.gangs.integral = self.grid.integral(self._began_s)
+        self.gangs.integrals = [grid.integral(self._began_s) for grid in self.grids]
+        self.gangs.intensities = self._intensities
+        self._zone_sums = np.zeros((len(self.grids), 2))
+        self._zone_gpus = np.bincount(self.nodes.zone, self.nodes.gpus, len(self.grids))
         self._look_again_s = math.inf
         self._peak_w = 0.0
         self._sums = [0.0, 0.0, 0.0, 0.0]
@@ -215,6 +232,9 @@ class Simulation:
             self.options,
             self.gangs,
         )
+
+    def _intensities(self) -> list[float]:
+        return [grid.at(self.gangs.now_s) for grid in self.grids]
 
     @property
     def _alive(self) -> int:
@@ -322,7 +342,7 @@ class Simulation:
             trigger=trigger,
             jobs=self.live.table(),
             nodes=self.nodes.table(),
-            outlooks=self.grid.outlooks(now_s),
+            outlooks=tuple(known for grid in self.grids for known in grid.outlooks(now_s)),
             control_curves=self._measurements.curves,
             gangs=self._tables.shown(self._measurements.curves) if self._replans else (),
             next_active_s=self._next_active_s,
@@ -351,12 +371,14 @@ class Simulation:
 
     def _active(self) -> None:
         live = self.live
-        live.refresh(self.gangs.now_s, self.gangs.integral, self.options.min_profile_s)
+        live.refresh(self.gangs.now_s, self.gangs.integrals, self.options.min_profile_s)
         slices = self._slices
         on_slices, queued = ((), 0) if slices is None else (slices.holding(), slices.queued)
         self.recorder.sample(
             self.gangs.now_s,
-            self.grid.at(self.gangs.now_s),
+            self._intensities()[0]
+            if len(self.grids) == 1
+            else float(self._zone_gpus @ self._intensities() / self._zone_gpus.sum()),
             self._sums,
             live,
             on_slices,
@@ -506,19 +528,26 @@ class Simulation:
         seconds = time_s - gangs.now_s
         if seconds <= 0:
             return
-        integral = self.grid.integral(time_s)
+        integrals = [grid.integral(time_s) for grid in self.grids]
         idle_w = self._idle_w
-        power_w, grid = self._held_w + idle_w, (integral - gangs.integral) / J_PER_KWH
-        sums = self._sums
+        power_w, sums = self._held_w + idle_w, self._sums
         sums[0] += power_w * seconds
-        sums[1] += power_w * grid
         sums[2] += idle_w * seconds
-        sums[3] += idle_w * grid
+        if len(integrals) == 1:
+            grid = (integrals[0] - gangs.integral) / J_PER_KWH
+            sums[1] += power_w * grid
+            sums[3] += idle_w * grid
+        else:
+            zone_idle_w = np.array(self.nodes.zone_idle_w)
+            zone_w, grids = np.array(gangs.zone_w) + zone_idle_w, np.subtract(integrals, gangs.integrals) / J_PER_KWH
+            sums[1] += float(zone_w @ grids)
+            sums[3] += float(zone_idle_w @ grids)
+            self._zone_sums += np.stack((zone_w * seconds, zone_w * grids), axis=1)
         self._peak_w = max(self._peak_w, power_w)
         if self._orders is not None:
             self._orders.draw(gangs.now_s, time_s, power_w)
         self._above.draw(power_w if self._slices is None else gangs.power_w + self.nodes.idle_w, seconds)
-        gangs.now_s, gangs.integral = time_s, integral
+        gangs.now_s, gangs.integrals = time_s, integrals
 
     def _result(self, parameters: dict[str, Any]) -> SimulationResult:
         for slot in range(self.live.count):
@@ -526,19 +555,20 @@ class Simulation:
                 self.gangs.settle(slot)
         if self._slices is not None:
             self._slices.settle()
+        self._sums[:2] = np.add(self._sums[:2], self.gangs.transferred).tolist()
         totals = Totals(
             *self._sums,
             peak_w=self._peak_w,
             rounds=self.rounds,
             active_rounds=self.active_rounds,
             unrunnable=self._unrunnable,
-            beyond_trace_s=max(self.gangs.now_s - self.grid.trace.curve.end_s, 0.0),
+            beyond_trace_s=max(0.0, *(self.gangs.now_s - grid.trace.curve.end_s for grid in self.grids)),
             devices=self._devices,
             shared_s=self.gangs.shared_s,
             above=self._above.figures(self.gangs.now_s - self._began_s),
         )
-        trace = self.grid.trace
-        named = (self.policy.name, parameters, trace.zone, trace.signal.value)
+        trace = self.grids[0].trace
+        named = self.policy.name, parameters, ",".join(grid.trace.zone for grid in self.grids), trace.signal.value
         predicted = self.workload.predicted_work_s
         if self._foresight is not None:
             predicted = self._foresight.work_s
@@ -546,4 +576,18 @@ class Simulation:
         slices = {} if self._slices is None else self._slices.figures()
         tenants = {} if self._tenants is None else self._tenants.served(self.gangs.now_s)
         orders = () if self._orders is None else self._orders.figures(self.gangs.now_s)
-        return result_of(named, columns, self.recorder.series(), totals, slices, tenants, orders)
+        zones = self._zones() if len(self.grids) > 1 else {}
+        return result_of(named, columns, self.recorder.series(), totals, slices, tenants, orders, zones)
+
+    def _zones(self) -> dict[str, dict[str, float]]:
+        """Return what each zone's nodes used, and the checkpoints that moved there."""
+        gpus, arrivals = self._zone_gpus.tolist(), self.gangs.arrivals
+        return {
+            grid.trace.zone: {
+                "gpus": gpus[at],
+                "energy_kwh": energy_j / J_PER_KWH,
+                "carbon_kg": carbon_g / 1_000.0,
+                "checkpoints": arrivals[at],
+            }
+            for at, (grid, (energy_j, carbon_g)) in enumerate(zip(self.grids, self._zone_sums.tolist(), strict=True))
+        }

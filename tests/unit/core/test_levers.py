@@ -28,7 +28,7 @@ from services.core.policies.levers import (
     limits_in_ledger,
     width_in_ledger,
 )
-from tests.support.builders import NOON_S, a_job, a_node, a_snapshot, hourly_curve
+from tests.support.builders import NOON_S, a_job, a_node, a_snapshot, by_zone, hourly_curve
 
 HOUR_S = 3_600.0
 GRID = hourly_curve([400.0] * 2 + [100.0] * 4 + [400.0] * 42, start_s=NOON_S)
@@ -174,3 +174,19 @@ def test_the_ledger_tells_what_batches_did() -> None:
 
 def test_in_a_cluster_without_nodes_there_is_nothing_to_tell() -> None:
     assert told(a_snapshot([a_job("a", min_gpus=1)], [])) == {}
+
+
+def test_a_zone_is_compared_with_the_mean_of_all_that_the_job_may_use() -> None:
+    """It runs for two hours at 310 W on a quarter of the mean intensity; in one zone there is no such lever."""
+    job = a_job("a", on={"n1": (0,)}, gpu_power_w=250.0, remaining_s=2 * HOUR_S)
+    nodes = [a_node("n0"), a_node("n1", zone=1)]
+    dirty, clean = hourly_curve([700.0] * 48, start_s=NOON_S), hourly_curve([100.0] * 48, start_s=NOON_S)
+    seen = by_zone(a_snapshot([job], nodes, curve=dirty, more_curves=[clean]))
+
+    zone = told(seen)[Lever.ZONE]
+    waits = told(by_zone(a_snapshot([a_job("a", remaining_s=2 * HOUR_S)], nodes, curve=dirty, more_curves=[clean])))
+
+    assert figures(zone) == pytest.approx((0.31 * 2 * (400.0 - 100.0), 0.0))
+    assert figures(waits[Lever.ZONE]) == (None, None)
+    assert waits[Lever.ZONE].detail.endswith("now in SE.")
+    assert Lever.ZONE not in told(waiting())

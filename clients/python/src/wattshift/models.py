@@ -1379,7 +1379,7 @@ class TrainingProblem:
 
     Attributes:
         policy: One policy, or several as a list or separated by commas.
-        cluster: `NODESxGPUS:MODEL[SLICES]`; several are separated by commas.
+        cluster: `NODESxGPUS:MODEL[SLICES]`, several separated by commas; `ZONE=` before one says its grid.
         format: Format of the job file; by default recognised by its header.
         recipe: How jobs behave; by default the recipe of the trace.
         start: UTC date at which simulated time begins.
@@ -1798,7 +1798,7 @@ class TrainingRequestFields(TypedDict, total=False):
 
     Attributes:
         policy: One policy, or several as a list or separated by commas.
-        cluster: `NODESxGPUS:MODEL[SLICES]`; several are separated by commas.
+        cluster: `NODESxGPUS:MODEL[SLICES]`, several separated by commas; `ZONE=` before one says its grid.
         format: Format of the job file; by default recognised by its header.
         recipe: How jobs behave; by default the recipe of the trace.
         start: UTC date at which simulated time begins.

@@ -111,6 +111,9 @@ class JointConfig:
         60.0, "Nodes that nobody uses are powered down after this long; null: never.", unit="s", minimum=0.0
     )
 
+    move: bool = parameter(
+        True, "Whether running jobs move to free GPUs of zones in which they emit less, where that pays."
+    )
     placement: Literal["cluster", "heavy-edge", "refined"] = parameter(
         "refined",
         "How gangs sit whose stages and bytes are known: by Heavy-Edge, refined until no exchange shortens their "

@@ -9,6 +9,7 @@ import numpy as np
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.grids import eligible_curves, present_curves
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
+from services.core.cycle.zones import Zones
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.joint.config import JointConfig
@@ -40,9 +41,10 @@ def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known:
     jobs, now_s = snapshot.jobs, snapshot.now_s
     held = jobs.ids[job] in memory.held
     left_s = float(known.left_s[job])
+    zones = Zones.of(snapshot)
     if not np.isfinite(left_s):
         why = "How long the job still needs is not known yet: it has reported no progress, and nothing predicts it."
-        return tuple(unknown(lever, why) for lever in Lever)
+        return tuple(unknown(lever, why) for lever in Lever if zones is not None or lever is not Lever.ZONE)
     column = _column(snapshot, memory, known, job)
     gpus, ratio, watts = (
         column_of[job, column] for column_of in (known.modes.gpus, known.modes.ratio, known.modes.watts)
@@ -67,6 +69,7 @@ def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known:
         hours,
         _order(snapshot, memory, known, job, curve, chosen),
         _sleep(snapshot, config, known, job, curve, chosen, gpus),
+        *((_zone(snapshot, zones, job, chosen),) if zones is not None else ()),
     )
 
 
@@ -155,6 +158,18 @@ def _order(snapshot: Snapshot, memory: JointMemory, known: Known, job: int, curv
         return unknown(Lever.ORDER, "How long the jobs before it need is not known.")
     detail = "Against the order of submission, by the work ahead over the cluster's GPUs."
     return compared(Lever.ORDER, curve, chosen.later(by_order_s), chosen.later(by_age_s), detail)
+
+
+def _zone(snapshot: Snapshot, zones: Zones, job: int, chosen: Way) -> Effect:
+    which = np.array([job])
+    if not snapshot.jobs.gpus[job]:
+        to = int(zones.zone[np.where(snapshot.jobs.eligible[job], zones.grams(job), np.inf).argmin()])
+        return unknown(
+            Lever.ZONE, f"Of free GPUs it takes those where it emits least, now in {snapshot.outlooks[to].zone}."
+        )
+    here, mean = (carbon_g(of(snapshot, which).of_job(0), chosen) for of in (present_curves, eligible_curves))
+    detail = "Against the mean of the zones of all GPUs that it may use, weighted by their GPUs."
+    return Effect(Lever.ZONE, mean - here, 0.0, detail)
 
 
 def _sleep(

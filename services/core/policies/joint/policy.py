@@ -23,6 +23,7 @@ from services.core.cycle.rounds import Preemption, contenders
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot, Trigger
 from services.core.cycle.sorting import order_by, wishes_first
+from services.core.cycle.zones import Zones
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.control_curves import ControlCurve
@@ -37,6 +38,7 @@ from services.core.policies.joint.left import Left, left_of
 from services.core.policies.joint.levers import Known, effects
 from services.core.policies.joint.memory import JointMemory, dump_memory, load_memory
 from services.core.policies.joint.modes import Modes, modes_of
+from services.core.policies.joint.moves import with_moves
 from services.core.policies.joint.placing import UNKNOWN_LEFT_S, Seating
 from services.core.policies.joint.quantiles import at_quantile, length_factors
 from services.core.policies.joint.sleep import sleeping
@@ -76,6 +78,8 @@ class Joint:
             plan, memory = seating.planned(ranking, preemption), replace(memory, declined_since_s=seating.since_s())
         else:
             plan = reconcile(snapshot, ranking, preemption=preemption)
+        if config.move and preemption is Preemption.NOW and which.size and (zones := Zones.of(snapshot)) is not None:
+            plan = with_moves(snapshot, plan, _known(snapshot, worth, config), zones, config, memory.held)
         plan = with_batches(snapshot, plan)
         if config.limits:
             choose = _Limits(snapshot, memory, worth, config).choose
@@ -157,20 +161,25 @@ def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, wor
     """Return the sizes with those of new jobs raised to their best, as far as no waiting job goes without."""
     phase = snapshot.jobs.phase[which]
     waits = (phase == QUEUED) | (phase == PREEMPTING)
-    left = sum(Capacity(snapshot).free) - int(gpus[waits].sum())
-    if left <= 0:
-        return gpus
+    left = np.array(Capacity(snapshot).free)
     new = np.flatnonzero(is_new & ~bound_among(snapshot, which))
-    if not new.size:
+    if not new.size or int(left.sum()) <= int(gpus[waits].sum()):
         return gpus
+    seats, zones = np.zeros(which.size, dtype=np.int64), Zones.of(snapshot)
+    if zones is None:
+        left = np.array([left.sum() - gpus[waits].sum()])
+    else:
+        seats[waits] = zones.seats(which[waits], gpus[waits], left)
+        if (seats < 0).any():
+            return gpus
     modes = modes_of(snapshot, which[new], worth.hour_w(which[new]), config)
     best = modes.gpus[np.arange(new.size), modes.best]
     gpus = gpus.copy()
     for row, wanted in zip(new.tolist(), best.tolist(), strict=True):
         more = wanted - int(gpus[row])
-        if 0 < more <= left:
+        if 0 < more <= left[seats[row]]:
             gpus[row] += more
-            left -= more
+            left[seats[row]] -= more
     return gpus
 
 
@@ -281,8 +290,14 @@ def _sizes(snapshot: Snapshot, goes: Ints, known: Known, best: Ints, planned: Bo
     """
     jobs, modes, models, capacity = snapshot.jobs, known.modes, known.models, Capacity(snapshot)
     gpus = modes.gpus[goes, 0]
-    room = capacity.total - np.bincount(models[goes], gpus, minlength=capacity.total.size).astype(np.int64)
-    if (room < 0).any():
+    zones, holding = Zones.of(snapshot), capacity.model[goes] >= 0
+    if zones is None:
+        room = capacity.total - np.bincount(models[goes], gpus, minlength=capacity.total.size).astype(np.int64)
+    else:
+        held = np.bincount(models[goes][holding], gpus[holding], minlength=capacity.total.size).astype(np.int64)
+        room, models = capacity.total - held, models.copy()
+        models[goes[~holding]] = zones.seats(goes[~holding], gpus[~holding], room)
+    if (room < 0).any() or (models[goes] < 0).any():
         return gpus
     now = modes.column_of(jobs.gpus)[goes]
     left_s = np.where(np.isnan(known.left_s[goes]), UNKNOWN_LEFT_S, known.left_s[goes])

@@ -14,6 +14,7 @@ import numpy as np
 from services.core.cycle.sizes import model_gpus, possible_sizes, powers_of_two
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.cycle.sorting import order_by, wishes_first
+from services.core.cycle.zones import Zones
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable, StackedTables
@@ -189,12 +190,15 @@ def work_left_s(snapshot: Snapshot, tables: Tables, rows: Ints, gpu_model: Ints)
 
 
 def _gpu_models_of(snapshot: Snapshot, order: Ints, model: Ints) -> Ints:
-    """Return the GPU model of each job in order: its own, else the usable one with the most GPUs unclaimed."""
+    """Return the GPU model of each job in order: its own, else the usable one with the most GPUs unclaimed.
+
+    Of a model's nodes in several zones, that is those on which it emits least.
+    """
     jobs = snapshot.jobs
     if len(snapshot.gpu_models) == 1:
         return np.where(jobs.eligible[order, 0] | (model[order] >= 0), 0, -1)
     left: list[int] = model_gpus(snapshot).tolist()
-    total = tuple(left)
+    total, zones = tuple(left), Zones.of(snapshot)
     for job in np.flatnonzero(model >= 0).tolist():
         left[model[job]] -= int(jobs.gpus[job])
     gpu_model: list[int] = []
@@ -203,6 +207,9 @@ def _gpu_models_of(snapshot: Snapshot, order: Ints, model: Ints) -> Ints:
         if at < 0:
             usable = [m for m in range(len(left)) if jobs.eligible[job, m] and total[m] >= least]
             at = max(usable, key=lambda m: (left[m], -m), default=-1)
+            if at >= 0 and zones is not None:
+                same = [m for m in usable if left[m] >= least and snapshot.gpu_models[m] == snapshot.gpu_models[at]]
+                at = zones.greenest(job, same or [at], left)
             if at >= 0:
                 left[at] -= least
         gpu_model.append(at)
