@@ -45,7 +45,7 @@ MADE = {"id": "job_1", "state": "queued", "name": "a", "count": None}
     ("tool", "arguments", "asked"),
     [
         ("submit", {"job": JOB, "idempotency_key": "k"}, "POST /v1/jobs"),
-        ("explain", {"job_id": "job_1/../x"}, "GET /v1/jobs/job_1%2F..%2Fx/explain"),
+        ("explain", {"job_id": "job_1/../x"}, "GET /v1/jobs/job_1%2F..%2Fx/explain?one_change=true"),
         ("report", {"group_by": "job", "limit": 5}, "GET /v1/reports/footprint?group_by=job&limit=5"),
     ],
 )
