@@ -42,7 +42,7 @@ COMMANDS = dict(walk(whole()))
 LOCAL = {
     *("up", "down", "demo", "backup", "restore", "rotate-secret", "admin-key", "ca init", "ca issue", "credential"),
     *("join", "leave", "downgrade"),
-    *("status", "clusters use", "logout", "engine slurm", "engine slurm-history"),
+    *("status", "clusters use", "logout", "engine slurm", "engine ray", "engine slurm-history"),
     *("plan allocation", "plan partition", "plan placement", "plan pools", "carbon forecast"),
     *("simulate experiment", "simulate inference", "simulate serving", "simulate training", "verify", "factors add"),
     "profile inference",

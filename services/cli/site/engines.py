@@ -8,7 +8,7 @@ import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 from urllib.parse import quote
 
 import typer
@@ -20,7 +20,6 @@ from services.cli.errors import EXIT_FAILED, CliError
 from services.cli.jobs.jobs import AsJson, Watch
 from services.kit.sockets import SOCKETS
 
-PREFIX = "ENGINE_SLURM_"
 SACCT = (
     "--allusers",
     "--allocations",
@@ -35,6 +34,7 @@ def register(app: typer.Typer) -> None:
     engine.command("days")(list_days)
     engine.command("jobs")(list_jobs)
     engine.command("slurm")(slurm)
+    engine.command("ray")(ray)
     engine.command("slurm-history")(slurm_history)
     app.add_typer(engine, name="engine")
 
@@ -63,7 +63,7 @@ def _table(found: list[Any]) -> RenderableType:
             f"{each['name']} ({each['kind']})", each["mode"], state, str(each["gpus"]), str(each["gpus_in_use"]), jobs,
             today, output.age(each["reported_at"]),
         )  # fmt: skip
-    return shown if found else "no engine was reported: start a bridge with `wattshift engine slurm`"
+    return shown if found else "no engine was reported: start a bridge, such as `wattshift engine slurm`"
 
 
 def list_days(
@@ -164,31 +164,51 @@ def _steerable(hours: list[Any]) -> list[str]:
     return [f"{said}; left alone: {', '.join(rest)}" if rest else said]
 
 
+Control = Annotated[
+    bool, typer.Option("--control/--dry-run", help="Change the engine's jobs, or only count what would be changed.")
+]
+Name = Annotated[str | None, typer.Option(help="The name of the bridge, and of this engine.")]
+Zone = Annotated[str | None, typer.Option(help="Grid zone of the nodes.")]
+
+
 def slurm(
-    control: Annotated[
-        bool, typer.Option("--control/--dry-run", help="Change jobs in Slurm, or only count what would be changed.")
-    ] = False,
+    control: Control = False,
     partition: Annotated[
         list[str] | None, typer.Option(help="Steer the jobs of this partition alone; may be given again.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The name of the bridge, and of this Slurm.")] = None,
-    zone: Annotated[str | None, typer.Option(help="Grid zone of the nodes.")] = None,
+    name: Name = None,
+    zone: Zone = None,
 ) -> None:
     """Run the bridge to this host's Slurm until it is stopped.
 
     It runs as a user whom Slurm lets change other people's jobs, such as root, and reads further settings from
     the variables ENGINE_SLURM_..., as the token of `wattshift nodes enroll NAME --engine`, ENGINE_SLURM_ENROLL_TOKEN.
     """
-    given = {
-        "MODE": "control" if control else "dry_run",
-        "PARTITIONS": ",".join(partition or []) or None,
-        "NODE_ID": name,
-        "ZONE": zone,
-    }
-    environment = {**os.environ, **{PREFIX + key: value for key, value in given.items() if value is not None}}
+    _become_bridge("slurm", control, NODE_ID=name, ZONE=zone, PARTITIONS=",".join(partition or []) or None)
+
+
+def ray(
+    control: Control = False,
+    address: Annotated[str | None, typer.Option(help="Ray's dashboard; by default http://127.0.0.1:8265.")] = None,
+    name: Name = None,
+    zone: Zone = None,
+) -> None:
+    """Run the bridge to a Ray cluster until it is stopped.
+
+    It reads further settings from the variables ENGINE_RAY_..., as the token of `wattshift nodes enroll NAME --engine`,
+    ENGINE_RAY_ENROLL_TOKEN.
+    """
+    _become_bridge("ray", control, NODE_ID=name, ZONE=zone, ADDRESS=address)
+
+
+def _become_bridge(kind: str, control: bool, **given: str | None) -> NoReturn:
+    """Go on as the bridge to an engine, which reports to this machine's installation unless a setting names another."""
+    settings = {"MODE": "control" if control else "dry_run", **given}
+    named = {f"ENGINE_{kind.upper()}_{key}": value for key, value in settings.items() if value is not None}
+    environment = {**os.environ, **named}
     if (telemetry := local_url("telemetry")) is not None:
         environment = {"WATTSHIFT_TELEMETRY_URL": telemetry, SOCKETS: local_sockets(), **environment}
-    command = [sys.executable, "-P", "-m", "services.engines.slurm.app"]
+    command = [sys.executable, "-P", "-m", f"services.engines.{kind}.app"]
     os.execve(sys.executable, command, environment)
 
 
