@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.snapshot import Snapshot
+from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.domain.ids import NodeId
 from services.core.domain.windows import Ending, Window, most_taken
 from services.core.policies.orders.layer import run_under_orders
@@ -63,13 +63,13 @@ def test_what_will_be_gone_in_time_starts(ahead_s: float, left_s: float, preempt
     ],
 )
 def test_a_gang_is_stopped_its_grace_period_ahead(ahead_s: float, left_s: float, grace_s: float, stops: bool) -> None:
-    job = a_job("j", phase=2, gpus=2)
+    job = a_job("j", phase=Phase.RUNNING, gpus=2)
     found = decided(cluster(job, windows=(window(ahead_s),), left_s=left_s, grace_s=grace_s))
     assert ("reserved" in found.get("j", "")) == stops
 
 
 def test_of_a_part_no_more_is_stopped_than_needed() -> None:
-    jobs = [a_job(name, phase=2, gpus=1, waiting_since_s=NOON_S - at) for at, name in enumerate("abcd")]
+    jobs = [a_job(name, phase=Phase.RUNNING, gpus=1, waiting_since_s=NOON_S - at) for at, name in enumerate("abcd")]
     assert decided(cluster(*jobs, windows=(window(0.0, "x", 2),))).keys() == {"a", "b"}, "the youngest"
 
 
