@@ -28,6 +28,7 @@ from lab.reproductions import (
     freesh_serving,
     iteration_times,
     joint_pairs,
+    joint_zones,
     powerflow,
     powerflow_day,
     powerflow_fitted,
@@ -501,6 +502,7 @@ def paired() -> joint_pairs.Found:
 LAST = "last peak"
 OTHERS = [
     *(Again("joint", name, lambda make=make: make(paired())) for name, make in joint_pairs.TABLES.items()),
+    Again("joint", "joint-zones", lambda: joint_zones.zones_table(data())),
     Again("router", "lengths", of_code),
     Again("router", "places", lambda: router.places_table(data())),
     *(Again("traffic", "plans", planned, ("Code, partition b", row)) for row in (LAST, "for the planner")),

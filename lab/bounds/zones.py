@@ -1,0 +1,86 @@
+"""The least that a run could have emitted if only the zones of its gangs had been chosen otherwise.
+
+When jobs run, how wide and at which draw is kept. Hour by hour each job is shared out among the zones::
+
+    min  sum E[s] c[h,z] x[s,z]  +  e sum (c[h,z] + min c[h]) / 2 * m[s,z]
+    x[s] sums to 1,  m[s,z] >= x[s,z] - x[s-1,z],  GPU seconds of zone z in hour h <= its GPUs * 3600
+
+``s`` is an hour of a job with energy ``E``, ``c`` the mean intensity and ``e`` the energy of a move. Fractions of gangs
+may be anywhere, hours are averaged, and nobody waits for a checkpoint, so no choice of zones emits less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_matrix, vstack
+
+from services.core.domain.units import J_PER_KWH, S_PER_HOUR
+from services.simulator.engine.grid import Grid
+from services.simulator.engine.live import FloatRow, IntRow
+from services.simulator.engine.simulation import Simulation
+
+Stretch = tuple[int, float, float, float, int]  #: A job's row, begin and end (UTC seconds), watts, GPUs
+
+
+def stretches_of(simulation: Simulation) -> list[Stretch]:
+    """Return a list that fills, while a simulation runs, with the times in which a gang drew a constant power."""
+    found: list[Stretch] = []
+    settle: Callable[[int], None] = simulation.gangs.settle
+
+    def settled(slot: int) -> None:
+        floats, ints, now_s = simulation.live.floats, simulation.live.ints, simulation.gangs.now_s
+        begin_s, watts = floats.item(FloatRow.ACCOUNTED, slot), floats.item(FloatRow.DRAW, slot)
+        if now_s > begin_s:
+            found.append((ints.item(IntRow.ROW, slot), begin_s, now_s, watts, ints.item(IntRow.GPUS, slot)))
+        settle(slot)
+
+    simulation.gangs.settle = settled
+    return found
+
+
+def least_kg(stretches: Sequence[Stretch], grids: Sequence[Grid], gpus: Sequence[int], move_kwh: float) -> float:
+    """Return the bound, kg.
+
+    Args:
+        grids, gpus: The grid and the number of GPUs of each zone.
+        move_kwh: What networks and storage use to move one checkpoint.
+
+    Raises:
+        ArithmeticError: The solver finds none.
+    """
+    first_s = min(begin_s for _, begin_s, *_ in stretches) // S_PER_HOUR * S_PER_HOUR
+    parts: dict[tuple[int, int], list[float]] = {}
+    for row, begin_s, end_s, watts, count in stretches:
+        while begin_s < end_s:
+            hour = int((begin_s - first_s) // S_PER_HOUR)
+            upto_s = min(end_s, first_s + (hour + 1) * S_PER_HOUR)
+            part = parts.setdefault((row, hour), [0.0, 0.0])
+            part[0] += watts * (upto_s - begin_s) / J_PER_KWH
+            part[1] += count * (upto_s - begin_s)
+            begin_s = upto_s
+    keys, zones = sorted(parts), len(grids)
+    hours, (kwh, gpu_s) = np.array([hour for _, hour in keys]), np.array([parts[key] for key in keys]).T
+    edges_s = first_s + S_PER_HOUR * np.arange(int(hours.max()) + 2)
+    means = np.diff([[grid.integral(at_s) for grid in grids] for at_s in edges_s.tolist()], axis=0) / S_PER_HOUR
+    later = np.array([at for at in range(1, len(keys)) if keys[at][0] == keys[at - 1][0]], dtype=np.int64)
+    n, moves = len(keys) * zones, later.size * zones
+    at, wide, zone = np.arange(n), n + moves, np.arange(zones)
+    there = means[hours[later]]
+    cost = np.concatenate(
+        ((kwh[:, None] * means[hours]).ravel(), move_kwh * ((there + there.min(axis=1, keepdims=True)) / 2).ravel())
+    )
+    whole = coo_matrix((np.ones(n), (at // zones, at)), shape=(len(keys), wide))
+    room = (hours[:, None] * zones + zone).ravel()
+    held = coo_matrix((np.repeat(gpu_s, zones), (room, at)), shape=(means.size, wide))
+    rows, now = np.arange(moves), (later[:, None] * zones + zone).ravel()
+    signs = np.repeat([1.0, -1.0, -1.0], moves)
+    columns = np.concatenate((now, now - zones, n + rows))
+    moved = coo_matrix((signs, (np.tile(rows, 3), columns)), shape=(moves, wide))
+    most = np.concatenate((np.tile(np.array(gpus) * S_PER_HOUR, len(means)), np.zeros(moves)))
+    result = linprog(cost, vstack((held, moved)), most, whole, np.ones(len(keys)), method="highs")
+    if result.status:
+        raise ArithmeticError(result.message)
+    return float(result.fun) / 1_000.0
