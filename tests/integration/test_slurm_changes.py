@@ -8,9 +8,12 @@ import pytest
 
 from services.scheduler.engines.decisions import decide, requeued, shrunk
 from tests.support import slurm
+from tests.support.lab import the_lab
 from tests.support.slurm_bridge import Site
 
+assert the_lab  # the fixture
 pytestmark = [
+    pytest.mark.usefixtures("the_lab"),
     pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
     pytest.mark.xdist_group("slurm_changes"),
     pytest.mark.slow,

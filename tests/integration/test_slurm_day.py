@@ -15,11 +15,14 @@ import pytest
 
 from services.simulator.bundles import rows_of
 from tests.support import slurm
+from tests.support.lab import the_lab
 from tests.support.servers import scratch_folder
 from tests.support.slurm import SlurmLab
 from tests.support.slurm_bridge import ZONE, Site, a_site
 
+assert the_lab  # the fixture
 pytestmark = [
+    pytest.mark.usefixtures("the_lab"),
     pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
     pytest.mark.xdist_group("slurm_day"),
     pytest.mark.slow,

@@ -8,12 +8,18 @@ import pytest
 
 from services.standalone import stack
 from tests.support import slurm
+from tests.support.lab import the_lab
 from tests.support.servers import ROOT, scratch_folder
 from tests.support.sessions import replay, steps_of
 from tests.support.slurm import SlurmLab
 from tests.support.slurm_bridge import Site
 
-pytestmark = [pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()), pytest.mark.xdist_group("slurm")]
+assert the_lab  # the fixture
+pytestmark = [
+    pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.usefixtures("the_lab"),
+]
 
 
 def full(site: Site, script: str, *options: str, **more: str) -> str:
