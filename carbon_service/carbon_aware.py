@@ -19,21 +19,7 @@ from carbon_service.curve import as_curve
 from carbon_service.endpoints import Service
 from carbon_service.repository import at
 from carbon_service.service import CarbonService, Knowledge
-from services.contracts.carbon_aware import (
-    CarbonIntensity,
-    EmissionsData,
-    EmissionsForecast,
-    EmissionsForecastPoint,
-    ForecastRequest,
-    ForecastRequests,
-    ForecastsQuery,
-    IntensityRequest,
-    IntensityRequests,
-    Location,
-    Locations,
-    OneLocation,
-    Period,
-)
+from services.contracts import carbon_aware
 from services.contracts.codes import ProblemCode
 from services.contracts.problems import FieldError
 from services.kit.problems import ProblemError, validation_problem
@@ -75,20 +61,26 @@ NO_CONTENT: dict[int | str, dict[str, Any]] = {204: {"description": "Nothing was
 NO_FORECAST: dict[int | str, dict[str, Any]] = {501: {"description": "There is no forecast: `no_forecast`."}}
 
 
-@router.get("/emissions/bylocation", response_model=list[EmissionsData], responses=NO_CONTENT)
-async def list_emissions_by_location(query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases) -> Any:
+@router.get("/emissions/bylocation", response_model=list[carbon_aware.EmissionsData], responses=NO_CONTENT)
+async def list_emissions_by_location(
+    query: Annotated[carbon_aware.OneLocation, Query()], service: Service, aliases: Aliases
+) -> Any:
     """List what was measured at a location."""
     return await _emissions(service, aliases, [query.location], query) or Response(status_code=204)
 
 
-@router.get("/emissions/bylocations", response_model=list[EmissionsData], responses=NO_CONTENT)
-async def list_emissions_by_locations(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
+@router.get("/emissions/bylocations", response_model=list[carbon_aware.EmissionsData], responses=NO_CONTENT)
+async def list_emissions_by_locations(
+    query: Annotated[carbon_aware.Locations, Query()], service: Service, aliases: Aliases
+) -> Any:
     """List what was measured at several locations."""
     return await _emissions(service, aliases, _named(query), query) or Response(status_code=204)
 
 
-@router.get("/emissions/bylocations/best", response_model=list[EmissionsData], responses=NO_CONTENT)
-async def list_best_emissions(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
+@router.get("/emissions/bylocations/best", response_model=list[carbon_aware.EmissionsData], responses=NO_CONTENT)
+async def list_best_emissions(
+    query: Annotated[carbon_aware.Locations, Query()], service: Service, aliases: Aliases
+) -> Any:
     """List the intervals with the lowest carbon intensity."""
     found = await _emissions(service, aliases, _named(query), query)
     lowest = min((one.rating for one in found), default=0.0)
@@ -97,15 +89,15 @@ async def list_best_emissions(query: Annotated[Locations, Query()], service: Ser
 
 @router.get("/emissions/forecasts/current", responses=NO_FORECAST)
 async def get_current_emissions_forecasts(
-    query: Annotated[ForecastsQuery, Query()], service: Service, aliases: Aliases
-) -> list[EmissionsForecast]:
+    query: Annotated[carbon_aware.ForecastsQuery, Query()], service: Service, aliases: Aliases
+) -> list[carbon_aware.EmissionsForecast]:
     """Get current forecasts as sliding windows."""
     now_s = service.now_s()
     return [
         await _forecast(
             service,
             aliases,
-            ForecastRequest(
+            carbon_aware.ForecastRequest(
                 requested_at=at(now_s),
                 location=location,
                 data_start_at=query.dataStartAt,
@@ -120,58 +112,58 @@ async def get_current_emissions_forecasts(
 
 @router.post("/emissions/forecasts/batch", responses=NO_FORECAST)
 async def get_earlier_emissions_forecasts(
-    requests: Annotated[ForecastRequests, Body()], service: Service, aliases: Aliases
-) -> list[EmissionsForecast]:
+    requests: Annotated[carbon_aware.ForecastRequests, Body()], service: Service, aliases: Aliases
+) -> list[carbon_aware.EmissionsForecast]:
     """Get forecasts as they stood at earlier times."""
     return [await _forecast(service, aliases, one, f"/{index}/dataStartAt") for index, one in enumerate(requests.root)]
 
 
-@router.get("/emissions/average-carbon-intensity", response_model=CarbonIntensity, responses=NO_CONTENT)
+@router.get("/emissions/average-carbon-intensity", response_model=carbon_aware.CarbonIntensity, responses=NO_CONTENT)
 async def get_average_carbon_intensity(
-    query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases
+    query: Annotated[carbon_aware.OneLocation, Query()], service: Service, aliases: Aliases
 ) -> Any:
     """Get the mean carbon intensity of a period."""
     start, end = query.startTime or query.time, query.endTime or query.toTime
     if start is None or end is None:
         raise _bad("?endTime" if start else "?startTime", "Both startTime and endTime are needed.")
-    asked = IntensityRequest(location=query.location, start_time=start, end_time=end)
+    asked = carbon_aware.IntensityRequest(location=query.location, start_time=start, end_time=end)
     found = await _average(service, aliases, asked)
     return Response(status_code=204) if found.carbon_intensity is None else found
 
 
 @router.post("/emissions/average-carbon-intensity/batch")
 async def get_average_carbon_intensities(
-    requests: Annotated[IntensityRequests, Body()], service: Service, aliases: Aliases
-) -> list[CarbonIntensity]:
+    requests: Annotated[carbon_aware.IntensityRequests, Body()], service: Service, aliases: Aliases
+) -> list[carbon_aware.CarbonIntensity]:
     """Get the mean carbon intensities of several periods."""
     return [await _average(service, aliases, one, f"/{index}/startTime") for index, one in enumerate(requests.root)]
 
 
 @router.get("/locations")
-async def list_locations(service: Service, aliases: Aliases) -> dict[str, Location]:
+async def list_locations(service: Service, aliases: Aliases) -> dict[str, carbon_aware.Location]:
     """List locations."""
     zones = {zone.zone: zone.zone for zone in service.zones().items}
     return {name: _location(name, zone) for name, zone in (zones | aliases).items()}
 
 
 async def _emissions(
-    service: CarbonService, aliases: dict[str, str], names: list[str], period: Period
-) -> list[EmissionsData]:
-    found: list[EmissionsData] = []
+    service: CarbonService, aliases: dict[str, str], names: list[str], period: carbon_aware.Period
+) -> list[carbon_aware.EmissionsData]:
+    found: list[carbon_aware.EmissionsData] = []
     for name in names:
         zone = aliases.get(name, name)
         start_s, end_s = _range_s(period, service.now_s(), service.feed(zone).day_s)
         for point in await service.measured(zone, start_s, max(end_s, start_s + 1e-6)):
             duration_s = point.end_s - point.start_s
             found.append(
-                EmissionsData(
+                carbon_aware.EmissionsData(
                     location=name, time=at(point.start_s), rating=point.gco2_per_kwh, duration=time_span(duration_s)
                 )
             )
     return found
 
 
-def _range_s(asked: Period, now_s: float, day_s: float) -> tuple[float, float]:
+def _range_s(asked: carbon_aware.Period, now_s: float, day_s: float) -> tuple[float, float]:
     """Return the requested range, UTC seconds; by default the grid's last day."""
     start, end = asked.time or asked.startTime, asked.toTime or asked.endTime
     if start is None and end is not None:
@@ -185,7 +177,7 @@ def _range_s(asked: Period, now_s: float, day_s: float) -> tuple[float, float]:
     return start_s, end_s
 
 
-def _named(asked: Locations) -> list[str]:
+def _named(asked: carbon_aware.Locations) -> list[str]:
     """Return the requested locations, each once."""
     found = list(dict.fromkeys(asked.location + asked.locations))
     if not found:
@@ -194,22 +186,22 @@ def _named(asked: Locations) -> list[str]:
 
 
 async def _average(
-    service: CarbonService, aliases: dict[str, str], asked: IntensityRequest, pointer: str = "?startTime"
-) -> CarbonIntensity:
+    service: CarbonService, aliases: dict[str, str], asked: carbon_aware.IntensityRequest, pointer: str = "?startTime"
+) -> carbon_aware.CarbonIntensity:
     start_s, end_s = asked.start_time.timestamp(), asked.end_time.timestamp()
     if start_s >= end_s:
         raise _bad(pointer, "The period starts at or after its end.")
     if end_s - start_s > LONGEST_RANGE_S:
         raise _bad(pointer, "The period is longer than a year.")
     mean = await service.mean(aliases.get(asked.location, asked.location), start_s, end_s)
-    return CarbonIntensity(
+    return carbon_aware.CarbonIntensity(
         location=asked.location, start_time=asked.start_time, end_time=asked.end_time, carbon_intensity=mean
     )
 
 
 async def _forecast(
-    service: CarbonService, aliases: dict[str, str], asked: ForecastRequest, pointer: str
-) -> EmissionsForecast:
+    service: CarbonService, aliases: dict[str, str], asked: carbon_aware.ForecastRequest, pointer: str
+) -> carbon_aware.EmissionsForecast:
     if asked.data_start_at and asked.data_end_at and asked.data_start_at >= asked.data_end_at:
         raise _bad(pointer, "The data starts at or after its end.")
     known = await service.known_at(aliases.get(asked.location, asked.location), asked.requested_at.timestamp())
@@ -224,7 +216,7 @@ async def _forecast(
     minutes = window_s / 60
     points = _windows(known, asked.location, start_s, end_s, window_s)
     lowest = min((point.value for point in points), default=0.0)
-    return EmissionsForecast(
+    return carbon_aware.EmissionsForecast(
         generated_at=at(issue.generated_s if issue else as_of_s),
         requested_at=asked.requested_at,
         location=asked.location,
@@ -244,7 +236,7 @@ def _reach_s(known: Knowledge) -> float:
 
 def _windows(
     known: Knowledge, location: str, start_s: float, end_s: float, window_s: float
-) -> list[EmissionsForecastPoint]:
+) -> list[carbon_aware.EmissionsForecastPoint]:
     """Return the means of the windows that begin with each step and end no later than ``end_s``."""
     steps = known.steps(known.now_s, known.now_s + _reach_s(known))
     if not steps:
@@ -255,7 +247,7 @@ def _windows(
     means = as_curve(steps).means(starts_s, window_s) if starts_s.size else starts_s
     minutes = window_s / 60
     return [
-        EmissionsForecastPoint(
+        carbon_aware.EmissionsForecastPoint(
             location=location,
             timestamp=at(float(begins_s)),
             duration=int(minutes) if minutes.is_integer() else minutes,
@@ -274,9 +266,9 @@ def time_span(duration_s: float) -> str:
     return (f"{days}." if days else "") + clock + (f".{fraction:07d}" if fraction else "")
 
 
-def _location(name: str, zone: str) -> Location:
+def _location(name: str, zone: str) -> carbon_aware.Location:
     latitude, longitude = COORDINATES.get(zone, (None, None))
-    return Location(name=name, latitude=latitude, longitude=longitude)
+    return carbon_aware.Location(name=name, latitude=latitude, longitude=longitude)
 
 
 def _bad(pointer: str, detail: str) -> ProblemError:

@@ -28,17 +28,8 @@ from gpu_agent.environment import is_per_gpu
 from gpu_agent.gangs import Gang, Gangs
 from gpu_agent.processes import kill_marked
 from gpu_agent.shim import NOT_EXECUTABLE, NOT_FOUND
+from services.contracts import exec_sessions
 from services.contracts.codes import ProblemCode
-from services.contracts.exec_sessions import (
-    BEAT_S,
-    SILENCE_S,
-    ExecEvent,
-    ExecInput,
-    ExecInputAnswer,
-    ExecRequest,
-    TerminalSize,
-    output_message,
-)
 from services.contracts.nodes import EndedBy, RankState
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found, unavailable
@@ -78,7 +69,7 @@ class _Streams:
     terminal: int = -1
 
     @classmethod
-    def open(cls, request: ExecRequest) -> _Streams:
+    def open(cls, request: exec_sessions.ExecRequest) -> _Streams:
         if request.terminal is not None:
             master, slave = pty.openpty()
             streams = cls([slave], master, {master: "stdout"}, master)
@@ -92,7 +83,7 @@ class _Streams:
             os.set_blocking(descriptor, False)
         return streams
 
-    def resize(self, size: TerminalSize) -> None:
+    def resize(self, size: exec_sessions.TerminalSize) -> None:
         """Set the terminal's size; the kernel tells the programs in it."""
         if self.terminal >= 0:
             fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
@@ -170,18 +161,18 @@ class ExecSession:
         parts = len(self.streams.outputs) + 1
         beat_at = look_at = time.monotonic()
         try:
-            yield ExecEvent(type="started", session_id=self.id, node_id=self.node_id).message()
+            yield exec_sessions.ExecEvent(type="started", session_id=self.id, node_id=self.node_id).message()
             while parts:
                 now = time.monotonic()
                 if now >= look_at:
                     look_at = now + _TICK_S
                     if notice := self._notice():
-                        yield ExecEvent(type="notice", detail=notice).message()
+                        yield exec_sessions.ExecEvent(type="notice", detail=notice).message()
                 try:
                     async with asyncio.timeout(_TICK_S):
                         piece = await self._pieces.get()
                 except TimeoutError:
-                    if now - beat_at > BEAT_S:
+                    if now - beat_at > exec_sessions.BEAT_S:
                         beat_at = now
                         yield _KEEP_ALIVE
                     continue
@@ -191,12 +182,12 @@ class ExecSession:
                 beat_at = now
                 yield piece
             if notice := self._notice():  # a busy node may have come to no look between the stop and the end
-                yield ExecEvent(type="notice", detail=notice).message()
-            yield ExecEvent(type="exit", code=self._shell_code(), detail=self.detail or None).message()
+                yield exec_sessions.ExecEvent(type="notice", detail=notice).message()
+            yield exec_sessions.ExecEvent(type="exit", code=self._shell_code(), detail=self.detail or None).message()
         finally:
             self._left.set()
 
-    async def feed(self, given: ExecInput) -> ExecInputAnswer:
+    async def feed(self, given: exec_sessions.ExecInput) -> exec_sessions.ExecInputAnswer:
         """Pass on input, a new size or a signal; return how much of the input the command's pipe has taken.
 
         Raises:
@@ -221,7 +212,7 @@ class ExecSession:
             if given.end and self.taken >= given.offset + len(given.content):
                 self._end_input()
         self.heard_at = time.monotonic()
-        return ExecInputAnswer(offset=self.taken)
+        return exec_sessions.ExecInputAnswer(offset=self.taken)
 
     # --- output
 
@@ -243,7 +234,7 @@ class ExecSession:
             if not data:
                 break
             self.busy_at = time.monotonic()
-            await self._pieces.put(output_message(stream, data))
+            await self._pieces.put(exec_sessions.output_message(stream, data))
             await asyncio.sleep(len(data) / MOST_BYTES_PER_S)
         await self._pieces.put(None)
 
@@ -321,8 +312,8 @@ class ExecSession:
     def _why_over(self) -> str:
         """Return why the session has to end now; empty while it may continue."""
         now = time.monotonic()
-        if now - self.heard_at > SILENCE_S:
-            return f"Its client was silent for {SILENCE_S:g} s."
+        if now - self.heard_at > exec_sessions.SILENCE_S:
+            return f"Its client was silent for {exec_sessions.SILENCE_S:g} s."
         if now - self.busy_at > self.limits.idle_s:
             return f"Nothing was typed or printed for {self.limits.idle_s:g} s."
         if now - self.began_at > self.limits.longest_s:
@@ -367,7 +358,9 @@ class ExecSessions:
         self._door = asyncio.Lock()
         self._running: set[asyncio.Task[None]] = set()
 
-    async def open(self, allocation_id: str, session_id: str, request: ExecRequest, owner: str) -> ExecSession:
+    async def open(
+        self, allocation_id: str, session_id: str, request: exec_sessions.ExecRequest, owner: str
+    ) -> ExecSession:
         """Start a command beside a rank.
 
         Raises:
@@ -410,7 +403,7 @@ class ExecSessions:
             log.error("exec.failed", session=session_id[-8:], error=repr(error))
 
     async def _start(
-        self, gang: Gang, session_id: str, request: ExecRequest, owner: str, local_rank: int
+        self, gang: Gang, session_id: str, request: exec_sessions.ExecRequest, owner: str, local_rank: int
     ) -> ExecSession:
         start = gang.start
         assert start is not None

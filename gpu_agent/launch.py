@@ -9,19 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpu_agent import containers, enclosure, files, secrets
+from gpu_agent import containers, enclosure, environment, files, secrets
 from gpu_agent.account import Account, NoAccountError
 from gpu_agent.confinement import Confinement
 from gpu_agent.containers import Engine
-from gpu_agent.environment import (
-    RankPaths,
-    is_per_gpu,
-    job_variables,
-    launcher_variables,
-    passed_environment,
-    path_of_users,
-    rank_variables,
-)
 from gpu_agent.inputs import NO_INPUTS, Inputs
 from gpu_agent.launchers import hostfile_text, with_options
 from gpu_agent.ranks import ENV_FILE, HOSTFILE, SCRATCH, Launch, Process, RankFolder
@@ -163,7 +154,7 @@ class Launcher:
             asked = start.spec.checkpoint_dir
             if asked and self._confinement.has_space() and _is_in_space(Path(asked)) and not account.make(Path(asked)):
                 raise CannotStartError(f"the account {account.name} cannot make the folder {asked}, or not enter it")
-        paths = RankPaths(
+        paths = environment.RankPaths(
             checkpoint_dir=start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start, account)),
             progress_file=str(folder.progress_file),
             progress_url=f"{self._agent_url}/v1/progress/{progress_token}" if self._agent_url else "",
@@ -172,24 +163,24 @@ class Launcher:
         )
         login = account.environment if account else {}
         if account and "PATH" not in self._pass_environment:
-            login |= {"PATH": path_of_users(os.environ.get("PATH", ""))}
-        passed = passed_environment(self._pass_environment, os.environ | login)
+            login |= {"PATH": environment.path_of_users(os.environ.get("PATH", ""))}
+        passed = environment.passed_environment(self._pass_environment, os.environ | login)
         names = self._names_of_devices(start)
-        variables = job_variables(start, paths, names) | secrets.variables_for(start.spec, folder.path)
-        local_ranks = range(len(start.devices)) if is_per_gpu(start) else ()
+        variables = environment.job_variables(start, paths, names) | secrets.variables_for(start.spec, folder.path)
+        local_ranks = range(len(start.devices)) if environment.is_per_gpu(start) else ()
         inside = start.spec.image is not None and self._engine is not None
-        taken = [*variables, *rank_variables(start, 0)]
+        taken = [*variables, *environment.rank_variables(start, 0)]
         entries = secrets.shim_entries(start.spec, values, taken, in_container=inside)
         secrets_dir = str(secrets.secrets_folder(folder.path))
         command = self._command(start, folder, range(len(start.devices)) if inside else start.devices)
         if start.spec.image is None or self._engine is None:
             return Launch(
                 command,
-                passed | launcher_variables(start) | start.spec.environment | variables,
+                passed | environment.launcher_variables(start) | start.spec.environment | variables,
                 start.spec.working_dir or str(folder.path / SCRATCH),
                 start.spec.grace_s,
                 start.spec.time_limit_s,
-                [Process(_name(start, rank), rank_variables(start, rank)) for rank in local_ranks],
+                [Process(_name(start, rank), environment.rank_variables(start, rank)) for rank in local_ranks],
                 make_dir=paths.checkpoint_dir,
                 account=account,
                 confinement=self._confinement.entries(
@@ -215,7 +206,7 @@ class Launcher:
         runs = [Process(_name(start, rank), {}, argv) for rank, argv in zip(ranks, argvs, strict=True)]
         return Launch(
             runs[0].argv,
-            passed_environment(),
+            environment.passed_environment(),
             str(folder.path / SCRATCH),
             start.spec.grace_s,
             start.spec.time_limit_s,
@@ -245,8 +236,8 @@ class Launcher:
         account: Account | None,
     ) -> list[str]:
         """Return the command of one container, and write its variables to a file."""
-        own = {} if local_rank is None else rank_variables(start, local_rank)
-        inside = launcher_variables(start) | containers.container_variables(start, variables | own)
+        own = {} if local_rank is None else environment.rank_variables(start, local_rank)
+        inside = environment.launcher_variables(start) | containers.container_variables(start, variables | own)
         env_file = folder.path / (ENV_FILE if local_rank is None else f"{ENV_FILE}.{local_rank}")
         files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
         has_secrets = any(use.env for use in start.spec.secrets or ())
@@ -257,7 +248,7 @@ class Launcher:
         )
 
     def _folders(
-        self, start: StartGang, paths: RankPaths, account: Account | None, rank: Path
+        self, start: StartGang, paths: environment.RankPaths, account: Account | None, rank: Path
     ) -> tuple[list[Path], list[Path]]:
         """Return the folders that the job sees wherever they are: its own, and those that its account can enter.
 

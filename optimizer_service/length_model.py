@@ -12,14 +12,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from optimizer_service.repository.lengths import (
-    TrainedModel,
-    read_history,
-    read_in_force,
-    read_made,
-    store_model,
-    training_repository,
-)
+from optimizer_service.repository import lengths
 from services.contracts.background import WorkRecord
 from services.core.domain.errors import DomainError
 from services.core.profiles.job_group import GROUP_VERSION
@@ -43,22 +36,22 @@ def training_worker(
     """Return a worker that trains on at most ``max_jobs`` of the newest jobs and keeps a limited number of models."""
 
     def answer(work: WorkRecord, worker: Worker) -> Any:
-        if result := worker.ask(lambda: read_made(database_url, work.id)):
+        if result := worker.ask(lambda: lengths.read_made(database_url, work.id)):
             return result  # by a worker that died before it could say so
         through = datetime.fromisoformat(work.problem["through"])
-        history, ended_s = worker.ask(lambda: read_history(database_url, through, max_jobs))
+        history, ended_s = worker.ask(lambda: lengths.read_history(database_url, through, max_jobs))
         if not len(history):
             raise DomainError("No job has succeeded.")
         from services.learning.training import learn  # scikit-learn: a tenth of a second, for this task alone
 
-        last, last_through_s = worker.ask(lambda: read_in_force(database_url))
+        last, last_through_s = worker.ask(lambda: lengths.read_in_force(database_url))
         learned = learn(history, ended_s, last, last_through_s)
         evaluation = {
             "new": asdict(learned.new),
             "last": None if learned.last is None else asdict(learned.last),
             "user_median": asdict(learned.user_median),
         }
-        made = TrainedModel(
+        made = lengths.TrainedModel(
             id=work.id,
             through=through,
             group_version=GROUP_VERSION,
@@ -68,13 +61,13 @@ def training_worker(
             content=learned.table.to_bytes(),
             is_better=learned.is_better,
         )
-        stored = worker.ask(lambda: store_model(database_url, made, work.claim, models_kept))
+        stored = worker.ask(lambda: lengths.store_model(database_url, made, work.claim, models_kept))
         log.info("lengths.trained", id=work.id, jobs=len(history), active=learned.is_better, stored=stored)
         return {"jobs": len(history), "active": learned.is_better, "evaluation": evaluation}
 
     return Worker(
         "training",
-        training_repository(engine),
+        lengths.training_repository(engine),
         answer,
         lease_s=lease_s,
         took="train_s",

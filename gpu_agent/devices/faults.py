@@ -17,26 +17,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpu_agent import files
-from gpu_agent.devices.driver import (
-    DeviceBusyError,
-    DeviceError,
-    DeviceEvent,
-    DeviceLostError,
-    Health,
-    NotPermittedError,
-    NotSupportedError,
-)
+from gpu_agent.devices import driver
 from services.kit.logging import Log
 
 log = Log(__name__)
 
 Step = Literal["mode", "destroy", "create"]
 
-_ERRORS: dict[str, DeviceError] = {
-    "busy": DeviceBusyError("In use by another client"),
-    "refused": NotPermittedError("Insufficient Permissions"),
-    "unsupported": NotSupportedError("Not Supported"),
-    "failed": DeviceError("Unknown Error"),
+_ERRORS: dict[str, driver.DeviceError] = {
+    "busy": driver.DeviceBusyError("In use by another client"),
+    "refused": driver.NotPermittedError("Insufficient Permissions"),
+    "unsupported": driver.NotSupportedError("Not Supported"),
+    "failed": driver.DeviceError("Unknown Error"),
 }
 _LOOK_S = 0.02
 _SLOWDOWN_C = 90.0
@@ -86,20 +78,20 @@ class Sickness:
         self._path = path
         self._seen_ns = 0
         self._states: dict[int, dict[str, Any]] = {}
-        self._reported: set[DeviceEvent] = set()
+        self._reported: set[driver.DeviceEvent] = set()
 
-    def health(self, index: int) -> Health:
+    def health(self, index: int) -> driver.Health:
         """Return the state of a GPU."""
         state = self._read().get(index, {})
         if state.get("lost"):
-            raise DeviceLostError("GPU is lost")
+            raise driver.DeviceLostError("GPU is lost")
         pids = state.get("pids")
         known = {name: state.get(name) for name in ("temperature_c", "too_hot", "uncorrected_errors")}
-        return Health(**known, slowdown_c=_SLOWDOWN_C, pids=None if pids is None else tuple(pids))
+        return driver.Health(**known, slowdown_c=_SLOWDOWN_C, pids=None if pids is None else tuple(pids))
 
-    def events(self) -> list[DeviceEvent]:
+    def events(self) -> list[driver.DeviceEvent]:
         """Return the Xids in the file that have not been returned before."""
-        there = {DeviceEvent(index, int(each["xid"])) for index, each in self._read().items() if "xid" in each}
+        there = {driver.DeviceEvent(index, int(each["xid"])) for index, each in self._read().items() if "xid" in each}
         new = sorted(there - self._reported, key=lambda event: (event.index, event.xid))
         self._reported = there
         return new

@@ -9,19 +9,7 @@ from typing import Any, Literal
 import psutil
 import pynvml
 
-from gpu_agent.devices.driver import (
-    Cut,
-    DeadDevice,
-    DeviceError,
-    DeviceEvent,
-    DeviceLostError,
-    DriverMissingError,
-    Health,
-    NotSupportedError,
-    Sample,
-    SliceSample,
-    check_whole,
-)
+from gpu_agent.devices import driver
 from gpu_agent.devices.nvml_calls import GIB, named, nvml, optional, text
 from gpu_agent.devices.nvml_events import NvmlEvents
 from gpu_agent.devices.nvml_mig import NvmlMig
@@ -53,13 +41,13 @@ class NvmlDriver:
         self._gpus: dict[int, DeviceInfo] = {}
         self._mig: dict[int, NvmlMig] = {}
         self._counts_energy: dict[int, bool] = {}
-        self._dead: list[DeadDevice] = []
+        self._dead: list[driver.DeadDevice] = []
         for index in range(named(nvml.nvmlDeviceGetCount)()):
             try:
                 self._open(index)
-            except DriverMissingError:
+            except driver.DriverMissingError:
                 raise
-            except DeviceError as error:  # the other GPUs are as good as before
+            except driver.DeviceError as error:  # the other GPUs are as good as before
                 self._forget(index, str(error))
         self._events = NvmlEvents(self._handles)
 
@@ -80,15 +68,15 @@ class NvmlDriver:
         for known in (self._gpus, self._mig, self._counts_energy):
             known.pop(index, None)
         log.error("device.dead", index=index, uuid=uuid, error=why)
-        self._dead.append(DeadDevice(index, uuid, why))
+        self._dead.append(driver.DeadDevice(index, uuid, why))
 
     def _handle(self, index: int) -> Any:
         try:
             return self._handles[index]
         except KeyError:
-            raise DeviceLostError(f"GPU {index} did not answer when the agent started") from None
+            raise driver.DeviceLostError(f"GPU {index} did not answer when the agent started") from None
 
-    def dead(self) -> list[DeadDevice]:
+    def dead(self) -> list[driver.DeadDevice]:
         """Return the GPUs that did not answer at the start."""
         return list(self._dead)
 
@@ -101,9 +89,9 @@ class NvmlDriver:
         return gpus + [each for _, mig in sorted(self._mig.items()) for each in mig.slices()]
 
     @named
-    def read(self, index: int) -> Sample:
+    def read(self, index: int) -> driver.Sample:
         """Return one GPU's readings; None or 0 for what it does not report."""
-        check_whole(index)
+        driver.check_whole(index)
         handle = self._handle(index)
         utilization = optional(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         memory = optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
@@ -111,7 +99,7 @@ class NvmlDriver:
         limit_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
         energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption(handle) if self._counts_energy[index] else None
         power_mw = optional(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        return Sample(
+        return driver.Sample(
             power_w=self._likely_w(index, utilization or 0) if power_mw is None else power_mw / 1_000,
             utilization=min((utilization or 0) / 100, 1.0),
             clock_mhz=clock_mhz,
@@ -127,13 +115,13 @@ class NvmlDriver:
         return board.idle_w + (board.peak_w - board.idle_w) * min(utilization_percent / 100, 1.0)
 
     @named
-    def health(self, index: int) -> Health:
+    def health(self, index: int) -> driver.Health:
         """Return what one GPU reports of its state."""
         handle = self._handle(index)
         reasons = optional(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         remapped = optional(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
         processes = optional(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        return Health(
+        return driver.Health(
             temperature_c=optional(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
             slowdown_c=optional(
                 lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
@@ -148,7 +136,7 @@ class NvmlDriver:
             pids=None if processes is None else tuple(int(each.pid) for each in processes),
         )
 
-    def events(self) -> list[DeviceEvent]:
+    def events(self) -> list[driver.DeviceEvent]:
         """Return the Xids since the last call."""
         return self._events.read()
 
@@ -162,7 +150,7 @@ class NvmlDriver:
                     continue
                 self._mig.pop(index, None)
                 self._open(index)
-            except DeviceError as error:  # its health says more
+            except driver.DeviceError as error:  # its health says more
                 log.warning("device.unreadable", index=index, error=str(error))
                 continue
             log.warning("device.mig_mode_changed", index=index, enabled=not known)
@@ -173,42 +161,42 @@ class NvmlDriver:
     def _is_cut(self, index: int) -> bool:
         return bool((optional(lambda: nvml.nvmlDeviceGetMigMode(self._handle(index))) or [0])[0])
 
-    def read_slice(self, index: int) -> SliceSample:
+    def read_slice(self, index: int) -> driver.SliceSample:
         """Return the activity of a slice, where NVML measures it (from Hopper on), and its memory."""
         for mig in self._mig.values():
             if mig.has(index):
                 return mig.read(index)
-        raise DeviceLostError(f"there is no slice {index}")
+        raise driver.DeviceLostError(f"there is no slice {index}")
 
-    def cut(self, gpu: int, places: Cut) -> None:
+    def cut(self, gpu: int, places: driver.Cut) -> None:
         """Cut a GPU into instances, each with one compute instance that takes all of it."""
         mig = self._mig.get(gpu)
         if mig is None:
-            raise NotSupportedError("this GPU cannot be cut")
+            raise driver.NotSupportedError("this GPU cannot be cut")
         mig.cut(places)
 
     @named
     def set_clock(self, index: int, clock_mhz: int) -> None:
         """Lock the SM clock."""
-        check_whole(index)
+        driver.check_whole(index)
         nvml.nvmlDeviceSetGpuLockedClocks(self._handle(index), clock_mhz, clock_mhz)
 
     @named
     def reset_clock(self, index: int) -> None:
         """Unlock the SM clock."""
-        check_whole(index)
+        driver.check_whole(index)
         nvml.nvmlDeviceResetGpuLockedClocks(self._handle(index))
 
     @named
     def set_power_limit(self, index: int, limit_w: float) -> None:
         """Cap the board's power."""
-        check_whole(index)
+        driver.check_whole(index)
         nvml.nvmlDeviceSetPowerManagementLimit(self._handle(index), round(limit_w * 1_000))
 
     @named
     def reset_power_limit(self, index: int) -> None:
         """Return to the board's default limit."""
-        check_whole(index)
+        driver.check_whole(index)
         self.set_power_limit(index, nvml.nvmlDeviceGetPowerManagementDefaultLimit(self._handle(index)) / 1_000)
 
     def device_nodes(self) -> dict[int, tuple[int, int]]:

@@ -8,14 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pynvml
 
-from gpu_agent.devices.driver import (
-    DeviceBusyError,
-    DeviceError,
-    DeviceLostError,
-    DriverMissingError,
-    NotPermittedError,
-    NotSupportedError,
-)
+from gpu_agent.devices import driver
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,20 +16,20 @@ T = TypeVar("T")
 nvml: Any = pynvml  # its own annotations mix texts and numbers
 
 GIB = 2**30
-_ERRORS: dict[int, type[DeviceError]] = {
-    pynvml.NVML_ERROR_UNINITIALIZED: DriverMissingError,
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverMissingError,
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverMissingError,
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverMissingError,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: NotSupportedError,
-    pynvml.NVML_ERROR_NOT_SUPPORTED: NotSupportedError,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NotSupportedError,
-    pynvml.NVML_ERROR_NO_PERMISSION: NotPermittedError,
-    pynvml.NVML_ERROR_GPU_IS_LOST: DeviceLostError,
-    pynvml.NVML_ERROR_NOT_FOUND: DeviceLostError,
-    pynvml.NVML_ERROR_RESET_REQUIRED: DeviceLostError,
-    pynvml.NVML_ERROR_IN_USE: DeviceBusyError,
-    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: NotSupportedError,
+_ERRORS: dict[int, type[driver.DeviceError]] = {
+    pynvml.NVML_ERROR_UNINITIALIZED: driver.DriverMissingError,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: driver.DriverMissingError,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: driver.DriverMissingError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: driver.DriverMissingError,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: driver.NotSupportedError,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: driver.NotSupportedError,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: driver.NotSupportedError,
+    pynvml.NVML_ERROR_NO_PERMISSION: driver.NotPermittedError,
+    pynvml.NVML_ERROR_GPU_IS_LOST: driver.DeviceLostError,
+    pynvml.NVML_ERROR_NOT_FOUND: driver.DeviceLostError,
+    pynvml.NVML_ERROR_RESET_REQUIRED: driver.DeviceLostError,
+    pynvml.NVML_ERROR_IN_USE: driver.DeviceBusyError,
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: driver.NotSupportedError,
 }
 
 
@@ -49,7 +42,7 @@ def named(call: Callable[P, T]) -> Callable[P, T]:
             return call(*args, **kwargs)
         except pynvml.NVMLError as error:
             number: int = getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN)
-            raise _ERRORS.get(number, DeviceError)(str(error)) from error
+            raise _ERRORS.get(number, driver.DeviceError)(str(error)) from error
 
     return wrapped
 
@@ -60,7 +53,7 @@ def optional(read: Callable[[], T]) -> T | None:
         return read()
     except pynvml.NVMLError as error:
         number = getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN)
-        if _ERRORS.get(number) in (NotSupportedError, NotPermittedError):
+        if _ERRORS.get(number) in (driver.NotSupportedError, driver.NotPermittedError):
             return None
         raise
 

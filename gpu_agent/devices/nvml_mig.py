@@ -14,14 +14,7 @@ from typing import Any
 
 import pynvml
 
-from gpu_agent.devices.driver import (
-    Cut,
-    DeviceBusyError,
-    DeviceError,
-    NotPermittedError,
-    NotSupportedError,
-    SliceSample,
-)
+from gpu_agent.devices import driver
 from gpu_agent.devices.nvml_calls import GIB, named, nvml, optional, text
 from services.contracts.nodes import DeviceInfo
 from services.core.domain.mig import SlicePlace, slice_index, slice_name
@@ -76,14 +69,14 @@ class NvmlMig:
         return index in self._instances
 
     @named
-    def read(self, index: int) -> SliceSample:
+    def read(self, index: int) -> driver.SliceSample:
         """Return the readings of one of ``slices``."""
         instance = self._instances[index]
         used = optional(lambda: nvml.nvmlDeviceGetMemoryInfo(instance.handle).used)
         activity = self._activity(instance) if self._measures else None
-        return SliceSample(activity, None if used is None else used / GIB)
+        return driver.SliceSample(activity, None if used is None else used / GIB)
 
-    def cut(self, places: Cut) -> None:
+    def cut(self, places: driver.Cut) -> None:
         """Destroy what is not wanted, switch MIG mode if need be, and create what is missing.
 
         Raises:
@@ -95,7 +88,7 @@ class NvmlMig:
             self._look()
 
     @named
-    def _cut(self, places: Cut) -> None:
+    def _cut(self, places: driver.Cut) -> None:
         self._forget_samples()
         there = {each.number: SlicePlace(each.info.sevenths, each.info.start or 0) for each in self._instances.values()}
         kept = {number for number, place in there.items() if place in (places or ())}
@@ -119,19 +112,21 @@ class NvmlMig:
         nvml.nvmlDeviceSetMigMode(self._handle, int(not enabled))
         reason = text(nvml.nvmlErrorString(status)) if status else "it waits for a reset of the GPU"
         if status == pynvml.NVML_ERROR_IN_USE or not status:
-            raise DeviceBusyError(f"MIG mode cannot be switched: {reason}")
-        raise DeviceError(f"MIG mode cannot be switched: {reason}")
+            raise driver.DeviceBusyError(f"MIG mode cannot be switched: {reason}")
+        raise driver.DeviceError(f"MIG mode cannot be switched: {reason}")
 
     def _mode(self) -> bool:
         return bool((optional(lambda: nvml.nvmlDeviceGetMigMode(self._handle)) or [0])[0])
 
     def _create(self, place: SlicePlace) -> None:
         if place.sevenths not in _GPU_PROFILES:
-            raise NotSupportedError(f"there is no slice of {place.sevenths} sevenths")
+            raise driver.NotSupportedError(f"there is no slice of {place.sevenths} sevenths")
         profile = nvml.nvmlDeviceGetGpuInstanceProfileInfo(self._handle, _GPU_PROFILES[place.sevenths])
         possible = self._possible_places(profile)
         if place.start not in possible:
-            raise NotSupportedError(f"a slice of {slice_name(place.sevenths)} cannot begin at slot {place.start}")
+            raise driver.NotSupportedError(
+                f"a slice of {slice_name(place.sevenths)} cannot begin at slot {place.start}"
+            )
         wanted = pynvml.c_nvmlGpuInstancePlacement_t(place.start, possible[place.start])
         instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(self._handle, profile.id, ctypes.byref(wanted))
         number = _COMPUTE_PROFILES[place.sevenths]
@@ -178,7 +173,7 @@ class NvmlMig:
         try:
             if self.enabled:
                 self._read_instances()
-        except NotPermittedError as error:
+        except driver.NotPermittedError as error:
             log.warning("mig.instances_not_readable", gpu=self._gpu.index, error=str(error))
 
     @named

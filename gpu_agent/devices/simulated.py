@@ -14,18 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpu_agent import files
-from gpu_agent.devices.driver import (
-    Cut,
-    DeadDevice,
-    DeviceBusyError,
-    DeviceEvent,
-    DeviceLostError,
-    Health,
-    NotSupportedError,
-    Sample,
-    SliceSample,
-    check_whole,
-)
+from gpu_agent.devices import driver
 from gpu_agent.devices.faults import CutFaults, Sickness
 from gpu_agent.devices.response import Response
 from gpu_agent.shim import clock, kernel_boot
@@ -152,29 +141,29 @@ class SimulatedDriver:
         memory_gib = mig_memory_gib(self._model)
         return memory_gib[SLICE_SEVENTHS.index(place.sevenths)] if memory_gib else self._model.memory_gib
 
-    def read(self, index: int) -> Sample:
+    def read(self, index: int) -> driver.Sample:
         """Bring all counters up to now and return one GPU's readings."""
-        check_whole(index)
+        driver.check_whole(index)
         self._sickness.health(index)
         self._advance(save=index == 0)  # once for each round over the devices
         device = self._devices[index]
         load = self._load(index)
         resident_gib = self._model.memory_gib * _RESIDENT_SHARE if load else _CONTEXT_GIB
         clock_mhz = round(self._clock_mhz(index))
-        return Sample(device.power_w, load, clock_mhz, resident_gib, device.energy_j, device.limit_w)
+        return driver.Sample(device.power_w, load, clock_mhz, resident_gib, device.energy_j, device.limit_w)
 
-    def read_slice(self, index: int) -> SliceSample:
+    def read_slice(self, index: int) -> driver.SliceSample:
         """Return the mean load of a slice since it was last read."""
         self._advance(save=False)
         each = self._slice(index)
         activity = each.activity(self._at)
         resident_gib = self._slice_memory_gib(each.place) * _RESIDENT_SHARE if each.load else 0.0
-        return SliceSample(activity, resident_gib)
+        return driver.SliceSample(activity, resident_gib)
 
-    def dead(self) -> list[DeadDevice]:
+    def dead(self) -> list[driver.DeadDevice]:
         return []
 
-    def health(self, index: int) -> Health:
+    def health(self, index: int) -> driver.Health:
         """Return a healthy state, as warm as its power makes it, except for what the file of states says."""
         health = self._sickness.health(index)
         if health.temperature_c is not None:
@@ -182,7 +171,7 @@ class SimulatedDriver:
         device = self._devices[index]
         return replace(health, temperature_c=_COLD_C + _WARMTH_C * device.power_w / self._model.peak_w)
 
-    def events(self) -> list[DeviceEvent]:
+    def events(self) -> list[driver.DeviceEvent]:
         """Return the Xids that were written into the file of states since the last call."""
         return self._sickness.events()
 
@@ -190,22 +179,24 @@ class SimulatedDriver:
         """Return False: nobody else changes anything."""
         return False
 
-    def cut(self, gpu: int, places: Cut) -> None:
+    def cut(self, gpu: int, places: driver.Cut) -> None:
         """Cut a GPU in the same steps and with the same errors as a real driver."""
         device = self._devices[gpu]
         if mig_memory_gib(self._model) is None:
-            raise NotSupportedError(f"{self._model.name} cannot be cut")
+            raise driver.NotSupportedError(f"{self._model.name} cannot be cut")
         if not fits(places or ()):
-            raise NotSupportedError("Insufficient Resources: the slices overlap, or one may not begin where it is to")
+            raise driver.NotSupportedError(
+                "Insufficient Resources: the slices overlap, or one may not begin where it is to"
+            )
         kept = set(places or ())
         for each in [each for each in device.slices or () if each.place not in kept]:
             if self._is_held(slice_index(gpu, each.place.start)):
-                raise DeviceBusyError(f"In use by another client: the slice at {each.place.start}")
+                raise driver.DeviceBusyError(f"In use by another client: the slice at {each.place.start}")
             self._faults.check("destroy")
             self._recut(device, [other for other in device.slices or () if other is not each])
         if (device.slices is None) != (places is None):
             if self._is_held(gpu):
-                raise DeviceBusyError("In use by another client: MIG mode cannot be switched")
+                raise driver.DeviceBusyError("In use by another client: MIG mode cannot be switched")
             self._faults.check("mode")
             self._recut(device, None if places is None else [])
         there = {each.place for each in device.slices or ()}
@@ -223,13 +214,13 @@ class SimulatedDriver:
         slices = self._devices[gpu].slices or () if gpu is not None and gpu < len(self._devices) else ()
         found = next((each for each in slices if slice_index(gpu or 0, each.place.start) == index), None)
         if found is None:
-            raise DeviceLostError(f"there is no slice {index}")
+            raise driver.DeviceLostError(f"there is no slice {index}")
         return found
 
     def set_clock(self, index: int, clock_mhz: int) -> None:
         """Lock the clock to one of the model's clocks."""
         if clock_mhz not in self._response.clocks_mhz:
-            raise NotSupportedError(f"{self._model.name} has no clock of {clock_mhz} MHz")
+            raise driver.NotSupportedError(f"{self._model.name} has no clock of {clock_mhz} MHz")
         self._change(index, clock_mhz=clock_mhz)
 
     def reset_clock(self, index: int) -> None:
@@ -238,7 +229,9 @@ class SimulatedDriver:
     def set_power_limit(self, index: int, limit_w: float) -> None:
         """Cap the power within the board's range."""
         if not self._model.lowest_limit_w <= limit_w <= self._model.peak_w:
-            raise NotSupportedError(f"{self._model.name} accepts limits of {self._model.lowest_limit_w:g} W and more")
+            raise driver.NotSupportedError(
+                f"{self._model.name} accepts limits of {self._model.lowest_limit_w:g} W and more"
+            )
         self._change(index, limit_w=limit_w)
 
     def reset_power_limit(self, index: int) -> None:
@@ -272,7 +265,7 @@ class SimulatedDriver:
         return self._response.clock_under_limit_mhz(self._load(index), device.clock_mhz, device.limit_w)
 
     def _change(self, index: int, *, clock_mhz: int | None = None, limit_w: float | None = None) -> None:
-        check_whole(index)
+        driver.check_whole(index)
         self._advance()
         device = self._devices[index]
         device.clock_mhz = clock_mhz or device.clock_mhz

@@ -10,24 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.keys import key_hash, new_secret
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
+from services.contracts import identity
 from services.contracts.codes import ProblemCode
-from services.contracts.identity import (
-    ApiKey,
-    AuditList,
-    Identity,
-    KeyChange,
-    KeyList,
-    KeyRotation,
-    KeySpec,
-    NewApiKey,
-    ResolvedKey,
-    Role,
-    Tenant,
-    TenantChange,
-    TenantList,
-    TenantSpec,
-    User,
-)
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import AuditQuery, PageQuery
@@ -44,7 +28,7 @@ class Access:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def resolve(self, key: bytes | str) -> ResolvedKey:
+    async def resolve(self, key: bytes | str) -> identity.ResolvedKey:
         """Return the identity of the key with this hash or id.
 
         Raises:
@@ -56,7 +40,7 @@ class Access:
             raise not_found("key")
         return found
 
-    async def create_tenant(self, caller: Identity, spec: TenantSpec) -> Tenant:
+    async def create_tenant(self, caller: identity.Identity, spec: identity.TenantSpec) -> identity.Tenant:
         async with self._engine.begin() as connection:
             tenant = await AccessRepository(connection).insert_tenant(spec)
             if tenant is None:
@@ -69,7 +53,9 @@ class Access:
             await write_audit(connection, caller, "tenant.created", spec.id, limits=spec.limits.model_dump())
         return tenant
 
-    async def change_tenant(self, caller: Identity, tenant_id: str, change: TenantChange) -> Tenant:
+    async def change_tenant(
+        self, caller: identity.Identity, tenant_id: str, change: identity.TenantChange
+    ) -> identity.Tenant:
         """Change a tenant's limits; they apply in the gateway once its cached keys have expired."""
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
@@ -82,22 +68,24 @@ class Access:
             await write_audit(connection, caller, "tenant.changed", tenant_id, before=before, after=after)
         return tenant.model_copy(update={"limits": limits})
 
-    async def tenant(self, tenant_id: str) -> Tenant:
+    async def tenant(self, tenant_id: str) -> identity.Tenant:
         async with self._engine.connect() as connection:
             tenant = await AccessRepository(connection).tenant(tenant_id)
         if tenant is None:
             raise not_found("tenant")
         return tenant
 
-    async def tenants(self, page: PageQuery) -> TenantList:
+    async def tenants(self, page: PageQuery) -> identity.TenantList:
         """Return one page of tenants, ordered by id."""
         after_id = read_cursor(page.cursor, NAME_PATTERN)
         async with self._engine.connect() as connection:
             found = await AccessRepository(connection).tenants(after_id, page.limit + 1)
         items = found[: page.limit]
-        return TenantList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > page.limit else None)
+        return identity.TenantList(
+            items=items, next_cursor=write_cursor(items[-1].id) if len(found) > page.limit else None
+        )
 
-    async def create_key(self, caller: Identity, spec: KeySpec) -> NewApiKey:
+    async def create_key(self, caller: identity.Identity, spec: identity.KeySpec) -> identity.NewApiKey:
         """Create a key; only this answer contains its secret."""
         secret = new_secret()
         async with self._engine.begin() as connection:
@@ -115,10 +103,10 @@ class Access:
             await write_audit(
                 connection, caller, "key.created", key.id, tenant=spec.tenant_id, role=spec.role, **details
             )
-        return NewApiKey(**key.model_dump(), secret=secret)
+        return identity.NewApiKey(**key.model_dump(), secret=secret)
 
     @staticmethod
-    async def _owner(repository: AccessRepository, spec: KeySpec) -> User | None:
+    async def _owner(repository: AccessRepository, spec: identity.KeySpec) -> identity.User | None:
         """Return the user that a new key names, locked until the transaction ends."""
         if spec.user is None:
             return None
@@ -129,7 +117,9 @@ class Access:
             raise _invalid("/user", f"User {spec.user} is disabled.")
         return user
 
-    async def rotate_key(self, caller: Identity, key_id: str, rotation: KeyRotation) -> NewApiKey:
+    async def rotate_key(
+        self, caller: identity.Identity, key_id: str, rotation: identity.KeyRotation
+    ) -> identity.NewApiKey:
         """Replace a key with a new one of the same tenant, user, role, project, label and limits.
 
         The old one keeps working for ``overlap_s``.
@@ -142,15 +132,15 @@ class Access:
             repository = AccessRepository(connection)
             old = await self._working_key(repository, key_id)
             same = old.model_dump(include={"tenant_id", "role", "label", "user", "project", "limits"})
-            spec = KeySpec(**same, expires_at=rotation.expires_at)
+            spec = identity.KeySpec(**same, expires_at=rotation.expires_at)
             user = await self._owner(repository, spec)
             key = await repository.insert_key(spec, key_hash(secret), user.id if user else None, replaced=key_id)
             ends_at = utc_now() + timedelta(seconds=rotation.overlap_s)
             await repository.set_expiry(key_id, min(ends_at, old.expires_at or ends_at))
             await write_audit(connection, caller, "key.rotated", key_id, successor=key.id, overlap_s=rotation.overlap_s)
-        return NewApiKey(**key.model_dump(), secret=secret)
+        return identity.NewApiKey(**key.model_dump(), secret=secret)
 
-    async def change_key(self, caller: Identity, key_id: str, change: KeyChange) -> ApiKey:
+    async def change_key(self, caller: identity.Identity, key_id: str, change: identity.KeyChange) -> identity.ApiKey:
         """Set when a key stops working, and what it may do with models.
 
         Raises:
@@ -160,7 +150,7 @@ class Access:
             repository = AccessRepository(connection)
             await repository.lock_admin_keys()
             key = await self._working_key(repository, key_id)
-            if change.expires_at is not None and key.role is Role.ADMIN:
+            if change.expires_at is not None and key.role is identity.Role.ADMIN:
                 others = [other.key_id for other in await repository.lasting_admins() if other.key_id != key_id]
                 if not others:
                     raise ProblemError(
@@ -180,7 +170,7 @@ class Access:
         return key.model_copy(update=changed)
 
     @staticmethod
-    async def _working_key(repository: AccessRepository, key_id: str) -> ApiKey:
+    async def _working_key(repository: AccessRepository, key_id: str) -> identity.ApiKey:
         key = await repository.key(key_id)
         if key is None:
             raise not_found("key")
@@ -188,7 +178,7 @@ class Access:
             raise ProblemError(409, ProblemCode.CONFLICT, "The key was revoked or has expired; create a new one.")
         return key
 
-    async def revoke_key(self, caller: Identity, key_id: str) -> None:
+    async def revoke_key(self, caller: identity.Identity, key_id: str) -> None:
         """Revoke a key; if it is already revoked, nothing changes.
 
         Raises:
@@ -202,27 +192,29 @@ class Access:
                 if not await repository.has_key(key_id):
                     raise not_found("key")
                 return
-            if [key.key_id for key in valid if key.role is Role.ADMIN] == [key_id]:
+            if [key.key_id for key in valid if key.role is identity.Role.ADMIN] == [key_id]:
                 raise ProblemError(409, ProblemCode.CONFLICT, "This is the last admin key; create another one first.")
             await repository.revoke_key(key_id)
             await write_audit(connection, caller, "key.revoked", key_id)
 
-    async def keys(self, page: PageQuery) -> KeyList:
+    async def keys(self, page: PageQuery) -> identity.KeyList:
         """Return one page of keys, newest first, without their secrets."""
         before_id = read_cursor(page.cursor, KEY_ID)
         async with self._engine.connect() as connection:
             found = await AccessRepository(connection).keys(before_id, page.limit + 1)
         items = found[: page.limit]
-        return KeyList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > page.limit else None)
+        return identity.KeyList(
+            items=items, next_cursor=write_cursor(items[-1].id) if len(found) > page.limit else None
+        )
 
-    async def audit(self, page: AuditQuery) -> AuditList:
+    async def audit(self, page: AuditQuery) -> identity.AuditList:
         """Return one page of the audit log, newest first."""
         before = read_cursor(page.cursor, r"[0-9]{1,18}")
         async with self._engine.connect() as connection:
             after = None if before is None else int(before)
             found = await AccessRepository(connection).audit(page, after, page.limit + 1)
         rows = found[: page.limit]
-        return AuditList(
+        return identity.AuditList(
             items=[row.entry for row in rows],
             next_cursor=write_cursor(str(rows[-1].sequence)) if len(found) > page.limit else None,
         )

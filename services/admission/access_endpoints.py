@@ -8,21 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from services.admission.access import KEY_ID, Access
-from services.contracts.identity import (
-    ApiKey,
-    AuditList,
-    KeyChange,
-    KeyList,
-    KeyLookup,
-    KeyRotation,
-    KeySpec,
-    NewApiKey,
-    ResolvedKey,
-    Tenant,
-    TenantChange,
-    TenantList,
-    TenantSpec,
-)
+from services.contracts import identity
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.queries import AuditQuery, PageQuery
 from services.kit.identity import Admin, Operator
@@ -37,38 +23,40 @@ router = APIRouter(tags=["access"])
 
 
 @router.post("/internal/keys/resolve")
-async def resolve(lookup: KeyLookup, access: TheAccess) -> ResolvedKey:
+async def resolve(lookup: identity.KeyLookup, access: TheAccess) -> identity.ResolvedKey:
     return await access.resolve(lookup.key_id or bytes.fromhex(lookup.key_sha256 or ""))
 
 
 @router.post(
     "/v1/tenants", status_code=201, responses={409: {"description": "A tenant with this id exists: `conflict`."}}
 )
-async def create_tenant(caller: Admin, spec: TenantSpec, access: TheAccess) -> Tenant:
+async def create_tenant(caller: Admin, spec: identity.TenantSpec, access: TheAccess) -> identity.Tenant:
     """Create a tenant."""
     return await access.create_tenant(caller, spec)
 
 
 @router.get("/v1/tenants")
-async def list_tenants(_: Operator, page: Page, access: TheAccess) -> TenantList:
+async def list_tenants(_: Operator, page: Page, access: TheAccess) -> identity.TenantList:
     """List tenants."""
     return await access.tenants(page)
 
 
 @router.get("/v1/tenants/{tenant_id}")
-async def get_tenant(_: Operator, tenant_id: str, access: TheAccess) -> Tenant:
+async def get_tenant(_: Operator, tenant_id: str, access: TheAccess) -> identity.Tenant:
     """Get a tenant."""
     return await access.tenant(_known_form(tenant_id, NAME_PATTERN, "tenant"))
 
 
 @router.patch("/v1/tenants/{tenant_id}")
-async def change_tenant(caller: Admin, tenant_id: str, change: TenantChange, access: TheAccess) -> Tenant:
+async def change_tenant(
+    caller: Admin, tenant_id: str, change: identity.TenantChange, access: TheAccess
+) -> identity.Tenant:
     """Change a tenant's limits."""
     return await access.change_tenant(caller, _known_form(tenant_id, NAME_PATTERN, "tenant"), change)
 
 
 @router.post("/v1/keys", status_code=201)
-async def create_key(caller: Admin, spec: KeySpec, access: TheAccess) -> NewApiKey:
+async def create_key(caller: Admin, spec: identity.KeySpec, access: TheAccess) -> identity.NewApiKey:
     """Create an API key.
 
     Only this answer contains the secret.
@@ -77,7 +65,7 @@ async def create_key(caller: Admin, spec: KeySpec, access: TheAccess) -> NewApiK
 
 
 @router.get("/v1/keys")
-async def list_keys(_: Admin, page: Page, access: TheAccess) -> KeyList:
+async def list_keys(_: Admin, page: Page, access: TheAccess) -> identity.KeyList:
     """List API keys."""
     return await access.keys(page)
 
@@ -87,7 +75,9 @@ async def list_keys(_: Admin, page: Page, access: TheAccess) -> KeyList:
     status_code=201,
     responses={409: {"description": "The key no longer works: `conflict`."}},
 )
-async def rotate_key(caller: Admin, key_id: str, rotation: KeyRotation, access: TheAccess) -> NewApiKey:
+async def rotate_key(
+    caller: Admin, key_id: str, rotation: identity.KeyRotation, access: TheAccess
+) -> identity.NewApiKey:
     """Replace an API key with a new one.
 
     The new key has the tenant, user, role, project, label and limits of the old one, whose use of budgets counts as its
@@ -100,7 +90,7 @@ async def rotate_key(caller: Admin, key_id: str, rotation: KeyRotation, access: 
     "/v1/keys/{key_id}",
     responses={409: {"description": "The key no longer works, or no other admin key would last: `conflict`."}},
 )
-async def change_key(caller: Admin, key_id: str, change: KeyChange, access: TheAccess) -> ApiKey:
+async def change_key(caller: Admin, key_id: str, change: identity.KeyChange, access: TheAccess) -> identity.ApiKey:
     """Change when an API key stops working, or what it may do with models."""
     return await access.change_key(caller, _known_form(key_id, KEY_ID, "key"), change)
 
@@ -114,7 +104,9 @@ async def revoke_key(caller: Admin, key_id: str, access: TheAccess) -> None:
 
 
 @router.get("/v1/audit")
-async def list_audit_entries(_: Operator, page: Annotated[AuditQuery, Query()], access: TheAccess) -> AuditList:
+async def list_audit_entries(
+    _: Operator, page: Annotated[AuditQuery, Query()], access: TheAccess
+) -> identity.AuditList:
     """List what operators and admins did, newest first."""
     return await access.audit(page)
 

@@ -13,16 +13,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from services.contracts import partition
 from services.contracts.jobs import Argument, LabelKey, LabelValue
-from services.contracts.partition import (
-    MAX_GPUS,
-    MAX_VARIANTS,
-    ApplicationPlan,
-    SliceName,
-    SliceProfile,
-    VariantInstances,
-    check_floor,
-)
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Int, Message, Name, Real, Text, many, maybe, said
 from services.contracts.secrets import EnvironmentName
@@ -47,7 +39,7 @@ class Evaluation(StrEnum):
 class FleetSpec(Message):
     """GPUs that an operator sets aside for applications. While it has them, nothing else is placed on them."""
 
-    gpus: Int = said("Number of GPUs.", ge=1, le=MAX_GPUS)
+    gpus: Int = said("Number of GPUs.", ge=1, le=partition.MAX_GPUS)
     gpu_model: Name = said("GPU model, as nodes report it.")
     zone: Name = said("Grid zone of the nodes and of the carbon intensity.")
     signal: Signal | None = maybe("Signal of the carbon intensity; null for the zone's default.")
@@ -84,7 +76,7 @@ class AppVariant(Message):
 
     name: VariantName
     accuracy_pct: Real = Field(gt=0, le=100)
-    profiles: list[SliceProfile] = said(
+    profiles: list[partition.SliceProfile] = said(
         "A type of slices without a profile cannot run the variant.", min_length=1, max_length=5
     )
     command: list[Argument] = Field(default_factory=list[Argument], max_length=1_000)
@@ -124,7 +116,7 @@ class AppSpec(Message):
     """An application as specified by a tenant."""
 
     fleet: Name
-    variants: list[AppVariant] = Field(min_length=1, max_length=MAX_VARIANTS)
+    variants: list[AppVariant] = Field(min_length=1, max_length=partition.MAX_VARIANTS)
     sla_p95_ms: Real = said("95th percentile of latency that must be kept, waits included.", gt=0, le=1e7)
     carbon_weight: Real = said("Weight of carbon against accuracy (lambda).", default=0.5, ge=0, le=1)
     max_accuracy_loss_pct: Real | None = maybe(
@@ -163,7 +155,7 @@ class AppSpec(Message):
         best = self.most_accurate
         if all(profile.slice != "7g" for profile in best.profiles):
             raise ValueError(f"the most accurate variant, {best.name}, needs a profile on 7g: it is the baseline")
-        check_floor(self.max_accuracy_loss_pct, best.name, best.accuracy_pct)
+        partition.check_floor(self.max_accuracy_loss_pct, best.name, best.accuracy_pct)
         loss_pct = 100 if self.max_accuracy_loss_pct is None else self.max_accuracy_loss_pct
         floor_pct = best.accuracy_pct * (1 - loss_pct / 100)
         late = min(
@@ -218,7 +210,7 @@ class AppEvaluation(Message):
     """One application in an evaluation."""
 
     name: str
-    instances: list[VariantInstances]
+    instances: list[partition.VariantInstances]
     is_tried: bool = said("Whether the search asked for this configuration; otherwise it stayed, or was gone back to.")
     predicted: EvaluationFigures | None = maybe(
         "By the queue model in closed form; null if that cannot serve the requests."
@@ -266,7 +258,7 @@ class FleetPlan(Message):
         "Sizes of each GPU's slices in sevenths, in the order of the fleet's GPUs; empty for a whole GPU."
     )
     recut: int = said("Number of GPUs that are cut anew.", default=0)
-    applications: list[ApplicationPlan] = many(
+    applications: list[partition.ApplicationPlan] = many(
         "What is to run, and what it does: by the model, or as measured where a search by measurement chose it."
     )
     search: FleetSearch | None = maybe("What was measured; null where plans are found by the model alone.")
@@ -321,7 +313,7 @@ class AppInstance(Message):
 
     id: str
     variant: str
-    slice: SliceName
+    slice: partition.SliceName
     state: InstanceState
     node_id: str | None = None
     gpu: int | None = maybe("The GPU that the instance runs on, whole or a slice of it.")
@@ -375,7 +367,7 @@ class App(Message):
     updated_at: Instant
     only_proposes: str | None = maybe("Why plans are only proposed; null if they are not.")
     plan: FleetPlan | None = maybe("The fleet's newest plan, with this application alone.")
-    running: list[VariantInstances] = said("Its instances that are ready.")
+    running: list[partition.VariantInstances] = said("Its instances that are ready.")
     instances: dict[InstanceState, int] = said("Number of instances by state, without those that have ended.")
     traffic: AppTraffic
 

@@ -14,39 +14,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from services.contracts import pools
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.clocks import ClockPolicy, PoolClocks
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import Argument, LabelKey, LabelValue
 from services.contracts.nodes import ClockMinute, Listener
-from services.contracts.pools import (
-    MAX_CLASSES,
-    MAX_COLUMNS,
-    MAX_LOCATIONS,
-    MAX_MODES,
-    MAX_PARTITIONS,
-    ClassTerms,
-    ClientRegion,
-    Objective,
-    PoolsResult,
-)
 from services.contracts.queries import PageQuery
 from services.contracts.routing import AccuracyPct, ModelName
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text, many, maybe, said
 from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
-from services.core.domain.serving import (
-    CLASSES,
-    LEAST_SERVICE,
-    MAX_REGIONS,
-    MOST_SERVICE,
-    SERVICE,
-    STEP_S,
-    STEPS_AHEAD,
-    WINDOW_S,
-    LatencyLimits,
-    NegativeRates,
-)
+from services.core.domain import serving
 from services.core.domain.signal import Signal
 
 PLANNER = Identity(tenant_id="installation", role=Role.USER, key_id="serving")
@@ -146,11 +125,11 @@ class PoolPartition(Message):
 
     name: Name
     thresholds: PoolThresholds | None = maybe("Null for a single class, which may have any name.")
-    classes: list[ClassTerms] = Field(min_length=1, max_length=MAX_CLASSES)
+    classes: list[pools.ClassTerms] = Field(min_length=1, max_length=pools.MAX_CLASSES)
     assumed_qps: dict[Name, Annotated[Real, Field(ge=0, le=1e9)]] = said(
         "Demand by class, to plan for until enough requests have been reported to predict it.",
         default_factory=dict[str, float],
-        max_length=MAX_CLASSES,
+        max_length=pools.MAX_CLASSES,
     )
 
     @property
@@ -165,8 +144,8 @@ class PoolPartition(Message):
         names = [each.name for each in self.classes]
         if self.thresholds is None and len(names) != 1:
             raise ValueError("without thresholds there must be exactly one class")
-        if self.thresholds is not None and sorted(names) != sorted(CLASSES):
-            raise ValueError(f"with thresholds the classes must be {', '.join(CLASSES)}, each once")
+        if self.thresholds is not None and sorted(names) != sorted(serving.CLASSES):
+            raise ValueError(f"with thresholds the classes must be {', '.join(serving.CLASSES)}, each once")
         if unknown := sorted(set(self.assumed_qps) - set(names)):
             raise ValueError(f"assumed_qps names {unknown[0]}, which is not among the classes")
         for each in self.classes:
@@ -209,8 +188,8 @@ class PoolSpec(SolveOptions):
     """A pool as specified by an operator."""
 
     mode: PlanMode = PlanMode.AUTOMATIC
-    objective: Objective = "carbon"
-    negative_rates: NegativeRates = NegativeRates.FRUGAL
+    objective: pools.Objective = "carbon"
+    negative_rates: serving.NegativeRates = serving.NegativeRates.FRUGAL
     gap: Real | None = Field(default=None, ge=0, le=1)
     head_room: Real = said(
         "Factor by which the planned capacity exceeds the demand (alpha in the paper).", default=1.1, gt=0, le=100
@@ -221,19 +200,19 @@ class PoolSpec(SolveOptions):
     )
     demand_quantile: Real = said(
         "Share of the steps in which the planned capacity should suffice for each class's demand.",
-        default=SERVICE,
-        ge=LEAST_SERVICE,
-        le=MOST_SERVICE,
+        default=serving.SERVICE,
+        ge=serving.LEAST_SERVICE,
+        le=serving.MOST_SERVICE,
     )
     min_up_s: Real = said("Minimum time that an instance runs before it may be stopped.", default=0, ge=0, le=1e7)
-    places: list[PoolPlace] = Field(min_length=1, max_length=MAX_LOCATIONS)
-    regions: list[ClientRegion] = many(
+    places: list[PoolPlace] = Field(min_length=1, max_length=pools.MAX_LOCATIONS)
+    regions: list[pools.ClientRegion] = many(
         "Regions of clients. Requests are planned only for places where the limits of their class hold "
         "with the network's time on top; none if the network does not matter.",
-        max_length=MAX_REGIONS,
+        max_length=serving.MAX_REGIONS,
     )
-    modes: list[ServerMode] = Field(min_length=1, max_length=MAX_MODES)
-    partitions: list[PoolPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
+    modes: list[ServerMode] = Field(min_length=1, max_length=pools.MAX_MODES)
+    partitions: list[PoolPartition] = Field(min_length=1, max_length=pools.MAX_PARTITIONS)
     probes: ServerProbes = ServerProbes()
     clocks: PoolClocks = PoolClocks()
     accuracy_gco2_per_kwh: Real | None = maybe(
@@ -276,13 +255,13 @@ class PoolSpec(SolveOptions):
                 raise ValueError(f"network_ms of region {region.name} names no place: {unknown[0]}")
         modes = {mode.name for mode in self.modes}
         for part in self.partitions:
-            if len(self.places) * len(part.classes) * len(modes) > MAX_COLUMNS:
-                raise ValueError(f"partition {part.name} has more than {MAX_COLUMNS} combinations")
+            if len(self.places) * len(part.classes) * len(modes) > pools.MAX_COLUMNS:
+                raise ValueError(f"partition {part.name} has more than {pools.MAX_COLUMNS} combinations")
             for each in part.classes:
                 for profile in each.profiles:
                     if profile.mode not in modes:
                         raise ValueError(f"class {each.name} of partition {part.name} names no mode: {profile.mode}")
-                if self.clocks.policy is not ClockPolicy.DEFAULT and each.latency_limits() == LatencyLimits():
+                if self.clocks.policy is not ClockPolicy.DEFAULT and each.latency_limits() == serving.LatencyLimits():
                     raise ValueError(
                         f"clocks follow the limits of each class, and class {each.name} of partition {part.name} has "
                         "none: give it max_ttft_ms, max_tbt_ms or max_latency_s, or set the clocks' policy to default"
@@ -295,7 +274,7 @@ class PoolSpec(SolveOptions):
     @property
     def plan_steps(self) -> int:
         """How many steps of five minutes a plan covers."""
-        return STEPS_AHEAD if self.plan_every_min is None else self.plan_every_min * 60 // int(STEP_S)
+        return serving.STEPS_AHEAD if self.plan_every_min is None else self.plan_every_min * 60 // int(serving.STEP_S)
 
     def switching_wh(self, mode: ServerMode) -> tuple[float, float]:
         """Return the energy to start and to stop an instance, Wh: as stated, or full power for the time it takes."""
@@ -530,7 +509,7 @@ class PoolPlanResult(Message):
     """A plan with the predictions it was made from."""
 
     forecasts: PlanForecasts
-    plan: PoolsResult = said("The plan; `starts` and `stops` are relative to the instances at the time.")
+    plan: pools.PoolsResult = said("The plan; `starts` and `stops` are relative to the instances at the time.")
 
 
 class PoolPlanDetail(PoolPlanSummary):
@@ -565,8 +544,8 @@ class TrafficWindow(Message):
     @field_validator("start_at")
     @classmethod
     def _aligned(cls, value: datetime) -> datetime:
-        if value.timestamp() % WINDOW_S:
-            raise ValueError(f"must be a whole multiple of {WINDOW_S:g} seconds of UTC")
+        if value.timestamp() % serving.WINDOW_S:
+            raise ValueError(f"must be a whole multiple of {serving.WINDOW_S:g} seconds of UTC")
         return value
 
 

@@ -16,23 +16,14 @@ from sqlalchemy import ColumnElement, RowMapping, Table, and_, case, delete, fun
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from services.contracts.background import (
-    Draft,
-    KeyReusedError,
-    Submitted,
-    TooManyPendingError,
-    WorkFailure,
-    WorkFailureCode,
-    WorkRecord,
-    WorkState,
-)
+from services.contracts import background
 from services.contracts.identity import Identity
 from services.db.tables.admission import audit_log
 
-LIVE = (WorkState.QUEUED, WorkState.RUNNING)
-KEPT = (*LIVE, WorkState.SUCCEEDED)
+LIVE = (background.WorkState.QUEUED, background.WorkState.RUNNING)
+KEPT = (*LIVE, background.WorkState.SUCCEEDED)
 
-RECORD = tuple(each.name for each in fields(WorkRecord) if each.name != "columns")
+RECORD = tuple(each.name for each in fields(background.WorkRecord) if each.name != "columns")
 SHOWN = tuple(name for name in RECORD if name not in ("problem", "result", "claim"))
 
 
@@ -98,7 +89,7 @@ class WorkRepository:
         async with self._engine.connect() as connection:
             return await self._submitted(connection, tenant_id, key, body_sha256)
 
-    async def submit(self, draft: Draft, max_pending: int) -> Submitted:
+    async def submit(self, draft: background.Draft, max_pending: int) -> background.Submitted:
         """Store a piece of work, unless its key or its problem refers to an existing one; durable on return.
 
         Raises:
@@ -113,7 +104,7 @@ class WorkRepository:
             if draft.idempotency_key is not None:
                 known = await self._submitted(connection, draft.tenant_id, draft.idempotency_key, draft.body_sha256)
                 if known is not None:
-                    return Submitted(known, is_new=False)
+                    return background.Submitted(known, is_new=False)
             same = and_(
                 work.c.tenant_id == draft.tenant_id, work.c.problem_sha256 == problem.sha256, work.c.state.in_(KEPT)
             )
@@ -123,10 +114,10 @@ class WorkRepository:
                 mine = and_(work.c.tenant_id == draft.tenant_id, work.c.state.in_(LIVE))
                 pending = (await connection.execute(select(func.count()).where(mine))).scalar_one()
                 if pending >= max_pending:
-                    raise TooManyPendingError
+                    raise background.TooManyPendingError
                 values = {name: getattr(draft, name) for name in ("id", "tenant_id", "key_id")}
                 values |= {"problem": problem.document, "problem_sha256": problem.sha256, **problem.columns}
-                await connection.execute(insert(work).values(**values, state=WorkState.QUEUED))
+                await connection.execute(insert(work).values(**values, state=background.WorkState.QUEUED))
             if draft.idempotency_key is not None:
                 await connection.execute(
                     insert(self._submissions).values(
@@ -138,9 +129,9 @@ class WorkRepository:
                         }
                     )
                 )
-            return Submitted(known or draft.id, is_new=known is None)
+            return background.Submitted(known or draft.id, is_new=known is None)
 
-    async def find(self, work_id: str, tenant_id: str | None) -> WorkRecord | None:
+    async def find(self, work_id: str, tenant_id: str | None) -> background.WorkRecord | None:
         """Return a complete piece of work, of ``tenant_id`` if one is given."""
         wanted = self._visible(self._work.c.id == work_id, tenant_id)
         query = select(*self._summary, self._work.c.problem, self._work.c.result).where(wanted)
@@ -148,7 +139,7 @@ class WorkRepository:
             row = (await connection.execute(query)).mappings().first()
         return None if row is None else _record(row)
 
-    async def summary(self, work_id: str) -> WorkRecord:
+    async def summary(self, work_id: str) -> background.WorkRecord:
         """Return a piece of work that exists, without its problem and result."""
         async with self._engine.connect() as connection:
             query = select(*self._summary).where(self._work.c.id == work_id)
@@ -161,7 +152,7 @@ class WorkRepository:
         before_id: str | None,
         limit: int,
         also: Mapping[str, Any] | None = None,
-    ) -> Sequence[WorkRecord]:
+    ) -> Sequence[background.WorkRecord]:
         """Return work, newest first: ids sort by creation time; ``also``: what other columns must hold."""
         work = self._work
         query = select(*self._summary).where(self._visible(literal(True), tenant_id))
@@ -184,7 +175,7 @@ class WorkRepository:
         wanted = and_(work.c.id == work_id, work.c.state.in_(LIVE))
         if not caller.is_operator:
             wanted = self._visible(wanted, caller.tenant_id)
-        values = {"state": WorkState.CANCELLED, "ended_at": func.now(), "claim": None, "lease_until": None}
+        values = {"state": background.WorkState.CANCELLED, "ended_at": func.now(), "claim": None, "lease_until": None}
         statement = update(work).where(wanted).values(values).returning(work.c.tenant_id)
         async with self._engine.begin() as connection:
             tenant_id = (await connection.execute(statement)).scalar()
@@ -203,16 +194,17 @@ class WorkRepository:
     async def mark_enqueued(self, work_id: str) -> None:
         """Record that a message for the work was sent."""
         work = self._work
-        wanted = and_(work.c.id == work_id, work.c.state == WorkState.QUEUED)
+        wanted = and_(work.c.id == work_id, work.c.state == background.WorkState.QUEUED)
         await self._change(update(work).where(wanted).values(enqueued_at=func.now()))
 
-    async def claim(self, work_id: str, claim: str, lease_s: float) -> WorkRecord | None:
+    async def claim(self, work_id: str, claim: str, lease_s: float) -> background.WorkRecord | None:
         """Take work that is queued, or whose worker's lease has expired; return it, or None."""
         work = self._work
         free = or_(
-            work.c.state == WorkState.QUEUED, and_(work.c.state == WorkState.RUNNING, work.c.lease_until < func.now())
+            work.c.state == background.WorkState.QUEUED,
+            and_(work.c.state == background.WorkState.RUNNING, work.c.lease_until < func.now()),
         )
-        values = {"state": WorkState.RUNNING, "claim": claim, "lease_until": _from_now(lease_s)}
+        values = {"state": background.WorkState.RUNNING, "claim": claim, "lease_until": _from_now(lease_s)}
         values |= {"started_at": func.now(), "attempts": work.c.attempts + 1}
         statement = update(work).where(work.c.id == work_id, free).values(values).returning(work)
         async with self._engine.begin() as connection:
@@ -226,14 +218,14 @@ class WorkRepository:
 
     async def succeed(self, work_id: str, claim: str, result: Any, **columns: Any) -> bool:
         """Write the answer if the claim is still valid, and return whether it was."""
-        return await self._end(work_id, claim, state=WorkState.SUCCEEDED, result=result, **columns)
+        return await self._end(work_id, claim, state=background.WorkState.SUCCEEDED, result=result, **columns)
 
-    async def fail(self, work_id: str, claim: str, failure: WorkFailure, **columns: Any) -> bool:
+    async def fail(self, work_id: str, claim: str, failure: background.WorkFailure, **columns: Any) -> bool:
         """Record why there is no answer if the claim is still valid, and return whether it was."""
         document = failure.model_dump(mode="json")
-        return await self._end(work_id, claim, state=WorkState.FAILED, failure=document, **columns)
+        return await self._end(work_id, claim, state=background.WorkState.FAILED, failure=document, **columns)
 
-    async def release_abandoned(self, max_attempts: int, lease_s: float) -> Sequence[WorkRecord]:
+    async def release_abandoned(self, max_attempts: int, lease_s: float) -> Sequence[background.WorkRecord]:
         """Requeue all running work whose lease has expired, or fail it after ``max_attempts``; return both.
 
         A lease longer than ``lease_s`` was taken while the clock was ahead: it ends as if it had been taken now.
@@ -241,14 +233,15 @@ class WorkRepository:
         work = self._work
         shorten = update(work).where(work.c.lease_until > _from_now(lease_s), self._swept)
         gave_up = work.c.attempts >= max_attempts
-        failure = WorkFailure(
-            code=WorkFailureCode.WORKER_LOST, detail=f"{max_attempts} workers were lost while they worked on this."
+        failure = background.WorkFailure(
+            code=background.WorkFailureCode.WORKER_LOST,
+            detail=f"{max_attempts} workers were lost while they worked on this.",
         )
         statement = (
             update(work)
-            .where(work.c.state == WorkState.RUNNING, work.c.lease_until < func.now(), self._swept)
+            .where(work.c.state == background.WorkState.RUNNING, work.c.lease_until < func.now(), self._swept)
             .values(
-                state=case((gave_up, WorkState.FAILED), else_=WorkState.QUEUED),
+                state=case((gave_up, background.WorkState.FAILED), else_=background.WorkState.QUEUED),
                 failure=case((gave_up, literal(failure.model_dump(mode="json"), work.c.failure.type)), else_=None),
                 ended_at=case((gave_up, func.now()), else_=None),
                 claim=None,
@@ -269,7 +262,7 @@ class WorkRepository:
         query = (
             select(work.c.id)
             .where(
-                work.c.state == WorkState.QUEUED,
+                work.c.state == background.WorkState.QUEUED,
                 self._swept,
                 or_(
                     touched_at < _from_now(-enqueued_before_s),
@@ -293,7 +286,7 @@ class WorkRepository:
         if row is None:
             return None
         if row[0] != body_sha256:
-            raise KeyReusedError
+            raise background.KeyReusedError
         return row[1]
 
     async def _end(self, work_id: str, claim: str, **values: Any) -> bool:
@@ -309,15 +302,15 @@ class WorkRepository:
 
     def _owned(self, work_id: str, claim: str) -> ColumnElement[bool]:
         work = self._work
-        return and_(work.c.id == work_id, work.c.state == WorkState.RUNNING, work.c.claim == claim)
+        return and_(work.c.id == work_id, work.c.state == background.WorkState.RUNNING, work.c.claim == claim)
 
 
-def _record(row: RowMapping) -> WorkRecord:
+def _record(row: RowMapping) -> background.WorkRecord:
     known = {name: row[name] for name in RECORD if name in row}
-    known["state"] = WorkState(known["state"])
+    known["state"] = background.WorkState(known["state"])
     if known["failure"] is not None:
-        known["failure"] = WorkFailure.as_stored(known["failure"])
-    return WorkRecord(**known, columns={name: value for name, value in row.items() if name not in RECORD})
+        known["failure"] = background.WorkFailure.as_stored(known["failure"])
+    return background.WorkRecord(**known, columns={name: value for name, value in row.items() if name not in RECORD})
 
 
 def _from_now(seconds: float) -> ColumnElement[Any]:

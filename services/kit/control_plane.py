@@ -8,16 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from services.contracts.nodes import (
-    DeviceInfo,
-    EnergyInterval,
-    EnergyReceipt,
-    EnergyReport,
-    Heartbeat,
-    HeartbeatReply,
-    NodeCredentials,
-    NodeRegistration,
-)
+from services.contracts import nodes
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.kit.enrolment import Enrolment
@@ -39,11 +30,11 @@ class ControlPlane:
     Each call raises ``ProblemError`` if the control plane does not answer, or refuses.
     """
 
-    def __init__(self, client: ServiceClient, enrolment: Enrolment, registration: NodeRegistration) -> None:
+    def __init__(self, client: ServiceClient, enrolment: Enrolment, registration: nodes.NodeRegistration) -> None:
         self._client = client
         self._enrolment = enrolment
         self._registration = registration
-        self._credentials: NodeCredentials | None = None
+        self._credentials: nodes.NodeCredentials | None = None
         self._registering = asyncio.Lock()
 
     @property
@@ -51,7 +42,7 @@ class ControlPlane:
         """Whether this node believes that the control plane knows it."""
         return self._credentials is not None
 
-    def register_again(self, devices: list[DeviceInfo]) -> None:
+    def register_again(self, devices: list[nodes.DeviceInfo]) -> None:
         """Register the node anew with other devices, before its next call to the control plane."""
         self._registration = self._registration.model_copy(update={"devices": devices})
         self._credentials = None
@@ -61,13 +52,13 @@ class ControlPlane:
         """How often the control plane wants heartbeats from the node."""
         return self._credentials.heartbeat_interval_s if self._credentials else DEFAULT_HEARTBEAT_INTERVAL_S
 
-    async def heartbeat(self, heartbeat: Heartbeat, timeout_s: float) -> HeartbeatReply:
+    async def heartbeat(self, heartbeat: nodes.Heartbeat, timeout_s: float) -> nodes.HeartbeatReply:
         """Report what runs; return what may run."""
-        return await self.call("heartbeat", heartbeat, HeartbeatReply, timeout_s)
+        return await self.call("heartbeat", heartbeat, nodes.HeartbeatReply, timeout_s)
 
-    async def report_energy(self, intervals: list[EnergyInterval]) -> EnergyReceipt:
+    async def report_energy(self, intervals: list[nodes.EnergyInterval]) -> nodes.EnergyReceipt:
         """Deliver energy intervals; doing so twice is harmless."""
-        return await self.call("energy", EnergyReport(intervals=intervals), EnergyReceipt, 10.0)
+        return await self.call("energy", nodes.EnergyReport(intervals=intervals), nodes.EnergyReceipt, 10.0)
 
     async def open_secrets(self, allocation_id: str) -> OpenedSecrets:
         """Return the secrets of a gang that this node is to start."""
@@ -78,7 +69,7 @@ class ControlPlane:
         wanted = ChunkWanted(allocation_id=allocation_id, number=number)
         return await self.call("upload", wanted, OpenedChunk, 30.0)
 
-    async def _register(self) -> NodeCredentials:
+    async def _register(self) -> nodes.NodeCredentials:
         """Register this node; one call at a time, because a new token may invalidate the previous one."""
         async with self._registering:
             while self._credentials is None:
@@ -88,7 +79,7 @@ class ControlPlane:
                     credentials = await self._client.call(
                         "POST",
                         "/v1/nodes/register",
-                        NodeCredentials,
+                        nodes.NodeCredentials,
                         body=registration,
                         headers={"authorization": f"Bearer {secret}"},
                     )

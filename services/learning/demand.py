@@ -13,20 +13,11 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import SERVICE, STEPS_AHEAD
-from services.core.profiles.traffic import (
-    DAY_STEPS,
-    HEAD_ROOM,
-    Backtest,
-    Forecaster,
-    LastPeak,
-    SeasonalNaive,
-    Traffic,
-    choose,
-)
+from services.core.profiles import traffic
 from services.core.profiles.traffic_service import ServiceLevel
 from services.learning.traffic_boosting import Boosting
 
-JUDGED_STEPS, MOMENTS = 2 * DAY_STEPS, 192
+JUDGED_STEPS, MOMENTS = 2 * traffic.DAY_STEPS, 192
 """The backtest's span, which has each hour of the day twice, and its moments: with both, a moment each quarter of an
 hour, and twice what the highest service level has to see."""
 LEAST_ORIGINS = 12  #: An hour to judge by, after the two that margins are learned from
@@ -48,15 +39,19 @@ class Demand:
     assumed: bool  #: Whether nothing could be learned yet
 
 
-def candidates(service: float = SERVICE) -> list[Forecaster]:
+def candidates(service: float = SERVICE) -> list[traffic.Forecaster]:
     """Return the forecasters to compare, the simpler first."""
-    plain: list[Forecaster] = [LastPeak(), SeasonalNaive(), Boosting()]
-    high: list[Forecaster] = [Boosting(quantile=service)] if service != Boosting().quantile else []
+    plain: list[traffic.Forecaster] = [traffic.LastPeak(), traffic.SeasonalNaive(), Boosting()]
+    high: list[traffic.Forecaster] = [Boosting(quantile=service)] if service != Boosting().quantile else []
     return [*plain, *high]
 
 
 def forecast_demand(
-    history: Traffic, assumed_qps: Floats | None, *, head_room: float = HEAD_ROOM, service: float = SERVICE
+    history: traffic.Traffic,
+    assumed_qps: Floats | None,
+    *,
+    head_room: float = traffic.HEAD_ROOM,
+    service: float = SERVICE,
 ) -> Demand:
     """Return the peaks to plan pools for, from the traffic so far.
 
@@ -82,11 +77,11 @@ def forecast_demand(
     ):
         raise DomainError(f"assumed peaks are {history.n_classes} finite numbers >= 0")
     compared = candidates(service)
-    least = LastPeak().steps_needed(history) + criterion.moments_needed + LEAST_ORIGINS
+    least = traffic.LastPeak().steps_needed(history) + criterion.moments_needed + LEAST_ORIGINS
     if len(history) < least:
         why = f"needs {least} steps of history, which has {len(history)}"
         return _assumed(history, assumed_qps, {each.name: why for each in compared})
-    forecast = choose(
+    forecast = traffic.choose(
         history,
         compared,
         criterion,
@@ -99,7 +94,7 @@ def forecast_demand(
     return Demand(forecast.peaks_qps, forecast.method, scores, forecast.left_out, assumed=False)
 
 
-def _assumed(history: Traffic, assumed_qps: Floats | None, left_out: dict[str, str]) -> Demand:
+def _assumed(history: traffic.Traffic, assumed_qps: Floats | None, left_out: dict[str, str]) -> Demand:
     if not len(history) and assumed_qps is None:
         raise DomainError("no history to learn from, and no demand assumed")
     seen = history.peaks_qps.max(axis=0, initial=0.0)
@@ -108,7 +103,7 @@ def _assumed(history: Traffic, assumed_qps: Floats | None, left_out: dict[str, s
     return Demand(np.repeat(peaks[None], STEPS_AHEAD, axis=0), method, {}, left_out, assumed=True)
 
 
-def _figures(score: Backtest, criterion: ServiceLevel) -> dict[str, list[float]]:
+def _figures(score: traffic.Backtest, criterion: ServiceLevel) -> dict[str, list[float]]:
     gap = criterion.head_room * score.forecast_qps - score.actual_qps
     return {
         "mae_qps": score.mae_qps.tolist(),

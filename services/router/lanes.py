@@ -21,16 +21,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from services.core.domain.serving import SLO_LATENCIES
+from services.core.policies.freesh import laxity
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
-from services.core.policies.freesh.laxity import (
-    PREEMPTION_MARGIN_S,
-    Order,
-    ServiceTimes,
-    ServingRequest,
-    laxity_s,
-    order_key_s,
-    preempted_by,
-)
 from services.core.policies.freesh.request_queue import RequestQueue, over_share
 from services.core.policies.freesh.server_choice import SLOWDOWN_PER_TOKEN, Given, Work, choose_server
 from services.router.breaker import BreakerState
@@ -70,7 +62,7 @@ class NoSpareError(Exception):
 class Ticket:
     """A request on its way through its lane."""
 
-    request: ServingRequest  #: The request as the queue orders it
+    request: laxity.ServingRequest  #: The request as the queue orders it
     limit_s: float  #: How long its answer may take
     network_s: Mapping[str, float]  #: Time to each place from its client's region
     work: Work  #: The request as servers are compared for it
@@ -110,12 +102,12 @@ class Ticket:
 class LaneRules:
     """How lanes work."""
 
-    order: Order = Order.LLF  #: The order of waiting requests
+    order: laxity.Order = laxity.Order.LLF  #: The order of waiting requests
     placement: str = "carbon"
     """``carbon``: the cleanest server in time; ``weights``: shares by weight, as in the paper."""
     most_waiting: int = 1_000  #: How many requests may wait in a lane
     most_preemptions: int = 1  #: How often one request may be preempted; 0 for never
-    preemption_margin_s: float = PREEMPTION_MARGIN_S  #: By how much a request must be more urgent
+    preemption_margin_s: float = laxity.PREEMPTION_MARGIN_S  #: By how much a request must be more urgent
 
 
 class Lane:
@@ -131,7 +123,7 @@ class Lane:
         self._max_tbt_s: float | None = None
         self._point_gco2_per_kwh = 0.0
         self._rules = rules
-        self.queue = RequestQueue(rules.order, ServiceTimes(0.2, 0.03), rules.most_waiting)
+        self.queue = RequestQueue(rules.order, laxity.ServiceTimes(0.2, 0.03), rules.most_waiting)
         self._tickets: dict[str, Ticket] = {}
         self.unanswered: dict[str, Ticket] = {}
         self.in_service: dict[str, int] = {}
@@ -140,7 +132,7 @@ class Lane:
         self.served_s = 1.0
 
     @property
-    def times(self) -> ServiceTimes:
+    def times(self) -> laxity.ServiceTimes:
         """How fast its servers are."""
         return self.queue.times
 
@@ -163,7 +155,7 @@ class Lane:
         tbt_s = sum(each.costs.tbt_s for each in self.servers) / len(self.servers)
         now = self.queue.times
         if abs(ttft_s - now.ttft_s) + abs(tbt_s - now.tbt_s) * 100 > RETIME_SHARE * (now.ttft_s + now.tbt_s * 100):
-            self.queue.retime(ServiceTimes(ttft_s, max(tbt_s, 1e-6)))
+            self.queue.retime(laxity.ServiceTimes(ttft_s, max(tbt_s, 1e-6)))
 
     def choose(self, ticket: Ticket, now_s: float) -> Server | None:
         """Return the server for a request; None while none has room."""
@@ -403,7 +395,7 @@ class Lane:
     def _preempt(self) -> None:
         """Let a waiting request take the place of a less urgent one that has no answer yet; the first that can does."""
         rules = self._rules
-        if not rules.most_preemptions or rules.order is Order.FCFS:
+        if not rules.most_preemptions or rules.order is laxity.Order.FCFS:
             return
         may_leave = {
             name: each
@@ -419,23 +411,23 @@ class Lane:
             looked_at.add(head.excluded)
             waiting = self._tickets[head.id]
             running = [each.request for each in may_leave.values() if each.server and waiting.may_have(each.server)]
-            found = preempted_by(head, running, rules.order, self.times, margin_s=rules.preemption_margin_s)
+            found = laxity.preempted_by(head, running, rules.order, self.times, margin_s=rules.preemption_margin_s)
             if found is not None:
                 _end(may_leave[found.id])
                 self.preempted += 1
                 return
 
-    def priority(self, request: ServingRequest) -> float:
+    def priority(self, request: laxity.ServingRequest) -> float:
         """Return the value that requests are ordered by, in seconds on this process's clock; smaller is more urgent."""
-        return order_key_s(request, self._rules.order, self.times)
+        return laxity.order_key_s(request, self._rules.order, self.times)
 
-    def limit_s(self, request: ServingRequest, promised_s: float | None) -> float:
+    def limit_s(self, request: laxity.ServingRequest, promised_s: float | None) -> float:
         """Return how long an answer may take: what the class promises, or else ``5 * Lat``."""
         return promised_s if promised_s is not None else SLO_LATENCIES * self.times.latency_s(request.output_tokens)
 
-    def laxity_s(self, request: ServingRequest, now_s: float) -> float:
+    def laxity_s(self, request: laxity.ServingRequest, now_s: float) -> float:
         """Return how long a request can wait and still finish within its window."""
-        return laxity_s(request, self.times, now_s)
+        return laxity.laxity_s(request, self.times, now_s)
 
     def retry_after_s(self) -> float:
         """Return when the queue may have emptied, if what waits is served at the pace of the latest answers."""

@@ -10,21 +10,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from redis.asyncio import Redis
 
+from services.contracts import policies
 from services.contracts.codes import ProblemCode
 from services.contracts.estimates import StartEstimate
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import NodePower
-from services.contracts.policies import (
-    ActivePolicy,
-    PlanList,
-    PlannedAction,
-    PlanSummary,
-    PolicyChoice,
-    PolicyDescription,
-    PolicyList,
-    PolicyParameter,
-    TenantShares,
-)
 from services.contracts.predictions import JobPrediction, LengthModel, LengthModelList
 from services.contracts.problems import FieldError
 from services.contracts.profiles import ControlInForce, ControlMeasurement, JobProfile, LearnedCurve
@@ -90,18 +80,18 @@ async def estimate_job(spec: JobSpec, caller: ProjectCaller, dry_runs: DryRunnin
 
 
 @router.get("/policies", tags=["policies"])
-async def list_policies(_: ProjectCaller, service: Service) -> PolicyList:
+async def list_policies(_: ProjectCaller, service: Service) -> policies.PolicyList:
     """List policies."""
     row = await service.read(rounds.active_policy)
     active = row.policy if row else None
     entries = {entry.name: entry for entry in describe_policies()}
     if active is not None and (entry := describe_policy(active)) is not None:
         entries.setdefault(active, entry)  # with ``fair+`` before its name, it is not among the others
-    return PolicyList(items=[_description(entry, active) for entry in entries.values()])
+    return policies.PolicyList(items=[_description(entry, active) for entry in entries.values()])
 
 
 @router.get("/policies/active", tags=["policies"])
-async def get_active_policy(_: ProjectCaller, service: Service, settings: Settings) -> ActivePolicy:
+async def get_active_policy(_: ProjectCaller, service: Service, settings: Settings) -> policies.ActivePolicy:
     """Get the active policy."""
     return _active(await service.read(rounds.active_policy), settings)
 
@@ -112,8 +102,8 @@ async def get_active_policy(_: ProjectCaller, service: Service, settings: Settin
     responses={409: {"description": "Another request changed the policy at the same time: `conflict`."}},
 )
 async def choose_policy(
-    choice: PolicyChoice, caller: Operator, service: Service, settings: Settings, redis: Hints
-) -> ActivePolicy:
+    choice: policies.PolicyChoice, caller: Operator, service: Service, settings: Settings, redis: Hints
+) -> policies.ActivePolicy:
     """Choose the policy and its parameters."""
     name = policy_name(choice.name)
     if entry_of(name) is None:
@@ -126,7 +116,7 @@ async def choose_policy(
 
 
 @router.get("/shares", tags=["policies"])
-async def get_shares(_: Operator, service: Service) -> TenantShares:
+async def get_shares(_: Operator, service: Service) -> policies.TenantShares:
     """Show how the GPUs are shared between tenants."""
     found = await service.shares()
     if found is None:
@@ -135,7 +125,7 @@ async def get_shares(_: Operator, service: Service) -> TenantShares:
 
 
 @router.get("/policies/{name}", tags=["policies"])
-async def get_policy(name: str, _: ProjectCaller, service: Service) -> PolicyDescription:
+async def get_policy(name: str, _: ProjectCaller, service: Service) -> policies.PolicyDescription:
     """Get a policy."""
     row = await service.read(rounds.active_policy)
     entry = describe_policy(name)
@@ -145,15 +135,15 @@ async def get_policy(name: str, _: ProjectCaller, service: Service) -> PolicyDes
 
 
 @router.get("/plans", tags=["policies"])
-async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, Query()]) -> PlanList:
+async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, Query()]) -> policies.PlanList:
     """List scheduling rounds, newest first."""
     rows = await service.read(rounds.plans, _before(query.cursor), query.limit + 1)
     following = str(rows[query.limit - 1].round) if len(rows) > query.limit else None
-    return PlanList(items=[_summary(row) for row in rows[: query.limit]], next_cursor=following)
+    return policies.PlanList(items=[_summary(row) for row in rows[: query.limit]], next_cursor=following)
 
 
 @router.get("/plans/{round_number}", tags=["policies"])
-async def get_plan(round_number: Round, _: Operator, service: Service) -> PlanSummary:
+async def get_plan(round_number: Round, _: Operator, service: Service) -> policies.PlanSummary:
     """Get a scheduling round."""
     row = await service.read(rounds.plan, round_number)
     if row is None:
@@ -307,13 +297,13 @@ def _before(cursor: str | None) -> int | None:
     return int(cursor)
 
 
-def _description(entry: registry.PolicyDescription, active: str | None) -> PolicyDescription:
-    parameters: list[PolicyParameter] = []
+def _description(entry: registry.PolicyDescription, active: str | None) -> policies.PolicyDescription:
+    parameters: list[policies.PolicyParameter] = []
     for each in entry.parameters:
-        values = {name: getattr(each, name) for name in PolicyParameter.model_fields}
+        values = {name: getattr(each, name) for name in policies.PolicyParameter.model_fields}
         values |= {"unit": each.unit or None, "choices": list(each.choices) or None}
-        parameters.append(PolicyParameter.model_validate(values))
-    return PolicyDescription(
+        parameters.append(policies.PolicyParameter.model_validate(values))
+    return policies.PolicyDescription(
         name=entry.name, summary=entry.summary, source=entry.paper, active=entry.name == active, parameters=parameters
     )
 
@@ -323,7 +313,7 @@ def _unknown(name: str) -> str:
     return f"{said[:1].upper()}{said[1:]}."
 
 
-def _active(row: ActivePolicyRow | None, settings: SchedulerSettings) -> ActivePolicy:
+def _active(row: ActivePolicyRow | None, settings: SchedulerSettings) -> policies.ActivePolicy:
     if row is None:
         raise unavailable("The scheduler")
     parameters, problem = row.parameters, None
@@ -332,7 +322,7 @@ def _active(row: ActivePolicyRow | None, settings: SchedulerSettings) -> ActiveP
         parameters = asdict(policy.config)
     except PolicyConfigError as error:
         problem = f"{error.pointer.lstrip('/')}: {error}" if error.pointer else str(error)
-    return ActivePolicy(
+    return policies.ActivePolicy(
         name=row.policy,
         parameters=parameters,
         problem=problem,
@@ -342,7 +332,7 @@ def _active(row: ActivePolicyRow | None, settings: SchedulerSettings) -> ActiveP
     )
 
 
-def _summary(row: PlanRow) -> PlanSummary:
+def _summary(row: PlanRow) -> policies.PlanSummary:
     values = row._asdict()
-    actions = [PlannedAction.model_validate(action) for action in row.actions]
-    return PlanSummary.model_validate({**values, "actions": actions})
+    actions = [policies.PlannedAction.model_validate(action) for action in row.actions]
+    return policies.PlanSummary.model_validate({**values, "actions": actions})

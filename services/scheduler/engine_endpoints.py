@@ -6,15 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from services.contracts.engines import (
-    Engine,
-    EngineDay,
-    EngineDays,
-    EngineHours,
-    EngineJobs,
-    EngineList,
-    EngineWaiting,
-)
+from services.contracts import engines as contracts
 from services.contracts.queries import EngineDaysQuery, EngineJobsQuery
 from services.contracts.schema import Name
 from services.db.database import Database
@@ -27,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["nodes"])
 
 
 @router.get("/engines")
-async def list_engines(request: Request, _: Operator) -> EngineList:
+async def list_engines(request: Request, _: Operator) -> contracts.EngineList:
     """List engines.
 
     Engines are other systems that run jobs on the site, such as Slurm; each comes with what was decided about its
@@ -37,9 +29,11 @@ async def list_engines(request: Request, _: Operator) -> EngineList:
     async with database.transaction("repeatable_read", readonly=True) as connection:
         found = await engines.engines(connection)
         rows = await engines.days(connection, 7)
-    return EngineList(
+    return contracts.EngineList(
         items=[
-            Engine.model_validate(row._asdict() | {"days": [_day(day) for day in rows if day.engine == row.name]})
+            contracts.Engine.model_validate(
+                row._asdict() | {"days": [_day(day) for day in rows if day.engine == row.name]}
+            )
             for row in found
         ]
     )
@@ -48,7 +42,7 @@ async def list_engines(request: Request, _: Operator) -> EngineList:
 @router.get("/engines/{name}/days")
 async def list_days_of_engine(
     name: Name, request: Request, _: Operator, query: Annotated[EngineDaysQuery, Query()]
-) -> EngineDays:
+) -> contracts.EngineDays:
     """List days of an engine.
 
     What was decided about its jobs on each of the last days, and what a dry run would have saved on those that ended
@@ -58,13 +52,13 @@ async def list_days_of_engine(
     async with database.transaction("repeatable_read", readonly=True) as connection:
         if not await engines.is_known(connection, name):
             raise not_found("engine")
-        return EngineDays(items=[_day(row) for row in await engines.days(connection, query.days, name)])
+        return contracts.EngineDays(items=[_day(row) for row in await engines.days(connection, query.days, name)])
 
 
 @router.get("/engines/{name}/jobs")
 async def list_jobs_of_engine(
     name: Name, request: Request, _: Operator, query: Annotated[EngineJobsQuery, Query()]
-) -> EngineJobs:
+) -> contracts.EngineJobs:
     """List jobs that wait in an engine.
 
     Until when each is held back for a greener hour, or would be if this were no dry run, and the emissions that this
@@ -76,11 +70,11 @@ async def list_jobs_of_engine(
             raise not_found("engine")
         rows = await engines.waiting(connection, name, held=query.held)
         shares = await engines.shares(connection, name)
-    return EngineJobs(
-        items=[EngineWaiting.model_validate(row._asdict()) for row in rows],
-        hours=[EngineHours(why_not=why_not, gpu_h=gpu_h) for why_not, gpu_h in shares],
+    return contracts.EngineJobs(
+        items=[contracts.EngineWaiting.model_validate(row._asdict()) for row in rows],
+        hours=[contracts.EngineHours(why_not=why_not, gpu_h=gpu_h) for why_not, gpu_h in shares],
     )
 
 
-def _day(row: DayRow) -> EngineDay:
-    return EngineDay.model_validate({"day": row.day, "counts": row.counts, "savings": row.savings})
+def _day(row: DayRow) -> contracts.EngineDay:
+    return contracts.EngineDay.model_validate({"day": row.day, "counts": row.counts, "savings": row.savings})

@@ -6,21 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from services.contracts.apps import (
-    App,
-    AppInstanceList,
-    AppInstanceQuery,
-    AppList,
-    AppObservations,
-    AppReport,
-    AppReportQuery,
-    AppSpec,
-    Fleet,
-    FleetList,
-    FleetPlan,
-    FleetPlanList,
-    FleetSpec,
-)
+from services.contracts import apps as contracts
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Name
 from services.kit.identity import Caller, Operator
@@ -40,13 +26,13 @@ PlanId = Annotated[Name, Path()]
 
 
 @router.get("/v1/fleets")
-async def list_fleets(query: Annotated[PageQuery, Query()], caller: Caller, fleets: KnownFleets) -> FleetList:
+async def list_fleets(query: Annotated[PageQuery, Query()], caller: Caller, fleets: KnownFleets) -> contracts.FleetList:
     """List fleets by name."""
     return await fleets.page(query, caller)
 
 
 @router.get("/v1/fleets/{fleet}")
-async def get_fleet(fleet: FleetName, caller: Caller, fleets: KnownFleets) -> Fleet:
+async def get_fleet(fleet: FleetName, caller: Caller, fleets: KnownFleets) -> contracts.Fleet:
     """Get a fleet, its GPUs and its newest plan."""
     return await fleets.find(fleet, caller)
 
@@ -59,8 +45,8 @@ async def get_fleet(fleet: FleetName, caller: Caller, fleets: KnownFleets) -> Fl
     },
 )
 async def put_fleet(
-    fleet: FleetName, spec: FleetSpec, caller: Operator, fleets: KnownFleets, response: Response
-) -> Fleet:
+    fleet: FleetName, spec: contracts.FleetSpec, caller: Operator, fleets: KnownFleets, response: Response
+) -> contracts.Fleet:
     """Set GPUs aside for applications, or change how many."""
     found, is_new = await fleets.put(fleet, spec, caller)
     if is_new:
@@ -72,7 +58,7 @@ async def put_fleet(
 @router.delete(
     "/v1/fleets/{fleet}", status_code=202, responses={409: {"description": "Applications use the fleet: `conflict`."}}
 )
-async def delete_fleet(fleet: FleetName, caller: Operator, fleets: KnownFleets) -> Fleet:
+async def delete_fleet(fleet: FleetName, caller: Operator, fleets: KnownFleets) -> contracts.Fleet:
     """Delete a fleet.
 
     Its GPUs are made whole and given back.
@@ -83,7 +69,7 @@ async def delete_fleet(fleet: FleetName, caller: Operator, fleets: KnownFleets) 
 @router.get("/v1/fleets/{fleet}/plans")
 async def list_fleet_plans(
     fleet: FleetName, query: Annotated[PageQuery, Query()], caller: Caller, fleets: KnownFleets
-) -> FleetPlanList:
+) -> contracts.FleetPlanList:
     """List a fleet's plans, newest first."""
     return await fleets.plans(fleet, query, caller)
 
@@ -97,19 +83,21 @@ async def list_fleet_plans(
         }
     },
 )
-async def apply_fleet_plan(fleet: FleetName, plan_id: PlanId, caller: Operator, fleets: KnownFleets) -> FleetPlan:
+async def apply_fleet_plan(
+    fleet: FleetName, plan_id: PlanId, caller: Operator, fleets: KnownFleets
+) -> contracts.FleetPlan:
     """Carry out a proposed plan."""
     return await fleets.apply(fleet, plan_id, caller)
 
 
 @router.get("/v1/apps")
-async def list_apps(query: Annotated[PageQuery, Query()], caller: Caller, apps: KnownApps) -> AppList:
+async def list_apps(query: Annotated[PageQuery, Query()], caller: Caller, apps: KnownApps) -> contracts.AppList:
     """List applications by name."""
     return await apps.page(query, caller)
 
 
 @router.get("/v1/apps/{app}")
-async def get_app(app: AppName, caller: Caller, apps: KnownApps) -> App:
+async def get_app(app: AppName, caller: Caller, apps: KnownApps) -> contracts.App:
     """Get an application, its running instances and its newest plan."""
     return await apps.find(app, caller)
 
@@ -123,7 +111,9 @@ async def get_app(app: AppName, caller: Caller, apps: KnownApps) -> App:
         },
     },
 )
-async def put_app(app: AppName, spec: AppSpec, caller: Caller, apps: KnownApps, response: Response) -> App:
+async def put_app(
+    app: AppName, spec: contracts.AppSpec, caller: Caller, apps: KnownApps, response: Response
+) -> contracts.App:
     """Create an application or replace its spec."""
     found, is_new = await apps.put(app, spec, caller)
     if is_new:
@@ -133,7 +123,7 @@ async def put_app(app: AppName, spec: AppSpec, caller: Caller, apps: KnownApps, 
 
 
 @router.delete("/v1/apps/{app}", status_code=202)
-async def delete_app(app: AppName, caller: Caller, apps: KnownApps) -> App:
+async def delete_app(app: AppName, caller: Caller, apps: KnownApps) -> contracts.App:
     """Delete an application.
 
     Its instances are drained first; the application is removed when the last one has ended.
@@ -143,16 +133,16 @@ async def delete_app(app: AppName, caller: Caller, apps: KnownApps) -> App:
 
 @router.get("/v1/apps/{app}/instances")
 async def list_app_instances(
-    app: AppName, query: Annotated[AppInstanceQuery, Query()], caller: Caller, apps: KnownApps
-) -> AppInstanceList:
+    app: AppName, query: Annotated[contracts.AppInstanceQuery, Query()], caller: Caller, apps: KnownApps
+) -> contracts.AppInstanceList:
     """List an application's instances, newest first."""
     return await apps.instances(app, query, caller)
 
 
 @router.get("/v1/apps/{app}/report")
 async def get_app_report(
-    app: AppName, query: Annotated[AppReportQuery, Query()], caller: Caller, apps: KnownApps
-) -> AppReport:
+    app: AppName, query: Annotated[contracts.AppReportQuery, Query()], caller: Caller, apps: KnownApps
+) -> contracts.AppReport:
     """Report an application's variants, accuracy, latency and emissions.
 
     For comparison it includes BASE: the most accurate variant on whole GPUs, modelled from its profile.
@@ -161,6 +151,6 @@ async def get_app_report(
 
 
 @router.post("/internal/apps/observations", status_code=204)
-async def take_observations(report: AppObservations, observations: Taking) -> None:
+async def take_observations(report: contracts.AppObservations, observations: Taking) -> None:
     """Record what a router saw of applications' requests in one window."""
     await observations.report(report)

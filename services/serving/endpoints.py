@@ -6,24 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Response
 
+from services.contracts import serving
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Name
-from services.contracts.serving import (
-    ClockHistory,
-    ClockHistoryQuery,
-    InstanceList,
-    InstanceQuery,
-    Pool,
-    PoolChange,
-    PoolList,
-    PoolPlanDetail,
-    PoolPlanList,
-    PoolPlanQuery,
-    PoolPlanSummary,
-    PoolSpec,
-    TrafficReceipt,
-    TrafficReport,
-)
 from services.kit.identity import Caller, Operator
 from services.kit.routes import LARGE_BODY, from_state
 from services.serving.service import Pools, etag
@@ -42,13 +27,13 @@ IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` t
 
 
 @router.get("")
-async def list_pools(query: Annotated[PageQuery, Query()], caller: Caller, pools: Known) -> PoolList:
+async def list_pools(query: Annotated[PageQuery, Query()], caller: Caller, pools: Known) -> serving.PoolList:
     """List pools by name."""
     return await pools.page(query, caller)
 
 
 @router.get("/{pool}")
-async def get_pool(pool: PoolName, caller: Caller, pools: Known, response: Response) -> Pool:
+async def get_pool(pool: PoolName, caller: Caller, pools: Known, response: Response) -> serving.Pool:
     """Get a pool."""
     return _tagged(await pools.find(pool, caller), response)
 
@@ -63,8 +48,8 @@ async def get_pool(pool: PoolName, caller: Caller, pools: Known, response: Respo
     openapi_extra=LARGE_BODY,
 )
 async def set_pool(
-    pool: PoolName, spec: PoolSpec, caller: Operator, pools: Known, response: Response, if_match: IfMatch = None
-) -> Pool:
+    pool: PoolName, spec: serving.PoolSpec, caller: Operator, pools: Known, response: Response, if_match: IfMatch = None
+) -> serving.Pool:
     """Create a pool or replace its spec."""
     put = await pools.put(pool, spec, caller, if_match)
     if put.is_new:
@@ -74,13 +59,15 @@ async def set_pool(
 
 
 @router.patch("/{pool}", responses=BEING_DELETED)
-async def change_pool(pool: PoolName, change: PoolChange, caller: Operator, pools: Known, response: Response) -> Pool:
+async def change_pool(
+    pool: PoolName, change: serving.PoolChange, caller: Operator, pools: Known, response: Response
+) -> serving.Pool:
     """Choose whether a pool's plans are carried out or only proposed."""
     return _tagged(await pools.set_mode(pool, change.mode, caller), response)
 
 
 @router.delete("/{pool}", status_code=202)
-async def delete_pool(pool: PoolName, caller: Operator, pools: Known) -> Pool:
+async def delete_pool(pool: PoolName, caller: Operator, pools: Known) -> serving.Pool:
     """Delete a pool.
 
     Its instances are drained first; the pool is removed when the last one has ended.
@@ -90,14 +77,14 @@ async def delete_pool(pool: PoolName, caller: Operator, pools: Known) -> Pool:
 
 @router.get("/{pool}/plans")
 async def list_pool_plans(
-    pool: PoolName, query: Annotated[PoolPlanQuery, Query()], caller: Caller, pools: Known
-) -> PoolPlanList:
+    pool: PoolName, query: Annotated[serving.PoolPlanQuery, Query()], caller: Caller, pools: Known
+) -> serving.PoolPlanList:
     """List a pool's plans, newest first."""
     return await pools.plans(pool, query, caller)
 
 
 @router.post("/{pool}/plans", status_code=202, responses=BEING_DELETED)
-async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Response) -> PoolPlanSummary:
+async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Response) -> serving.PoolPlanSummary:
     """Plan a pool now.
 
     While a plan is being made, that plan is returned and no other is started.
@@ -108,7 +95,7 @@ async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Re
 
 
 @router.get("/{pool}/plans/{plan_id}")
-async def get_pool_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Known) -> PoolPlanDetail:
+async def get_pool_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Known) -> serving.PoolPlanDetail:
     """Get a plan."""
     return await pools.plan(pool, plan_id, caller)
 
@@ -119,31 +106,31 @@ async def get_pool_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: 
         409: {"description": "The plan is not a proposal: `invalid_transition`; or it is outdated: `conflict`."}
     },
 )
-async def apply_pool_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: Known) -> PoolPlanSummary:
+async def apply_pool_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: Known) -> serving.PoolPlanSummary:
     """Apply a proposed plan."""
     return await pools.accept(pool, plan_id, caller)
 
 
 @router.get("/{pool}/instances")
 async def list_pool_instances(
-    pool: PoolName, query: Annotated[InstanceQuery, Query()], caller: Caller, pools: Known
-) -> InstanceList:
+    pool: PoolName, query: Annotated[serving.InstanceQuery, Query()], caller: Caller, pools: Known
+) -> serving.InstanceList:
     """List a pool's instances, newest first."""
     return await pools.instances(pool, query, caller)
 
 
 @router.get("/{pool}/clocks")
 async def list_pool_clocks(
-    pool: PoolName, query: Annotated[ClockHistoryQuery, Query()], caller: Caller, pools: Known
-) -> ClockHistory:
+    pool: PoolName, query: Annotated[serving.ClockHistoryQuery, Query()], caller: Caller, pools: Known
+) -> serving.ClockHistory:
     """List the clocks of a pool's instances, minute by minute, newest first."""
     return await pools.clocks(pool, query, caller)
 
 
 @router.post("/{pool}/traffic", openapi_extra=LARGE_BODY)
 async def report_pool_traffic(
-    pool: PoolName, report: TrafficReport, caller: Caller, traffic: Traffic
-) -> TrafficReceipt:
+    pool: PoolName, report: serving.TrafficReport, caller: Caller, traffic: Traffic
+) -> serving.TrafficReceipt:
     """Report the requests that arrived.
 
     A window that was reported before is replaced.
@@ -151,6 +138,6 @@ async def report_pool_traffic(
     return await traffic.report(pool, report, caller)
 
 
-def _tagged(pool: Pool, response: Response) -> Pool:
+def _tagged(pool: serving.Pool, response: Response) -> serving.Pool:
     response.headers["ETag"] = etag(pool)
     return pool

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from services.contracts import routing
 from services.contracts.apps import FleetSpec
 from services.contracts.carbon import CurrentIntensity
 from services.contracts.clocks import ClockPolicy, ServerClocks
@@ -19,18 +20,6 @@ from services.contracts.invalid import NAME_PATTERN
 from services.contracts.pools import ClassTerms, ModeProfile
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
-from services.contracts.routing import (
-    Endpoint,
-    EndpointList,
-    EndpointSpec,
-    HeldRequests,
-    RoutedApp,
-    RoutedAppServer,
-    RoutedClass,
-    RoutedPool,
-    RoutedServer,
-    RoutingTable,
-)
 from services.contracts.serving import InstanceState, PoolPartition, PoolSpec, ServerMode
 from services.core.domain.serving import LatencyLimits
 from services.kit.cursors import one_page, read_cursor
@@ -60,12 +49,12 @@ class Routing:
         self._repository = repository
         self._intensities = intensities
         self._settings = settings
-        self._made: tuple[float, RoutingTable] | None = None
+        self._made: tuple[float, routing.RoutingTable] | None = None
         self._making = asyncio.Lock()
         self.zones: dict[str, tuple[str, str | None]] = {}
         self._held: dict[tuple[str, str], tuple[int, float]] = {}
 
-    async def table(self) -> RoutingTable:
+    async def table(self) -> routing.RoutingTable:
         """Return the table as it is now."""
         async with self._making:
             if self._made is None or time.monotonic() > self._made[0] + TABLE_AGE_S:
@@ -76,7 +65,7 @@ class Routing:
         """Have the next table made afresh, however recent the last one is."""
         self._made = None
 
-    def hold(self, report: HeldRequests) -> None:
+    def hold(self, report: routing.HeldRequests) -> None:
         """Remember how many requests a router holds."""
         now_s = time.monotonic()
         self._held = {key: each for key, each in self._held.items() if each[1] > now_s - HELD_AGE_S}
@@ -88,7 +77,7 @@ class Routing:
         oldest_s = time.monotonic() - HELD_AGE_S
         return sum(count for (_, each), (count, at_s) in self._held.items() if each == server and at_s > oldest_s)
 
-    async def _make(self) -> RoutingTable:
+    async def _make(self) -> routing.RoutingTable:
         async with self._repository.reading() as queries:
             now = await queries.now()
             pools = await queries.routing.pools()
@@ -121,7 +110,7 @@ class Routing:
             _server(row, specs[row.pool], intensity(row.zone, signals.get((row.pool, row.place))), pue) for row in rows
         ]
         servers += [_foreign(each, keys.get(each.name), intensity(each.spec.zone, None), pue) for each in endpoints]
-        return RoutingTable(
+        return routing.RoutingTable(
             made_at=now,
             pools=[_pool(row, specs[row.name]) for row in pools],
             servers=servers,
@@ -134,9 +123,9 @@ class Routing:
         )
 
 
-def _pool(row: PoolRow, spec: PoolSpec) -> RoutedPool:
+def _pool(row: PoolRow, spec: PoolSpec) -> routing.RoutedPool:
     part = next((part for part in spec.partitions if part.name == row.partition), None)
-    return RoutedPool(
+    return routing.RoutedPool(
         name=row.name,
         tenant_id=row.tenant_id,
         tenants=spec.tenants,
@@ -150,7 +139,7 @@ def _pool(row: PoolRow, spec: PoolSpec) -> RoutedPool:
         input_tokens=part.thresholds.input_tokens if part and part.thresholds else None,
         output_tokens=part.thresholds.output_tokens if part and part.thresholds else None,
         classes=[
-            RoutedClass(
+            routing.RoutedClass(
                 name=each.name,
                 max_latency_s=each.max_latency_s,
                 max_ttft_ms=each.max_ttft_ms,
@@ -166,8 +155,8 @@ def _grid(fleet: FleetSpec) -> tuple[str, str | None]:
     return fleet.zone, fleet.signal and str(fleet.signal)
 
 
-def _app(app: AppRecord) -> RoutedApp:
-    return RoutedApp(
+def _app(app: AppRecord) -> routing.RoutedApp:
+    return routing.RoutedApp(
         name=app.name,
         tenant_id=app.tenant_id,
         tenants=app.spec.tenants,
@@ -179,13 +168,13 @@ def _app(app: AppRecord) -> RoutedApp:
 
 def _app_server(
     row: ServerRow, app: AppRecord, fleet: FleetSpec, intensity: CurrentIntensity | None, pue: float
-) -> RoutedAppServer:
+) -> routing.RoutedAppServer:
     """Return an instance; less is known of one whose variant or profile is gone from the spec."""
     name, size = variant_and_slice(row.mode)
     variant = next((each for each in app.spec.variants if each.name == name), None)
     profile = next((each for each in variant.profiles if each.slice == size), None) if variant else None
     idle_w = idle_w_of(fleet)
-    return RoutedAppServer(
+    return routing.RoutedAppServer(
         app=app.name,
         variant=name,
         accuracy_pct=variant.accuracy_pct if variant else 0.0,
@@ -212,11 +201,11 @@ def _of_any(row: ServerRow, intensity: CurrentIntensity | None, pue: float) -> d
     }
 
 
-def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None, pue: float) -> RoutedServer:
+def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None, pue: float) -> routing.RoutedServer:
     terms, _ = read_terms(row.terms)
     mode = next((mode for mode in spec.modes if mode.name == row.mode), terms.mode)
     profile = _profile(spec.partitions, row.partition, row.request_class, row.mode)
-    return RoutedServer(
+    return routing.RoutedServer(
         **_of_any(row, intensity, pue),
         pool=row.pool,
         tenant_id=row.tenant_id,
@@ -277,10 +266,10 @@ def server_id(endpoint: str) -> str:
 
 
 def _foreign(
-    each: Endpoint, secret_set_at: datetime | None, intensity: CurrentIntensity | None, pue: float
-) -> RoutedServer:
+    each: routing.Endpoint, secret_set_at: datetime | None, intensity: CurrentIntensity | None, pue: float
+) -> routing.RoutedServer:
     spec = each.spec
-    return RoutedServer(
+    return routing.RoutedServer(
         id=server_id(each.name),
         url=spec.url,
         models=spec.models,
@@ -312,7 +301,7 @@ class Endpoints:
         self._networks = read_networks(settings.endpoint_networks)
         self._zones = zones
 
-    async def put(self, name: str, spec: EndpointSpec, caller: Identity) -> tuple[Endpoint, bool]:
+    async def put(self, name: str, spec: routing.EndpointSpec, caller: Identity) -> tuple[routing.Endpoint, bool]:
         """Register an endpoint or replace its spec; return it, and whether it is new.
 
         Raises:
@@ -344,19 +333,19 @@ class Endpoints:
                 await queries.audit(caller, "endpoint.changed", name, url=spec.url)
             return await queries.endpoints.find(name), False
 
-    async def find(self, name: str, caller: Identity) -> Endpoint:
+    async def find(self, name: str, caller: Identity) -> routing.Endpoint:
         """Return an endpoint; ``ProblemError``: 404 if there is none that the caller may see."""
         async with self._repository.reading() as queries:
             return await queries.endpoints.find(name, caller)
 
-    async def page(self, query: PageQuery, caller: Identity) -> EndpointList:
+    async def page(self, query: PageQuery, caller: Identity) -> routing.EndpointList:
         """Return one page of endpoints, by name; ``ProblemError``: 422 for an invalid cursor."""
         async with self._repository.reading() as queries:
             found = await queries.endpoints.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1, caller)
         items, cursor = one_page(found, query.limit, lambda endpoint: endpoint.name)
-        return EndpointList(items=items, next_cursor=cursor)
+        return routing.EndpointList(items=items, next_cursor=cursor)
 
-    async def remove(self, name: str, caller: Identity) -> Endpoint:
+    async def remove(self, name: str, caller: Identity) -> routing.Endpoint:
         """Deregister an endpoint; requests that it holds are finished; ``ProblemError``: 404 if there is none."""
         async with self._repository.writing() as queries:
             found = await queries.endpoints.find(name, lock="update")
@@ -364,7 +353,7 @@ class Endpoints:
             await queries.audit(caller, "endpoint.removed", name)
             return found
 
-    def _check_address(self, spec: EndpointSpec) -> None:
+    def _check_address(self, spec: routing.EndpointSpec) -> None:
         """Refuse early what the router would refuse to connect to; it checks again after resolving a name."""
         try:
             parts = urlsplit(spec.url)

@@ -9,25 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from services.contracts import serving
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
-from services.contracts.serving import (
-    ClockHistory,
-    ClockHistoryQuery,
-    InstanceList,
-    InstanceQuery,
-    PlanMode,
-    PlanTrigger,
-    Pool,
-    PoolList,
-    PoolPlanDetail,
-    PoolPlanList,
-    PoolPlanQuery,
-    PoolSpec,
-)
 from services.kit.cursors import one_page, read_cursor
 from services.kit.problems import ProblemError
 from services.serving.carbon import CarbonZones
@@ -42,7 +29,7 @@ INSTANCE_ID = r"[a-z]+_[0-9a-z]{26}"
 class PutPool:
     """A pool that was created or changed."""
 
-    pool: Pool
+    pool: serving.Pool
     is_new: bool
 
 
@@ -55,7 +42,7 @@ class Pools:
         self._plans = plans
         self._plan_interval = timedelta(seconds=plan_interval_s)
 
-    async def put(self, name: str, spec: PoolSpec, caller: Identity, if_match: str | None = None) -> PutPool:
+    async def put(self, name: str, spec: serving.PoolSpec, caller: Identity, if_match: str | None = None) -> PutPool:
         """Create a pool, or replace its spec; the same spec changes nothing.
 
         Raises:
@@ -73,7 +60,7 @@ class Pools:
             await _check_models(queries, name, spec)
             return PutPool(await queries.pools.show(name, self._plan_interval), is_new)
 
-    async def set_mode(self, name: str, mode: PlanMode, caller: Identity) -> Pool:
+    async def set_mode(self, name: str, mode: serving.PlanMode, caller: Identity) -> serving.Pool:
         """Have plans carried out or only proposed from now on.
 
         Raises:
@@ -81,10 +68,10 @@ class Pools:
         """
         async with self._repository.writing() as queries:
             pool = await self._locked(queries, name, caller)
-            await _replace(queries, pool, PoolSpec.as_stored({**pool.document, "mode": mode}), caller)
+            await _replace(queries, pool, serving.PoolSpec.as_stored({**pool.document, "mode": mode}), caller)
             return await queries.pools.show(name, self._plan_interval)
 
-    async def delete(self, name: str, caller: Identity) -> Pool:
+    async def delete(self, name: str, caller: Identity) -> serving.Pool:
         """Drain a pool's instances, and then remove it; deleting it again changes nothing.
 
         Raises:
@@ -98,21 +85,21 @@ class Pools:
                 await queries.audit(caller, "pool.deleted", name)
             return await queries.pools.show(name, self._plan_interval)
 
-    async def find(self, name: str, caller: Identity) -> Pool:
+    async def find(self, name: str, caller: Identity) -> serving.Pool:
         """Return a pool with its current state; ``ProblemError``: 404 if there is none that the caller may see."""
         async with self._repository.reading() as queries:
             await queries.pools.find(name, caller)
             return await queries.pools.show(name, self._plan_interval)
 
-    async def page(self, query: PageQuery, caller: Identity) -> PoolList:
+    async def page(self, query: PageQuery, caller: Identity) -> serving.PoolList:
         """Return one page of pools, by name; ``ProblemError``: 422 for an invalid cursor."""
         async with self._repository.reading() as queries:
             after = read_cursor(query.cursor, NAME_PATTERN)
             found = await queries.pools.show_page(self._plan_interval, after, query.limit + 1, caller)
         items, cursor = one_page(found, query.limit, lambda pool: pool.name)
-        return PoolList(items=items, next_cursor=cursor)
+        return serving.PoolList(items=items, next_cursor=cursor)
 
-    async def instances(self, name: str, query: InstanceQuery, caller: Identity) -> InstanceList:
+    async def instances(self, name: str, query: serving.InstanceQuery, caller: Identity) -> serving.InstanceList:
         """Return one page of a pool's instances, newest first.
 
         Raises:
@@ -125,9 +112,9 @@ class Pools:
             clocks = await queries.clocks.now([each.job_id for each in found if each.job_id is not None])
         found = [each.model_copy(update={"clock": clocks.get(each.job_id or "")}) for each in found]
         items, cursor = one_page(found, query.limit, lambda instance: instance.id)
-        return InstanceList(items=items, next_cursor=cursor)
+        return serving.InstanceList(items=items, next_cursor=cursor)
 
-    async def clocks(self, name: str, query: ClockHistoryQuery, caller: Identity) -> ClockHistory:
+    async def clocks(self, name: str, query: serving.ClockHistoryQuery, caller: Identity) -> serving.ClockHistory:
         """Return one page of the minutes of a pool's clocks, newest first.
 
         Raises:
@@ -145,9 +132,9 @@ class Pools:
                 limit=query.limit + 1,
             )
         items, cursor = one_page(found, query.limit, lambda each: f"{each.start_at.timestamp():.0f}.{each.instance}")
-        return ClockHistory(items=items, next_cursor=cursor)
+        return serving.ClockHistory(items=items, next_cursor=cursor)
 
-    async def plan_now(self, name: str, caller: Identity) -> PoolPlanDetail:
+    async def plan_now(self, name: str, caller: Identity) -> serving.PoolPlanDetail:
         """Have a pool planned, or return the plan that is being made.
 
         Raises:
@@ -156,9 +143,9 @@ class Pools:
         async with self._repository.writing() as queries:  # first: nothing is done that is not written down
             await self._locked(queries, name, caller)
             await queries.audit(caller, "pool.plan_requested", name)
-        return await self._plans.find(name, await self._plans.submit(name, PlanTrigger.REQUEST, caller))
+        return await self._plans.find(name, await self._plans.submit(name, serving.PlanTrigger.REQUEST, caller))
 
-    async def accept(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
+    async def accept(self, name: str, plan_id: str, caller: Identity) -> serving.PoolPlanDetail:
         """Put a proposed plan in force; repeating this changes nothing.
 
         Raises:
@@ -168,13 +155,13 @@ class Pools:
         await self._plans.apply(plan_id, caller)
         return await self._plans.find(name, plan_id)
 
-    async def plan(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
+    async def plan(self, name: str, plan_id: str, caller: Identity) -> serving.PoolPlanDetail:
         """Return a complete plan; ``ProblemError``: 404 if there is no such pool or plan that the caller may see."""
         async with self._repository.reading() as queries:
             await queries.pools.find(name, caller)
         return await self._plans.find(name, plan_id)
 
-    async def plans(self, name: str, query: PoolPlanQuery, caller: Identity) -> PoolPlanList:
+    async def plans(self, name: str, query: serving.PoolPlanQuery, caller: Identity) -> serving.PoolPlanList:
         """Return one page of a pool's plans, newest first.
 
         Raises:
@@ -193,7 +180,7 @@ class Pools:
         return pool
 
 
-def etag(pool: Pool) -> str:
+def etag(pool: serving.Pool) -> str:
     """Return the ETag of a pool's spec."""
     return f'"{pool.revision}-{pool.spec.mode}"'
 
@@ -203,7 +190,7 @@ def _minute_of(position: str) -> tuple[datetime, str]:
     return datetime.fromtimestamp(int(at_s), UTC), instance
 
 
-async def _replace(queries: Queries, pool: PoolRecord, spec: PoolSpec, caller: Identity) -> None:
+async def _replace(queries: Queries, pool: PoolRecord, spec: serving.PoolSpec, caller: Identity) -> None:
     """Replace the spec of a pool whose row is locked, if it differs."""
     before = pool.spec
     if spec == before:
@@ -214,7 +201,7 @@ async def _replace(queries: Queries, pool: PoolRecord, spec: PoolSpec, caller: I
     await queries.audit(caller, "pool.changed", pool.name, revision=revision, mode=str(spec.mode))
 
 
-async def _check_models(queries: Queries, name: str, spec: PoolSpec) -> None:
+async def _check_models(queries: Queries, name: str, spec: serving.PoolSpec) -> None:
     """Refuse a model that another pool of the same tenant serves: a request could go to either."""
     tenant = await queries.routing.tenant_of(name) if spec.models else None
     taken = None if tenant is None else await queries.routing.other_pool_of(name, spec.models, tenant)

@@ -9,24 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from services.contracts import simulations
 from services.contracts.background import WorkProblem, WorkRecord
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
-from services.contracts.simulations import (
-    FILE_OPTIONS,
-    HISTORY,
-    LIVE,
-    InlineFile,
-    Simulation,
-    SimulationList,
-    SimulationProgress,
-    SimulationQuery,
-    SimulationSummary,
-    TrainingProblem,
-    TrainingRequest,
-)
 from services.core.domain.errors import DomainError
 from services.kit.background.work_queue import WorkQueue, sha256
 from services.kit.problems import ProblemError
@@ -50,7 +38,7 @@ HISTORY_FORMAT = "wattshift"
 class Submission:
     """The answer to a submission; even a new run may already have ended."""
 
-    simulation: SimulationSummary
+    simulation: simulations.SimulationSummary
     is_new: bool
 
 
@@ -66,7 +54,9 @@ class SimulatorService:
         self._settings = settings
         self._reading = asyncio.Semaphore(1)  # each holds a trace in memory
 
-    async def submit(self, request: TrainingRequest, caller: Identity, idempotency_key: str | None) -> Submission:
+    async def submit(
+        self, request: simulations.TrainingRequest, caller: Identity, idempotency_key: str | None
+    ) -> Submission:
         """Accept a run; a reused idempotency key, or a run equal to one that is kept, returns the existing simulation.
 
         All inputs are read and checked first, so that errors are reported now and not by a worker.
@@ -87,20 +77,20 @@ class SimulatorService:
         work, is_new = await self._work_queue.submit(caller, idempotency_key, body_sha256, resolve)
         return Submission(_summary(work), is_new)
 
-    async def find(self, simulation_id: str, caller: Identity) -> Simulation:
+    async def find(self, simulation_id: str, caller: Identity) -> simulations.Simulation:
         """Return a complete run; ``ProblemError``: 404 if there is none that the caller may see."""
         work = await self._work_queue.find(simulation_id, caller)
-        request = TrainingProblem.as_stored(work.problem)
-        return Simulation(**dict(_summary(work)), request=request, result=work.result)
+        request = simulations.TrainingProblem.as_stored(work.problem)
+        return simulations.Simulation(**dict(_summary(work)), request=request, result=work.result)
 
-    async def page(self, query: SimulationQuery, caller: Identity) -> SimulationList:
+    async def page(self, query: simulations.SimulationQuery, caller: Identity) -> simulations.SimulationList:
         """Return one page of runs, newest first; ``ProblemError``: 422 for an invalid cursor."""
         works, next_cursor = await self._work_queue.page(
             caller, cursor=query.cursor, limit=query.limit, states=query.status, tenant=query.tenant
         )
-        return SimulationList(items=[_summary(work) for work in works], next_cursor=next_cursor)
+        return simulations.SimulationList(items=[_summary(work) for work in works], next_cursor=next_cursor)
 
-    async def cancel(self, simulation_id: str, caller: Identity) -> SimulationSummary:
+    async def cancel(self, simulation_id: str, caller: Identity) -> simulations.SimulationSummary:
         """Cancel a run; cancelling it again changes nothing.
 
         Raises:
@@ -108,17 +98,20 @@ class SimulatorService:
         """
         return _summary(await self._work_queue.cancel(simulation_id, caller))
 
-    async def _resolve(self, request: TrainingRequest, caller: Identity) -> WorkProblem:
-        if request.days is not None and request.jobs != HISTORY:
+    async def _resolve(self, request: simulations.TrainingRequest, caller: Identity) -> WorkProblem:
+        if request.days is not None and request.jobs != simulations.HISTORY:
             self._check_days(request.days)
         contents = await self._contents(request, caller)
-        terms = request.model_dump(mode="json", exclude=set(FILE_OPTIONS))
-        if request.jobs == HISTORY:
+        terms = request.model_dump(mode="json", exclude=set(simulations.FILE_OPTIONS))
+        if request.jobs == simulations.HISTORY:
             terms["format"] = HISTORY_FORMAT
-        if request.jobs == LIVE:
-            terms["format"] = LIVE
-        files = {name: contents[name].stored if name in contents else getattr(request, name) for name in FILE_OPTIONS}
-        problem = TrainingProblem.model_validate({**terms, **files})
+        if request.jobs == simulations.LIVE:
+            terms["format"] = simulations.LIVE
+        files = {
+            name: contents[name].stored if name in contents else getattr(request, name)
+            for name in simulations.FILE_OPTIONS
+        }
+        problem = simulations.TrainingProblem.model_validate({**terms, **files})
         async with self._reading:
             total = await asyncio.to_thread(self._count, problem, contents)
         await self._repository.keep(contents.values())
@@ -128,31 +121,33 @@ class SimulatorService:
         hashes = sorted(content.sha256 for content in contents.values())
         return WorkProblem(document, same, {"inputs": hashes, "total": total})
 
-    async def _contents(self, request: TrainingRequest, caller: Identity) -> dict[str, Content]:
+    async def _contents(self, request: simulations.TrainingRequest, caller: Identity) -> dict[str, Content]:
         """Return the files of a request by option, including those made from this installation's own history."""
         found: dict[str, Content] = {}
-        for option in FILE_OPTIONS:
+        for option in simulations.FILE_OPTIONS:
             value = getattr(request, option)
-            if isinstance(value, InlineFile):
+            if isinstance(value, simulations.InlineFile):
                 try:
                     found[option] = await asyncio.to_thread(unpack, value, self._settings.max_file_bytes)
                 except DomainError as error:
                     raise OptionError(option, str(error)) from error
-        if request.jobs == LIVE:
+        if request.jobs == simulations.LIVE:
             if not caller.is_operator:
                 raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may simulate the present queue.")
             return {"jobs": await self._sources.live(caller)}
-        if request.jobs == HISTORY:
+        if request.jobs == simulations.HISTORY:
             found |= await self._past(request, caller, wants_grid="carbon" not in found)
         elif isinstance(request.jobs, str) and request.jobs not in catalogue().jobs:
-            names = ", ".join((*catalogue().jobs, HISTORY, LIVE))
+            names = ", ".join((*catalogue().jobs, simulations.HISTORY, simulations.LIVE))
             raise OptionError("jobs", unknown("job trace", request.jobs, f"{names}, or a file's content"))
         if "carbon" not in found and request.carbon not in BUNDLED_ZONES:
             zones = ", ".join(BUNDLED_ZONES)
             raise OptionError("carbon", f"there is no grid {request.carbon!r}; bundled: {zones}, or a file's content")
         return found
 
-    async def _past(self, request: TrainingRequest, caller: Identity, *, wants_grid: bool) -> dict[str, Content]:
+    async def _past(
+        self, request: simulations.TrainingRequest, caller: Identity, *, wants_grid: bool
+    ) -> dict[str, Content]:
         assert request.start is not None
         assert request.days is not None
         try:
@@ -181,7 +176,7 @@ class SimulatorService:
             )
         return found
 
-    def _count(self, problem: TrainingProblem, contents: Mapping[str, Content]) -> int:
+    def _count(self, problem: simulations.TrainingProblem, contents: Mapping[str, Content]) -> int:
         """Read everything as a worker will, check it against the limits, and return jobs times policies."""
         with opened(problem, contents) as run:
             jobs, submitted_s = len(run.workload), run.workload.submitted_s
@@ -205,9 +200,9 @@ def _minute(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _summary(work: WorkRecord) -> SimulationSummary:
+def _summary(work: WorkRecord) -> simulations.SimulationSummary:
     columns = work.columns
-    return SimulationSummary(
+    return simulations.SimulationSummary(
         id=work.id,
         tenant_id=work.tenant_id,
         status=work.state,
@@ -216,7 +211,7 @@ def _summary(work: WorkRecord) -> SimulationSummary:
         started_at=work.started_at,
         ended_at=work.ended_at,
         attempts=work.attempts,
-        progress=SimulationProgress(done=columns["done"], total=columns["total"]),
+        progress=simulations.SimulationProgress(done=columns["done"], total=columns["total"]),
         run_s=columns["run_s"],
         failure=work.failure,
     )

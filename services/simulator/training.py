@@ -18,15 +18,8 @@ import numpy as np
 from services.contracts.simulations import FILE_OPTIONS, LIVE, TrainingOptions, TrainingProblem
 from services.core.cycle.placers import PLACERS
 from services.core.domain.errors import DomainError, PolicyConfigError
+from services.core.policies import registry
 from services.core.policies.parameters import accepted_names
-from services.core.policies.registry import (
-    build_policy,
-    entry_of,
-    known_policies,
-    policy_entry,
-    policy_name,
-    unknown_policy,
-)
 from services.core.profiles.recurrence import Predictor
 from services.simulator.bundles import BUNDLED_ZONES
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
@@ -101,7 +94,7 @@ class TrainingRun:
     def results(self, report: Progress | None = None) -> Iterator[SimulationResult]:
         """Yield each policy's result, in order; ``wall_s`` is measured here."""
         for name in self.parameters:
-            rigid = not policy_entry(name).elastic and "gang" not in self.parameters[name]
+            rigid = not registry.policy_entry(name).elastic and "gang" not in self.parameters[name]
             began_s = time.perf_counter()
             result = simulate(
                 name,
@@ -245,15 +238,15 @@ def _grid(options: TrainingOptions, inputs: Inputs, zone: str | None = None) -> 
 
 def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:
     """Return each policy's parameters; one given without a policy's name applies to every policy that has it."""
-    names = [policy_name(name) for name in options.policies if name]
-    unknown = [name for name in names if entry_of(name) is None]
+    names = [registry.policy_name(name) for name in options.policies if name]
+    unknown = [name for name in names if registry.entry_of(name) is None]
     if unknown:
-        raise OptionError("policy", unknown_policy(unknown[0]))
+        raise OptionError("policy", registry.unknown_policy(unknown[0]))
     if not names:
-        raise OptionError("policy", f"name a policy; known: {known_policies()}")
+        raise OptionError("policy", f"name a policy; known: {registry.known_policies()}")
     if len(set(names)) < len(names):
         raise OptionError("policy", "the same policy is named more than once")
-    keys = {name: accepted_names(policy_entry(name).config) for name in names}
+    keys = {name: accepted_names(registry.policy_entry(name).config) for name in names}
     chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in options.params.items():
         owner, dot, inner = key.rpartition(".")
@@ -265,7 +258,7 @@ def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:
             chosen[name][keys[name][inner]] = value
     try:
         for name in names:
-            build_policy(name, chosen[name])
+            registry.build_policy(name, chosen[name])
     except PolicyConfigError as error:
         raise OptionError("params", f"{error.pointer.lstrip('/')}: {error}") from error
     return chosen

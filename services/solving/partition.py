@@ -6,16 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.contracts.partition import (
-    SLICE_NAMES,
-    ApplicationPlan,
-    PartitionApplication,
-    PartitionCandidate,
-    PartitionProblem,
-    PartitionRequest,
-    PartitionResult,
-    VariantInstances,
-)
+from services.contracts import partition as contracts
 from services.core.domain.progress import Report, unreported
 from services.core.domain.solving import Backend, SolveStatus
 from services.core.domain.units import J_PER_KWH
@@ -28,13 +19,13 @@ from services.core.policies.clover.objective import delta_accuracy_pct
 from services.core.policies.clover.partition import Demand, Fleet, Share, partition
 
 
-def demand_of(asked: PartitionApplication, idle_w: float) -> Demand:
+def demand_of(asked: contracts.PartitionApplication, idle_w: float) -> Demand:
     """Convert an application with its load and limits to the core's; ``idle_w`` is that of a GPU."""
     shape = (len(asked.variants), len(SLICES))
     service_s, jitter_s, busy_w = (np.full(shape, np.nan) for _ in range(3))
     for row, variant in enumerate(asked.variants):
         for profile in variant.profiles:
-            at = row, SLICE_NAMES.index(profile.slice)
+            at = row, contracts.SLICE_NAMES.index(profile.slice)
             service_s[at] = profile.service_ms / 1_000
             late_ms = profile.service_ms if profile.p95_ms is None else profile.p95_ms
             jitter_s[at] = max(late_ms - profile.service_ms, 0.0) / 1_644.9
@@ -42,7 +33,7 @@ def demand_of(asked: PartitionApplication, idle_w: float) -> Demand:
     running = np.zeros(shape, dtype=np.int64)
     rows = {variant.name: row for row, variant in enumerate(asked.variants)}
     for each in asked.running:
-        running[rows[each.variant], SLICE_NAMES.index(each.slice)] += each.count
+        running[rows[each.variant], contracts.SLICE_NAMES.index(each.slice)] += each.count
     accuracy = np.array([variant.accuracy_pct for variant in asked.variants])
     return Demand(
         asked.name,
@@ -55,7 +46,7 @@ def demand_of(asked: PartitionApplication, idle_w: float) -> Demand:
     )
 
 
-def demands_of(problem: PartitionRequest) -> tuple[list[Demand], Fleet]:
+def demands_of(problem: contracts.PartitionRequest) -> tuple[list[Demand], Fleet]:
     """Convert applications and GPUs to the core's."""
     baseline = problem.baseline_gco2_per_kwh or problem.intensity_gco2_per_kwh
     layouts = tuple(layout - 1 for layout in problem.layouts or [1] * problem.gpus)
@@ -63,7 +54,7 @@ def demands_of(problem: PartitionRequest) -> tuple[list[Demand], Fleet]:
     return [demand_of(each, problem.idle_w) for each in problem.applications], fleet
 
 
-def solve_partition(problem: PartitionProblem, report: Report = unreported) -> PartitionResult:
+def solve_partition(problem: contracts.PartitionProblem, report: Report = unreported) -> contracts.PartitionResult:
     """Return the answer to a problem; ``DomainError`` if the problem makes no sense as a whole."""
     demands, fleet = demands_of(problem)
     config = AnnealingConfig(max_evaluations=problem.max_evaluations)
@@ -76,7 +67,7 @@ def solve_partition(problem: PartitionProblem, report: Report = unreported) -> P
     if (used > np.array(held)).any():
         raise AssertionError("the layouts do not hold the instances")
     kept = all(share.keeps_limits for share in shares)
-    return PartitionResult(
+    return contracts.PartitionResult(
         status=SolveStatus.FEASIBLE if kept else SolveStatus.INFEASIBLE,
         solver=Backend.HIGHS,
         objective=float(np.mean([plan.objective_pct for plan in plans])),
@@ -88,19 +79,21 @@ def solve_partition(problem: PartitionProblem, report: Report = unreported) -> P
     )
 
 
-def instances_of(variants: Sequence[str], graph: ConfigGraph) -> list[VariantInstances]:
+def instances_of(variants: Sequence[str], graph: ConfigGraph) -> list[contracts.VariantInstances]:
     """Return a configuration's instances, by variant and slice."""
     return [
-        VariantInstances(variant=variants[row], slice=SLICE_NAMES[column], count=int(graph.weights[row, column]))
+        contracts.VariantInstances(
+            variant=variants[row], slice=contracts.SLICE_NAMES[column], count=int(graph.weights[row, column])
+        )
         for row, column in np.argwhere(graph.weights).tolist()
     ]
 
 
-def _plan(demand: Demand, share: Share, fleet: Fleet, candidates: int) -> ApplicationPlan:
+def _plan(demand: Demand, share: Share, fleet: Fleet, candidates: int) -> contracts.ApplicationPlan:
     outcome, goal, variants = share.outcome, share.goal, demand.application.variants
 
-    def candidate(found: Outcome) -> PartitionCandidate:
-        return PartitionCandidate(
+    def candidate(found: Outcome) -> contracts.PartitionCandidate:
+        return contracts.PartitionCandidate(
             instances=instances_of(variants, found.graph),
             objective_pct=goal.objective(found.accuracy, found.energy_j * fleet.gco2_per_j),
             accuracy_pct=found.accuracy,
@@ -108,7 +101,7 @@ def _plan(demand: Demand, share: Share, fleet: Fleet, candidates: int) -> Applic
             p95_ms=1_000 * found.p95_s,
         )
 
-    return ApplicationPlan(
+    return contracts.ApplicationPlan(
         name=demand.name,
         gpus=share.gpus,
         instances=instances_of(variants, outcome.graph),

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.contracts.pools import (
-    GCO2_PER_KWH_OF_LB_PER_MWH,
-    TIE_SHARE,
-    ClientRegion,
-    FullGpus,
-    InstanceChange,
-    PlannedInstances,
-    PoolMode,
-    PoolsRequest,
-    PoolsResult,
-    RequestPartition,
-    UnservedDemand,
-)
+from services.contracts import pools
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.progress import Report, unreported
 from services.core.domain.solving import SolveStatus
@@ -35,7 +23,7 @@ from services.core.policies.freesh.pools import (
 )
 
 
-def pool_problem(request: PoolsRequest) -> PoolProblem:
+def pool_problem(request: pools.PoolsRequest) -> PoolProblem:
     """Return the problem for the core.
 
     Raises:
@@ -67,7 +55,7 @@ def pool_problem(request: PoolsRequest) -> PoolProblem:
     )
 
 
-def incumbent_plan(request: PoolsRequest) -> PoolPlan | None:
+def incumbent_plan(request: pools.PoolsRequest) -> PoolPlan | None:
     """Return the incumbent for the core; None if there is none or it does not fit the problem."""
     plan = request.incumbent
     part = next((each for each in request.chosen if plan is not None and each.name == plan.partition), None)
@@ -92,7 +80,7 @@ def incumbent_plan(request: PoolsRequest) -> PoolPlan | None:
     return PoolPlan(SolveStatus.FEASIBLE, request.solver, request.chosen.index(part), instances, kept)
 
 
-def solve_pools(request: PoolsRequest, report: Report = unreported) -> PoolsResult:
+def solve_pools(request: pools.PoolsRequest, report: Report = unreported) -> pools.PoolsResult:
     """Return the plan that answers a request.
 
     Raises:
@@ -110,7 +98,7 @@ def solve_pools(request: PoolsRequest, report: Report = unreported) -> PoolsResu
     return pools_result(request, problem, plan)
 
 
-def pools_result(request: PoolsRequest, problem: PoolProblem, plan: PoolPlan) -> PoolsResult:
+def pools_result(request: pools.PoolsRequest, problem: PoolProblem, plan: PoolPlan) -> pools.PoolsResult:
     """Return a plan with the names used in the request."""
     outcome = {
         "status": plan.status,
@@ -121,11 +109,11 @@ def pools_result(request: PoolsRequest, problem: PoolProblem, plan: PoolPlan) ->
         "note": plan.note,
     }
     if plan.partition is None:
-        return PoolsResult.model_validate(outcome)
+        return pools.PoolsResult.model_validate(outcome)
     part = request.chosen[plan.partition]
     starts, stops = switches(problem, plan)
     prices = [location.price_per_kwh for location in request.locations]
-    return PoolsResult.model_validate(
+    return pools.PoolsResult.model_validate(
         outcome
         | {
             "partition": part.name,
@@ -148,11 +136,11 @@ def _weighed(problem: PoolProblem, plan: PoolPlan, rates: Floats) -> float:
 
 
 def _instances(
-    request: PoolsRequest, part: RequestPartition, problem: PoolProblem, plan: PoolPlan
-) -> list[PlannedInstances]:
+    request: pools.PoolsRequest, part: pools.RequestPartition, problem: PoolProblem, plan: PoolPlan
+) -> list[pools.PlannedInstances]:
     power_w = drawn_w(problem, plan)
     serving = [
-        PlannedInstances(
+        pools.PlannedInstances(
             location=request.locations[location].name,
             request_class=part.classes[pool].name,
             mode=request.modes[mode].name,
@@ -162,7 +150,7 @@ def _instances(
         for location, pool, mode in np.argwhere(plan.instances).tolist()
     ]
     kept = [
-        PlannedInstances(
+        pools.PlannedInstances(
             location=request.locations[location].name,
             request_class=None,
             mode=request.modes[mode].name,
@@ -174,21 +162,23 @@ def _instances(
     return serving + kept
 
 
-def _changes(request: PoolsRequest, counts: Ints) -> list[InstanceChange]:
+def _changes(request: pools.PoolsRequest, counts: Ints) -> list[pools.InstanceChange]:
     return [
-        InstanceChange(
+        pools.InstanceChange(
             location=request.locations[location].name, mode=request.modes[mode].name, count=int(counts[location, mode])
         )
         for location, mode in np.argwhere(counts).tolist()
     ]
 
 
-def _unserved(part: RequestPartition, problem: PoolProblem, plan: PoolPlan, found: Shortfall) -> list[UnservedDemand]:
+def _unserved(
+    part: pools.RequestPartition, problem: PoolProblem, plan: PoolPlan, found: Shortfall
+) -> list[pools.UnservedDemand]:
     assert plan.partition is not None
     reach = problem.reach_of(plan.partition) & problem.partitions[plan.partition].usable
     servable: Bools = np.all(reach.any(axis=(1, 3)), axis=0)
     return [
-        UnservedDemand(
+        pools.UnservedDemand(
             request_class=part.classes[index].name,
             qps=float(found.qps[index]),
             reason="no_mode" if not servable[index] else "gpus" if found.unserved_alone[index] else "gpus_shared",
@@ -197,10 +187,10 @@ def _unserved(part: RequestPartition, problem: PoolProblem, plan: PoolPlan, foun
     ]
 
 
-def _full(request: PoolsRequest, found: Shortfall) -> list[FullGpus]:
+def _full(request: pools.PoolsRequest, found: Shortfall) -> list[pools.FullGpus]:
     types = sorted({name for each in (*request.locations, *request.modes) for name in each.gpus})
     return [
-        FullGpus(location=request.locations[location].name, gpu_type=types[gpu_type])
+        pools.FullGpus(location=request.locations[location].name, gpu_type=types[gpu_type])
         for location, gpu_type in np.argwhere(found.full).tolist()
     ]
 
@@ -209,25 +199,25 @@ def _counts(gpus: list[dict[str, int]], types: list[str]) -> Ints:
     return np.array([[each.get(name, 0) for name in types] for each in gpus], dtype=np.int64)
 
 
-def _intensities(request: PoolsRequest) -> Floats:
+def _intensities(request: pools.PoolsRequest) -> Floats:
     """Return the intensities in gCO2/kWh: (n_locations, n_steps)."""
-    scale = GCO2_PER_KWH_OF_LB_PER_MWH if request.intensity_unit == "lb_per_mwh" else 1.0
+    scale = pools.GCO2_PER_KWH_OF_LB_PER_MWH if request.intensity_unit == "lb_per_mwh" else 1.0
     return scale * np.array([location.intensity for location in request.locations])
 
 
-def _rates(request: PoolsRequest) -> Floats:
+def _rates(request: pools.PoolsRequest) -> Floats:
     match request.objective:
         case "carbon":
             return np.array([location.intensity for location in request.locations])
         case "energy":
             # A mode draws the same power everywhere, so that many plans have the least energy.
             intensity = np.array([location.intensity for location in request.locations])
-            return 1 + TIE_SHARE * intensity / max(float(np.abs(intensity).max()), 1e-9)
+            return 1 + pools.TIE_SHARE * intensity / max(float(np.abs(intensity).max()), 1e-9)
         case "cost":
             return np.array([location.price_per_kwh for location in request.locations], dtype=np.float64)
 
 
-def _running(request: PoolsRequest) -> tuple[Ints, Ints]:
+def _running(request: pools.PoolsRequest) -> tuple[Ints, Ints]:
     shape = (len(request.locations), len(request.modes))
     running, locked = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     at_location = {each.name: index for index, each in enumerate(request.locations)}
@@ -240,12 +230,12 @@ def _running(request: PoolsRequest) -> tuple[Ints, Ints]:
     return running, locked
 
 
-def _region_shares(request: PoolsRequest) -> Floats:
+def _region_shares(request: pools.PoolsRequest) -> Floats:
     shares = np.array([region.share for region in request.regions] or [1.0])
     return shares / shares.sum()
 
 
-def _partition(request: PoolsRequest, part: RequestPartition) -> Partition:
+def _partition(request: pools.PoolsRequest, part: pools.RequestPartition) -> Partition:
     at_mode = {mode.name: index for index, mode in enumerate(request.modes)}
     shape = (len(part.classes), len(request.modes))
     max_qps, power_w, eligible = np.zeros(shape), np.zeros(shape), np.zeros(shape, np.bool_)
@@ -266,12 +256,12 @@ def _partition(request: PoolsRequest, part: RequestPartition) -> Partition:
     return Partition(demand, max_qps, power_w, eligible, reach, np.array(means))
 
 
-def _is_accurate(mode: PoolMode, region: ClientRegion) -> bool:
+def _is_accurate(mode: pools.PoolMode, region: pools.ClientRegion) -> bool:
     """Whether a mode meets the accuracy that a region's requests ask for."""
     return mode.accuracy_pct is None or mode.accuracy_pct >= (region.least_accuracy_pct or 0.0)
 
 
-def _idle_w(request: PoolsRequest, mode: PoolMode) -> float:
+def _idle_w(request: pools.PoolsRequest, mode: pools.PoolMode) -> float:
     if mode.idle_w is not None:
         return mode.idle_w
     classes = (each for part in request.partitions for each in part.classes)

@@ -18,23 +18,12 @@ from pathlib import Path
 import psutil
 
 from services.kit.tasks import end_tasks
+from services.standalone import watching
 from services.standalone.data_folder import ProcessStatus, State
 from services.standalone.forks import POSSIBLE, Forked, Forks
 from services.standalone.probes import Probe
 from services.standalone.process import Process, StackError
 from services.standalone.processes import PYTHON
-from services.standalone.watching import (
-    AGAIN_S,
-    EVERY_S,
-    LONGEST_STEP_S,
-    THOROUGHLY_EVERY,
-    Effort,
-    Patience,
-    activity,
-    children_of,
-    cpu_of,
-    kill_stopped_children,
-)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -123,7 +112,7 @@ class Supervisor:
                 raise StackError(f"{waited}: {', '.join(child.name for child in late)}; see {self._log_folder}")
             now_s = time.monotonic()
             work = await asyncio.gather(*(asyncio.to_thread(child.is_at_work, now_s - last_s) for child in late))
-            idle_s += 0.0 if any(work) else min(now_s - last_s, LONGEST_STEP_S)
+            idle_s += 0.0 if any(work) else min(now_s - last_s, watching.LONGEST_STEP_S)
             last_s = now_s
 
     async def set_running(self, name: str, running: bool, environment: Mapping[str, str] | None = None) -> None:
@@ -237,7 +226,7 @@ class _Child:
         self._detail = self._replaced = ""
         self._was_ready = False
         self._answered = asyncio.Event()
-        self._effort = Effort()
+        self._effort = watching.Effort()
         self._running_task: asyncio.Task[None] | None = None
 
     def status(self) -> ProcessStatus:
@@ -283,7 +272,7 @@ class _Child:
     def is_at_work(self, after_s: float) -> bool:
         """Return whether a starting process has worked since the last look, and not only waited."""
         pid = self._running.pid if self._running else None
-        return pid is not None and self._effort.is_made(after_s, cpu_of(pid), answers=self._answered.is_set())
+        return pid is not None and self._effort.is_made(after_s, watching.cpu_of(pid), answers=self._answered.is_set())
 
     async def stop(self, within_s: float | None = None) -> None:
         """Stop the process; if it has not ended within this time, by default its own limit, it is killed."""
@@ -307,7 +296,7 @@ class _Child:
             return
         # Not all of them are in its group: PostgreSQL's have groups of their own.
         lives = self._running.returncode is None
-        children = children_of(self._running.pid) if lives and self._process.owns_its_group else []
+        children = watching.children_of(self._running.pid) if lives and self._process.owns_its_group else []
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._process.owns_its_group:
                 os.killpg(self._running.pid, signal.SIGKILL)
@@ -386,19 +375,19 @@ class _Child:
 
     async def _why_hung(self, pid: int, probe: Probe) -> str:
         """Wait until the process hangs, and return why; until then, update its state from its answers."""
-        patience, last_s = Patience(), time.monotonic()
+        patience, last_s = watching.Patience(), time.monotonic()
         for number in itertools.count(1):
             if await _answers(probe, patience.timeout_s()):
                 patience.answered()
                 self._answered.set()
-                await self._look_closer(pid, probe, thoroughly=number % THOROUGHLY_EVERY == 0)
-            elif found := await asyncio.to_thread(activity, pid):
+                await self._look_closer(pid, probe, thoroughly=number % watching.THOROUGHLY_EVERY == 0)
+            elif found := await asyncio.to_thread(watching.activity, pid):
                 if why := patience.missed(time.monotonic() - last_s, found):
                     return why
                 if self._was_ready and patience.has_answered and patience.misses > 1:
                     self._become("unresponsive", "it does not answer")
             last_s = time.monotonic()
-            await asyncio.sleep(AGAIN_S if patience.misses else EVERY_S)
+            await asyncio.sleep(watching.AGAIN_S if patience.misses else watching.EVERY_S)
         raise AssertionError("it counts for ever")
 
     async def _look_closer(self, pid: int, probe: Probe, *, thoroughly: bool) -> None:
@@ -408,7 +397,7 @@ class _Child:
                     lacking = await probe.lacks()
                 self._become("degraded" if lacking else "running", lacking or self._replaced)
         if thoroughly and self._process.replaces_children:
-            for child in await asyncio.to_thread(kill_stopped_children, pid):
+            for child in await asyncio.to_thread(watching.kill_stopped_children, pid):
                 self._say(f"process {child}, one of its own, was stopped, and was killed")
 
     def _say(self, text: str) -> None:

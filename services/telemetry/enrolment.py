@@ -7,20 +7,9 @@ import hmac
 import re
 import secrets
 
+from services.contracts import nodes
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.nodes import (
-    NodeCertificate,
-    NodeCredential,
-    NodeEnroller,
-    NodeEnrolment,
-    NodeEnrolmentSpec,
-    NodeInvitation,
-    NodeInvitationSpec,
-    NodeKeys,
-    NodeRegistration,
-    NodeRole,
-)
 from services.db.database import Connection, Database
 from services.kit.credentials import node_secret, standing_token
 from services.kit.logging import Log
@@ -37,7 +26,7 @@ TOKEN_PREFIX = "wse_"
 _ENROLMENT_BYTES = 16
 _OF_UP = re.compile(r"node-[0-9]+")
 _ASK = "ask an admin for a new one (wattshift nodes invite, or nodes enroll)"
-_AS = {NodeRole.AGENT: "a node with an agent", NodeRole.ENGINE: "the bridge to an engine"}
+_AS = {nodes.NodeRole.AGENT: "a node with an agent", nodes.NodeRole.ENGINE: "the bridge to an engine"}
 
 
 class Enrolment:
@@ -50,7 +39,7 @@ class Enrolment:
         self._users = users
         self._nodes_secrets = settings.credential.nodes
 
-    async def allow(self, node_id: str, spec: NodeEnrolmentSpec, operator: Identity) -> NodeEnrolment:
+    async def allow(self, node_id: str, spec: nodes.NodeEnrolmentSpec, operator: Identity) -> nodes.NodeEnrolment:
         """Return a token by which one host can become this node in a role, for a limited time.
 
         Raises:
@@ -62,9 +51,9 @@ class Enrolment:
             if known not in (None, spec.role):
                 raise known_as(node_id, known)
             expires_at = await credentials.add_token(connection, token, node_id, spec.role, spec.lifetime_s, operator)
-        return NodeEnrolment(node_id=node_id, role=spec.role, token=token, expires_at=expires_at)
+        return nodes.NodeEnrolment(node_id=node_id, role=spec.role, token=token, expires_at=expires_at)
 
-    async def invite(self, spec: NodeInvitationSpec, admin: Identity) -> NodeInvitation:
+    async def invite(self, spec: nodes.NodeInvitationSpec, admin: Identity) -> nodes.NodeInvitation:
         """Return what one host needs to join, for a limited time.
 
         Raises:
@@ -75,12 +64,12 @@ class Enrolment:
             raise ProblemError(409, ProblemCode.CONFLICT, detail)
         if spec.node_id is not None and _OF_UP.fullmatch(spec.node_id):
             raise ProblemError(409, ProblemCode.CONFLICT, _is_of_up(spec.node_id))
-        wanted = NodeEnrolmentSpec(lifetime_s=spec.lifetime_s)
+        wanted = nodes.NodeEnrolmentSpec(lifetime_s=spec.lifetime_s)
         found = await self.allow(spec.node_id or credentials.ANY_NEW_NODE, wanted, admin)
         token = f"{found.token}.{fingerprint(self._settings.tls_cert.read_text())}"
-        return NodeInvitation(url=self._settings.join_url, token=token, expires_at=found.expires_at)
+        return nodes.NodeInvitation(url=self._settings.join_url, token=token, expires_at=found.expires_at)
 
-    async def certify(self, node_id: str, secret: str) -> NodeCertificate:
+    async def certify(self, node_id: str, secret: str) -> nodes.NodeCertificate:
         """Return a new certificate for a node's agent; from now on the control plane knows it by that alone.
 
         Raises:
@@ -90,7 +79,7 @@ class Enrolment:
         async with self._database.transaction() as connection:
             await self._prove(connection, node_id, secret)
             await credentials.certify(connection, node_id, fingerprint(made))
-        return NodeCertificate(pem=made)
+        return nodes.NodeCertificate(pem=made)
 
     async def leave(self, node_id: str, secret: str) -> None:
         """Stop admitting a node, at its own request; ``ProblemError``: 401 if the secret is not the node's."""
@@ -100,7 +89,7 @@ class Enrolment:
         log.info("node.left", node=node_id)
         await self._tell_redis()
 
-    async def enrol(self, node_id: str, token: str, keys: NodeEnroller) -> NodeCredential:
+    async def enrol(self, node_id: str, token: str, keys: nodes.NodeEnroller) -> nodes.NodeCredential:
         """Make a host the node, by a token; the same keys get the same answer again.
 
         Raises:
@@ -120,7 +109,7 @@ class Enrolment:
         await self._tell_redis()
         return self._answer(node_id, enrolment)
 
-    async def replace(self, node_id: str, secret: str, keys: NodeKeys) -> NodeCredential:
+    async def replace(self, node_id: str, secret: str, keys: nodes.NodeKeys) -> nodes.NodeCredential:
         """Accept a node's new keys; the old ones end when it first shows the new secret.
 
         Raises:
@@ -165,7 +154,7 @@ class Enrolment:
             raise _refused("This is not the node's credential.")
         return known
 
-    async def admit(self, connection: Connection, registration: NodeRegistration, secret: str) -> None:
+    async def admit(self, connection: Connection, registration: nodes.NodeRegistration, secret: str) -> None:
         """Let the sender register as this node; if it shows the new credential, that replaces the old one.
 
         Raises:
@@ -195,7 +184,7 @@ class Enrolment:
         node_id: str,
         token: str,
         known: credentials.CredentialRow | None,
-        keys: NodeEnroller,
+        keys: nodes.NodeEnroller,
     ) -> str | None:
         """Return the role in which the token admits the sender; None for any."""
         found = await credentials.one_time_token(connection, token, node_id)
@@ -216,9 +205,9 @@ class Enrolment:
         if _is(token, standing_token(join_token, node_id)):
             if known is not None and known.revoked_at is not None:
                 raise _refused("This node was revoked: ask an admin for a new token (wattshift nodes enroll).")
-            if keys.role is NodeRole.ENGINE:
+            if keys.role is nodes.NodeRole.ENGINE:
                 raise _wrong_role(node_id, keys.role)
-            return NodeRole.AGENT
+            return nodes.NodeRole.AGENT
         if _is(token, join_token) and self._settings.join_token_enrols:
             if known is not None and (known.revoked_at is not None or not known.is_of(keys)):
                 raise _refused("This node has enrolled before: ask an admin for a token (wattshift nodes enroll).")
@@ -242,10 +231,10 @@ class Enrolment:
         if self._users is not None:
             await self._users.apply()
 
-    def _answer(self, node_id: str, enrolment: bytes) -> NodeCredential:
+    def _answer(self, node_id: str, enrolment: bytes) -> nodes.NodeCredential:
         settings = self._settings
         has_user = self._users is not None and self._users.may
-        return NodeCredential(
+        return nodes.NodeCredential(
             node_id=node_id,
             call_secrets=[node_secret(secret, node_id, enrolment).hex() for secret in self._nodes_secrets],
             redis_user=redis_user(node_id) if has_user else None,
@@ -254,7 +243,7 @@ class Enrolment:
         )
 
 
-def known_as(node_id: str, role: NodeRole) -> ProblemError:
+def known_as(node_id: str, role: nodes.NodeRole) -> ProblemError:
     """Return the problem for a name that is taken by a node in the other role."""
     return ProblemError(409, ProblemCode.CONFLICT, f"{node_id} is known as {_AS[role]}. Enrol under another name.")
 
@@ -263,8 +252,10 @@ def _is_of_up(node_id: str) -> str:
     return f"`wattshift up` gives names like {node_id} to nodes of its own host: choose another name."
 
 
-def _wrong_role(node_id: str, wanted: NodeRole) -> ProblemError:
-    other, option = (NodeRole.ENGINE, "") if wanted is NodeRole.AGENT else (NodeRole.AGENT, " --engine")
+def _wrong_role(node_id: str, wanted: nodes.NodeRole) -> ProblemError:
+    other, option = (
+        (nodes.NodeRole.ENGINE, "") if wanted is nodes.NodeRole.AGENT else (nodes.NodeRole.AGENT, " --engine")
+    )
     command = f"wattshift nodes enroll {node_id}{option}"
     return _refused(f"This token is for {_AS[other]}, and not for {_AS[wanted]}: ask an admin for one ({command}).")
 

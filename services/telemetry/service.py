@@ -12,27 +12,11 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from services.contracts import nodes as contracts
 from services.contracts.codes import ProblemCode
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport, node_name
 from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
-from services.contracts.nodes import (
-    EnergyInterval,
-    EnergyReceipt,
-    EnergyReport,
-    EnergySource,
-    GpuPartition,
-    Heartbeat,
-    HeartbeatReply,
-    Node,
-    NodeCredentials,
-    NodeList,
-    NodeRegistration,
-    NodeRole,
-    NodeState,
-    NodeTrend,
-    PowerState,
-)
 from services.contracts.queries import NodeQuery
 from services.contracts.secrets import OpenedSecrets
 from services.contracts.sources import ChunkWanted, OpenedChunk
@@ -61,14 +45,14 @@ from services.telemetry.settings import TelemetrySettings
 
 log = Log(__name__)
 
-_ASLEEP = (PowerState.GOING_DOWN, PowerState.OFF, PowerState.WAKING)
+_ASLEEP = (contracts.PowerState.GOING_DOWN, contracts.PowerState.OFF, contracts.PowerState.WAKING)
 
 UNKNOWN_NODE = ProblemError(
     401, ProblemCode.UNAUTHENTICATED, "This is not the node's token; register again for a new one."
 )
 
 
-_Energy = tuple[str, Sequence[EnergyInterval]]  #: A node's token, and its intervals
+_Energy = tuple[str, Sequence[contracts.EnergyInterval]]  #: A node's token, and its intervals
 
 
 @dataclass
@@ -96,14 +80,14 @@ class Telemetry:
         async def renew(beats: Mapping[str, heartbeats.Beat]) -> dict[str, heartbeats.Renewal]:
             return await heartbeats.renew(self.database, beats, ttl_s, wait=False)
 
-        async def store(reports: Mapping[str, _Energy]) -> dict[str, EnergyReceipt]:
+        async def store(reports: Mapping[str, _Energy]) -> dict[str, contracts.EnergyReceipt]:
             known = await nodes.known_nodes(self.database, {node_id: token for node_id, (token, _) in reports.items()})
             receipts = await self.ledger.store_all(
                 [(_reporter(node), await self._owned(node, reports[name][1])) for name, node in known.items()]
             )
             return dict(zip(known, receipts, strict=True))
 
-        async def store_one(node_id: str, report: _Energy) -> EnergyReceipt:
+        async def store_one(node_id: str, report: _Energy) -> contracts.EnergyReceipt:
             if (receipt := (await store({node_id: report})).get(node_id)) is None:
                 raise UNKNOWN_NODE
             return receipt
@@ -112,7 +96,7 @@ class Telemetry:
         self._beats = Batches(renew, renew_one)
         self._energy = Batches(store, store_one)
 
-    async def register(self, registration: NodeRegistration, secret: str) -> NodeCredentials:
+    async def register(self, registration: contracts.NodeRegistration, secret: str) -> contracts.NodeCredentials:
         """Register a node and give it a token, which invalidates any earlier one.
 
         Raises:
@@ -124,11 +108,15 @@ class Telemetry:
         try:
             await nodes.register(self.database, registration, secret, token, self.settings.zone, admit)
         except nodes.OtherKindError:
-            was = NodeRole.AGENT if registration.role is NodeRole.ENGINE else NodeRole.ENGINE
+            was = (
+                contracts.NodeRole.AGENT
+                if registration.role is contracts.NodeRole.ENGINE
+                else contracts.NodeRole.ENGINE
+            )
             raise known_as(registration.node_id, was) from None
         log.info("node.registered", node=registration.node_id, gpus=len(registration.devices))
         await hint(self.redis, "node", node=registration.node_id)
-        return NodeCredentials(
+        return contracts.NodeCredentials(
             node_id=registration.node_id,
             token=token,
             heartbeat_interval_s=self.settings.heartbeat_interval_s,
@@ -136,7 +124,7 @@ class Telemetry:
             pue=self.settings.pue,
         )
 
-    async def heartbeat(self, node_id: str, token: str, heartbeat: Heartbeat) -> HeartbeatReply:
+    async def heartbeat(self, node_id: str, token: str, heartbeat: contracts.Heartbeat) -> contracts.HeartbeatReply:
         """Renew a node's lease, and answer with the gangs it may run.
 
         Raises:
@@ -145,14 +133,14 @@ class Telemetry:
         renewal = await self._beats.add(node_id, (token, heartbeat))
         if renewal.changed:
             await hint(self.redis, renewal.changed, node=node_id)
-        return HeartbeatReply(
+        return contracts.HeartbeatReply(
             lease_ttl_s=self.settings.lease_ttl_s,
             allocations=renewal.allocations,
             partitions=renewal.partitions,
             returned_faults=renewal.returned_faults,
         )
 
-    async def store_energy(self, node_id: str, token: str, report: EnergyReport) -> EnergyReceipt:
+    async def store_energy(self, node_id: str, token: str, report: contracts.EnergyReport) -> contracts.EnergyReceipt:
         """Enter a node's intervals into the ledger, each once.
 
         Raises:
@@ -177,7 +165,9 @@ class Telemetry:
         asked = [await self.intensities.outlook(zone, now_s) for zone in report.wants_outlooks]
         return reply.model_copy(update={"outlooks": [each for each in asked if each is not None]})
 
-    async def _owned(self, node: nodes.KnownNode, intervals: Sequence[EnergyInterval]) -> Sequence[EnergyInterval]:
+    async def _owned(
+        self, node: nodes.KnownNode, intervals: Sequence[contracts.EnergyInterval]
+    ) -> Sequence[contracts.EnergyInterval]:
         """Return the intervals of an engine's node by the engine's jobs; those of other nodes as they are."""
         if node.engine_node is None or not intervals:
             return intervals
@@ -185,7 +175,7 @@ class Telemetry:
         holds = await engines.holds(self.database, node.engine_node, start_at, end_at)
         return [by_holder(each, holds) for each in intervals]
 
-    async def store_engine_energy(self, engine: str, token: str, report: EngineEnergyReport) -> EnergyReceipt:
+    async def store_engine_energy(self, engine: str, token: str, report: EngineEnergyReport) -> contracts.EnergyReceipt:
         """Enter intervals of an engine's node into the ledger, each once; usages name jobs by their external ids.
 
         Those of a node that an agent measures are accepted but not booked: its agent's are.
@@ -200,12 +190,12 @@ class Telemetry:
         if place is None:
             raise not_found("node of this engine")
         if await engines.is_measured(self.database, node_id):
-            return EnergyReceipt(accepted=0, duplicates=len(report.intervals))
+            return contracts.EnergyReceipt(accepted=0, duplicates=len(report.intervals))
         intervals = await engines.by_allocation(self.database, engine, report.intervals)
         reporter = Reporter(
             node_id,
             place.zone,
-            EnergySource.MODELLED,
+            contracts.EnergySource.MODELLED,
             most_gpu_w=LIMIT_MARGIN * place.limit_w,
             most_host_w=UNKNOWN_HOST_W,
         )
@@ -265,26 +255,26 @@ class Telemetry:
             raise not_found("gang on this node")
         return job
 
-    async def list_nodes(self, query: NodeQuery) -> NodeList:
+    async def list_nodes(self, query: NodeQuery) -> contracts.NodeList:
         after, limit = read_cursor(query.cursor, NAME_PATTERN), query.limit
         most = None if limit is None else limit + 1
         found = await nodes.nodes(self.database, after=after, limit=most, clocks=query.clocks)
         shown = found[:limit]
         more = len(found) > len(shown)
         trends = await temperatures.trends(self.database, [row.id for row, _ in shown]) if query.trend else {}
-        return NodeList(
+        return contracts.NodeList(
             items=[_as_node(row, power, trends.get(row.id)) for row, power in shown],
             next_cursor=write_cursor(shown[-1][0].id) if more else None,
         )
 
-    async def node(self, node_id: str) -> Node:
+    async def node(self, node_id: str) -> contracts.Node:
         """Return one node; ``ProblemError``: 404 if there is no such node."""
         found = await nodes.nodes(self.database, node_id)
         if not found:
             raise not_found("node")
         return _as_node(*found[0])
 
-    async def set_draining(self, node_id: str, draining: bool, operator: Identity) -> Node:
+    async def set_draining(self, node_id: str, draining: bool, operator: Identity) -> contracts.Node:
         """Drain a node (running jobs continue, nothing new starts there) or return it to service.
 
         Raises:
@@ -296,7 +286,7 @@ class Telemetry:
             await hint(self.redis, "node", node=node_id)
         return await self.node(node_id)
 
-    async def drain_gpu(self, node_id: str, gpu: int, operator: Identity) -> Node:
+    async def drain_gpu(self, node_id: str, gpu: int, operator: Identity) -> contracts.Node:
         """Take one GPU out of service: what runs on it continues, and nothing new starts there.
 
         Raises:
@@ -310,7 +300,7 @@ class Telemetry:
             await hint(self.redis, "node", node=node_id)
         return await self.node(node_id)
 
-    async def resume_gpu(self, node_id: str, gpu: int, operator: Identity) -> Node:
+    async def resume_gpu(self, node_id: str, gpu: int, operator: Identity) -> contracts.Node:
         """Return a GPU to service that was drained, or taken out of it for a fault that is over.
 
         Raises:
@@ -327,7 +317,7 @@ class Telemetry:
             await hint(self.redis, "node", node=node_id)
         return await self.node(node_id)
 
-    async def partition(self, node_id: str, gpu: int, sizes: list[int], operator: Identity) -> GpuPartition:
+    async def partition(self, node_id: str, gpu: int, sizes: list[int], operator: Identity) -> contracts.GpuPartition:
         """Have a GPU cut like this; its node does it once no gang runs on it.
 
         Args:
@@ -360,7 +350,7 @@ def _reporter(node: nodes.KnownNode) -> Reporter:
     return Reporter(
         node.id,
         node.zone,
-        EnergySource(node.host_power),
+        contracts.EnergySource(node.host_power),
         node.zones,
         node.engine_node,
         most_gpu_w=node.most_gpu_w,
@@ -368,15 +358,17 @@ def _reporter(node: nodes.KnownNode) -> Reporter:
     )
 
 
-def _as_node(row: nodes.NodeRow, power: nodes.PowerRow | None, trend: NodeTrend | None = None) -> Node:
+def _as_node(
+    row: nodes.NodeRow, power: nodes.PowerRow | None, trend: contracts.NodeTrend | None = None
+) -> contracts.Node:
     sleeps = power is not None and power.state in _ASLEEP and not row.leased
-    is_up = row.state == NodeState.UP and not sleeps
+    is_up = row.state == contracts.NodeState.UP and not sleeps
     shown = {name: value for name, value in row._asdict().items() if name != "leased"}
     power_shown = {name: value for name, value in power._asdict().items() if name != "node_id"} if power else {}
-    return Node.model_validate(
+    return contracts.Node.model_validate(
         {
             **shown,
-            "state": NodeState.ASLEEP if sleeps else row.state,
+            "state": contracts.NodeState.ASLEEP if sleeps else row.state,
             "power": power_shown,
             "trend": trend,
             "gpus": sum(device.get("parent") is None for device in row.devices),

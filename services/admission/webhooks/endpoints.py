@@ -7,16 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter
 
 from services.admission.webhooks.service import Webhooks
-from services.contracts.webhooks import (
-    NewWebhook,
-    Webhook,
-    WebhookChange,
-    WebhookDelivery,
-    WebhookDetail,
-    WebhookList,
-    WebhookRotation,
-    WebhookSpec,
-)
+from services.contracts import webhooks as contracts
 from services.kit.identity import Caller
 from services.kit.routes import from_state
 
@@ -25,7 +16,7 @@ router = APIRouter(tags=["webhooks"])
 
 
 @router.post("/v1/webhooks", status_code=201)
-async def create_webhook(caller: Caller, spec: WebhookSpec, webhooks: TheWebhooks) -> NewWebhook:
+async def create_webhook(caller: Caller, spec: contracts.WebhookSpec, webhooks: TheWebhooks) -> contracts.NewWebhook:
     """Create a webhook.
 
     It is sent events of the caller's tenant from now on. Only this answer contains its secret, with which messages are
@@ -35,7 +26,7 @@ async def create_webhook(caller: Caller, spec: WebhookSpec, webhooks: TheWebhook
 
 
 @router.get("/v1/webhooks")
-async def list_webhooks(caller: Caller, webhooks: TheWebhooks) -> WebhookList:
+async def list_webhooks(caller: Caller, webhooks: TheWebhooks) -> contracts.WebhookList:
     """List webhooks.
 
     Users see their tenant's; operators see all.
@@ -44,13 +35,15 @@ async def list_webhooks(caller: Caller, webhooks: TheWebhooks) -> WebhookList:
 
 
 @router.get("/v1/webhooks/{webhook_id}")
-async def get_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> WebhookDetail:
+async def get_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> contracts.WebhookDetail:
     """Get a webhook and the outcomes of its last messages."""
     return await webhooks.get(caller, webhook_id)
 
 
 @router.patch("/v1/webhooks/{webhook_id}")
-async def change_webhook(caller: Caller, webhook_id: str, change: WebhookChange, webhooks: TheWebhooks) -> Webhook:
+async def change_webhook(
+    caller: Caller, webhook_id: str, change: contracts.WebhookChange, webhooks: TheWebhooks
+) -> contracts.Webhook:
     """Enable or disable a webhook.
 
     Events that occur while it is disabled are not sent later.
@@ -59,7 +52,7 @@ async def change_webhook(caller: Caller, webhook_id: str, change: WebhookChange,
 
 
 @router.post("/v1/webhooks/{webhook_id}/test")
-async def test_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> WebhookDelivery:
+async def test_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> contracts.WebhookDelivery:
     """Send a test message.
 
     The message is a `ping`, attempted once; the answer gives its outcome.
@@ -69,8 +62,8 @@ async def test_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -
 
 @router.post("/v1/webhooks/{webhook_id}/rotate", status_code=201)
 async def rotate_webhook(
-    caller: Caller, webhook_id: str, rotation: WebhookRotation, webhooks: TheWebhooks
-) -> NewWebhook:
+    caller: Caller, webhook_id: str, rotation: contracts.WebhookRotation, webhooks: TheWebhooks
+) -> contracts.NewWebhook:
     """Replace a webhook's secret.
 
     Until the overlap ends, messages are also signed with the old secret. Only this answer contains the new one.

@@ -15,19 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.repository.events import Position
 from services.admission.repository.webhooks import LARGEST_MOVE, PAGE, NewDelivery, Receiver, WebhookRepository
+from services.contracts import webhooks
 from services.contracts.jobs import JobFootprint
-from services.contracts.webhooks import (
-    BudgetExceeded,
-    BudgetExceededMessage,
-    JobEnded,
-    JobEndedMessage,
-    JobStarted,
-    JobStartedMessage,
-    NodeLost,
-    NodeLostMessage,
-    WebhookEvent,
-    WebhookMessage,
-)
 from services.core.domain.jobs import JobState
 from services.kit.ids import new_id
 
@@ -84,16 +73,16 @@ def _ready(changes: Sequence[RowMapping]) -> Sequence[RowMapping]:
 
 def _deliveries_of_job(row: RowMapping, receivers: Iterable[Receiver]) -> list[NewDelivery]:
     asked = row["notify"] or ()
-    message: JobStartedMessage | JobEndedMessage
+    message: webhooks.JobStartedMessage | webhooks.JobEndedMessage
     if row["is_start"]:
-        started = {name: row[name] for name in JobStarted.model_fields} | {"started_at": row["at"]}
-        message = JobStartedMessage(timestamp=row["at"], data=JobStarted.model_validate(started))
+        started = {name: row[name] for name in webhooks.JobStarted.model_fields} | {"started_at": row["at"]}
+        message = webhooks.JobStartedMessage(timestamp=row["at"], data=webhooks.JobStarted.model_validate(started))
         is_asked = "started" in asked
     else:
         footprint = {name: row[name] for name in JobFootprint.model_fields if row[name] is not None}
-        values = {name: row[name] for name in JobEnded.model_fields if name != "footprint"}
-        ended = JobEnded.model_validate({**values, "footprint": footprint})
-        message = JobEndedMessage(timestamp=row["at"], data=ended)
+        values = {name: row[name] for name in webhooks.JobEnded.model_fields if name != "footprint"}
+        ended = webhooks.JobEnded.model_validate({**values, "footprint": footprint})
+        message = webhooks.JobEndedMessage(timestamp=row["at"], data=ended)
         is_asked = "ended" in asked or ("failed" in asked and ended.state is JobState.FAILED)
     of = message.type, row["tenant_id"], row["project"], row["at"]
     wanted = [receiver for receiver in receivers if receiver.wants(*of, is_asked=is_asked)]
@@ -101,15 +90,17 @@ def _deliveries_of_job(row: RowMapping, receivers: Iterable[Receiver]) -> list[N
 
 
 def _deliveries_of_event(row: RowMapping, receivers: Iterable[Receiver]) -> list[NewDelivery]:
-    message: WebhookMessage
-    if row["type"] == WebhookEvent.NODE_LOST:
-        message = NodeLostMessage(timestamp=row["at"], data=NodeLost.model_validate(row["data"]))
+    message: webhooks.WebhookMessage
+    if row["type"] == webhooks.WebhookEvent.NODE_LOST:
+        message = webhooks.NodeLostMessage(timestamp=row["at"], data=webhooks.NodeLost.model_validate(row["data"]))
     else:
-        message = BudgetExceededMessage(timestamp=row["at"], data=BudgetExceeded.model_validate(row["data"]))
+        message = webhooks.BudgetExceededMessage(
+            timestamp=row["at"], data=webhooks.BudgetExceeded.model_validate(row["data"])
+        )
     wanted = [r for r in receivers if r.wants(row["type"], row["tenant_id"], row["project"], row["at"])]
     return [delivery_of(receiver.id, message) for receiver in wanted]
 
 
-def delivery_of(webhook_id: str, message: WebhookMessage) -> NewDelivery:
+def delivery_of(webhook_id: str, message: webhooks.WebhookMessage) -> NewDelivery:
     """Return a message as a delivery; its body is stored unchanged, so that every attempt sends the same one."""
     return NewDelivery(new_id("msg"), webhook_id, message.type, message.model_dump_json())

@@ -13,22 +13,10 @@ from services.admission.webhooks.addresses import AddressRules, fault_of
 from services.admission.webhooks.publishing import delivery_of
 from services.admission.webhooks.sending import Sender
 from services.admission.webhooks.signing import Signer, fingerprint
+from services.contracts import webhooks
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError
-from services.contracts.webhooks import (
-    NewWebhook,
-    Ping,
-    PingMessage,
-    Webhook,
-    WebhookChange,
-    WebhookDelivery,
-    WebhookDetail,
-    WebhookEvent,
-    WebhookList,
-    WebhookRotation,
-    WebhookSpec,
-)
 from services.kit.ids import new_id, utc_now
 from services.kit.problems import ProblemError, not_found
 
@@ -47,13 +35,13 @@ class Webhooks:
         self._sender = sender
         self._max_per_tenant = max_per_tenant
 
-    async def create(self, caller: Identity, spec: WebhookSpec) -> NewWebhook:
+    async def create(self, caller: Identity, spec: webhooks.WebhookSpec) -> webhooks.NewWebhook:
         """Create a webhook of the caller's tenant; only this answer contains its secret.
 
         Raises:
             ProblemError: 403 for cluster events or for one webhook too many; 422 for an address that is refused.
         """
-        if WebhookEvent.NODE_LOST in spec.events:
+        if webhooks.WebhookEvent.NODE_LOST in spec.events:
             if not caller.is_operator:
                 raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may have node.lost sent.")
             if spec.project is not None:
@@ -70,23 +58,23 @@ class Webhooks:
             await repository.begin()
             made = await repository.insert(webhook_id, caller.tenant_id, spec, fingerprint(secret))
             await write_audit(connection, caller, "webhook.created", webhook_id, url=spec.url, events=spec.events)
-        return NewWebhook(**made.model_dump(), secret=secret)
+        return webhooks.NewWebhook(**made.model_dump(), secret=secret)
 
-    async def list(self, caller: Identity) -> WebhookList:
+    async def list(self, caller: Identity) -> webhooks.WebhookList:
         """Return the webhooks of the caller's tenant; an operator sees all."""
         async with self._engine.connect() as connection:
-            return WebhookList(items=await WebhookRepository(connection).all(visible_tenant(caller)))
+            return webhooks.WebhookList(items=await WebhookRepository(connection).all(visible_tenant(caller)))
 
-    async def get(self, caller: Identity, webhook_id: str) -> WebhookDetail:
+    async def get(self, caller: Identity, webhook_id: str) -> webhooks.WebhookDetail:
         """Return a webhook and its last messages."""
         async with self._engine.connect() as connection:
             repository = WebhookRepository(connection)
             found = await repository.find(_checked(webhook_id), visible_tenant(caller))
             if found is None:
                 raise not_found("webhook")
-            return WebhookDetail(**found.model_dump(), deliveries=await repository.deliveries(webhook_id))
+            return webhooks.WebhookDetail(**found.model_dump(), deliveries=await repository.deliveries(webhook_id))
 
-    async def change(self, caller: Identity, webhook_id: str, change: WebhookChange) -> Webhook:
+    async def change(self, caller: Identity, webhook_id: str, change: webhooks.WebhookChange) -> webhooks.Webhook:
         """Enable or disable a webhook; the rest of a webhook never changes."""
         async with self._engine.begin() as connection:
             repository = WebhookRepository(connection)
@@ -103,11 +91,13 @@ class Webhooks:
                 await write_audit(connection, caller, "webhook.disabled", webhook_id, url=found.url, reason="by hand")
             return await self._lock(connection, caller, webhook_id)
 
-    async def test(self, caller: Identity, webhook_id: str) -> WebhookDelivery:
+    async def test(self, caller: Identity, webhook_id: str) -> webhooks.WebhookDelivery:
         """Send a test message once, and return its outcome."""
         async with self._engine.begin() as connection:
             await self._lock(connection, caller, webhook_id)
-        delivery = delivery_of(webhook_id, PingMessage(timestamp=utc_now(), data=Ping(webhook_id=webhook_id)))
+        delivery = delivery_of(
+            webhook_id, webhooks.PingMessage(timestamp=utc_now(), data=webhooks.Ping(webhook_id=webhook_id))
+        )
         await self._sender.send_once(delivery)
         async with self._engine.connect() as connection:
             found = await WebhookRepository(connection).delivery(delivery.id)
@@ -115,7 +105,9 @@ class Webhooks:
             raise not_found("webhook")
         return found
 
-    async def rotate(self, caller: Identity, webhook_id: str, rotation: WebhookRotation) -> NewWebhook:
+    async def rotate(
+        self, caller: Identity, webhook_id: str, rotation: webhooks.WebhookRotation
+    ) -> webhooks.NewWebhook:
         """Give a webhook a new secret; messages are also signed with the old one until the overlap ends."""
         async with self._engine.begin() as connection:
             found = await self._lock(connection, caller, webhook_id)
@@ -124,7 +116,7 @@ class Webhooks:
             secret = self._signer.secret(webhook_id, revision)
             await repository.rotate(webhook_id, revision, fingerprint(secret), rotation.overlap_s)
             await write_audit(connection, caller, "webhook.rotated", webhook_id, overlap_s=rotation.overlap_s)
-        return NewWebhook(**found.model_dump(), secret=secret)
+        return webhooks.NewWebhook(**found.model_dump(), secret=secret)
 
     async def delete(self, caller: Identity, webhook_id: str) -> None:
         """Delete a webhook with its waiting messages."""
@@ -134,7 +126,7 @@ class Webhooks:
             await write_audit(connection, caller, "webhook.deleted", webhook_id, url=found.url)
 
     @staticmethod
-    async def _lock(connection: AsyncConnection, caller: Identity, webhook_id: str) -> Webhook:
+    async def _lock(connection: AsyncConnection, caller: Identity, webhook_id: str) -> webhooks.Webhook:
         """Return a webhook that the caller may change.
 
         Raises:
@@ -143,7 +135,7 @@ class Webhooks:
         found = await WebhookRepository(connection).find(_checked(webhook_id), visible_tenant(caller), lock=True)
         if found is None:
             raise not_found("webhook")
-        if WebhookEvent.NODE_LOST in found.events and not caller.is_operator:
+        if webhooks.WebhookEvent.NODE_LOST in found.events and not caller.is_operator:
             raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may change a webhook with node.lost.")
         return found
 

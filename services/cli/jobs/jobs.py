@@ -12,19 +12,8 @@ from rich.table import Table
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.jobs import arrays, job_output
+from services.cli.jobs import arrays, job_output, names
 from services.cli.jobs.following import FINAL, STREAM, ended_words, follow, interruptible
-from services.cli.jobs.names import (
-    USER_LABEL,
-    array_id,
-    ids_of,
-    is_array,
-    job_id,
-    job_or_array,
-    number_of,
-    path_of,
-    user_name,
-)
 from services.cli.output import console
 from services.cli.values import past_time
 from services.contracts.codes import ProblemCode
@@ -80,10 +69,10 @@ def list_jobs(
     after = past_time(since, "--since").isoformat() if since else None
     gateway = Gateway()
     user = gateway.get("/v1/whoami")["user"] if mine else None
-    labels = [*(label or []), *([f"{USER_LABEL}={user_name()}"] if mine and user is None else [])]
+    labels = [*(label or []), *([f"{names.USER_LABEL}={names.user_name()}"] if mine and user is None else [])]
     wanted = {"state": states or None, "project": project, "label": labels or None, "submitted_after": after}
     wanted |= {"user": user}
-    only = None if array is None else array_id(gateway, array)
+    only = None if array is None else names.array_id(gateway, array)
 
     def jobs() -> list[Any]:
         if only is not None:
@@ -100,7 +89,7 @@ def list_jobs(
 def job_table(jobs: list[Any]) -> Table:
     """Return jobs as a table; a narrow terminal gets fewer columns, and reasons are never cut off."""
     cells: dict[str, list[str]] = {
-        "no.": [number_of(job) for job in jobs],
+        "no.": [names.number_of(job) for job in jobs],
         "job": [job["id"] for job in jobs],
         "name": [job["name"] for job in jobs],
         "state": [output.state(job["state"]) for job in jobs],
@@ -130,9 +119,9 @@ def _share(job: dict[str, Any]) -> float | None:
 def show_job(job: JobArgument, as_json: AsJson = False) -> None:
     """Show a job or an array: its state, the reason, its energy and its emissions."""
     gateway = Gateway()
-    job = job_or_array(gateway, job)
-    if is_array(job):
-        array = gateway.get(path_of(job))
+    job = names.job_or_array(gateway, job)
+    if names.is_array(job):
+        array = gateway.get(names.path_of(job))
         if as_json:
             output.print_json(array)
         else:
@@ -145,7 +134,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         return
     footprint, gang = found["footprint"], found["spec"]["gpus"]
     rows = {
-        "number": number_of(found),
+        "number": names.number_of(found),
         "job": found["id"],
         "name": found["name"],
         "state": output.state(found["state"]),
@@ -273,7 +262,7 @@ def logs(
         raise CliError(f"--grep: {grep!r} is no regular expression: {error}", EXIT_USAGE) from None
     begin = None if since is None else past_time(since, "--since").isoformat()
     gateway = Gateway()
-    job = job_id(gateway, job)
+    job = names.job_id(gateway, job)
     stream = STREAM if stdout == stderr else "stderr" if stderr else "stdout"
     if follow_it and generation is None:
         with interruptible([job]):
@@ -309,7 +298,7 @@ def _steer(action: str) -> Any:
         as_json: AsJson = False,
     ) -> None:
         gateway = Gateway()
-        answers = [gateway.call("POST", f"{path_of(each)}/{action}") for each in ids_of(gateway, jobs)]
+        answers = [gateway.call("POST", f"{names.path_of(each)}/{action}") for each in names.ids_of(gateway, jobs)]
         if as_json:
             output.print_json(answers)
         else:
@@ -327,7 +316,7 @@ def forget_checkpoint(
 ) -> None:
     """Let jobs that wait for the node with their checkpoint start afresh elsewhere; the checkpoint stays there."""
     gateway = Gateway()
-    wanted = [job_id(gateway, each) for each in jobs]
+    wanted = [names.job_id(gateway, each) for each in jobs]
     answers = [gateway.call("POST", f"/v1/jobs/{each}/forget-checkpoint") for each in wanted]
     if as_json:
         output.print_json(answers)

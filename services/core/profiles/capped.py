@@ -24,16 +24,8 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
+from services.core.profiles import judging
 from services.core.profiles.fitting import Problem, noise_of, solve
-from services.core.profiles.judging import (
-    MIN_CONFIGURATIONS,
-    Quality,
-    held_out_folds,
-    mape,
-    quality_of,
-    refuse_strangers,
-    where_of,
-)
 from services.core.profiles.learn import Belief, enough, fit_throughput
 from services.core.profiles.observations import Observations
 from services.core.profiles.residuals import Residuals, fit_residuals
@@ -93,8 +85,8 @@ class CappedModel:
 
     vector: Floats  #: (21,) the parameters, in the order of ``CappedParameters``
     covariance: Floats  #: (21, 21)
-    time_quality: Quality
-    energy_quality: Quality
+    time_quality: judging.Quality
+    energy_quality: judging.Quality
     fixed: Mapping[str, str]  #: For each parameter that was not fitted, why
     time_residuals: Residuals | None = None
     energy_residuals: Residuals | None = None
@@ -129,7 +121,7 @@ class CappedModel:
 
     def corrected(self, points: Observations) -> CappedModel:
         """Return this model, which has no corrections yet, with corrections learned from its points."""
-        time_s, energy_j = self.step_and_energy(*where_of(points))
+        time_s, energy_j = self.step_and_energy(*judging.where_of(points))
         return replace(
             self,
             time_residuals=fit_residuals(points, time_s, points.seconds_per_iteration),
@@ -158,24 +150,24 @@ def fit_capped(
         raise DomainError("this form needs power limits, and the energy of every point")
     merged = enough(points, belief)
     model = _fit(merged, merged, belief, warm)
-    for predicted, what in zip(model.step_and_energy(*where_of(points)), MEASURED, strict=True):
-        refuse_strangers(predicted, getattr(points, what), what)
+    for predicted, what in zip(model.step_and_energy(*judging.where_of(points)), MEASURED, strict=True):
+        judging.refuse_strangers(predicted, getattr(points, what), what)
     model = model.corrected(merged) if residuals else model
-    where = where_of(merged)
+    where = judging.where_of(merged)
     left_out, by_form = np.full((2, len(MEASURED), len(merged)), np.nan)
-    for out in held_out_folds(points, merged) if held_out else []:
-        kept, left = merged.take(~out), where_of(merged.take(out))
+    for out in judging.held_out_folds(points, merged) if held_out else []:
+        kept, left = merged.take(~out), judging.where_of(merged.take(out))
         other = _fit(kept, merged, belief, warm)
         by_form[:, out] = other.step_and_energy(*left)
         left_out[:, out] = (other.corrected(kept) if residuals else other).step_and_energy(*left)
-    found: list[Quality] = []
+    found: list[judging.Quality] = []
     for at, (predicted, what) in enumerate(zip(model.step_and_energy(*where), MEASURED, strict=True)):
         observed: Floats = getattr(merged, what)
         quality = replace(
             model.time_quality,
-            mape=mape(predicted, observed),
-            held_out_mape=mape(left_out[at], observed),
-            form_mape=mape(by_form[at], observed),
+            mape=judging.mape(predicted, observed),
+            held_out_mape=judging.mape(left_out[at], observed),
+            form_mape=judging.mape(by_form[at], observed),
         )
         found.append(replace(quality, noise=noise_of(np.log(predicted / observed), quality.free)))
     return replace(model, time_quality=found[0], energy_quality=found[1])
@@ -201,7 +193,9 @@ def _fit(
     unit = np.concatenate([units, [power_w, power_w, float(np.median(of.local_batch)), power_w, power_w, 1.0]])
     free = np.concatenate([terms.free, [name not in fixed for name in OWN]])
     problem = Problem(
-        predict=lambda vectors: np.concatenate(step_and_energy(unpacked(vectors[:, None, :]), *where_of(of)), axis=-1),
+        predict=lambda vectors: np.concatenate(
+            step_and_energy(unpacked(vectors[:, None, :]), *judging.where_of(of)), axis=-1
+        ),
         observed=np.concatenate([of.seconds_per_iteration, of.energy_j_per_iteration]),
         weight=np.tile(np.minimum(of.count, 16.0) / min(16.0, float(of.count.mean())), 2),
         lower=lower,
@@ -218,8 +212,8 @@ def _fit(
     return CappedModel(
         vector=found.parameters,
         covariance=found.covariance,
-        time_quality=quality_of(all_points, all_points, replace(terms, free=free)),
-        energy_quality=quality_of(all_points, all_points, replace(terms, free=free)),
+        time_quality=judging.quality_of(all_points, all_points, replace(terms, free=free)),
+        energy_quality=judging.quality_of(all_points, all_points, replace(terms, free=free)),
         fixed=fixed,
     )
 
@@ -227,12 +221,12 @@ def _fit(
 def _starts(of: Observations, problem: Problem, limit_w: float) -> Floats:
     """Return starting points (s, 21): times as fitted where the limit hardly binds, and power from the demand."""
     plain = of.take(of.control >= 0.8 * limit_w)
-    if len(plain) < MIN_CONFIGURATIONS:
+    if len(plain) < judging.MIN_CONFIGURATIONS:
         plain = of
     # from here on the clock is a share, and 1 where no limit binds
     speed = ThroughputParameters(*(problem.unit[: len(SPEED)] * 0.2).tolist())
     unlimited = replace(plain, control=np.full(len(plain), 1_000.0)).merged()
-    if len(unlimited) >= MIN_CONFIGURATIONS:  # one gang measured at every limit is one configuration here
+    if len(unlimited) >= judging.MIN_CONFIGURATIONS:  # one gang measured at every limit is one configuration here
         speed = fit_throughput(unlimited).parameters
     # without clocks the parts' names were a guess: begin from either
     swapped = speed._replace(

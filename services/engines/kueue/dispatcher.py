@@ -10,17 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from services.contracts.engines import EngineMode, ZoneOutlook
+from services.engines.kueue import dispatching
 from services.engines.kueue.cluster import Cluster
-from services.engines.kueue.dispatching import (
-    MULTIKUEUE,
-    Nominee,
-    WorkerCluster,
-    loads_of,
-    nomination_of,
-    nominee_of,
-    ranking,
-    worker_clusters_of,
-)
 from services.engines.kueue.reading import Json, as_dict, name_of
 from services.engines.kueue.settings import KueueSettings
 from services.kit.ids import utc_now
@@ -43,7 +34,7 @@ class Dispatcher:
         self._settings = settings
         self._cluster = cluster
         self._documents: dict[str, Json] = {}
-        self._clusters: dict[str, tuple[WorkerCluster, ...]] = {}
+        self._clusters: dict[str, tuple[dispatching.WorkerCluster, ...]] = {}
         self._outlooks: dict[str, ZoneOutlook] | None = None
         self._asked_at_s = -1e9
         self._since_s: dict[str, tuple[tuple[str, ...], float]] = {}
@@ -59,9 +50,9 @@ class Dispatcher:
 
     async def read(self, checks: Sequence[Json]) -> None:
         """Read the existing clusters."""
-        ours = [each for each in checks if as_dict(each.get("spec")).get("controllerName") == MULTIKUEUE]
+        ours = [each for each in checks if as_dict(each.get("spec")).get("controllerName") == dispatching.MULTIKUEUE]
         lists = [await self._cluster.listed(kind) for kind in ("multikueueconfigs", "multikueueclusters")]
-        self._clusters = worker_clusters_of(ours, *lists)
+        self._clusters = dispatching.worker_clusters_of(ours, *lists)
 
     def zones_to_ask(self) -> list[str]:
         """Return the zones whose outlooks should be requested now; none if it is too early."""
@@ -78,19 +69,21 @@ class Dispatcher:
         if heard and self._outlooks is None and self.zones_to_ask():
             return 0  # they are asked for with this very look
         nominees = [each for each in map(self._read, self._documents.values()) if each is not None]
-        loads = loads_of(nominees)
+        loads = dispatching.loads_of(nominees)
         self._since_s = {uid: since for uid, since in self._since_s.items() if uid in self._documents}
         written = 0
         for each in sorted(nominees, key=lambda each: (each.namespace, each.name)):
             written += await self._nominate(each, loads, steers=heard and self._settings.mode is EngineMode.CONTROL)
         return written
 
-    async def _nominate(self, nominee: Nominee, loads: dict[str, int], *, steers: bool) -> bool:
+    async def _nominate(self, nominee: dispatching.Nominee, loads: dict[str, int], *, steers: bool) -> bool:
         settings, now_s, outlooks = self._settings, utc_now().timestamp(), self._outlooks or {}
         clusters = self._clusters.get(nominee.check, ())
         waited = self._waited_s(nominee) >= settings.dispatch_wait_s
-        ranked = ranking(nominee, clusters, outlooks, loads, settings, now_s)
-        wanted = nomination_of(nominee, clusters, outlooks, loads, settings, now_s, steers=steers, waited=waited)
+        ranked = dispatching.ranking(nominee, clusters, outlooks, loads, settings, now_s)
+        wanted = dispatching.nomination_of(
+            nominee, clusters, outlooks, loads, settings, now_s, steers=steers, waited=waited
+        )
         if wanted is None or not await self._cluster.nominate(wanted):
             return False
         for name in set(wanted.clusters) - set(nominee.nominated):
@@ -106,7 +99,7 @@ class Dispatcher:
             )
         return True
 
-    def _waited_s(self, nominee: Nominee) -> float:
+    def _waited_s(self, nominee: dispatching.Nominee) -> float:
         """Return how long a workload has been nominated for exactly its present clusters."""
         now_s = time.monotonic()
         names, since_s = self._since_s.get(nominee.uid, ((), now_s))
@@ -115,8 +108,8 @@ class Dispatcher:
         self._since_s[nominee.uid] = names, since_s
         return now_s - since_s
 
-    def _read(self, document: Json) -> Nominee | None:
-        return nominee_of(document, self._clusters, self._settings.resource)
+    def _read(self, document: Json) -> dispatching.Nominee | None:
+        return dispatching.nominee_of(document, self._clusters, self._settings.resource)
 
 
 def _uid(document: Json) -> str:

@@ -9,15 +9,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from services.engines.ray.reading import (
-    Holdings,
-    RayJob,
-    RayNode,
-    UnreadableError,
-    read_holdings,
-    read_jobs,
-    read_nodes,
-)
+from services.engines.ray import reading
 from services.engines.ray.settings import RaySettings
 
 _ALL = {"limit": "10000", "detail": "true"}  #: As many as Ray answers with at most; it says when there are more
@@ -46,20 +38,20 @@ class Head:
         """Return Ray's version."""
         return str((await self._get("/api/version")).get("ray_version", ""))[:100]
 
-    async def jobs(self) -> list[RayJob]:
-        return self._read(read_jobs, await self._get("/api/jobs/"))
+    async def jobs(self) -> list[reading.RayJob]:
+        return self._read(reading.read_jobs, await self._get("/api/jobs/"))
 
-    async def nodes(self) -> list[RayNode]:
+    async def nodes(self) -> list[reading.RayNode]:
         """Return the nodes that are alive and have GPUs."""
-        return self._read(read_nodes, await self._get("/api/v0/nodes", _ALL))
+        return self._read(reading.read_nodes, await self._get("/api/v0/nodes", _ALL))
 
-    async def holdings(self) -> Holdings:
+    async def holdings(self) -> reading.Holdings:
         """Return which drivers hold GPUs by other means than ``wattshift.ray``."""
         groups = await self._get("/api/v0/placement_groups", _ALL)
         actors = await self._get(
             "/api/v0/actors", _ALL | {"filter_keys": "state", "filter_predicates": "=", "filter_values": "ALIVE"}
         )
-        return self._read(read_holdings, groups, actors)
+        return self._read(reading.read_holdings, groups, actors)
 
     async def stop(self, submission: str) -> None:
         """Have a job stopped for good."""
@@ -68,7 +60,7 @@ class Head:
     def _read(self, read: Any, *documents: Any) -> Any:
         try:
             return read(*documents)
-        except UnreadableError as error:
+        except reading.UnreadableError as error:
             raise RaySilentError(str(error)) from error
 
     async def _get(self, path: str, query: dict[str, str] | None = None) -> Any:

@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import ceil
 
-from services.contracts.engines import (
-    EngineAction,
-    EngineDecision,
-    EngineJob,
-    EngineJobState,
-    EngineMode,
-    EngineNode,
-    EngineShare,
-)
+from services.contracts import engines
 from services.engines.ray.entries import Entry, Told
 from services.engines.ray.reading import RayJob, RayNode
 from services.engines.ray.settings import RaySettings
@@ -44,7 +36,7 @@ class Seen:
 
 def told_of(
     entry: Entry,
-    decision: EngineDecision | None,
+    decision: engines.EngineDecision | None,
     settings: RaySettings,
     zones: Collection[str],
     entries: int,
@@ -59,13 +51,13 @@ def told_of(
         heard: Whether the control plane has answered recently; if not, all start.
     """
     again_s = max(_AGAIN_S, entries / _ASKS_PER_S)
-    free = settings.mode is not EngineMode.CONTROL or not heard or not entry.steer
+    free = settings.mode is not engines.EngineMode.CONTROL or not heard or not entry.steer
     if free:
         return Told(action="run", note="Wattshift leaves it alone.", again_s=again_s, for_s=settings.hold_s)
     if decision is None:
         return Told(action="hold", note="waits for the next plan", again_s=again_s, for_s=settings.hold_s)
-    released = decision.action is EngineAction.RELEASE
-    stops = decision.action is EngineAction.REQUEUE  # what is cancelled, Ray stops itself
+    released = decision.action is engines.EngineAction.RELEASE
+    stops = decision.action is engines.EngineAction.REQUEUE  # what is cancelled, Ray stops itself
     return Told(
         action="run" if released else "stop" if stops else "hold",
         gpus=_size(entry, decision.gpus) if released else None,
@@ -77,7 +69,7 @@ def told_of(
     )
 
 
-def report_of(seen: Seen, decision: EngineDecision | None, settings: RaySettings) -> EngineJob | None:
+def report_of(seen: Seen, decision: engines.EngineDecision | None, settings: RaySettings) -> engines.EngineJob | None:
     """Return the report of a job for the control plane; None if it has no GPUs and asks for none."""
     job, entry = seen.job, seen.entry
     devices = seen.devices or {}
@@ -85,12 +77,12 @@ def report_of(seen: Seen, decision: EngineDecision | None, settings: RaySettings
     if entry is None and not held:
         return None
     state = state_of(job, entry)
-    runs = state is EngineJobState.RUNNING
+    runs = state is engines.EngineJobState.RUNNING
     low, high, step = (held, held, 1) if entry is None else (entry.gpus, entry.max_gpus, entry.step_gpus)
     if entry is not None and runs and held:
         low, high, step = held, max(high, held), 1
     reason = NOT_OURS if entry is None else "" if entry.steer else OPTED_OUT
-    return EngineJob(
+    return engines.EngineJob(
         external_id=job.external_id,
         number=job.number[:100],
         name=job.number[:200],
@@ -111,40 +103,42 @@ def report_of(seen: Seen, decision: EngineDecision | None, settings: RaySettings
         ended_at=job.ended_at,
         requeues=_requeues(entry) if entry else None,
         exit_code=job.exit_code,
-        shares=[EngineShare(node=node, devices=list(found)) for node, found in sorted(devices.items()) if runs],
-        detail=job.message if state.is_over and state is not EngineJobState.SUCCEEDED else "",
+        shares=[engines.EngineShare(node=node, devices=list(found)) for node, found in sorted(devices.items()) if runs],
+        detail=job.message if state.is_over and state is not engines.EngineJobState.SUCCEEDED else "",
         revision=decision.revision if decision and is_followed(job, entry, decision) else 0,
     )
 
 
-def state_of(job: RayJob, entry: Entry | None) -> EngineJobState:
+def state_of(job: RayJob, entry: Entry | None) -> engines.EngineJobState:
     """Return the state of a job; while its entry point waits, the job waits too, although Ray calls it running."""
     if job.state.is_over:
         overdue = entry is not None and entry.time_limit_s is not None and job.exit_code == OVERDUE
-        return EngineJobState.TIMEOUT if overdue else job.state
-    runs = job.state is EngineJobState.RUNNING and (entry is None or entry.is_running)
-    return EngineJobState.RUNNING if runs else EngineJobState.PENDING
+        return engines.EngineJobState.TIMEOUT if overdue else job.state
+    runs = job.state is engines.EngineJobState.RUNNING and (entry is None or entry.is_running)
+    return engines.EngineJobState.RUNNING if runs else engines.EngineJobState.PENDING
 
 
-def is_followed(job: RayJob, entry: Entry | None, decision: EngineDecision) -> bool:
+def is_followed(job: RayJob, entry: Entry | None, decision: engines.EngineDecision) -> bool:
     """Return whether a job matches the decision."""
     if job.state.is_over or entry is None:
         return job.state.is_over
     match decision.action:
-        case EngineAction.RELEASE:
+        case engines.EngineAction.RELEASE:
             return entry.state != "waits"
-        case EngineAction.HOLD:
+        case engines.EngineAction.HOLD:
             return entry.state != "starts"
-        case EngineAction.REQUEUE:
+        case engines.EngineAction.REQUEUE:
             return entry.state == "waits"
-        case EngineAction.CANCEL | EngineAction.SHRINK:  # the latter is decided of no job here: none is shrinkable
+        case (
+            engines.EngineAction.CANCEL | engines.EngineAction.SHRINK
+        ):  # the latter is decided of no job here: none is shrinkable
             return False
 
 
-def nodes_of(nodes: Sequence[RayNode], settings: RaySettings) -> list[EngineNode]:
+def nodes_of(nodes: Sequence[RayNode], settings: RaySettings) -> list[engines.EngineNode]:
     """Return the nodes in the control plane's form."""
     return [
-        EngineNode(
+        engines.EngineNode(
             name=node.name,
             gpus=node.gpus,
             gpu_model=settings.gpu_models.get(node.accelerator, node.accelerator)[:63] or "GPU",

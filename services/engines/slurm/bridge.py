@@ -12,15 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
-from services.contracts.engines import (
-    EngineAction,
-    EngineDecision,
-    EngineJob,
-    EngineJobState,
-    EngineMode,
-    EngineNode,
-    EngineReply,
-)
+from services.contracts import engines
 from services.engines.slurm.commands import SlurmSilentError
 from services.engines.slurm.identities import Identities
 from services.engines.slurm.reading import Rows, SlurmJob, SlurmNode
@@ -68,16 +60,16 @@ class Bridge:
         self._talk.queues = settings.partitions
         self._identities = Identities()
         self._memories: dict[str, Memory] = {}
-        self._older: dict[str, tuple[EngineJob, EngineAction]] = {}
+        self._older: dict[str, tuple[engines.EngineJob, engines.EngineAction]] = {}
         self._jobs: dict[str, SlurmJob] = {}
         self._nodes: dict[str, SlurmNode] = {}
-        self._parts: list[EngineNode] = []
+        self._parts: list[engines.EngineNode] = []
         self._unread: dict[str, Collection[str]] = {"jobs": (), "nodes": ()}
         self._nodes_at_s = -1e9
         self._looked_at_s = 0.0
         self._energy = ModelledEnergy(settings.energy_interval_s)
 
-    def take(self, decisions: Sequence[EngineDecision]) -> None:
+    def take(self, decisions: Sequence[engines.EngineDecision]) -> None:
         self._talk.take(decisions)
 
     async def run(self) -> None:
@@ -170,7 +162,7 @@ class Bridge:
         now_s: float,
     ) -> None:
         """Report what has changed to the control plane; jobs that cannot be reported are logged once."""
-        reports: dict[str, EngineJob] = {}
+        reports: dict[str, engines.EngineJob] = {}
         unread = {**unread}
         for job, name in named:
             if job.state in ("pending", "running") or name in self._talk.sent or not self._talk.is_known:
@@ -189,12 +181,12 @@ class Bridge:
             self._nodes_at_s = now_s
         await self._look_for(reply.unreported, {name for _, name in named}, unread)
 
-    def _note_older(self, part: Sequence[EngineJob], reply: EngineReply) -> None:
+    def _note_older(self, part: Sequence[engines.EngineJob], reply: engines.EngineReply) -> None:
         for report in part:
             self._older.pop(report.external_id, None)
         sent = self._talk.sent
-        self._older |= {name: (sent[name], EngineAction.CANCEL) for name in reply.ended}
-        self._older |= {name: (sent[name], EngineAction.REQUEUE) for name in reply.stopped}
+        self._older |= {name: (sent[name], engines.EngineAction.CANCEL) for name in reply.ended}
+        self._older |= {name: (sent[name], engines.EngineAction.REQUEUE) for name in reply.stopped}
 
     async def _look_for(self, unreported: Sequence[str], seen: set[str], unread: Collection[str]) -> None:
         """Report how jobs ended that Slurm no longer shows: as its accounting has it, or as unknown."""
@@ -209,20 +201,20 @@ class Bridge:
         except SlurmSilentError as error:
             log.error("slurm.silent", error=str(error))
             ended = {}
-        over: list[EngineJob] = []
+        over: list[engines.EngineJob] = []
         for name, key in keys.items():
             found = ended.get(key) if key else None
             if found is not None:
-                over.append(self._over(name, EngineJobState(found[0]), found[1]))
+                over.append(self._over(name, engines.EngineJobState(found[0]), found[1]))
             elif gone_s[name] >= self._settings.missing_after_s:
-                over.append(self._over(name, EngineJobState.MISSING, None))
+                over.append(self._over(name, engines.EngineJobState.MISSING, None))
         await self._talk.tell_ends(over)
 
     def _note_idle(self, live: Sequence[tuple[SlurmJob, str]], now_s: float) -> None:
         """Count the GPUs that are free beside jobs which we hold, since the last look."""
         since_s, self._looked_at_s = self._looked_at_s, now_s
         held = [each for each in live if each[0].is_held and each[0].eligible_s > now_s and not each[0].waits_for]
-        if not since_s or not held or self._settings.mode is not EngineMode.CONTROL:
+        if not since_s or not held or self._settings.mode is not engines.EngineMode.CONTROL:
             return
         partitions = {name for job, _ in held for name in job.partition.split(",")}
         nodes = {name: node for name, node in self._nodes.items() if partitions & set(node.partitions)}
@@ -238,15 +230,15 @@ class Bridge:
             free -= idle
             IDLED.labels(reason).inc(idle * max(now_s - since_s, 0.0))
 
-    def _over(self, name: str, state: EngineJobState, exit_code: int | None) -> EngineJob:
+    def _over(self, name: str, state: engines.EngineJobState, exit_code: int | None) -> engines.EngineJob:
         key = self._identities.key_of(name) or ("", 0)
         known = self._talk.sent.get(name) or self._identities.unknown(name, key)
         return known.model_copy(update={"state": state, "exit_code": exit_code, "shares": []})
 
-    def _nodes_of(self, node: SlurmNode) -> list[EngineNode]:
+    def _nodes_of(self, node: SlurmNode) -> list[engines.EngineNode]:
         """Return a node as plans see it: one for each type of its GPUs."""
         return [
-            EngineNode(
+            engines.EngineNode(
                 name=name,
                 gpus=count,
                 gpu_model=self._settings.gpu_models.get(kind, kind) or "GPU",

@@ -11,16 +11,7 @@ from typing import Any
 
 import orjson
 
-from services.engines.slurm.reading import (
-    ENDED,
-    Rows,
-    SlurmJob,
-    SlurmNode,
-    UnreadableError,
-    range_of,
-    read_jobs,
-    read_nodes,
-)
+from services.engines.slurm import reading
 from services.engines.slurm.steering import Changes
 
 _FOR_JOB = re.compile(r"^(?P<words>.*) for job (?P<number>[\d_]+)", re.MULTILINE)
@@ -40,17 +31,17 @@ class Commands:
         self._timeout_s = timeout_s
         self._environment = {**os.environ, "TZ": "UTC", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
-    async def jobs(self) -> tuple[Rows[SlurmJob], str]:
+    async def jobs(self) -> tuple[reading.Rows[reading.SlurmJob], str]:
         """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
 
         Raises:
             SlurmSilentError: It does not answer.
         """
         document = await self._json("squeue", "--json", "--states=all")
-        return _read(read_jobs, document), version_of(document)
+        return _read(reading.read_jobs, document), version_of(document)
 
-    async def nodes(self) -> Rows[SlurmNode]:
-        return _read(read_nodes, await self._json("sinfo", "--json"))
+    async def nodes(self) -> reading.Rows[reading.SlurmNode]:
+        return _read(reading.read_nodes, await self._json("sinfo", "--json"))
 
     async def change(self, changes: Changes) -> dict[str, str]:
         """Carry out the changes; return what Slurm refused, by number.
@@ -80,7 +71,7 @@ class Commands:
             await self._run("scancel", *changes.cancels, may_fail=True)
         refused = {found["number"]: found["words"][-300:] for found in _FOR_JOB.finditer(said)}
         for found in _OF_TASKS.finditer(said):
-            refused |= {f"{found['array']}_{task}": found["words"][-300:] for task in range_of(found["tasks"])}
+            refused |= {f"{found['array']}_{task}": found["words"][-300:] for task in reading.range_of(found["tasks"])}
         return refused
 
     async def _shrink(self, number: str, nodes: int) -> str:
@@ -98,7 +89,7 @@ class Commands:
             parts = line.split("|")
             if len(parts) != 4 or not re.fullmatch(r"\d+(_\d+)?", parts[0]) or not parts[1].isdigit():
                 continue
-            state = ENDED.get(parts[2].split(" ")[0].upper())
+            state = reading.ENDED.get(parts[2].split(" ")[0].upper())
             if state:
                 status = parts[3].partition(":")[0]
                 found[parts[0], int(parts[1])] = state, int(status) if status.isdigit() else None
@@ -156,7 +147,7 @@ def version_of(document: Mapping[str, Any]) -> str:
 def _read(reader: Any, document: Any) -> Any:
     try:
         return reader(document)
-    except UnreadableError as error:
+    except reading.UnreadableError as error:
         raise SlurmSilentError(str(error)) from error
 
 

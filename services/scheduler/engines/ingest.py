@@ -18,20 +18,9 @@ from services.db import nodes
 from services.db.database import Connection, Database
 from services.kit.ids import new_id
 from services.kit.logging import Log
+from services.scheduler.engines import folding
 from services.scheduler.engines.claiming import claims_of
 from services.scheduler.engines.decisions import CANCELLED, ON_HOLD, decide, send, stop_run
-from services.scheduler.engines.folding import (
-    Admit,
-    Deviation,
-    Devices,
-    Ends,
-    Known,
-    Runs,
-    RunsOn,
-    Stays,
-    Waits,
-    fate_of,
-)
 from services.scheduler.ingest.gangs import EndReason, GangState
 from services.scheduler.repository import engines, gangs, jobs
 from services.scheduler.repository.documents import Json, StoredShare
@@ -83,7 +72,7 @@ class EngineIngest:
             deviations = Counter[tuple[str, str]]()
             for row in rows:
                 fold = _Fold(connection, row)
-                if isinstance(fold.fate, Admit):
+                if isinstance(fold.fate, folding.Admit):
                     new.append(fold.admitted(again=fold.fate.again))
                 await fold.apply()
                 if row.job_id is not None:
@@ -125,12 +114,12 @@ class _Fold:
         self._connection = connection
         self._row = row
         self.report = EngineJob.model_validate(row.report)
-        self.devices: Devices = {
+        self.devices: folding.Devices = {
             node_name(row.engine, share.node): sorted(share.devices) for share in self.report.shares
         }
         planned = {share["node_id"]: sorted(share["devices"]) for share in row.shares or ()}
         decision: Json = row.decision or {}
-        known = Known(
+        known = folding.Known(
             job=None if row.job_state is None else JobState(row.job_state),
             gang=None if row.gang_state is None else GangState(row.gang_state),
             planned=planned or None,
@@ -142,8 +131,8 @@ class _Fold:
             hold_requested=row.hold_requested,
             controls=row.controls,
         )
-        self.fate = fate_of(known, self.report, self.devices)
-        self.deviation: Deviation | None = None
+        self.fate = folding.fate_of(known, self.report, self.devices)
+        self.deviation: folding.Deviation | None = None
 
     def admitted(self, *, again: bool) -> NewJob:
         """Return the report's job, to be stored as waiting; if it runs, the report is then folded once more."""
@@ -151,30 +140,30 @@ class _Fold:
         job_id = new_id("job")
         external_id = f"{row.external_id}#{job_id}" if again else row.external_id
         if again:
-            self.deviation = Deviation.AGAIN
+            self.deviation = folding.Deviation.AGAIN
         return NewJob(job_id, spec_of(row.engine, report), "queued", report.submitted_at, None, row.engine, external_id)
 
     async def apply(self) -> None:
         """Write what the report changes about a known job."""
         row, fate = self._row, self.fate
-        if row.job_id is None or fate is None or isinstance(fate, Admit):
+        if row.job_id is None or fate is None or isinstance(fate, folding.Admit):
             return
-        self.deviation = Deviation.REFUSED if isinstance(fate, RunsOn) else fate.deviation
+        self.deviation = folding.Deviation.REFUSED if isinstance(fate, folding.RunsOn) else fate.deviation
         if self.deviation is not None:
             said = {"deviation": self.deviation.value, "planned": row.shares, "actual": self._shares()}
             await jobs.note(self._connection, row.job_id, "job.deviation", said)
         match fate:
-            case Runs():
+            case folding.Runs():
                 await self._runs(row.job_id)
-            case RunsOn():
+            case folding.RunsOn():
                 assert row.gang_id is not None
                 await engines.placed(self._connection, row.gang_id, self._shares(), GangState.RUNNING.value)
                 await engines.run_on(self._connection, row.job_id, f"It could not be stopped: {self.report.refused}")
-            case Waits():
+            case folding.Waits():
                 await self._ends_run(row.job_id, fate.job, fate.reason, fate.detail, None, preempted=fate.preempted)
-            case Ends():
+            case folding.Ends():
                 await self._ends(row.job_id, fate)
-            case Stays():
+            case folding.Stays():
                 pass
 
     def _shares(self) -> list[StoredShare]:
@@ -197,7 +186,7 @@ class _Fold:
             starting, running = [JobState.STARTING], JobState.RUNNING
             await jobs.move(self._connection, job_id, starting, running, reason="running", detail=detail, data=event)
 
-    async def _ends(self, job_id: str, fate: Ends) -> None:
+    async def _ends(self, job_id: str, fate: folding.Ends) -> None:
         if self._row.gang_id is None:
             await engines.end_waiting(
                 self._connection, job_id, fate.job.value, fate.reason, fate.detail, fate.exit_code
@@ -238,8 +227,8 @@ async def _withdraw(connection: Connection, wish: WishRow, gang: str) -> None:
     await gangs.end(connection, gang, "not_started")
     sources, reason = [JobState.STARTING], "not_started"
     await jobs.move(connection, job_id, sources, JobState.QUEUED, reason=reason, detail=detail)
-    await jobs.note(connection, job_id, "job.deviation", {"deviation": Deviation.NOT_STARTED.value})
-    await engines.count(connection, {(wish.engine, f"deviation_{Deviation.NOT_STARTED}"): 1})
+    await jobs.note(connection, job_id, "job.deviation", {"deviation": folding.Deviation.NOT_STARTED.value})
+    await engines.count(connection, {(wish.engine, f"deviation_{folding.Deviation.NOT_STARTED}"): 1})
     if wish.kind not in QUEUEING:
         await decide(connection, {job_id: {"action": EngineAction.HOLD.value, "note": "waits:not_started"}})
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime, timedelta
 
+from services.contracts import grid
 from services.contracts.codes import ProblemCode
-from services.contracts.grid import (
-    GridOrder,
-    GridOrderChange,
-    GridOrderReport,
-    GridOrderSpec,
-    GridOrderState,
-    GridStep,
-)
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError
 from services.core.domain.orders import Curve, curve_of, least_of
@@ -34,8 +27,8 @@ class GridOrders:
         self._database = database
 
     async def give(
-        self, spec: GridOrderSpec, caller: Identity, key: str | None, source: str = "api"
-    ) -> tuple[GridOrder, bool]:
+        self, spec: grid.GridOrderSpec, caller: Identity, key: str | None, source: str = "api"
+    ) -> tuple[grid.GridOrder, bool]:
         """Store an order; return it, and whether it is new or one that was given with the same key before.
 
         Raises:
@@ -66,11 +59,11 @@ class GridOrders:
             await _prepare(connection)
             await audit.note(connection, caller, "grid.order", new.id, spec.model_dump(mode="json"))
             made = await _found(connection, new.id)
-            if made.state is GridOrderState.ENDED:
+            if made.state is grid.GridOrderState.ENDED:
                 raise _invalid("/start_at", "The order would be over before it is given.")
             return made, True
 
-    async def amend(self, order_id: str, change: GridOrderChange, caller: Identity) -> GridOrder:
+    async def amend(self, order_id: str, change: grid.GridOrderChange, caller: Identity) -> grid.GridOrder:
         """Change an order; what it was until now stays known.
 
         Raises:
@@ -88,7 +81,7 @@ class GridOrders:
             await audit.note(connection, caller, "grid.amend", order_id, change.model_dump(mode="json"))
             return await _found(connection, order_id)
 
-    async def withdraw(self, order_id: str, caller: Identity) -> GridOrder:
+    async def withdraw(self, order_id: str, caller: Identity) -> grid.GridOrder:
         """Withdraw an order; one that is withdrawn stays so.
 
         Raises:
@@ -99,16 +92,16 @@ class GridOrders:
             if await orders.withdraw(connection, order_id):
                 await audit.note(connection, caller, "grid.withdraw", order_id)
             found = await _found(connection, order_id)
-            if found.state is GridOrderState.ENDED:
+            if found.state is grid.GridOrderState.ENDED:
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, NOT_AGAIN)
             return found
 
-    async def find(self, order_id: str, caller: Identity) -> GridOrder:
+    async def find(self, order_id: str, caller: Identity) -> grid.GridOrder:
         """Return an order; ``ProblemError``: 404 if there is none."""
         async with self._database.connection() as connection:
             return shown(await _own(connection, order_id, caller))
 
-    async def report(self, order_id: str) -> GridOrderReport:
+    async def report(self, order_id: str) -> grid.GridOrderReport:
         """Return what came of an order; ``ProblemError``: 404 if there is none, 409 if nothing can be said yet."""
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             row = await orders.find(connection, order_id)
@@ -124,13 +117,13 @@ class GridOrders:
             raise ProblemError(409, ProblemCode.CONFLICT, "The ledger has no line yet of the time in which it held.")
         return found
 
-    async def of_key(self, key_id: str) -> dict[str, GridOrder]:
+    async def of_key(self, key_id: str) -> dict[str, grid.GridOrder]:
         """Return the orders of the last month that a key gave, by their idempotency keys."""
         async with self._database.connection() as connection:
             rows = await orders.of_key(connection, key_id)
         return {row.idempotency_key: shown(row) for row in rows if row.idempotency_key is not None}
 
-    async def page(self, before: str | None, limit: int, caller: Identity) -> list[GridOrder]:
+    async def page(self, before: str | None, limit: int, caller: Identity) -> list[grid.GridOrder]:
         """Return the orders made before one, the newest first."""
         key_id = None if caller.is_operator else caller.key_id
         async with self._database.connection() as connection:
@@ -170,14 +163,14 @@ async def _own(connection: Connection, order_id: str, caller: Identity) -> Order
     return row
 
 
-async def _found(connection: Connection, order_id: str) -> GridOrder:
+async def _found(connection: Connection, order_id: str) -> grid.GridOrder:
     row = await orders.find(connection, order_id)
     if row is None:
         raise not_found("order")
     return shown(row)
 
 
-def _same(row: OrderRow, body_sha256: bytes) -> GridOrder:
+def _same(row: OrderRow, body_sha256: bytes) -> grid.GridOrder:
     if row.body_sha256 != body_sha256:
         detail = "This Idempotency-Key was used with another order."
         raise ProblemError(409, ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)
@@ -188,22 +181,24 @@ def curve(row: OrderRow) -> Curve | None:
     """Return the limits that an order sets; None while its baseline is not known."""
     if row.baseline_w is None:
         return None
-    steps = tuple((step.offset_s, step.limit_w(row.baseline_w)) for step in map(GridStep.model_validate, row.steps))
+    steps = tuple(
+        (step.offset_s, step.limit_w(row.baseline_w)) for step in map(grid.GridStep.model_validate, row.steps)
+    )
     return curve_of(row.start_at.timestamp(), row.end_at.timestamp(), steps, row.baseline_w)
 
 
-def shown(row: OrderRow) -> GridOrder:
+def shown(row: OrderRow) -> grid.GridOrder:
     """Return an order as it is shown."""
     now_s, limits = row.now_at.timestamp(), curve(row)
     if row.withdrawn_at is not None:
-        state = GridOrderState.WITHDRAWN
+        state = grid.GridOrderState.WITHDRAWN
     elif row.end_at <= row.now_at:
-        state = GridOrderState.ENDED
+        state = grid.GridOrderState.ENDED
     else:
-        state = GridOrderState.IN_FORCE if row.start_at <= row.now_at else GridOrderState.ANNOUNCED
-    limit_w = least_of(limits, now_s, now_s) if limits and state is not GridOrderState.WITHDRAWN else float("inf")
+        state = grid.GridOrderState.IN_FORCE if row.start_at <= row.now_at else grid.GridOrderState.ANNOUNCED
+    limit_w = least_of(limits, now_s, now_s) if limits and state is not grid.GridOrderState.WITHDRAWN else float("inf")
     hidden = ("key_id", "past", "body_sha256", "idempotency_key", "now_at")
-    return GridOrder.model_validate(
+    return grid.GridOrder.model_validate(
         {name: value for name, value in row._asdict().items() if name not in hidden}
         | {"state": state, "limit_w": limit_w if limit_w < float("inf") else None}
     )

@@ -8,17 +8,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.exc import DBAPIError
 
-from services.contracts.batches import (
-    LEAST_KEPT_S,
-    MOST_KEPT_S,
-    WINDOW_S,
-    Batch,
-    BatchFile,
-    BatchFileList,
-    BatchList,
-    BatchRequest,
-    DeletedFile,
-)
+from services.contracts import batches
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.kit.disk import DiskWatch
@@ -51,8 +41,8 @@ class _Form:
             return usual_s
         if anchor != b"created_at" or seconds is None or not re.fullmatch(rb"[0-9]{1,9}", seconds):
             raise _refused(400, "expires_after has the anchor created_at and a whole number of seconds.")
-        if not LEAST_KEPT_S <= int(seconds) <= MOST_KEPT_S:
-            raise _refused(400, f"A file is kept for {LEAST_KEPT_S} to {MOST_KEPT_S} seconds.")
+        if not batches.LEAST_KEPT_S <= int(seconds) <= batches.MOST_KEPT_S:
+            raise _refused(400, f"A file is kept for {batches.LEAST_KEPT_S} to {batches.MOST_KEPT_S} seconds.")
         return float(seconds)
 
 
@@ -64,7 +54,7 @@ class Batches:
         self._settings = settings
         self._disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
 
-    async def upload(self, caller: Identity, content_type: str, body: AsyncIterator[bytes]) -> BatchFile:
+    async def upload(self, caller: Identity, content_type: str, body: AsyncIterator[bytes]) -> batches.BatchFile:
         """Store a file as it arrives; nobody sees it before all of it is flushed to disk.
 
         Raises:
@@ -122,16 +112,16 @@ class Batches:
 
     async def files(
         self, caller: Identity, limit: int, after: str | None, purpose: str | None, *, ascending: bool
-    ) -> BatchFileList:
+    ) -> batches.BatchFileList:
         async with self._repository.reading() as queries:
             found = await queries.batches.files(
                 caller.tenant_id, limit + 1, purpose=purpose, after=after, ascending=ascending
             )
         page = found[:limit]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
-        return BatchFileList(data=page, first_id=first, last_id=last, has_more=len(found) > limit)
+        return batches.BatchFileList(data=page, first_id=first, last_id=last, has_more=len(found) > limit)
 
-    async def file(self, caller: Identity, file_id: str) -> BatchFile:
+    async def file(self, caller: Identity, file_id: str) -> batches.BatchFile:
         """Return a file without its content, or raise ProblemError 404."""
         async with self._repository.reading() as queries:
             return await queries.batches.file(caller.tenant_id, file_id)
@@ -147,13 +137,13 @@ class Batches:
             yield piece
             number += 1
 
-    async def remove_file(self, caller: Identity, file_id: str) -> DeletedFile:
+    async def remove_file(self, caller: Identity, file_id: str) -> batches.DeletedFile:
         """Delete a file, or raise ProblemError 404. Batches that have begun have their lines and go on."""
         async with self._repository.writing() as queries:
             await queries.batches.remove_file(caller.tenant_id, file_id)
-        return DeletedFile(id=file_id)
+        return batches.DeletedFile(id=file_id)
 
-    async def create(self, caller: Identity, request: BatchRequest) -> Batch:
+    async def create(self, caller: Identity, request: batches.BatchRequest) -> batches.Batch:
         """Take in a batch; it is flushed to disk on return, and checked afterwards.
 
         Raises:
@@ -172,26 +162,26 @@ class Batches:
                 caller,
                 request.endpoint,
                 request.input_file_id,
-                window_s=WINDOW_S,
+                window_s=batches.WINDOW_S,
                 keep_s=keep_s,
                 metadata=request.metadata,
             )
             return await queries.batches.find(caller.tenant_id, batch_id)
 
-    async def page(self, caller: Identity, limit: int, after: str | None) -> BatchList:
+    async def page(self, caller: Identity, limit: int, after: str | None) -> batches.BatchList:
         """Return a page of batches, newest first."""
         async with self._repository.reading() as queries:
             found = await queries.batches.page(caller.tenant_id, limit + 1, after=after)
         page = found[:limit]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
-        return BatchList(data=page, first_id=first, last_id=last, has_more=len(found) > limit)
+        return batches.BatchList(data=page, first_id=first, last_id=last, has_more=len(found) > limit)
 
-    async def find(self, caller: Identity, batch_id: str) -> Batch:
+    async def find(self, caller: Identity, batch_id: str) -> batches.Batch:
         """Return a batch, or raise ProblemError 404."""
         async with self._repository.reading() as queries:
             return await queries.batches.find(caller.tenant_id, batch_id)
 
-    async def cancel(self, caller: Identity, batch_id: str) -> Batch:
+    async def cancel(self, caller: Identity, batch_id: str) -> batches.Batch:
         """Have a batch end; what is answered already is in its files.
 
         Raises:

@@ -20,25 +20,9 @@ from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.layouts import SLICES
 from services.core.policies.clover.measured import MeasuredSearch
 from services.kit.logging import Log
+from services.serving.fleets import measuring
 from services.serving.fleets.assignment import Kind
 from services.serving.fleets.carrying import Carrier, progress_of, write_targets
-from services.serving.fleets.measuring import (
-    Configuration,
-    End,
-    Try,
-    Window,
-    configuration_of,
-    evaluations_of,
-    found_by,
-    held_gpus,
-    is_same,
-    kinds_of,
-    measured_of,
-    next_step,
-    running_of,
-    searches_of,
-    without_room,
-)
 from services.serving.fleets.problem import idle_w_of
 from services.serving.fleets.state import FleetState, of_apps
 from services.serving.fleets.steps import LEAVING, NextStep, Outcome, at_rest
@@ -67,7 +51,7 @@ class Evaluator:
         """Begin by measuring what runs; if that cannot be measured, carry out at once what the optimizer found."""
         plan = replace(plan, result=answer.model_dump(mode="json"))
         searches = self._searches(plan)
-        running = running_of(_running(fleet))
+        running = measuring.running_of(_running(fleet))
         known = {
             (name, variant, f"{size}g")
             for name, each in searches.items()
@@ -78,20 +62,22 @@ class Evaluator:
         why = None
         if missing := sorted(set(searches) - set(running)):
             why = f"{missing[0]} has no instance."
-        elif strange := sorted(kind for kind in kinds_of(running) if kind not in known):
+        elif strange := sorted(kind for kind in measuring.kinds_of(running) if kind not in known):
             name, variant, size = strange[0]
             why = f"variant {variant} of {name} on {size} runs, but fails too often to be planned."
         elif not _is_settled(fleet):
             why = "not all instances were ready."
         planned = {each.name: each.instances for each in answer.applications}
         configuration = planned if why is not None else running
-        present = FleetEvaluation(begun_at=fleet.now, applications=evaluations_of(configuration, searches, set()))
+        present = FleetEvaluation(
+            begun_at=fleet.now, applications=measuring.evaluations_of(configuration, searches, set())
+        )
         search = FleetSearch(begun_at=fleet.now, evaluations=[], present=present)
         await queries.fleets.change_plan(plan.id, FleetPlanState.MEASURING, result=plan.result, search=_dump(search))
         plan = replace(plan, state=FleetPlanState.MEASURING, search=search)
         log.info("fleet.search_begun", fleet=fleet.record.name, plan=plan.id, unmeasured=why)
         if why is not None:
-            end = End(f"Nothing was measured: {why}", planned)
+            end = measuring.End(f"Nothing was measured: {why}", planned)
             return await self._end(queries, fleet, plan, search, end, is_in_force=False)
         return plan
 
@@ -119,8 +105,8 @@ class Evaluator:
             await self._unmeasured(queries, fleet, plan, found)
             return
         windows, until = found
-        evaluation = measured_of(present, searches, windows, until)
-        blocked = without_room(evaluation, searches, windows, fleet.record.spec.evaluation_sla_share)
+        evaluation = measuring.measured_of(present, searches, windows, until)
+        blocked = measuring.without_room(evaluation, searches, windows, fleet.record.spec.evaluation_sla_share)
         await self._go_on(queries, fleet, plan, evaluation, blocked, is_in_force=True)
 
     async def carried_out(self, queries: Queries, fleet: FleetState, plan: PlanRecord, step: NextStep) -> None:
@@ -144,7 +130,7 @@ class Evaluator:
 
     def _searches(self, plan: PlanRecord) -> dict[str, MeasuredSearch]:
         problem = PartitionProblem.model_validate(plan.problem)
-        return searches_of(problem, PartitionResult.model_validate(plan.result), self._config)
+        return measuring.searches_of(problem, PartitionResult.model_validate(plan.result), self._config)
 
     async def _measure_from(
         self, queries: Queries, plan: PlanRecord, search: FleetSearch, start_at: datetime | None
@@ -155,7 +141,7 @@ class Evaluator:
 
     async def _window(
         self, queries: Queries, fleet: FleetState, searches: Mapping[str, MeasuredSearch], start_at: datetime
-    ) -> tuple[dict[str, Window], datetime] | str | None:
+    ) -> tuple[dict[str, measuring.Window], datetime] | str | None:
         """Return what was seen since ``start_at`` and until when; None to wait for more, or why waiting is of no use.
 
         Both the routers and the ledger must have reported all of that time.
@@ -179,11 +165,13 @@ class Evaluator:
         energy_j, _ = await apps.energy(searches, start_at, until)
         waiting = await apps.waiting(searches, until)
         idle_w = idle_w_of(spec) or 0.0
-        windows: dict[str, Window] = {}
+        windows: dict[str, measuring.Window] = {}
         for app in fleet.apps:
-            rest = max(searches[app.name].gpus - held_gpus(app.name, [*fleet.gpus.values()], fleet.instances), 0.0)
+            rest = max(
+                searches[app.name].gpus - measuring.held_gpus(app.name, [*fleet.gpus.values()], fleet.instances), 0.0
+            )
             used_j = energy_j[app.name] + idle_w * rest * length_s
-            windows[app.name] = Window(seen[app.name], used_j, waiting[app.name])
+            windows[app.name] = measuring.Window(seen[app.name], used_j, waiting[app.name])
         return windows, until
 
     async def _unmeasured(self, queries: Queries, fleet: FleetState, plan: PlanRecord, detail: str) -> None:
@@ -212,8 +200,8 @@ class Evaluator:
         searches = self._searches(plan)
         planned = planned_of(plan)
         try:
-            following = next_step(search, searches, planned, blocked, fleet.now, fleet.record.spec.search_s)
-            if isinstance(following, Try):
+            following = measuring.next_step(search, searches, planned, blocked, fleet.now, fleet.record.spec.search_s)
+            if isinstance(following, measuring.Try):
                 await self._bring_up(queries, fleet, plan, search, following)
                 return
         except DomainError as error:
@@ -224,33 +212,40 @@ class Evaluator:
         await self._end(queries, fleet, plan, search, following, is_in_force=is_in_force)
 
     async def _end(
-        self, queries: Queries, fleet: FleetState, plan: PlanRecord, search: FleetSearch, end: End, *, is_in_force: bool
+        self,
+        queries: Queries,
+        fleet: FleetState,
+        plan: PlanRecord,
+        search: FleetSearch,
+        end: measuring.End,
+        *,
+        is_in_force: bool,
     ) -> PlanRecord:
         """End a search; bring up the chosen configuration unless it already runs."""
         searches = self._searches(plan)
         search = search.model_copy(update={"ended_at": fleet.now, "detail": end.detail})
-        result = found_by(PartitionResult.model_validate(plan.result), search, searches, end.chosen)
+        result = measuring.found_by(PartitionResult.model_validate(plan.result), search, searches, end.chosen)
         plan = replace(plan, result=result.model_dump(mode="json"))
         log.info("fleet.search_ended", fleet=fleet.record.name, plan=plan.id, detail=end.detail)
-        if is_in_force and is_same(configuration_of(search.present), end.chosen):
+        if is_in_force and measuring.is_same(measuring.configuration_of(search.present), end.chosen):
             await queries.fleets.change_plan(
                 plan.id, FleetPlanState.MEASURING, result=plan.result, search=_dump(search)
             )
             await self._carrier.applied(queries, fleet, plan)
             return replace(plan, state=FleetPlanState.APPLIED, search=search)
-        chosen = Try(evaluations_of(end.chosen, searches, set()))
+        chosen = measuring.Try(measuring.evaluations_of(end.chosen, searches, set()))
         try:
             return await self._bring_up(queries, fleet, plan, search, chosen)
         except DomainError as error:
             return await self._carrier.fail(queries, fleet, plan, f"What was chosen has no room: {error}.", result)
 
     async def _bring_up(
-        self, queries: Queries, fleet: FleetState, plan: PlanRecord, search: FleetSearch, following: Try
+        self, queries: Queries, fleet: FleetState, plan: PlanRecord, search: FleetSearch, following: measuring.Try
     ) -> PlanRecord:
         """Begin bringing up a configuration."""
         present = FleetEvaluation(begun_at=fleet.now, applications=following.applications)
         progress = progress_of(
-            kinds_of(configuration_of(present)),
+            measuring.kinds_of(measuring.configuration_of(present)),
             list(plan.basis.gpus),
             fleet.gpus,
             fleet.instances,
@@ -270,7 +265,7 @@ class Evaluator:
         return replace(plan, state=FleetPlanState.CARRYING_OUT, search=search, progress=progress)
 
 
-def planned_of(plan: PlanRecord) -> Configuration:
+def planned_of(plan: PlanRecord) -> measuring.Configuration:
     """Return the instances of each application in a plan's result."""
     return {each.name: each.instances for each in PartitionResult.model_validate(plan.result).applications}
 

@@ -9,25 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from services.contracts.apps import (
-    App,
-    AppInstanceList,
-    AppInstanceQuery,
-    AppList,
-    AppReport,
-    AppReportQuery,
-    AppSpec,
-    AppTraffic,
-    Fleet,
-    FleetEvaluation,
-    FleetGpu,
-    FleetList,
-    FleetPlan,
-    FleetPlanList,
-    FleetPlanState,
-    FleetSearch,
-    FleetSpec,
-)
+from services.contracts import apps
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
@@ -58,7 +40,7 @@ class Fleets:
         self._repository = repository
         self._zones = zones
 
-    async def put(self, name: str, spec: FleetSpec, caller: Identity) -> tuple[Fleet, bool]:
+    async def put(self, name: str, spec: apps.FleetSpec, caller: Identity) -> tuple[apps.Fleet, bool]:
         """Create a fleet or replace its spec; return it, and whether it is new. The same spec changes nothing.
 
         Raises:
@@ -80,7 +62,7 @@ class Fleets:
             (shown,) = await show_fleets(queries, [await queries.fleets.find(name)])
             return shown, is_new
 
-    async def find(self, name: str, caller: Identity) -> Fleet:
+    async def find(self, name: str, caller: Identity) -> apps.Fleet:
         """Return a fleet with its current state; ``ProblemError``: 404 if there is none that the caller may see."""
         async with self._repository.reading() as queries:
             fleet = await queries.fleets.find(name)
@@ -89,15 +71,15 @@ class Fleets:
             (shown,) = await show_fleets(queries, [fleet])
             return shown
 
-    async def page(self, query: PageQuery, caller: Identity) -> FleetList:
+    async def page(self, query: PageQuery, caller: Identity) -> apps.FleetList:
         """Return one page of fleets, by name; ``ProblemError``: 422 for an invalid cursor."""
         async with self._repository.reading() as queries:
             found = await queries.fleets.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1)
             records, cursor = one_page(found, query.limit, lambda fleet: fleet.name)
             items = await show_fleets(queries, [each for each in records if may_use(each, caller)])
-        return FleetList(items=items, next_cursor=cursor)
+        return apps.FleetList(items=items, next_cursor=cursor)
 
-    async def delete(self, name: str, caller: Identity) -> Fleet:
+    async def delete(self, name: str, caller: Identity) -> apps.Fleet:
         """Give back a fleet's GPUs, whole, and then remove it; deleting it again changes nothing.
 
         Raises:
@@ -117,7 +99,7 @@ class Fleets:
             (shown,) = await show_fleets(queries, [await queries.fleets.find(name)])
             return shown
 
-    async def plans(self, name: str, query: PageQuery, caller: Identity) -> FleetPlanList:
+    async def plans(self, name: str, query: PageQuery, caller: Identity) -> apps.FleetPlanList:
         """Return one page of a fleet's plans, newest first.
 
         Raises:
@@ -128,9 +110,9 @@ class Fleets:
                 raise not_found("fleet")
             found = await queries.fleets.plans(name, read_cursor(query.cursor, INSTANCE_ID), query.limit + 1)
         records, cursor = one_page(found, query.limit, lambda plan: plan.id)
-        return FleetPlanList(items=[show_plan(each) for each in records], next_cursor=cursor)
+        return apps.FleetPlanList(items=[show_plan(each) for each in records], next_cursor=cursor)
 
-    async def apply(self, name: str, plan_id: str, caller: Identity) -> FleetPlan:
+    async def apply(self, name: str, plan_id: str, caller: Identity) -> apps.FleetPlan:
         """Carry out a proposal; repeating this changes nothing.
 
         Raises:
@@ -142,9 +124,9 @@ class Fleets:
             plan = await queries.fleets.plan(name, plan_id)
             if plan is None:
                 raise not_found("plan")
-            if plan.state in (FleetPlanState.CARRYING_OUT, FleetPlanState.APPLIED):
+            if plan.state in (apps.FleetPlanState.CARRYING_OUT, apps.FleetPlanState.APPLIED):
                 return show_plan(plan)
-            if plan.state is not FleetPlanState.PROPOSED or plan.result is None:
+            if plan.state is not apps.FleetPlanState.PROPOSED or plan.result is None:
                 detail = f"Plan {plan_id} is {plan.state}, not proposed."
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, detail)
             refused = await begin_proposed(queries, fleet, plan)
@@ -155,7 +137,7 @@ class Fleets:
             assert found is not None
             return show_plan(found)
 
-    async def _check(self, spec: FleetSpec) -> None:
+    async def _check(self, spec: apps.FleetSpec) -> None:
         if idle_w_of(spec) is None:
             detail = f"GPU model {spec.gpu_model} is not in the catalogue: give idle_w, the power of an idle GPU."
             raise invalid("/idle_w", detail)
@@ -168,7 +150,7 @@ class Apps:
     def __init__(self, repository: ServingRepository) -> None:
         self._repository = repository
 
-    async def put(self, name: str, spec: AppSpec, caller: Identity) -> tuple[App, bool]:
+    async def put(self, name: str, spec: apps.AppSpec, caller: Identity) -> tuple[apps.App, bool]:
         """Create an application or replace its spec; return it, and whether it is new. The same spec changes nothing.
 
         Raises:
@@ -196,7 +178,7 @@ class Apps:
             (shown,) = await _show_apps(queries, [await queries.apps.find(name, caller)])
             return shown, is_new
 
-    async def find(self, name: str, caller: Identity) -> App:
+    async def find(self, name: str, caller: Identity) -> apps.App:
         """Return an application with its current state.
 
         Raises:
@@ -206,14 +188,14 @@ class Apps:
             (shown,) = await _show_apps(queries, [await queries.apps.find(name, caller)])
             return shown
 
-    async def page(self, query: PageQuery, caller: Identity) -> AppList:
+    async def page(self, query: PageQuery, caller: Identity) -> apps.AppList:
         """Return one page of applications, by name; ``ProblemError``: 422 for an invalid cursor."""
         async with self._repository.reading() as queries:
             found = await queries.apps.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1, caller)
             records, cursor = one_page(found, query.limit, lambda app: app.name)
-            return AppList(items=await _show_apps(queries, records), next_cursor=cursor)
+            return apps.AppList(items=await _show_apps(queries, records), next_cursor=cursor)
 
-    async def delete(self, name: str, caller: Identity) -> App:
+    async def delete(self, name: str, caller: Identity) -> apps.App:
         """Drain an application's instances, and then remove it; deleting it again changes nothing.
 
         Raises:
@@ -227,7 +209,7 @@ class Apps:
             (shown,) = await _show_apps(queries, [await queries.apps.find(name, caller)])
             return shown
 
-    async def instances(self, name: str, query: AppInstanceQuery, caller: Identity) -> AppInstanceList:
+    async def instances(self, name: str, query: apps.AppInstanceQuery, caller: Identity) -> apps.AppInstanceList:
         """Return one page of an application's instances, newest first.
 
         Raises:
@@ -238,9 +220,9 @@ class Apps:
             app = await queries.apps.find(name, caller)
             found = await queries.apps.instances(app, states=query.state, before=before, limit=query.limit + 1)
         items, cursor = one_page(found, query.limit, lambda instance: instance.id)
-        return AppInstanceList(items=items, next_cursor=cursor)
+        return apps.AppInstanceList(items=items, next_cursor=cursor)
 
-    async def report(self, name: str, query: AppReportQuery, caller: Identity) -> AppReport:
+    async def report(self, name: str, query: apps.AppReportQuery, caller: Identity) -> apps.AppReport:
         """Return what an application did in the last hours, compared with BASE.
 
         Raises:
@@ -258,7 +240,7 @@ class Apps:
             evaluations = await queries.fleets.evaluations(app.fleet, start_at, end_at)
         return report_of(app, fleet, start_at, end_at, query.step_s, *seen, evaluations)
 
-    async def _check_fleet(self, queries: Queries, name: str, spec: AppSpec, caller: Identity) -> None:
+    async def _check_fleet(self, queries: Queries, name: str, spec: apps.AppSpec, caller: Identity) -> None:
         detail = f"There is no fleet {spec.fleet} that the application may use; operators create one."
         try:
             fleet = await queries.fleets.find(spec.fleet, lock="update")
@@ -281,12 +263,12 @@ def may_use(fleet: FleetRecord, caller: Identity) -> bool:
     return caller.is_operator or bool({"*", caller.tenant_id} & set(fleet.spec.tenants))
 
 
-def show_plan(plan: PlanRecord, app: str | None = None) -> FleetPlan:
+def show_plan(plan: PlanRecord, app: str | None = None) -> apps.FleetPlan:
     """Return a plan as callers see it, with all applications or with one alone."""
     result = None if plan.result is None else PartitionResult.model_validate(plan.result)
-    is_open = plan.state is FleetPlanState.CARRYING_OUT
+    is_open = plan.state is apps.FleetPlanState.CARRYING_OUT
     current = plan.progress.current if plan.progress and is_open else None
-    return FleetPlan(
+    return apps.FleetPlan(
         id=plan.id,
         fleet=plan.fleet,
         trigger=plan.trigger,
@@ -303,10 +285,10 @@ def show_plan(plan: PlanRecord, app: str | None = None) -> FleetPlan:
     )
 
 
-def _show_search(search: FleetSearch, app: str | None) -> FleetSearch:
+def _show_search(search: apps.FleetSearch, app: str | None) -> apps.FleetSearch:
     """Return a search, with all applications or with one alone."""
 
-    def shown(evaluation: FleetEvaluation) -> FleetEvaluation:
+    def shown(evaluation: apps.FleetEvaluation) -> apps.FleetEvaluation:
         return evaluation.model_copy(
             update={"applications": [each for each in evaluation.applications if app in (None, each.name)]}
         )
@@ -322,16 +304,16 @@ def _layouts(plan: PlanRecord, result: PartitionResult | None) -> list[list[int]
     return [list(sizes_of(layout)) for layout in result.layouts] if result else []
 
 
-async def show_fleets(queries: Queries, records: list[FleetRecord]) -> list[Fleet]:
+async def show_fleets(queries: Queries, records: list[FleetRecord]) -> list[apps.Fleet]:
     """Return fleets as callers see them."""
     names = [record.name for record in records]
     gpus, users = await queries.fleets.gpus(names), await queries.fleets.apps_of(names)
-    shown: list[Fleet] = []
+    shown: list[apps.Fleet] = []
     for record in records:
         plan = await queries.fleets.newest_plan(record.name)
         states = gpus.get(record.name, [])
         shown.append(
-            Fleet(
+            apps.Fleet(
                 name=record.name,
                 tenant_id=record.tenant_id,
                 revision=record.revision,
@@ -359,8 +341,8 @@ def _why_it_waits(states: list[GpuState]) -> str | None:
     return "It has no GPU; applications start by themselves once there is one."
 
 
-def _show_gpu(state: GpuState) -> FleetGpu:
-    return FleetGpu(
+def _show_gpu(state: GpuState) -> apps.FleetGpu:
+    return apps.FleetGpu(
         node_id=state.at[0],
         gpu=state.at[1],
         sizes=list(ordered(size for size in state.sizes if size)),
@@ -371,12 +353,12 @@ def _show_gpu(state: GpuState) -> FleetGpu:
     )
 
 
-async def _show_apps(queries: Queries, records: list[AppRecord]) -> list[App]:
+async def _show_apps(queries: Queries, records: list[AppRecord]) -> list[apps.App]:
     names = [record.name for record in records]
     now = await queries.now()
     since = now - timedelta(seconds=WINDOW_S)
     seen, counts = await queries.apps.seen(names, since), await queries.apps.counts(names)
-    shown: list[App] = []
+    shown: list[apps.App] = []
     for record in records:
         fleet = await queries.fleets.find(record.fleet)
         plan = await queries.fleets.newest_plan(record.fleet)
@@ -392,7 +374,7 @@ async def _show_apps(queries: Queries, records: list[AppRecord]) -> list[App]:
             for name in ("name", "tenant_id", "revision", "spec", "created_at", "updated_at")
         }
         shown.append(
-            App(
+            apps.App(
                 **columns,
                 is_deleted=record.deleted_at is not None,
                 only_proposes=fleet.only_proposes,
@@ -405,8 +387,8 @@ async def _show_apps(queries: Queries, records: list[AppRecord]) -> list[App]:
     return shown
 
 
-def _traffic(seen: Seen, now: datetime) -> AppTraffic:
-    return AppTraffic(
+def _traffic(seen: Seen, now: datetime) -> apps.AppTraffic:
+    return apps.AppTraffic(
         window_s=WINDOW_S,
         requests_per_s=seen.rate_per_s(now),
         answered=seen.answered,

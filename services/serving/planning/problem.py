@@ -7,21 +7,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from services.contracts import pools
 from services.contracts.carbon import IntensityForecast, curve_of
-from services.contracts.pools import (
-    MAX_NODE_GPUS,
-    ClientRegion,
-    Incumbent,
-    LocationNodes,
-    PoolLocation,
-    PoolMode,
-    PoolsRequest,
-    PoolsResult,
-    RequestClass,
-    RequestPartition,
-    RunningInstances,
-    UnservedDemand,
-)
 from services.contracts.serving import (
     DemandForecast,
     PlaceIntensity,
@@ -85,9 +72,9 @@ def problem_of(
     gpus: Mapping[str, PlaceGpus],
     instances: Sequence[Running],
     time_limit_s: float,
-    in_force: PoolsResult | None = None,
+    in_force: pools.PoolsResult | None = None,
     floors: Mapping[float, float] | None = None,
-) -> PoolsRequest:
+) -> pools.PoolsRequest:
     """Return the problem for the five-minute steps until the pool is planned again.
 
     Args:
@@ -110,7 +97,7 @@ def problem_of(
     }
     modes = [_mode(spec, mode, stand_ins) for mode in spec.modes]
     steps, follows_load = spec.plan_steps, any(mode.idle_w is not None for mode in spec.modes)
-    return PoolsRequest(
+    return pools.PoolsRequest(
         solver=spec.solver,
         time_limit_s=min(spec.time_limit_s, time_limit_s),
         objective=spec.objective,
@@ -119,7 +106,7 @@ def problem_of(
         negative_rates=spec.negative_rates,
         gap=spec.gap,
         locations=[
-            PoolLocation(
+            pools.PoolLocation(
                 name=place.name,
                 gpus=types[place.name],
                 intensity=intensity[place.name].gco2_per_kwh[:steps] if intensity else [0.0] * steps,
@@ -135,11 +122,11 @@ def problem_of(
         min_up_s=spec.min_up_s,
         incumbent=None
         if in_force is None or in_force.partition is None
-        else Incumbent(partition=in_force.partition, instances=in_force.instances),
+        else pools.Incumbent(partition=in_force.partition, instances=in_force.instances),
     )
 
 
-def result_of(request: PoolsRequest, result: PoolsResult, forecasts: PlanForecasts) -> PoolsResult:
+def result_of(request: pools.PoolsRequest, result: pools.PoolsResult, forecasts: PlanForecasts) -> pools.PoolsResult:
     """Return a plan in its pool's terms: without stand-in GPU types, or sums over different or unknown signals.
 
     A shortfall gets the reasons that only the nodes tell: GPUs that others hold, and models that no node has.
@@ -172,8 +159,8 @@ def _by_model(gpus: Mapping[str, Mapping[str, int]]) -> Counter[str]:
 
 
 def _with_reason(
-    unserved: UnservedDemand, models: Set[str], installed: Counter[str], available: Counter[str]
-) -> UnservedDemand:
+    unserved: pools.UnservedDemand, models: Set[str], installed: Counter[str], available: Counter[str]
+) -> pools.UnservedDemand:
     if unserved.reason == "no_mode":
         return unserved
     if not any(installed[of] for of in models):
@@ -194,18 +181,20 @@ def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> di
     return {size: f"{FITS}{index}" for index, size in enumerate(sorted(cut)[: max(0, MAX_TYPES - taken)])}
 
 
-def _whole_nodes(modes: Sequence[ServerMode], gpus: PlaceGpus) -> list[LocationNodes]:
+def _whole_nodes(modes: Sequence[ServerMode], gpus: PlaceGpus) -> list[pools.LocationNodes]:
     """Return the nodes of each model whose modes' sizes do not divide each other; for the others, stand-ins suffice."""
-    found: list[LocationNodes] = []
+    found: list[pools.LocationNodes] = []
     for model in gpus.models:
         if divide_each_other([mode.gpus for mode in modes if mode.gpu_model == model]):
             continue
-        kinds = Counter(min(count, MAX_NODE_GPUS) for count in gpus.nodes.get(model, ()))
-        found += [LocationNodes(gpu_type=model, nodes=nodes, gpus=count) for count, nodes in sorted(kinds.items())]
+        kinds = Counter(min(count, pools.MAX_NODE_GPUS) for count in gpus.nodes.get(model, ()))
+        found += [
+            pools.LocationNodes(gpu_type=model, nodes=nodes, gpus=count) for count, nodes in sorted(kinds.items())
+        ]
     return found
 
 
-def _mode(spec: PoolSpec, mode: ServerMode, stand_ins: Mapping[tuple[str, int], str]) -> PoolMode:
+def _mode(spec: PoolSpec, mode: ServerMode, stand_ins: Mapping[tuple[str, int], str]) -> pools.PoolMode:
     """Return a mode; it takes as many of a smaller size's stand-in as instances of that size would fit in it.
 
     Where the sizes of modes divide each other, as powers of two do, instances that satisfy this for all sizes fit on
@@ -216,7 +205,7 @@ def _mode(spec: PoolSpec, mode: ServerMode, stand_ins: Mapping[tuple[str, int], 
         if model == mode.gpu_model and mode.gpus >= size:
             gpus[of] = mode.gpus // size
     start_wh, stop_wh = spec.switching_wh(mode)
-    return PoolMode(
+    return pools.PoolMode(
         name=mode.name,
         gpus=gpus,
         accuracy_pct=mode.accuracy_pct,
@@ -226,7 +215,7 @@ def _mode(spec: PoolSpec, mode: ServerMode, stand_ins: Mapping[tuple[str, int], 
     )
 
 
-def _regions(spec: PoolSpec, floors: Mapping[float, float]) -> list[ClientRegion]:
+def _regions(spec: PoolSpec, floors: Mapping[float, float]) -> list[pools.ClientRegion]:
     """Return the regions that requests come from, each divided by the accuracy that they ask for at least.
 
     Floors that the same modes meet are one, and one that no mode meets is none. Where that makes more regions than a
@@ -238,7 +227,7 @@ def _regions(spec: PoolSpec, floors: Mapping[float, float]) -> list[ClientRegion
         least = next((each for each in stated if each >= floor), 0.0)
         if least and least > stated[0]:
             shares[least] = shares.get(least, 0.0) + share
-    regions = spec.regions or [ClientRegion(name="all")]
+    regions = spec.regions or [pools.ClientRegion(name="all")]
     room = MAX_REGIONS // len(regions) - 1
     while len(shares) > room > 0:
         *_, second, highest = shares
@@ -247,7 +236,7 @@ def _regions(spec: PoolSpec, floors: Mapping[float, float]) -> list[ClientRegion
         return spec.regions
     parts = [(0.0, max(1.0 - sum(shares.values()), 0.0)), *shares.items()]
     return [
-        ClientRegion(
+        pools.ClientRegion(
             name=f"{region.name[:50]}--{number}",
             share=region.share * share,
             network_ms=region.network_ms,
@@ -259,11 +248,11 @@ def _regions(spec: PoolSpec, floors: Mapping[float, float]) -> list[ClientRegion
     ]
 
 
-def _partition(part: PoolPartition, demand: DemandForecast, steps: int, follows_load: bool) -> RequestPartition:
-    return RequestPartition(
+def _partition(part: PoolPartition, demand: DemandForecast, steps: int, follows_load: bool) -> pools.RequestPartition:
+    return pools.RequestPartition(
         name=part.name,
         classes=[
-            RequestClass(  # a class's terms, and how much of it
+            pools.RequestClass(  # a class's terms, and how much of it
                 **dict(each),
                 demand_qps=peaks,
                 mean_qps=[demand.mean_shares.get(each.name, 1.0) * qps for qps in peaks] if follows_load else None,
@@ -275,8 +264,11 @@ def _partition(part: PoolPartition, demand: DemandForecast, steps: int, follows_
 
 
 def _running(
-    spec: PoolSpec, modes: Sequence[PoolMode], types: Mapping[str, Mapping[str, int]], instances: Sequence[Running]
-) -> list[RunningInstances]:
+    spec: PoolSpec,
+    modes: Sequence[pools.PoolMode],
+    types: Mapping[str, Mapping[str, int]],
+    instances: Sequence[Running],
+) -> list[pools.RunningInstances]:
     """Return the running instances; young ones are kept only as far as there are GPUs for them.
 
     GPUs may have been lost since they started: a node is drained, or the spec allows fewer.
@@ -284,7 +276,7 @@ def _running(
     left = {place: Counter(has) for place, has in types.items()}
     takes = {mode.name: mode.gpus for mode in modes}
     blueprint = pool_blueprint(spec)
-    found: list[RunningInstances] = []
+    found: list[pools.RunningInstances] = []
     for each in instances:
         if not blueprint.is_current((each.place, each.mode), each.terms.process()):
             continue
@@ -292,5 +284,5 @@ def _running(
         if young:
             left[each.place].subtract(takes[each.mode])
         up_s = max(each.up_s, 0.0) if young else None
-        found.append(RunningInstances(location=each.place, mode=each.mode, instances=1, up_s=up_s))
+        found.append(pools.RunningInstances(location=each.place, mode=each.mode, instances=1, up_s=up_s))
     return found
