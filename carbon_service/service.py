@@ -127,10 +127,6 @@ class CarbonService:
         """Return a page of measured intervals that overlap ``[start_s, end_s)`` and where the next page begins.
 
         Args:
-            signal: The signal; the default one if ``None``.
-            start_s: Default: a day of the grid before the end.
-            end_s: Default: now.
-            limit: The most intervals of a page.
             after_s: Only intervals that begin later.
         """
         source = self._zones.find(zone, signal)
@@ -156,11 +152,6 @@ class CarbonService:
     ) -> IntensityForecast:
         """Return intensities from now on: the measured value of the current interval, the provider's forecast as far as
         it reaches, the learned one, and persistence.
-
-        Args:
-            signal: The signal; the default one if ``None``.
-            horizon_s: How far ahead, in seconds of ``clock``; a day of the grid if ``None``.
-            clock: The clock for ``horizon_s``.
         """
         source = self._zones.find(zone, signal)
         now_s, feed = self._now_s(), source.feed
@@ -232,14 +223,7 @@ class CarbonService:
     async def outlook(
         self, zone: str, signal: Signal | None, past_s: float | None, ahead_s: float | None, clock: Clock
     ) -> IntensityOutlook:
-        """Return history, present and forecast as one curve.
-
-        Args:
-            signal: The signal; the default one if ``None``.
-            past_s: How far back, in seconds of ``clock``; a day of the grid if ``None``.
-            ahead_s: How far ahead, likewise.
-            clock: The clock for both.
-        """
+        """Return history, present and forecast as one curve."""
         source = self._zones.find(zone, signal)
         now_s, feed = self._now_s(), source.feed
         past_s = real_length_s(past_s, clock, feed)

@@ -107,9 +107,7 @@ def offset_since(folder: Path, stream: str, since_s: float) -> int | None:
     """Return the offset at which output begins that was written from a time on; None if no times were recorded.
 
     Args:
-        folder: The rank's folder.
         stream: ``stdout``, ``stderr`` or ``both``.
-        since_s: The time, UTC seconds.
     """
     descriptor = open_regular(folder / shim.TIMES)
     if descriptor is None:

@@ -66,10 +66,7 @@ class Exec:
         """Create it.
 
         Args:
-            engine: The database's.
-            jobs: Finds the jobs that callers may see.
             session: For requests to agents; its connections must not be limited, since each exec session holds one.
-            tokens: Tell agents who is asking.
             timeout_s: How long a node may take to begin an answer.
             most_per_key: Most sessions that one API key may have open in this process.
         """

@@ -36,15 +36,6 @@ class Submissions:
         find: FindJobs,
         disk: DiskWatch | None = None,
     ) -> None:
-        """Create it.
-
-        Args:
-            committer: Commits jobs.
-            capacity: The devices of the registered nodes.
-            references: Checks the secrets and uploads that specs name.
-            find: Finds the jobs that specs name.
-            disk: Watches the database's disk, if that is known.
-        """
         self._committer = committer
         self._capacity = capacity
         self._references = references

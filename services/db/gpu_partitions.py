@@ -46,7 +46,6 @@ async def want(connection: Connection, node_id: str, gpu: int, sizes: Sequence[i
 
     Args:
         connection: In a transaction.
-        gpu: Its index.
         sizes: Slices in sevenths, in the order of their places (``core.domain.mig.placed``); empty: whole.
         owner: The fleet's name.
     """

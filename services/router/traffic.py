@@ -49,7 +49,6 @@ class TrafficReporter:
 
         Args:
             pool: The pool that serves its model.
-            at_s: UTC seconds.
             output_tokens: Predicted length of its answer.
         """
         lengths = [input_tokens, round(output_tokens)]

@@ -321,7 +321,6 @@ class Telemetry:
         """Have a GPU cut like this; its node does it once no gang runs on it.
 
         Args:
-            gpu: Its index.
             sizes: In sevenths, in the order of their places; empty for a whole GPU.
 
         Raises:

@@ -175,9 +175,6 @@ class AccessRepository:
         """Store a key by its hash.
 
         Args:
-            spec: What it may do.
-            key_sha256: Its hash.
-            user_id: The user whom ``spec`` names.
             replaced: The key that it replaces, whose use of budgets counts as its own.
         """
         values = {

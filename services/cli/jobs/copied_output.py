@@ -36,8 +36,6 @@ def copying(command: list[str], name: str, out: str | None, err: str | None) -> 
     """Return a command that runs another and copies what its first process prints to files.
 
     Args:
-        command: Program and arguments.
-        name: The job's name.
         out: File for standard output; None for no file.
         err: File for standard error; None for the same file.
 

@@ -46,7 +46,6 @@ def follow(
     The output goes to standard output; what happens to the job, to standard error.
 
     Args:
-        gateway: Where the job is.
         stream: ``both``, ``stdout`` or ``stderr``.
         raw: Whether the output may control the terminal.
         tail: How many of the existing lines to begin with; by default all.

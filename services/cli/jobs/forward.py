@@ -177,9 +177,6 @@ def piped(
 
     Args:
         found: The job's id.
-        command: Program and arguments.
-        out: Takes standard output.
-        err: Takes standard error.
         feed: Feeds standard input, in a thread of its own.
 
     Raises:

@@ -162,10 +162,6 @@ def allocate(
 ) -> Allocation:
     """Return GPUs, control values and places for the jobs.
 
-    Args:
-        nodes: The nodes, and the power limit to keep.
-        method: How replicas are placed.
-
     Raises:
         DomainError: running jobs hold GPUs that do not exist, or of the wrong model.
     """

@@ -110,7 +110,6 @@ def judged(
     """Return the fit to all points with its errors, in and out of sample.
 
     Args:
-        fit: Fits a model to some points.
         points: The points as measured.
         merged: The same points merged by configuration.
         what: The column that the model predicts.

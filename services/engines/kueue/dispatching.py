@@ -144,7 +144,6 @@ def nomination_of(
     Args:
         outlooks: What zones will emit from now on; a cluster in a zone without one comes after all others.
         load: GPUs that workloads use or wait for, by cluster: among equals the least loaded is first.
-        now_s: UTC seconds.
         steers: Whether the choice is ours; if not, it is nominated for all.
         waited: Whether the nominated clusters have had their time.
     """

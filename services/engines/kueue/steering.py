@@ -67,7 +67,6 @@ def changes_of(
     Args:
         workloads: The workloads that are not over.
         decisions: The decisions, by the workloads' uids.
-        now: UTC.
         heard: Whether the control plane has answered recently; if not, all are admitted.
     """
     free = settings.mode is not EngineMode.CONTROL or not heard

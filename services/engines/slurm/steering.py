@@ -203,7 +203,6 @@ def changes_of(
         jobs: The jobs that wait or run, with our names for them.
         decisions: The decisions, by those names; a job without a decision is left as it is.
         memories: What is remembered of each of them.
-        now_s: UTC seconds.
         heard: Whether the control plane has answered recently; if not, no hold is begun or renewed.
         older: What to do with jobs whose run, as Slurm shows it, is over already: Slurm has restored an older state.
     """

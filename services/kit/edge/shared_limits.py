@@ -51,13 +51,10 @@ class SharedLimits:
         """Take what this process counts, and where the others' counts are.
 
         Args:
-            redis: A client of the server that all of them use.
             key: The hash shared by all processes of this kind.
             limiter: Limits tenants' requests per second in this process.
             at_once: Limits what tenants have open in this process.
             process: Its name, a new one after each start.
-            started_at_s: When it was started, UTC seconds.
-            clock_s: Returns UTC seconds.
         """
         self._redis = redis
         self._key = key

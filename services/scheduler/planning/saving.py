@@ -48,7 +48,6 @@ def reckoned(
         jobs: Those that ended on the day.
         used: Their energy, by part of an hour.
         pasts: Measured intensities, by zone, over the time in which the delayed ones would have run.
-        now_s: UTC seconds.
         late: Whether no more energy of the day is expected.
     """
     by_job: dict[str, list[EnergyRow]] = {}

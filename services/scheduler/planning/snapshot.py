@@ -73,7 +73,6 @@ async def load(
     """Return the live state as one snapshot.
 
     Args:
-        trigger: Why the round is held.
         outlooks: The grid of each zone, now and ahead; a node in another zone counts as one in the first.
         settings: When a gang size counts as profiled (before, its efficiency is NaN), whether gangs are
             measured, how they are placed, when active rounds are held and what connects GPUs; the width of nodes is

@@ -39,8 +39,6 @@ def advance(
     """Return the columns of an instance that change now; observations from an earlier state are ignored.
 
     Args:
-        seen: What was observed of it.
-        probes: How it is probed.
         now: The database's time.
         held_by_routers: How many requests routers say they hold there.
     """

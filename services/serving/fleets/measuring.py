@@ -213,7 +213,6 @@ def next_step(
         search: What was measured, including the last evaluation.
         planned: What the optimizer found, in case what runs breaks a limit.
         blocked: Why no other configuration may be tried after the present one.
-        now: The present.
         limit_s: The time after which nothing more is tried.
 
     Raises:

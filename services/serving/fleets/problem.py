@@ -68,7 +68,6 @@ def partition_request(
     Args:
         gpus: Those that are up, in the order of the answer's layouts.
         running: What belongs on them now; the search begins there if the GPUs can hold it.
-        gco2_per_kwh: Intensity now.
         baseline_gco2_per_kwh: Intensity that savings are measured against.
         candidates: How many configurations of each application to ask for besides the best.
 

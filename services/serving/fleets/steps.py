@@ -131,13 +131,9 @@ def carry_out(
     """Return the next step in carrying out a plan.
 
     Args:
-        progress: How far it has come.
         assignment: Which instances belong on which GPU now.
-        gpus: The fleet's GPUs.
         instances: Those that have not ended.
         keeps_sla: Names the application whose SLA some instances would break, if any.
-        now_s: UTC seconds.
-        limits: How long stages may take.
         best: What a free GPU runs to help out, by application.
         is_outdated: Whether a newer plan is due, so that no further GPU is opened for this one.
     """

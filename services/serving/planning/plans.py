@@ -70,7 +70,6 @@ class Plans:
         there is one.
 
         Args:
-            trigger: Why it is planned.
             caller: Who requested it, for a request.
             deadline_at: When an answer is late; by default some time after the plan begins, and for a first plan at its
                 end.

@@ -80,7 +80,6 @@ def problem_of(
     Args:
         demand: Demand by partition, of which the first steps are taken.
         intensity: Intensity by place; empty if it is unknown and the objective is not carbon.
-        gpus: GPUs by place.
         instances: The pool's own; those made from other terms than the spec's will be replaced and do not count.
         time_limit_s: Longest time to solve, besides the spec's own limit.
         in_force: The plan that the search begins from.

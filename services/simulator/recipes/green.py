@@ -60,8 +60,6 @@ def with_models(
     """Return the jobs with measured models chosen by duration.
 
     Args:
-        seed: Of the draws.
-        name: Of the recipe.
         asked_for: The GPUs that jobs ask for if the trace does not say, from the duration category and a draw in 0..1;
             one by default.
         assumed: What the measured models leave open; if given, jobs keep their batch.

@@ -188,8 +188,6 @@ async def renew(
     """Store heartbeats and renew the leases of their nodes, in one transaction.
 
     Args:
-        beats: Heartbeats by node.
-        lease_ttl_s: How long leases hold.
         wait: Whether to wait for nodes that somebody else has locked.
 
     Returns:

@@ -137,9 +137,7 @@ async def write_seals(connection: Connection, about: Subject, written: Written, 
 
     Args:
         connection: In the transaction that read the lines.
-        written: What was written of the lines.
         owner: Joins the names of a line's job and board.
-        sign: Signs the end.
     """
     lines_end, period = written.size, about[:2]
     for query, arguments in (

@@ -344,7 +344,6 @@ def with_accuracy(servers: Sequence[Server], work: Work, carbon: list[float], po
 
     Args:
         servers: Servers, of which those without an accuracy count as the most accurate.
-        work: The request.
         carbon: The result of ``added_carbon``.
         point_gco2_per_kwh: Worth of a percentage point, gCO2/kWh >= 0.
     """
