@@ -22,7 +22,7 @@ from services.contracts.carbon import (
 )
 from services.contracts.codes import ProblemCode
 from services.contracts.problems import FieldError
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, invalid
 from services.kit.routes import for_all_users, from_state
 
 router = APIRouter(prefix="/v1/carbon", tags=["carbon"], dependencies=[Depends(for_all_users)])
@@ -52,9 +52,7 @@ async def list_past_intensities(
     """List past carbon intensities, oldest first."""
     if query.start and query.end and query.start > query.end:
         detail = "The range starts after it ends."
-        raise ProblemError(
-            422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer="?start", detail=detail)]
-        )
+        raise invalid("?start", detail)
     answer, next_s = await service.history(
         zone, query.signal, _seconds(query.start), _seconds(query.end), query.limit, _decoded(query.cursor)
     )

@@ -27,9 +27,8 @@ from services.contracts.carbon import (
     ZoneSource,
 )
 from services.contracts.codes import ProblemCode
-from services.contracts.problems import FieldError
 from services.core.domain.carbon import Signal
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, invalid
 
 MOST_STEPS = 20_000  #: The longest curve of one answer; a longer one is refused
 PERSISTENCE_DAYS = 2  #: Days of the grid behind a persistence forecast: the last one, and the one before for its gaps
@@ -323,9 +322,7 @@ def _check_size(length_s: float, feed: Feed, pointer: str) -> None:
         detail = (
             f"This would be more than {MOST_STEPS} steps; ask for at most {MOST_STEPS * feed.step_s:g} real seconds."
         )
-        raise ProblemError(
-            422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer=pointer, detail=detail)]
-        )
+        raise invalid(pointer, detail)
 
 
 def _nothing_yet(source: Source) -> ProblemError:

@@ -32,7 +32,7 @@ from services.contracts import exec_sessions
 from services.contracts.codes import ProblemCode
 from services.contracts.nodes import EndedBy, RankState
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, not_found, unavailable
+from services.kit.problems import ProblemError, conflict, not_found, unavailable
 
 log = Log(__name__)
 
@@ -200,9 +200,7 @@ class ExecSession:
             self._send(b"signal=%d" % signal.Signals[f"SIG{given.signal}"].value)
         async with self._feeding:
             if given.offset > self.taken:
-                raise ProblemError(
-                    409, ProblemCode.CONFLICT, f"Bytes {self.taken} to {given.offset} of standard input are missing."
-                )
+                raise conflict(f"Bytes {self.taken} to {given.offset} of standard input are missing.")
             content = given.content[self.taken - given.offset :]
             if content:
                 self.busy_at = self.heard_at
@@ -369,12 +367,12 @@ class ExecSessions:
         """
         gang = self._gangs.get(allocation_id)
         if gang is None or gang.start is None or gang.state is not RankState.RUNNING:
-            raise ProblemError(409, ProblemCode.CONFLICT, "The job's processes do not run on this node now.")
+            raise conflict("The job's processes do not run on this node now.")
         local_rank = 0 if request.rank is None else request.rank - gang.start.rank_offset
         if not 0 <= local_rank < len(gang.start.devices):
             raise not_found(f"rank {request.rank} on this node")
         if session_id in self._sessions:
-            raise ProblemError(409, ProblemCode.CONFLICT, "There is such a session already.")
+            raise conflict("There is such a session already.")
         if len(self._sessions) >= self._limits.sessions:
             most = f"Node {self._node_id} has {self._limits.sessions} exec sessions, which is the maximum."
             raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})

@@ -26,7 +26,7 @@ from services.contracts.commands import StartGang
 from services.contracts.exec_sessions import ExecEvent, output_message
 from services.core.domain.errors import DomainError
 from services.kit.logging import Log
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, conflict
 
 log = Log(__name__)
 
@@ -170,4 +170,4 @@ async def _last_bytes(stream: asyncio.StreamReader) -> bytes:
 
 
 def _conflict(detail: str) -> ProblemError:
-    return ProblemError(409, ProblemCode.CONFLICT, detail)
+    return conflict(detail)

@@ -17,7 +17,7 @@ from services.contracts.problems import FieldError
 from services.contracts.queries import AuditQuery, PageQuery
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.ids import utc_now
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, conflict, not_found
 
 KEY_ID = r"key_[0-9a-z]{26}"
 
@@ -44,9 +44,7 @@ class Access:
         async with self._engine.begin() as connection:
             tenant = await AccessRepository(connection).insert_tenant(spec)
             if tenant is None:
-                raise ProblemError(
-                    409,
-                    ProblemCode.CONFLICT,
+                raise conflict(
                     f"There is a tenant {spec.id} already.",
                     errors=[FieldError(pointer="/id", detail="Taken.")],
                 )
@@ -153,9 +151,7 @@ class Access:
             if change.expires_at is not None and key.role is identity.Role.ADMIN:
                 others = [other.key_id for other in await repository.lasting_admins() if other.key_id != key_id]
                 if not others:
-                    raise ProblemError(
-                        409, ProblemCode.CONFLICT, "No other admin key would last; create one that does not expire."
-                    )
+                    raise conflict("No other admin key would last; create one that does not expire.")
             changed: dict[str, Any] = {}
             if "expires_at" in change.model_fields_set:
                 changed["expires_at"] = change.expires_at
@@ -175,7 +171,7 @@ class Access:
         if key is None:
             raise not_found("key")
         if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= utc_now()):
-            raise ProblemError(409, ProblemCode.CONFLICT, "The key was revoked or has expired; create a new one.")
+            raise conflict("The key was revoked or has expired; create a new one.")
         return key
 
     async def revoke_key(self, caller: identity.Identity, key_id: str) -> None:
@@ -193,7 +189,7 @@ class Access:
                     raise not_found("key")
                 return
             if [key.key_id for key in valid if key.role is identity.Role.ADMIN] == [key_id]:
-                raise ProblemError(409, ProblemCode.CONFLICT, "This is the last admin key; create another one first.")
+                raise conflict("This is the last admin key; create another one first.")
             await repository.revoke_key(key_id)
             await write_audit(connection, caller, "key.revoked", key_id)
 

@@ -26,7 +26,7 @@ from services.contracts.problems import FieldError
 from services.core.domain.jobs import JobState
 from services.kit.http import problem_of
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, not_found, unavailable
+from services.kit.problems import ProblemError, conflict, not_found, unavailable
 from services.kit.tasks import end_tasks
 
 log = Log(__name__)
@@ -90,7 +90,7 @@ class Exec:
         job = await self._jobs.get(identity, job_id)
         if job.state is not JobState.RUNNING:
             detail = f"Job {job.name} is {job.state}; a command runs in a running job."
-            raise ProblemError(409, ProblemCode.CONFLICT, detail)
+            raise conflict(detail)
         found = await self._reachable(identity, job)
         index, rank = _share(found, request)
         request = request.model_copy(update={"rank": rank, "node": None})
@@ -107,7 +107,7 @@ class Exec:
         if job.state is JobState.RUNNING or not job.generation:
             how = f"is {job.state}" if job.generation else f"is {job.state} and has never run"
             detail = f"Job {job.name} {how}; files are read so of a job that has ended. A running job's, by a command."
-            raise ProblemError(409, ProblemCode.CONFLICT, detail)
+            raise conflict(detail)
         return await self._begin(identity, job, await self._reachable(identity, job), 0, request)
 
     async def _reachable(self, identity: Identity, job: Job) -> Allocated:
@@ -199,9 +199,7 @@ class Exec:
                     content = await answer.read()
                 is_unknown = answer.status == 404 or (answer.status == 403 and isinstance(request, FilesRequest))
                 if is_unknown:  # its own 404s are 409s here: the rank was found to be there
-                    raise ProblemError(
-                        409, ProblemCode.CONFLICT, f"The agent of node {place.node_id} is too old for this."
-                    )
+                    raise conflict(f"The agent of node {place.node_id} is too old for this.")
                 raise problem_of(answer.status, content, f"Node {place.node_id}")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise unavailable(f"Node {place.node_id}") from error

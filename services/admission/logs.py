@@ -27,7 +27,7 @@ from services.contracts.nodes import (
 )
 from services.contracts.problems import FieldError
 from services.contracts.queries import LogQuery
-from services.kit.problems import ProblemError, unavailable
+from services.kit.problems import ProblemError, conflict, unavailable
 
 PASSED_ON = (LOG_OFFSET_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_SIZE_HEADER, LOG_EOF_HEADER)
 
@@ -158,7 +158,7 @@ class Logs:
             why = (
                 f"Node {source.node_id} does not know when this output was written: an earlier release started the job."
             )
-            raise ProblemError(409, ProblemCode.CONFLICT, f"{why} Ask for it without since, or for its end.")
+            raise conflict(f"{why} Ask for it without since, or for its end.")
         next_offset = headers.get(LOG_NEXT_OFFSET_HEADER, "")
         passed_on = {name: headers[name] for name in PASSED_ON if name in headers}
         return LogPiece(

@@ -18,7 +18,7 @@ from services.contracts.problems import FieldError
 from services.contracts.sources import UPLOAD_CHUNK_BYTES, Upload
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, conflict, not_found
 
 log = Log(__name__)
 
@@ -79,9 +79,7 @@ class Uploads:
                     )
                 await repository.add(tenant_id, sha256, size_bytes)
             elif found.size_bytes != size_bytes:
-                raise ProblemError(
-                    409, ProblemCode.CONFLICT, f"The upload was begun with {found.size_bytes} bytes, not {size_bytes}."
-                )
+                raise conflict(f"The upload was begun with {found.size_bytes} bytes, not {size_bytes}.")
             else:
                 await repository.use(tenant_id, [sha256])
             return await _state(repository, tenant_id, sha256)

@@ -6,14 +6,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
-from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, OwnIdentity, User, UserChange, UserList, UserSpec
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.ids import utc_now
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import conflict, invalid, not_found
 
 SUPERUSER = "root"
 """No job runs as this account. Users of an earlier release who have it run jobs as their tenant's account."""
@@ -41,7 +40,7 @@ class Users:
             if user is None:
                 taken = FieldError(pointer="/name", detail="Taken.")
                 detail = f"Tenant {tenant_id} has a user {spec.name} already."
-                raise ProblemError(409, ProblemCode.CONFLICT, detail, errors=[taken])
+                raise conflict(detail, errors=[taken])
             await write_audit(
                 connection, caller, "user.created", user.id, tenant=tenant_id, name=spec.name, account=spec.account
             )
@@ -81,7 +80,7 @@ class Users:
     async def _check_admins(repository: AccessRepository, user: User) -> None:
         owners = [owner for _, owner in await repository.admin_keys()]
         if user.id in owners and all(owner == user.id for owner in owners):
-            raise ProblemError(409, ProblemCode.CONFLICT, "This user has the last admin key; create another one first.")
+            raise conflict("This user has the last admin key; create another one first.")
 
     async def get(self, tenant_id: str, name: str) -> User:
         """Return a user; ``ProblemError``: 404 if there is none."""
@@ -120,6 +119,4 @@ class Users:
 def _check_account(account: str | None) -> None:
     if account == SUPERUSER:
         detail = f"No job runs as {SUPERUSER}: choose an ordinary account, or none for that of the tenant."
-        raise ProblemError(
-            422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer="/account", detail=detail)]
-        )
+        raise invalid("/account", detail)

@@ -73,6 +73,16 @@ def not_found(what: str) -> ProblemError:
     return ProblemError(404, ProblemCode.NOT_FOUND, f"There is no such {what}.")
 
 
+def conflict(detail: str, errors: Sequence[FieldError] = ()) -> ProblemError:
+    """Return the problem for a request that does not go together with what there is."""
+    return ProblemError(409, ProblemCode.CONFLICT, detail, errors=errors)
+
+
+def invalid(pointer: str, detail: str, code: ProblemCode = ProblemCode.INVALID_REQUEST) -> ProblemError:
+    """Return the problem for an invalid field of a request."""
+    return ProblemError(422, code, detail, errors=[FieldError(pointer=pointer, detail=detail)])
+
+
 def unavailable(what: str) -> ProblemError:
     """Return the problem for a dependency that does not answer right now."""
     return ProblemError(

@@ -33,7 +33,7 @@ from services.core.policies.registry import (
     unknown_policy,
 )
 from services.kit.identity import Operator, ProjectCaller
-from services.kit.problems import ProblemError, not_found, unavailable
+from services.kit.problems import ProblemError, conflict, not_found, unavailable
 from services.kit.projects import spec_in_project
 from services.kit.redis import hint
 from services.kit.routes import from_state
@@ -218,7 +218,7 @@ def _refusals() -> Generator[None]:
     try:
         yield
     except PowerRefusedError as error:
-        raise ProblemError(409, ProblemCode.CONFLICT, str(error)) from None
+        raise conflict(str(error)) from None
 
 
 @router.get("/jobs/{job_id}/profile", tags=["jobs"])
@@ -264,7 +264,7 @@ async def get_job_prediction(job_id: Name, caller: ProjectCaller, service: Servi
         why = (
             "It had already ended." if JobState(row.state).is_final else "It is predicted when it first waits for GPUs."
         )
-        raise ProblemError(409, ProblemCode.CONFLICT, f"The length of this job was not predicted. {why}")
+        raise conflict(f"The length of this job was not predicted. {why}")
     columns = {name: value for name, value in row._asdict().items() if name in JobPrediction.model_fields}
     derived = {
         "job_id": job_id,

@@ -10,14 +10,13 @@ from services.contracts.apps import FleetSpec
 from services.contracts.carbon import CurrentIntensity, curve_of
 from services.contracts.codes import ProblemCode
 from services.contracts.invalid import no_such_zone
-from services.contracts.problems import FieldError
 from services.contracts.serving import PlaceIntensity, PoolPlace, PoolSpec
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEP_S
 from services.core.domain.signal import Signal
 from services.kit.carbon import Carbon
 from services.kit.http import client_of, new_session
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, invalid
 from services.serving.planning.problem import intensity_of
 from services.serving.settings import ServingSettings
 
@@ -58,11 +57,6 @@ class CarbonZones:
                 raise invalid(f"{at}/zone", no_such_zone(zone, zones), ProblemCode.UNKNOWN_ZONE)
             if signal is not None and signal not in zones[zone]:
                 raise invalid(f"{at}/signal", f"Zone {zone} has {', '.join(sorted(zones[zone]))}, not {signal}.")
-
-
-def invalid(pointer: str, detail: str, code: ProblemCode = ProblemCode.INVALID_REQUEST) -> ProblemError:
-    """Return the 422 problem for an invalid field of a request."""
-    return ProblemError(422, code, detail, errors=[FieldError(pointer=pointer, detail=detail)])
 
 
 class Intensities:

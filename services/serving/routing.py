@@ -24,7 +24,7 @@ from services.contracts.serving import InstanceState, PoolPartition, PoolSpec, S
 from services.core.domain.serving import LatencyLimits
 from services.kit.cursors import one_page, read_cursor
 from services.kit.networks import is_within, read_networks
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, conflict
 from services.serving.carbon import CarbonZones, Intensities
 from services.serving.fleets.problem import idle_w_of
 from services.serving.instances import read_terms
@@ -314,7 +314,7 @@ class Endpoints:
             is_new = await queries.endpoints.add(name, spec, caller)
             before = await queries.endpoints.known(name, lock="update")
             if before is None:
-                raise ProblemError(409, ProblemCode.CONFLICT, f"Endpoint {name} was removed meanwhile; try again.")
+                raise conflict(f"Endpoint {name} was removed meanwhile; try again.")
             if spec.upstream_secret is not None and (is_new or before.spec != spec):
                 if before.tenant_id != caller.tenant_id:  # a changed address must not be sent what the tenant keeps
                     detail = f"Only an operator of the tenant {before.tenant_id} may have its secrets sent."

@@ -16,7 +16,7 @@ from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.kit.cursors import one_page, read_cursor
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, conflict
 from services.serving.carbon import CarbonZones
 from services.serving.planning.plans import Plans
 from services.serving.repository import Queries, ServingRepository
@@ -174,7 +174,7 @@ class Pools:
     async def _locked(self, queries: Queries, name: str, caller: Identity, if_match: str | None = None) -> PoolRecord:
         pool = await queries.pools.find(name, caller, "update")
         if pool.deleted_at is not None:
-            raise ProblemError(409, ProblemCode.CONFLICT, f"Pool {name} is being deleted; its instances are drained.")
+            raise conflict(f"Pool {name} is being deleted; its instances are drained.")
         if if_match not in (None, "*", etag(await queries.pools.show(name, self._plan_interval))):
             raise ProblemError(412, ProblemCode.CONFLICT, f"Pool {name} was changed meanwhile; read it again.")
         return pool
@@ -208,4 +208,4 @@ async def _check_models(queries: Queries, name: str, spec: serving.PoolSpec) -> 
     if taken is not None:
         detail = f"Pool {taken[0]} serves the model {taken[1]}; a model is served by one pool of a tenant."
         pointer = FieldError(pointer="/models", detail=detail)
-        raise ProblemError(409, ProblemCode.CONFLICT, detail, errors=[pointer])
+        raise conflict(detail, errors=[pointer])

@@ -58,7 +58,7 @@ from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.contracts.streams import StreamEntries, StreamRead
 from services.kit.identity import Admin, Caller, Operator, ProjectCaller
 from services.kit.ids import utc_now
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, invalid, not_found
 from services.kit.projects import check_project
 from services.kit.routes import Lines, from_state
 from services.telemetry import invariants
@@ -367,6 +367,4 @@ def _check_period(start: datetime | None, end: datetime | None, longest: timedel
     elif start and end and end - start > longest:
         detail = f"The period is longer than {longest.days} days."
     if detail:
-        raise ProblemError(
-            422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer="?start", detail=detail)]
-        )
+        raise invalid("?start", detail)

@@ -13,7 +13,7 @@ from services.contracts.identity import Identity
 from services.db.database import Connection, Database
 from services.kit.credentials import node_secret, standing_token
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, conflict, not_found
 from services.kit.redis_users import without_user
 from services.kit.self_signed import fingerprint, new_certificate
 from services.telemetry.redis_users import RedisUsers, redis_user
@@ -61,9 +61,9 @@ class Enrolment:
         """
         if not self._settings.join_url or self._settings.tls_cert is None:
             detail = "Hosts cannot join here: start it by `wattshift up --listen`, or use `wattshift nodes enroll`."
-            raise ProblemError(409, ProblemCode.CONFLICT, detail)
+            raise conflict(detail)
         if spec.node_id is not None and _OF_UP.fullmatch(spec.node_id):
-            raise ProblemError(409, ProblemCode.CONFLICT, _is_of_up(spec.node_id))
+            raise conflict(_is_of_up(spec.node_id))
         wanted = nodes.NodeEnrolmentSpec(lifetime_s=spec.lifetime_s)
         found = await self.allow(spec.node_id or credentials.ANY_NEW_NODE, wanted, admin)
         token = f"{found.token}.{fingerprint(self._settings.tls_cert.read_text())}"
@@ -245,7 +245,7 @@ class Enrolment:
 
 def known_as(node_id: str, role: nodes.NodeRole) -> ProblemError:
     """Return the problem for a name that is taken by a node in the other role."""
-    return ProblemError(409, ProblemCode.CONFLICT, f"{node_id} is known as {_AS[role]}. Enrol under another name.")
+    return conflict(f"{node_id} is known as {_AS[role]}. Enrol under another name.")
 
 
 def _is_of_up(node_id: str) -> str:

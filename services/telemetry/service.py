@@ -29,7 +29,7 @@ from services.db.sealing import Sealer
 from services.kit.command_stream import BATCH, BLOCK_MS
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, not_found, unavailable
+from services.kit.problems import ProblemError, conflict, not_found, unavailable
 from services.kit.redis import hint
 from services.telemetry.batches import Batches
 from services.telemetry.enrolment import Enrolment, known_as
@@ -311,7 +311,7 @@ class Telemetry:
             raise not_found(f"GPU {gpu} on this node")
         changed, lasting = await gpu_health.resume(self.database, node_id, gpu, operator)
         if lasting:
-            raise ProblemError(409, ProblemCode.CONFLICT, f"GPU {gpu} of {node_id} cannot be returned yet: {lasting}")
+            raise conflict(f"GPU {gpu} of {node_id} cannot be returned yet: {lasting}")
         if changed:
             log.info("gpu.resumed", node=node_id, gpu=gpu, by=operator.key_id)
             await hint(self.redis, "node", node=node_id)
@@ -337,7 +337,7 @@ class Telemetry:
             detail = (
                 f"GPU {gpu} of {node_id} is reserved for a fleet, which cuts it itself: change or delete the fleet."
             )
-            raise ProblemError(409, ProblemCode.CONFLICT, detail)
+            raise conflict(detail)
         names = ", ".join(map(slice_name, sizes)) or "whole"
         log.info("node.partition", node=node_id, gpu=gpu, slices=names, by=operator.key_id)
         await hint(self.redis, "node", node=node_id)

@@ -12,7 +12,7 @@ from services.contracts.problems import FieldError
 from services.core.domain.orders import Curve, curve_of, least_of
 from services.db.database import Connection, Database
 from services.kit.ids import new_id
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, conflict, not_found
 from services.scheduler.grid.reports import BEFORE_S, reported
 from services.scheduler.repository import audit, orders, snapshots
 from services.scheduler.repository.orders import LineRow, NewOrder, OrderRow
@@ -114,7 +114,7 @@ class GridOrders:
                 lines = await orders.lines(connection, baseline_at - timedelta(seconds=BEFORE_S), until, row.zone)
         found = None if limits is None else reported(shown(row), limits, lines, row.withdrawn_at)
         if found is None:
-            raise ProblemError(409, ProblemCode.CONFLICT, "The ledger has no line yet of the time in which it held.")
+            raise conflict("The ledger has no line yet of the time in which it held.")
         return found
 
     async def of_key(self, key_id: str) -> dict[str, grid.GridOrder]:

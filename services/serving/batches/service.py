@@ -13,7 +13,7 @@ from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.kit.disk import DiskWatch
 from services.kit.ids import new_id
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, conflict
 from services.serving.batches.multipart import read_parts
 from services.serving.repository import ServingRepository
 from services.serving.settings import ServingSettings
@@ -191,7 +191,7 @@ class Batches:
             is_done = await queries.batches.cancel(caller.tenant_id, batch_id)
             found = await queries.batches.find(caller.tenant_id, batch_id)
         if not is_done and found.status != "cancelling":
-            raise ProblemError(409, ProblemCode.CONFLICT, f"The batch is {found.status} and cannot be cancelled.")
+            raise conflict(f"The batch is {found.status} and cannot be cancelled.")
         return found
 
 

@@ -18,8 +18,8 @@ from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.contracts.serving import InstanceState
 from services.kit.cursors import one_page, read_cursor
-from services.kit.problems import ProblemError, not_found
-from services.serving.carbon import CarbonZones, invalid
+from services.kit.problems import ProblemError, conflict, invalid, not_found
+from services.serving.carbon import CarbonZones
 from services.serving.fleets.assignment import GpuState, ordered, sizes_of
 from services.serving.fleets.observations import percentile_ms
 from services.serving.fleets.planner import begin_proposed
@@ -55,7 +55,7 @@ class Fleets:
             else:
                 fleet = await queries.fleets.find(name, lock="update")
                 if fleet.deleted_at is not None:
-                    raise ProblemError(409, ProblemCode.CONFLICT, f"Fleet {name} is being deleted; its GPUs are freed.")
+                    raise conflict(f"Fleet {name} is being deleted; its GPUs are freed.")
                 if fleet.spec != spec:
                     await queries.fleets.set_spec(name, spec, revision=fleet.revision + 1)
                     await queries.audit(caller, "fleet.changed", name, revision=fleet.revision + 1)
@@ -90,9 +90,7 @@ class Fleets:
             users = await queries.apps.of_fleet(name)
             if users:
                 names = ", ".join(app.name for app in users)
-                raise ProblemError(
-                    409, ProblemCode.CONFLICT, f"Applications use fleet {name}; delete them first: {names}."
-                )
+                raise conflict(f"Applications use fleet {name}; delete them first: {names}.")
             if fleet.deleted_at is None:
                 await queries.fleets.mark_deleted(name)
                 await queries.audit(caller, "fleet.deleted", name)
@@ -131,7 +129,7 @@ class Fleets:
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, detail)
             refused = await begin_proposed(queries, fleet, plan)
             if refused is not None:
-                raise ProblemError(409, ProblemCode.CONFLICT, refused)
+                raise conflict(refused)
             await queries.audit(caller, "fleet.plan_applied", name, plan=plan_id)
             found = await queries.fleets.plan(name, plan_id)
             assert found is not None
@@ -166,12 +164,10 @@ class Apps:
             else:
                 app = await queries.apps.find(name, caller, "update")
                 if app.deleted_at is not None:
-                    raise ProblemError(409, ProblemCode.CONFLICT, f"Application {name} is being deleted.")
+                    raise conflict(f"Application {name} is being deleted.")
                 if app.fleet != spec.fleet:
                     detail = f"Application {name} is on fleet {app.fleet}; delete it before it moves to {spec.fleet}."
-                    raise ProblemError(
-                        409, ProblemCode.CONFLICT, detail, errors=[FieldError(pointer="/fleet", detail=detail)]
-                    )
+                    raise conflict(detail, errors=[FieldError(pointer="/fleet", detail=detail)])
                 if app.spec != spec:
                     await queries.apps.set_spec(name, spec, revision=app.revision + 1)
                     await queries.audit(caller, "app.changed", name, revision=app.revision + 1)
@@ -252,7 +248,7 @@ class Apps:
         if len(others) >= min(fleet.spec.gpus, MAX_APPLICATIONS):
             most = "8 applications" if fleet.spec.gpus >= MAX_APPLICATIONS else f"{fleet.spec.gpus} GPUs"
             detail = f"Fleet {fleet.name} has {most}, and {len(others)} applications use it: none is left for {name}."
-            raise ProblemError(409, ProblemCode.CONFLICT, detail, errors=[FieldError(pointer="/fleet", detail=detail)])
+            raise conflict(detail, errors=[FieldError(pointer="/fleet", detail=detail)])
 
 
 MAX_STEPS = 20_000

@@ -27,7 +27,7 @@ from services.kit.background.work_queue import sha256
 from services.kit.cursors import one_page, read_cursor
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, conflict, not_found
 from services.serving.planning.cluster import gpus_by_place, misfits
 from services.serving.planning.events import Standing, is_any_less
 from services.serving.repository import Queries, ServingRepository
@@ -83,7 +83,7 @@ class Plans:
             if slot is None:
                 raise not_found("pool")
             if slot.pool.deleted_at is not None:
-                raise ProblemError(409, ProblemCode.CONFLICT, f"Pool {pool} is being deleted.")
+                raise conflict(f"Pool {pool} is being deleted.")
             if trigger is PlanTrigger.REQUEST and (pending := await queries.plans.pending(slot.pool)):
                 return pending
         # A pool that nothing was planned for yet has no plan to keep: any answer within its interval is a good one.
@@ -139,14 +139,14 @@ class Plans:
                 return
             if locked is None or not _is_for(plan, locked):
                 detail = f"Pool {plan.pool} was changed after this plan was made; plan the pool again."
-                raise ProblemError(409, ProblemCode.CONFLICT, detail)
+                raise conflict(detail)
             if plan.outcome is not PlanOutcome.PROPOSED:
                 what = plan.outcome or plan.state
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, f"The plan is not a proposal: it is {what}.")
             if _is_older(plan, locked):
-                raise ProblemError(409, ProblemCode.CONFLICT, "A newer plan is in force.")
+                raise conflict("A newer plan is in force.")
             if lacking := await _lacking(queries, plan):
-                raise ProblemError(409, ProblemCode.CONFLICT, f"{lacking} Plan the pool again.")
+                raise conflict(f"{lacking} Plan the pool again.")
             await queries.plans.decide(plan, PlanOutcome.APPLIED)
             if caller is not None:
                 await queries.audit(caller, "pool.plan_applied", plan.pool, plan=plan_id)
