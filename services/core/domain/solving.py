@@ -11,7 +11,6 @@ class Backend(StrEnum):
     HIGHS = "highs"
     CBC = "cbc"
     GUROBI = "gurobi"
-    EXHAUSTIVE = "exhaustive"
 
 
 class SolveStatus(StrEnum):

@@ -8,7 +8,7 @@ from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Report, unreported
 from services.core.domain.solving import Backend, SolveStatus
-from services.core.solvers import cbc, exhaustive, gurobi, highs
+from services.core.solvers import cbc, gurobi, highs
 from services.core.solvers.model import LinearModel, Patience, Solution, solution_of
 
 
@@ -28,16 +28,15 @@ def solve(
     Args:
         backend: The solver to use. CBC and Gurobi are replaced by HiGHS if they are missing or if Gurobi's licence is
             too small; ``Solution.solver`` and ``Solution.note`` then say so.
-        time_limit_s: Seconds the solver may take, > 0, by the solver's own clock; None for no limit. The exhaustive
-            search is limited by size instead.
+        time_limit_s: Seconds the solver may take, > 0, by the solver's own clock; None for no limit.
         relative_gap: A solution this close to the bound, relative to itself, counts as optimal; >= 0.
-        start: (n,) a solution to begin from, if one is known; the exhaustive search does not need it.
+        start: (n,) a solution to begin from, if one is known.
         patience: When to accept a solution further from the bound than ``relative_gap``.
         cutoff: Stop once no solution can be below this objective; CBC, which does not report its bound, ignores it.
         report: Called with the progress, as a share of the time limit (0 without one); only by HiGHS.
 
     Raises:
-        DomainError: an unknown backend, a limit out of range, or a model the exhaustive search does not accept.
+        DomainError: an unknown backend, or a limit out of range.
     """
     if backend not in set(Backend):
         raise DomainError(f"there is no solver called {backend!r}")
@@ -59,8 +58,6 @@ def solve(
             return cbc.solve(model, time_limit_s, relative_gap, start, patience, cutoff)
         case Backend.GUROBI:
             return gurobi.solve(model, time_limit_s, relative_gap, start, patience, cutoff)
-        case Backend.EXHAUSTIVE:
-            return exhaustive.solve(model)
 
 
 def _is_plainly_infeasible(model: LinearModel) -> bool:

@@ -11,8 +11,8 @@ from lab.bounds.least_carbon import CarbonBoundProblem, Work, carbon_bound
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers.model import ModelBuilder
-from services.core.solvers.solve import solve
 from tests.support.builders import hourly_curve
+from tests.support.exhaustive import exhaustive
 
 START_S = 0.0
 
@@ -115,7 +115,7 @@ def test_no_whole_schedule_is_better(data: st.DataObject) -> None:
         builder.add_rows(1, np.zeros(steps), columns, 1, lower=item.gpu_hours, upper=item.gpu_hours)
     every = np.arange(steps * len(work))
     builder.add_rows(steps, every % steps, every, 1, upper=capacity)
-    truth = solve(builder.build(), Backend.EXHAUSTIVE)
+    truth = exhaustive(builder.build())
     assert found.status is truth.status
     if truth.objective is not None:
         assert found.carbon_gco2 == pytest.approx(truth.objective, abs=1e-6)

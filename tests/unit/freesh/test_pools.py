@@ -207,7 +207,7 @@ def best_of_all(problem: PoolProblem) -> float | None:
             if frugal and (needless & gains).any():
                 continue
             for kept in _kept(problem, frugal=frugal):
-                plan = PoolPlan(SolveStatus.OPTIMAL, Backend.EXHAUSTIVE, index, instances, kept)
+                plan = PoolPlan(SolveStatus.OPTIMAL, Backend.HIGHS, index, instances, kept)
                 if (plan.totals() @ problem.mode_gpus > problem.gpus).any() or (plan.totals() < problem.locked).any():
                     continue
                 found = objective_of(problem, plan)

@@ -17,6 +17,7 @@ from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers import highs
 from services.core.solvers.model import LinearModel, ModelBuilder, Patience, Solution
 from services.core.solvers.solve import solve
+from tests.support.exhaustive import exhaustive
 
 SOLVERS = (Backend.HIGHS, Backend.CBC, Backend.GUROBI)
 
@@ -65,7 +66,7 @@ def hard_model() -> LinearModel:
 @settings(max_examples=60, deadline=None)
 @given(small_models())
 def test_every_solver_finds_what_the_exhaustive_search_finds(model: LinearModel) -> None:
-    truth = solve(model, Backend.EXHAUSTIVE)
+    truth = exhaustive(model)
     for backend in SOLVERS:
         found = solve(model, backend)
         assert (found.status, found.solver) == (truth.status, backend)
@@ -260,7 +261,7 @@ def test_a_wider_gap_is_enough(backend: Backend) -> None:
 def test_the_status_of_a_solve_is_written_as_users_read_it() -> None:
     written = {"optimal", "feasible", "infeasible", "unbounded", "time_limit", "failed"}
     assert {status.value for status in SolveStatus} == written
-    assert {backend.value for backend in Backend} == {"highs", "cbc", "gurobi", "exhaustive"}
+    assert {backend.value for backend in Backend} == {"highs", "cbc", "gurobi"}
 
 
 def test_a_relaxed_model_allows_fractions_and_is_otherwise_the_same() -> None:
@@ -288,7 +289,7 @@ def test_broken_models_and_limits_are_refused() -> None:
     with pytest.raises(DomainError, match="row that was not added"):
         builder.add_rows(1, [1], [0], 1)
     with pytest.raises(DomainError, match="whole, bounded"):
-        solve(builder.build(), Backend.EXHAUSTIVE)
+        exhaustive(builder.build())
     for limits in ({"time_limit_s": 0}, {"relative_gap": -1}, {"relative_gap": float("nan")}):
         with pytest.raises(DomainError):
             solve(builder.build(), **limits)

@@ -196,7 +196,7 @@ def _improve(
     model = candidate.model.model
     start = candidate.model.start(incumbent.instances, incumbent.kept) if incumbent else None
     wanted = GOOD_GAP if budget.gap is None else budget.gap
-    if model.variables > LARGE_COLUMNS and backend is not Backend.EXHAUSTIVE:
+    if model.variables > LARGE_COLUMNS:
         for share, below in NEAR:
             near = _near(candidate.model, candidate.relaxation, share, below)
             candidate.take(budget.solve(near, backend, wanted / 2, start))

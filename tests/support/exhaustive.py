@@ -1,4 +1,4 @@
-"""Try every combination: slow, but beyond doubt. The other backends are tested against it."""
+"""Try every combination: slow, but beyond doubt. The solvers are tested against it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ CHUNK_POINTS = 50_000
 TOLERANCE = 1e-9
 
 
-def solve(model: LinearModel) -> Solution:
-    """Return the best solution; ties go to the first in lexicographic order.
+def exhaustive(model: LinearModel) -> Solution:
+    """Return the best solution, said to be of HiGHS; ties go to the first in lexicographic order.
 
     Raises:
         DomainError: a variable is not integer or not bounded, or there are more than ``MAX_POINTS`` combinations.
     """
+    if (model.lower > model.upper).any():
+        return solution_of(model, SolveStatus.INFEASIBLE, Backend.HIGHS)
     if not model.integer.all() or not np.isfinite(model.lower).all() or not np.isfinite(model.upper).all():
         raise DomainError("the exhaustive search takes whole, bounded variables only")
     counts = (model.upper - model.lower + 1).astype(np.int64)
@@ -43,9 +45,9 @@ def solve(model: LinearModel) -> Solution:
         if objectives[first] < best_objective:
             best, best_objective = candidates[fits][first], float(objectives[first])
     if best is None:
-        return solution_of(model, SolveStatus.INFEASIBLE, Backend.EXHAUSTIVE)
+        return solution_of(model, SolveStatus.INFEASIBLE, Backend.HIGHS)
     bound = model.objective(best)
-    return solution_of(model, SolveStatus.OPTIMAL, Backend.EXHAUSTIVE, values=best, bound=bound)
+    return solution_of(model, SolveStatus.OPTIMAL, Backend.HIGHS, values=best, bound=bound)
 
 
 def _points(numbers: Ints, counts: Ints) -> Floats:
