@@ -9,48 +9,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from services.contracts import nodes, queries, reports
 from services.contracts.codes import ProblemCode
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport
-from services.contracts.nodes import (
-    EnergyReceipt,
-    EnergyReport,
-    GpuPartition,
-    GpuPartitionSpec,
-    Heartbeat,
-    HeartbeatReply,
-    Node,
-    NodeCertificate,
-    NodeCredential,
-    NodeCredentials,
-    NodeEnroller,
-    NodeEnrolment,
-    NodeEnrolmentSpec,
-    NodeInvitation,
-    NodeInvitationSpec,
-    NodeKeys,
-    NodeList,
-    NodeRegistration,
-)
 from services.contracts.problems import FieldError
-from services.contracts.queries import (
-    LINE_MEDIA,
-    HoursQuery,
-    LedgerQuery,
-    LinesQuery,
-    NodeQuery,
-    PastJobsQuery,
-    RequestQuery,
-)
-from services.contracts.reports import (
-    FootprintQuery,
-    FootprintReport,
-    HourlyReport,
-    InvariantReport,
-    JobFootprintReport,
-    LedgerLine,
-    PastJobs,
-    RequestReport,
-)
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.slim import slim
@@ -93,12 +55,12 @@ Token = Annotated[str, Depends(read_token)]
 GpuIndex = Annotated[int, Path(ge=0, le=1_023)]
 
 
-async def heartbeat(node_id: Name, body: Heartbeat, token: Token, service: Service) -> HeartbeatReply:
+async def heartbeat(node_id: Name, body: nodes.Heartbeat, token: Token, service: Service) -> nodes.HeartbeatReply:
     """Report ranks and devices; the answer renews the node's lease and names the gangs it may run."""
     return await service.heartbeat(node_id, token, body)
 
 
-async def store_energy(node_id: Name, body: EnergyReport, token: Token, service: Service) -> EnergyReceipt:
+async def store_energy(node_id: Name, body: nodes.EnergyReport, token: Token, service: Service) -> nodes.EnergyReceipt:
     """Report energy intervals; repeated intervals change nothing."""
     return await service.store_energy(node_id, token, body)
 
@@ -109,25 +71,25 @@ for path, endpoint in (("/nodes/{node_id}/heartbeat", heartbeat), ("/nodes/{node
 
 
 @router.post("/nodes/register")
-async def register(registration: NodeRegistration, token: Token, service: Service) -> NodeCredentials:
+async def register(registration: nodes.NodeRegistration, token: Token, service: Service) -> nodes.NodeCredentials:
     """Register a node; needs its credential. A node gets a new token by registering again."""
     return await service.register(registration, token)
 
 
 @router.post("/nodes/{node_id}/enroll")
-async def enroll(node_id: Name, enroller: NodeEnroller, token: Token, service: Service) -> NodeCredential:
+async def enroll(node_id: Name, enroller: nodes.NodeEnroller, token: Token, service: Service) -> nodes.NodeCredential:
     """Become a node; needs a token for that name and role. The same keys get the same answer."""
     return await service.enrolment.enrol(node_id, token, enroller)
 
 
 @router.post("/nodes/{node_id}/rotate")
-async def rotate(node_id: Name, keys: NodeKeys, token: Token, service: Service) -> NodeCredential:
+async def rotate(node_id: Name, keys: nodes.NodeKeys, token: Token, service: Service) -> nodes.NodeCredential:
     """Replace a node's keys; needs its credential. The old ones end when the new credential is first shown here."""
     return await service.enrolment.replace(node_id, token, keys)
 
 
 @router.post("/nodes/{node_id}/certificate")
-async def certify(node_id: Name, token: Token, service: Service) -> NodeCertificate:
+async def certify(node_id: Name, token: Token, service: Service) -> nodes.NodeCertificate:
     """Get a new certificate for a node's agent; needs its credential. From then on the agent is known by that alone."""
     return await service.enrolment.certify(node_id, token)
 
@@ -145,7 +107,9 @@ async def mirror_engine(node_id: Name, body: EngineReport, token: Token, service
 
 
 @router.post("/nodes/{node_id}/engine-energy")
-async def store_engine_energy(node_id: Name, body: EngineEnergyReport, token: Token, service: Service) -> EnergyReceipt:
+async def store_engine_energy(
+    node_id: Name, body: EngineEnergyReport, token: Token, service: Service
+) -> nodes.EnergyReceipt:
     """Report energy of one of an engine's nodes, for its bridge; repeated intervals change nothing."""
     return await service.store_engine_energy(node_id, token, body)
 
@@ -168,20 +132,20 @@ async def open_chunk(node_id: Name, body: ChunkWanted, token: Token, service: Se
     return await service.open_chunk(node_id, token, body)
 
 
-@router.get("/nodes", response_model=NodeList, tags=["nodes"])
-async def list_nodes(_: Operator, service: Service, query: Annotated[NodeQuery, Query()]) -> Response:
+@router.get("/nodes", response_model=nodes.NodeList, tags=["nodes"])
+async def list_nodes(_: Operator, service: Service, query: Annotated[queries.NodeQuery, Query()]) -> Response:
     """List nodes."""
     return Response(slim(await service.list_nodes(query), query.fields), media_type="application/json")
 
 
 @router.get("/nodes/{node_id}", tags=["nodes"])
-async def get_node(node_id: Name, _: Operator, service: Service) -> Node:
+async def get_node(node_id: Name, _: Operator, service: Service) -> nodes.Node:
     """Get a node."""
     return await service.node(node_id)
 
 
 @router.post("/nodes/{node_id}/drain", tags=["nodes"])
-async def drain_node(node_id: Name, operator: Operator, service: Service) -> Node:
+async def drain_node(node_id: Name, operator: Operator, service: Service) -> nodes.Node:
     """Drain a node.
 
     Running jobs continue; nothing new starts on the node.
@@ -190,13 +154,13 @@ async def drain_node(node_id: Name, operator: Operator, service: Service) -> Nod
 
 
 @router.post("/nodes/{node_id}/resume", tags=["nodes"])
-async def resume_node(node_id: Name, operator: Operator, service: Service) -> Node:
+async def resume_node(node_id: Name, operator: Operator, service: Service) -> nodes.Node:
     """Return a drained node to service."""
     return await service.set_draining(node_id, False, operator)
 
 
 @router.post("/nodes/{node_id}/gpus/{gpu}/drain", tags=["nodes"])
-async def drain_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: Service) -> Node:
+async def drain_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: Service) -> nodes.Node:
     """Drain one GPU.
 
     What runs on it continues; nothing new starts there, and the node's other GPUs stay in service.
@@ -209,7 +173,7 @@ async def drain_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: S
     tags=["nodes"],
     responses={409: {"description": "The fault lasts: `conflict`."}},
 )
-async def resume_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: Service) -> Node:
+async def resume_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: Service) -> nodes.Node:
     """Return a GPU to service.
 
     The GPU was drained, or taken out of service for a fault that is over.
@@ -224,8 +188,8 @@ async def resume_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: 
     responses={409: {"description": "The name is that of a node in the other role: `conflict`."}},
 )
 async def allow_node_enrollment(
-    node_id: Name, spec: NodeEnrolmentSpec, admin: Admin, service: Service
-) -> NodeEnrolment:
+    node_id: Name, spec: nodes.NodeEnrolmentSpec, admin: Admin, service: Service
+) -> nodes.NodeEnrolment:
     """Let a host become a node, or a bridge to an engine.
 
     The returned token can be used once, in its role. A host that enrols under the name of a node takes its place.
@@ -239,7 +203,7 @@ async def allow_node_enrollment(
     tags=["nodes"],
     responses={409: {"description": "Hosts cannot join here, or not under this name: `conflict`."}},
 )
-async def invite_node(spec: NodeInvitationSpec, admin: Admin, service: Service) -> NodeInvitation:
+async def invite_node(spec: nodes.NodeInvitationSpec, admin: Admin, service: Service) -> nodes.NodeInvitation:
     """Let a host join, by `wattshift join`.
 
     The returned token can be used once, under a name that no node has, or under the one given here.
@@ -264,8 +228,8 @@ async def revoke_node(node_id: Name, admin: Admin, service: Service) -> None:
     },
 )
 async def partition_gpu(
-    node_id: Name, gpu: GpuIndex, body: GpuPartitionSpec, operator: Operator, service: Service
-) -> GpuPartition:
+    node_id: Name, gpu: GpuIndex, body: nodes.GpuPartitionSpec, operator: Operator, service: Service
+) -> nodes.GpuPartition:
     """Cut a GPU into MIG slices, or make it whole again.
 
     The node does it once no gang runs on the GPU; nothing new starts there until then. Jobs that ask for a slice run on
@@ -276,8 +240,8 @@ async def partition_gpu(
 
 @router.get("/jobs/{job_id}/footprint", tags=["footprint"])
 async def get_job_footprint(
-    job_id: Name, page: Annotated[LedgerQuery, Query()], caller: ProjectCaller, service: Service
-) -> JobFootprintReport:
+    job_id: Name, page: Annotated[queries.LedgerQuery, Query()], caller: ProjectCaller, service: Service
+) -> reports.JobFootprintReport:
     """Get a job's energy and emissions, with the carbon intensities used."""
     owner = await owner_of(service.database, job_id)
     if owner is None or not caller.sees(owner.tenant_id, owner.project):
@@ -285,9 +249,9 @@ async def get_job_footprint(
     return await job_footprint(service.database, job_id, page.cursor, page.limit)
 
 
-@router.get("/reports/footprint", response_model=FootprintReport, tags=["footprint"])
+@router.get("/reports/footprint", response_model=reports.FootprintReport, tags=["footprint"])
 async def report_footprint(
-    query: Annotated[FootprintQuery, Query()], caller: ProjectCaller, service: Service
+    query: Annotated[reports.FootprintQuery, Query()], caller: ProjectCaller, service: Service
 ) -> Response:
     """Sum energy and emissions by job, user, project, tenant, GPU model, zone, node, day, week or month.
 
@@ -301,7 +265,9 @@ async def report_footprint(
 
 
 @router.get("/reports/hours", tags=["footprint"])
-async def report_hours(query: Annotated[HoursQuery, Query()], caller: ProjectCaller, service: Service) -> HourlyReport:
+async def report_hours(
+    query: Annotated[queries.HoursQuery, Query()], caller: ProjectCaller, service: Service
+) -> reports.HourlyReport:
     """Sum energy and emissions hour by hour.
 
     A user sees its tenant's jobs; an operator sees everything, and how much of it was idle.
@@ -312,9 +278,9 @@ async def report_hours(query: Annotated[HoursQuery, Query()], caller: ProjectCal
     return await hourly_report(service.database, query.start, end_at, tenant_id, caller.project)
 
 
-@router.get("/reports/lines", tags=["footprint"], responses={200: {"model": LedgerLine}}, response_class=Lines)
+@router.get("/reports/lines", tags=["footprint"], responses={200: {"model": reports.LedgerLine}}, response_class=Lines)
 async def export_ledger_lines(
-    query: Annotated[LinesQuery, Query()], caller: ProjectCaller, service: Service
+    query: Annotated[queries.LinesQuery, Query()], caller: ProjectCaller, service: Service
 ) -> StreamingResponse:
     """Export the lines of the ledger.
 
@@ -330,11 +296,13 @@ async def export_ledger_lines(
         raise ProblemError(422, ProblemCode.INVALID_REQUEST, pointer.detail, errors=[pointer])
     about = Subject(query.start, query.end, None if caller.is_operator else caller.tenant_id, caller.project)
     pieces = await service.exports.begin(about, query.format, service.signer if query.seals else None, query.job)
-    return StreamingResponse(pieces, media_type=LINE_MEDIA[query.format])
+    return StreamingResponse(pieces, media_type=queries.LINE_MEDIA[query.format])
 
 
 @router.get("/reports/requests", tags=["footprint"])
-async def report_requests(query: Annotated[RequestQuery, Query()], caller: Caller, service: Service) -> RequestReport:
+async def report_requests(
+    query: Annotated[queries.RequestQuery, Query()], caller: Caller, service: Service
+) -> reports.RequestReport:
     """Sum requests to models with their energy and emissions by model, key, class, tenant or day.
 
     The energy is a part of that of the servers' jobs, which `/v1/reports/footprint` sums. A user sees its tenant's
@@ -346,8 +314,8 @@ async def report_requests(query: Annotated[RequestQuery, Query()], caller: Calle
 
 @router.get("/reports/history", tags=["jobs"])
 async def export_past_jobs(
-    query: Annotated[PastJobsQuery, Query()], caller: ProjectCaller, service: Service
-) -> PastJobs:
+    query: Annotated[queries.PastJobsQuery, Query()], caller: ProjectCaller, service: Service
+) -> reports.PastJobs:
     """Export past jobs as they ran, to replay them."""
     _check_period(query.start, query.end)
     tenant_id = query.tenant if caller.is_operator else caller.tenant_id
@@ -355,7 +323,7 @@ async def export_past_jobs(
 
 
 @router.get("/invariants", tags=["footprint"])
-async def check_invariants(_: Operator, service: Service) -> InvariantReport:
+async def check_invariants(_: Operator, service: Service) -> reports.InvariantReport:
     """Check that the live system is consistent."""
     return await invariants.check_invariants(service.database)
 

@@ -20,22 +20,13 @@ from services.cli import output
 from services.cli.client import Gateway, gateway_url, installation_of
 from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs import following, foreign
+from services.cli.jobs import specs as job_specs
 from services.cli.jobs.estimate import show_estimates
 from services.cli.jobs.names import USER_LABEL, job_or_array, number_of, user_name
 from services.cli.jobs.reach import Obstacle, Runner, closed_folders, obstacles, opened_by, programs_of, runner_of
 from services.cli.jobs.results import checked_results, fetched
 from services.cli.jobs.scripts import Script, read_script
 from services.cli.jobs.sources import LocalSources
-from services.cli.jobs.specs import (
-    SPEC_SUFFIXES,
-    SpecOptions,
-    command_words,
-    job_name,
-    program_name,
-    read_specs,
-    read_text,
-    spec_of,
-)
 from services.cli.output import console
 from services.cli.site.opening import has_lists, is_named, let_through, may_be_opened, open_to
 from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
@@ -93,7 +84,7 @@ class SubmitCommand(typer.core.TyperCommand):
             between = ["--"] if after and rest else []
             ctx.meta[_REST] = [files[0], *after, *between, *rest]
             return before
-        if not after or Path(files[0]).suffix in SPEC_SUFFIXES:
+        if not after or Path(files[0]).suffix in job_specs.SPEC_SUFFIXES:
             return args
         own = [word for word in after if word.partition("=")[0] in self._takes(ctx)]
         if own and self._are_own(ctx, after):
@@ -127,7 +118,7 @@ class SubmitCommand(typer.core.TyperCommand):
         if not isinstance(files, list | tuple) or len(files) != 1:
             return []
         file = str(files[0])
-        text = ctx.meta[_TEXT] = read_text(Path(file))
+        text = ctx.meta[_TEXT] = job_specs.read_text(Path(file))
         if not is_script(file, text):
             return []
         script = ctx.meta[_SCRIPT] = read_script(file, text)
@@ -142,7 +133,7 @@ class SubmitCommand(typer.core.TyperCommand):
             output.say(f"wattshift: {script.name} is not obeyed in all: {'; '.join(said)}")
         if "--name" in options:
             at = options.index("--name") + 1
-            options[at] = job_name(options[at])
+            options[at] = job_specs.job_name(options[at])
         return options
 
     def _checked(self, ctx: Any, script: Script, number: int, words: list[str]) -> list[str]:
@@ -171,7 +162,7 @@ def _is_program(word: str) -> bool:
     if path.is_file():
         with suppress(OSError), path.open("rb") as file:
             return file.read(4) == b"\x7fELF"
-    return path.suffix not in SPEC_SUFFIXES and shutil.which(word) is not None
+    return path.suffix not in job_specs.SPEC_SUFFIXES and shutil.which(word) is not None
 
 
 def _named(given: dict[str, Any]) -> set[str]:
@@ -183,7 +174,7 @@ def is_script(file: str, text: str) -> bool:
     """Return whether a file is a script and not a spec: it begins with ``#!``, or is not named or written as a spec."""
     if text.startswith("#!"):
         return True
-    if Path(file).suffix in SPEC_SUFFIXES or file == "-":
+    if Path(file).suffix in job_specs.SPEC_SUFFIXES or file == "-":
         return False
     return text.lstrip()[:1] not in ("{", "[")
 
@@ -447,8 +438,8 @@ def submit(
 
     A job runs in the folder it is submitted from, with the caller's PATH and virtual environment.
     """
-    options = SpecOptions(
-        **{name: value for name, value in context.params.items() if name in SpecOptions.__dataclass_fields__}
+    options = job_specs.SpecOptions(
+        **{name: value for name, value in context.params.items() if name in job_specs.SpecOptions.__dataclass_fields__}
     )
     sources = LocalSources()
     specs = _specs(context, file or [], command, options, sources)
@@ -508,7 +499,7 @@ def _waited(gateway: Gateway, ids: list[str], *, follow: bool, as_json: bool) ->
 
 
 def _specs(
-    context: typer.Context, files: list[str], command: str | None, options: SpecOptions, sources: LocalSources
+    context: typer.Context, files: list[str], command: str | None, options: job_specs.SpecOptions, sources: LocalSources
 ) -> list[JobSpec]:
     """Return the jobs that the command line asks for."""
     rest: list[str] | None = context.meta.get(_REST)
@@ -525,21 +516,21 @@ def _specs(
             raise CliError(f"{given[0]} goes with a command or a script; in {files[0]}, the spec says it", EXIT_USAGE)
         if rest:
             raise CliError(f"{files[0]} is no script, and takes no arguments after --", EXIT_USAGE)
-        return [signed(spec) for spec in read_specs(Path(files[0]), context.meta.get(_TEXT), sources)]
+        return [signed(spec) for spec in job_specs.read_specs(Path(files[0]), context.meta.get(_TEXT), sources)]
     if script is not None:
         words, name = script.command(rest or [], _in_place(Path(files[0]), options)), Path(script.name).stem
     else:
-        words = rest if rest else command_words(command) if command is not None else []
+        words = rest if rest else job_specs.command_words(command) if command is not None else []
         if not words and not options.container:
             raise CliError("the command is empty", EXIT_USAGE)
-        name = program_name(command.split() if command else words)
+        name = job_specs.program_name(command.split() if command else words)
         name = name if words else (options.container or "job").rpartition("/")[2].partition(":")[0]
     source = sources.of_options(options.upload, options.git, options.git_secret)
     elsewhere = source is not None and not is_local(gateway_url())
-    return [signed(spec_of(options, words, name, dict(os.environ), source, elsewhere=elsewhere))]
+    return [signed(job_specs.spec_of(options, words, name, dict(os.environ), source, elsewhere=elsewhere))]
 
 
-def _in_place(file: Path, options: SpecOptions) -> str:
+def _in_place(file: Path, options: job_specs.SpecOptions) -> str:
     """Return the path of a script as its job sees it."""
     folder = options.upload or options.workdir or Path()
     with suppress(ValueError):

@@ -12,20 +12,8 @@ import numpy as np
 
 from services.contracts.engines import OURS
 from services.contracts.nodes import PowerState
+from services.core.cycle import plan as plans
 from services.core.cycle.grids import cluster_intensity
-from services.core.cycle.plan import (
-    ACTION_NAMES,
-    Action,
-    Control,
-    Hold,
-    Plan,
-    PowerNode,
-    Preempt,
-    ProfileControls,
-    SetClock,
-    SetPowerLimit,
-    Start,
-)
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import JobId, NodeId, allocation_id
 from services.core.domain.reasons import Reason
@@ -79,7 +67,7 @@ class Said:
             rows,
         )
 
-    def new(self, holds: Sequence[Hold], bound: Mapping[JobId, tuple[NodeId, ...]]) -> list[Waiting]:
+    def new(self, holds: Sequence[plans.Hold], bound: Mapping[JobId, tuple[NodeId, ...]]) -> list[Waiting]:
         """Return the holds that differ from what is stored; of a hundred thousand nearly all are the same.
 
         Args:
@@ -104,7 +92,7 @@ class Said:
             for hold in timed
         ] + [Waiting(job_id, Reason.NODE_CLOSED.value, words, None) for job_id, words in closed.items()]
 
-    def _differs(self, hold: Hold) -> bool:
+    def _differs(self, hold: plans.Hold) -> bool:
         return self.expected_s.get(hold.job_id) != _until_s(hold)
 
 
@@ -114,7 +102,7 @@ class Decided:
 
     snapshot: Snapshot
     policy: str
-    plan: Plan
+    plan: plans.Plan
     memory: dict[str, Any] | None  #: What the policy is to remember; None: what it already does
     decide_ms: float
     said: Said = field(default_factory=Said)  #: Why jobs wait, as it was stored when the snapshot was made
@@ -153,14 +141,14 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
     Raises:
         StalePlanError: the snapshot is out of date.
     """
-    holds = [action for action in decided.plan.actions if isinstance(action, Hold)]  # one for each job that waits
-    rest: list[Action] = []
+    holds = [action for action in decided.plan.actions if isinstance(action, plans.Hold)]  # one for each job that waits
+    rest: list[plans.Action] = []
     if len(holds) < len(decided.plan.actions):
-        rest = [action for action in decided.plan.actions if not isinstance(action, Hold)]
-    starts = [action for action in rest if isinstance(action, Start)]
-    preempts = [action for action in rest if isinstance(action, Preempt)]
-    controls = [action for action in rest if isinstance(action, (SetPowerLimit, SetClock))]
-    measurements = [action for action in rest if isinstance(action, ProfileControls)]
+        rest = [action for action in decided.plan.actions if not isinstance(action, plans.Hold)]
+    starts = [action for action in rest if isinstance(action, plans.Start)]
+    preempts = [action for action in rest if isinstance(action, plans.Preempt)]
+    controls = [action for action in rest if isinstance(action, (plans.SetPowerLimit, plans.SetClock))]
+    measurements = [action for action in rest if isinstance(action, plans.ProfileControls)]
     active = decided.snapshot.trigger is Trigger.ACTIVE
     try:
         async with database.transaction() as connection:
@@ -196,7 +184,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
 
 
 async def _start(
-    connection: Connection, starts: Sequence[Start], ports: tuple[int, int], seen: Snapshot
+    connection: Connection, starts: Sequence[plans.Start], ports: tuple[int, int], seen: Snapshot
 ) -> Sequence[StartableJob]:
     if not starts:
         return ()
@@ -257,7 +245,7 @@ async def _start(
 
 
 def _checked_slices(
-    starts: Sequence[Start], hosts: Mapping[str, gangs.Host], seen: Snapshot
+    starts: Sequence[plans.Start], hosts: Mapping[str, gangs.Host], seen: Snapshot
 ) -> dict[tuple[str, int], str]:
     """Return the UUIDs of the slices that starts get, by node and device.
 
@@ -278,7 +266,7 @@ def _checked_slices(
 
 
 async def _write_starts(
-    connection: Connection, starts: Sequence[Start], made: Sequence[NewGang], asleep: set[str]
+    connection: Connection, starts: Sequence[plans.Start], made: Sequence[NewGang], asleep: set[str]
 ) -> None:
     starting: list[Starting] = []
     for start, gang in zip(starts, made, strict=True):
@@ -291,7 +279,7 @@ async def _write_starts(
     await jobs.start(connection, starting)
 
 
-async def _preempt(connection: Connection, preempts: Sequence[Preempt]) -> None:
+async def _preempt(connection: Connection, preempts: Sequence[plans.Preempt]) -> None:
     if not preempts:
         return
     running = await gangs.stoppable(connection, [preempt.job_id for preempt in preempts])
@@ -310,7 +298,7 @@ async def _preempt(connection: Connection, preempts: Sequence[Preempt]) -> None:
         await stop(connection, gang, EndReason.PREEMPTED, detail=SENTENCES[reason], code=reason.value)
 
 
-def _until_s(hold: Hold) -> int | None:
+def _until_s(hold: plans.Hold) -> int | None:
     return None if hold.expected_start_s is None else round(hold.expected_start_s)
 
 
@@ -319,7 +307,7 @@ def _instant(whole_s: int | None) -> datetime | None:
     return None if whole_s is None else datetime.fromtimestamp(whole_s, UTC)
 
 
-async def _power(connection: Connection, nodes: Sequence[PowerNode]) -> None:
+async def _power(connection: Connection, nodes: Sequence[plans.PowerNode]) -> None:
     for on in (False, True):
         reasons = {node.node_id: node.reason for node in nodes if node.on is on}
         for reason in dict.fromkeys(reasons.values()):
@@ -329,8 +317,8 @@ async def _power(connection: Connection, nodes: Sequence[PowerNode]) -> None:
                 raise StalePlanError("a node's power can no longer be changed as planned")
 
 
-def _control_fields(control: Control) -> Json:
-    if isinstance(control, ProfileControls):
+def _control_fields(control: plans.Control) -> Json:
+    if isinstance(control, plans.ProfileControls):
         return {"setting": control.kind.value}
     return {CONTROL_COLUMNS[control.kind]: control.value}
 
@@ -339,10 +327,10 @@ async def _record(
     connection: Connection,
     round_number: int,
     decided: Decided,
-    starts: Sequence[Start],
-    preempts: Sequence[Preempt],
-    holds: Sequence[Hold],
-    controls: Sequence[Control],
+    starts: Sequence[plans.Start],
+    preempts: Sequence[plans.Preempt],
+    holds: Sequence[plans.Hold],
+    controls: Sequence[plans.Control],
 ) -> None:
     snapshot = decided.snapshot
     actions: list[Json] = [
@@ -361,7 +349,7 @@ async def _record(
     ]
     actions += [
         {
-            "action": ACTION_NAMES[type(each)],
+            "action": plans.ACTION_NAMES[type(each)],
             "job_id": each.job_id,
             "reason": each.reason.value,
             **_control_fields(each),
