@@ -154,11 +154,11 @@ async def test_a_start_goes_on_as_long_as_what_it_waits_for_works(
 
     monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(module, "cpu_of", a_minute_of_work)
+    monkeypatch.setattr("services.standalone.watching.cpu_of", a_minute_of_work)
     async with supervised(tmp_path, start_within_s=90) as supervisor:
         await supervisor.start([a_process("slow", tmp_path, "sleep 60")])
         assert now_s >= 600
-        monkeypatch.setattr(module, "cpu_of", a_minute_of_none)
+        monkeypatch.setattr("services.standalone.watching.cpu_of", a_minute_of_none)
         began_s = now_s
         with pytest.raises(StackError, match="not ready after 90 s without work: stuck;"):
             await supervisor.start([a_process("stuck", tmp_path, "sleep 60")])
