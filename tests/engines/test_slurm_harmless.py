@@ -174,18 +174,18 @@ def theirs_of(kind: str, mode: str = "control", **sizes: int) -> Theirs:
 @pytest.mark.parametrize("kind", ["slurm", "kueue"])
 @pytest.mark.parametrize("mode", ["control", "dry_run"])
 @pytest.mark.parametrize("reason", list(Reason))
-def test_nothing_is_held_or_stopped_but_for_greener_hours(reason: Reason, mode: str, kind: str) -> None:
+def test_nothing_is_held_or_stopped_but_for_greener_hours_and_orders_of_the_grid(reason: Reason, mode: str, kind: str) -> None:
     """Where the engine has a queue; until when is foreseen of no other one either."""
-    theirs = theirs_of(kind, mode)
+    holds, theirs = (Reason.GREENER_HOURS, Reason.GRID_ORDER), theirs_of(kind, mode)
     _, preempts = theirs.carried_out([], [Preempt(JobId("a"), reason, 1)])
     stops = bool(preempts) or theirs.would != {}
-    assert stops == (reason in (Reason.GREENER_HOURS, Reason.SCALE_IN, Reason.SCALE_OUT))
+    assert stops == (reason in (*holds, Reason.SCALE_IN, Reason.SCALE_OUT))
 
     theirs = theirs_of(kind, mode)
     wanted = theirs.wanted([], [Hold(JobId("a"), reason, theirs.snapshot.now_s + 3_600)])["a"]
-    assert (wanted["action"] == "hold") == (reason is Reason.GREENER_HOURS)
+    assert (wanted["action"] == "hold") == (reason in holds)
     if mode == "dry_run":
-        assert (theirs.would_start["a"][0] is not None) == (reason is Reason.GREENER_HOURS)
+        assert (theirs.would_start["a"][0] is not None) == (reason in holds)
 
 
 def test_an_engine_without_a_queue_is_told_the_plans_order() -> None:

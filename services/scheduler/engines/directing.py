@@ -2,7 +2,7 @@
 
 An engine with a queue of its own (``contracts.engines.QUEUEING``) decides itself which job starts when GPUs are free:
 by its users' priorities, quotas and limits, of which a plan knows nothing. Only a plan's sizes, and its holds and stops
-for greener hours, are carried out there. Whatever else a job waits for, GPUs above all, it waits for in that queue.
+for greener hours and for orders of the grid, are carried out there. Whatever else a job waits for, GPUs above all, it waits for in that queue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from services.scheduler.repository import engines
 from services.scheduler.repository.documents import Json
 from services.scheduler.repository.engines import LiveRow
 
-STOPS = frozenset({Reason.GREENER_HOURS, Reason.SCALE_IN, Reason.SCALE_OUT})
+HOLDS = frozenset({Reason.GREENER_HOURS, Reason.GRID_ORDER})
+STOPS = HOLDS | {Reason.SCALE_IN, Reason.SCALE_OUT}
 """Why a job of an engine with a queue of its own may be stopped: who makes room for whom is the engine's to say."""
 
 
@@ -85,7 +86,7 @@ class Theirs:
         for hold in holds if self.live else ():
             if (row := self.live.get(hold.job_id)) is None:
                 continue
-            waits_here = hold.reason is Reason.GREENER_HOURS or row.kind not in QUEUEING
+            waits_here = hold.reason in HOLDS or row.kind not in QUEUEING
             start_s = hold.expected_start_s if waits_here else None
             start_at = None if start_s is None else datetime.fromtimestamp(start_s, UTC)
             self.would_start[hold.job_id] = start_at, hold_saves_gco2(self.snapshot, hold) if start_at else None
