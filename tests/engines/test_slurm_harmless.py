@@ -174,7 +174,7 @@ def theirs_of(kind: str, mode: str = "control", **sizes: int) -> Theirs:
 @pytest.mark.parametrize("kind", ["slurm", "kueue"])
 @pytest.mark.parametrize("mode", ["control", "dry_run"])
 @pytest.mark.parametrize("reason", list(Reason))
-def test_nothing_is_held_or_stopped_but_for_greener_hours_and_orders_of_the_grid(reason: Reason, mode: str, kind: str) -> None:
+def test_nothing_is_held_or_stopped_but_for_greener_hours_and_orders(reason: Reason, mode: str, kind: str) -> None:
     """Where the engine has a queue; until when is foreseen of no other one either."""
     holds, theirs = (Reason.GREENER_HOURS, Reason.GRID_ORDER), theirs_of(kind, mode)
     _, preempts = theirs.carried_out([], [Preempt(JobId("a"), reason, 1)])

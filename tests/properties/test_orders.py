@@ -18,8 +18,9 @@ from services.core.domain.orders import PowerOrder
 from services.core.domain.reasons import Reason
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.orders.tables import OrderTables
+from services.core.policies.orders.widths import without_growth
 from services.core.policies.powerflow.watts import Idle, draw_of
-from services.core.policies.registry import FAIR, POLICIES, build_policy
+from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
 from tests.support.builders import NOON_S
 from tests.support.strategies import snapshots
 
@@ -27,8 +28,11 @@ EVERYONE = (*POLICIES, f"{FAIR}joint")
 CLASSES = (0.0, 0.1, 0.25, 0.5, math.nan)
 
 
-def ordered(snapshot: Snapshot, limit_w: float, flex: list[float]) -> Snapshot:
-    """Return the snapshot of a cluster whose GPUs take limits, with an order and a class for each job."""
+def ordered(snapshot: Snapshot, limit_w: float, flex: list[float], *, stands: bool = False) -> Snapshot:
+    """Return the snapshot of a cluster whose GPUs take limits, with an order and a class for each job.
+
+    Under an order that stands, gangs may be measured.
+    """
     n_models = len(snapshot.gpu_models)
     return replace(
         snapshot,
@@ -36,7 +40,8 @@ def ordered(snapshot: Snapshot, limit_w: float, flex: list[float]) -> Snapshot:
         limit_range_w=np.tile([100.0, 400.0], (n_models, 1)),
         idle_w=np.full(n_models, 50.0),
         jobs=replace(snapshot.jobs, flex=np.array(flex[: len(snapshot.jobs)])),
-        orders=(PowerOrder("o", -1, limit_w, limit_w, NOON_S + 60, NOON_S + 3600),),
+        orders=(PowerOrder("o", -1, limit_w, limit_w, NOON_S + 60, math.inf if stands else NOON_S + 3600),),
+        measures=stands,
     )
 
 
@@ -80,15 +85,20 @@ def least_w(snapshot: Snapshot) -> float:
     first=snapshots(),
     share=st.floats(0.3, 1.1),
     flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10),
+    stands=st.booleans(),
 )
 def test_an_order_is_met_in_the_stated_order_of_means(
-    name: str, first: Snapshot, share: float, flex: list[float]
+    name: str, first: Snapshot, share: float, flex: list[float], stands: bool
 ) -> None:
     policy = build_policy(name, {})
-    free = ordered(first, math.inf, flex)
-    before = run_cycle(policy, replace(free, measures=False), policy.initial()).plan
-    limit_w = share * max(drawn_w(free, before), 1.0)
-    snapshot = ordered(first, limit_w, flex)
+    free = ordered(first, math.inf, flex, stands=stands)
+    calm = run_cycle(policy, free, policy.initial()).plan
+    limit_w = share * max(drawn_w(free, calm), 1.0)
+    held = snapshot = ordered(first, limit_w, flex, stands=stands)
+    entry = policy_entry(name)
+    if entry.resizes:
+        held = without_growth(held, OrderTables.of_round(held))
+    before = run_cycle(policy, replace(held, orders=()), policy.initial()).plan
 
     plan = run_under_orders(policy, snapshot, policy.initial()).plan
 
@@ -96,11 +106,21 @@ def test_an_order_is_met_in_the_stated_order_of_means(
     calm_w = drawn_w(snapshot, plan) + stopped_idle_w(snapshot, plan)
     if least_w(snapshot) <= limit_w:
         assert calm_w <= limit_w + 1e-6, "an order that could be met is exceeded"
-    by_order = [each for each in plan.actions if each.reason is Reason.GRID_ORDER]
+    changed = [each for each in plan.actions if each not in before.actions]
+    by_order = [each for each in changed if each.reason in (Reason.GRID_ORDER, Reason.SCALE_IN)]
+    wide = {each.job_id: each.gpus for each in before.actions if isinstance(each, Start)}
+    for each in changed:
+        if isinstance(each, Start) or (isinstance(each, Preempt) and each.reason is Reason.SCALE_IN):
+            at = index[each.job_id]
+            gpus = each.gpus if isinstance(each, Start) else each.next_gpus
+            assert entry.resizes, "a gang is narrowed under a policy that would leave it so"
+            assert jobs.flex[at] != 0, "a gang of class 0 is narrowed"
+            assert gpus < wide.get(each.job_id, int(jobs.gpus[at])), "an order makes a gang wider"
     hard = {job_id for job_id, at in index.items() if jobs.flex[at] == 0}
     if any(each.job_id in hard for each in by_order):
         tables = OrderTables.of_round(snapshot)
         limits = {each.job_id: each.value for each in plan.actions if isinstance(each, SetPowerLimit)}
+        slowed = any(each.job_id in hard for each in by_order if isinstance(each, SetPowerLimit | SetClock))
         for each in draw_of(snapshot, plan.actions, tables).jobs.tolist():
             if jobs.ids[each] in hard:
                 continue
@@ -108,7 +128,7 @@ def test_an_order_is_met_in_the_stated_order_of_means(
             table = tables.of(
                 each, int(snapshot.nodes.gpu_model[snapshot.nodes.index[jobs.placements[each].shares[0].node_id]])
             )
-            assert table.kind is None or limits.get(jobs.ids[each]) == table.values[0]
+            assert not slowed or table.kind is None or limits.get(jobs.ids[each]) == table.values[0]
     stops = {each.job_id for each in by_order if isinstance(each, Preempt)}
     assert all(jobs.preemptible[index[job_id]] for job_id in stops)
     # What the order does not touch is as the policy wants it.

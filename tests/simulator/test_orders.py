@@ -51,6 +51,37 @@ def test_an_order_of_ten_hours_is_reached_at_once_and_kept(policy: str) -> None:
     assert slower[~spared].max() > 0.01
 
 
+@pytest.mark.parametrize(
+    ("policy", "parameters"), [("joint", {}), ("las", {"gang": "max"}), ("powerflow", {}), ("fair+joint", {})]
+)
+def test_gangs_that_may_become_narrower_do_so_before_any_is_paused(policy: str, parameters: dict[str, object]) -> None:
+    """The limit is below what power limits may do in a class of 10 %, and is met by three quarters of the GPUs."""
+    n_jobs = 32
+    kind = a_profile(gpu_w=300.0, scaling=0.9, restart_s=30.0, checkpoint_s=10.0)
+    made = a_workload([(float(at), 96 * HOUR_S, 2) for at in range(n_jobs)], [kind], most=8)
+    order = SimulatedOrder(START_S + 4 * HOUR_S, 6 * HOUR_S, cut=0.35)
+
+    found = simulate(
+        policy,
+        replace(made, flex=np.full(n_jobs, 0.1)),
+        ClusterSpec.parse("32x8:A100"),
+        a_trace((300.0,) * 240),
+        parameters=parameters,
+        options=EngineOptions(orders=(order,)),
+    )
+
+    (kept,) = found.orders
+    assert kept["reached_s"] <= 10
+    assert kept["above_most"] <= 0.02
+    assert kept["rebound"] <= 0.05
+    series = found.series
+    within = (series.times_s >= order.start_s + HOUR_S) & (series.times_s < order.start_s + order.lasts_s)
+    assert (series.running_high + series.running_low)[within].min() == n_jobs, "a job is paused"
+    stops = 2 + 2 * (policy == "powerflow")  # which also packs narrow gangs onto fewer nodes
+    assert found.columns.preemptions.max() <= stops, "gangs are stopped again and again"
+    assert (found.columns.last_gpus == 8).all(), "a gang stays narrow"
+
+
 def test_an_order_to_an_idle_cluster_changes_nothing() -> None:
     order = SimulatedOrder(START_S + 200 * HOUR_S, HOUR_S, to_w=1.0)
     assert run("fifo", order).orders == ()

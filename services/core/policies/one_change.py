@@ -33,7 +33,8 @@ from services.core.cycle.snapshot import QUEUED, JobTable, Snapshot
 from services.core.domain.arrays import Bools
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
-from services.core.policies.orders.layer import FLEX, run_under_orders
+from services.core.policies.orders.layer import run_under_orders
+from services.core.policies.orders.widths import FLEX
 
 CLASSES = (0.1, 0.25, 0.5)  #: How much slower orders of the grid may make a job, as jobs may say
 DEADLINES_H = (24, 12, 6, 3, 1)

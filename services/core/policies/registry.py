@@ -37,6 +37,9 @@ class PolicyEntry:
     build: Callable[[Any], Policy[Any]]  #: Makes the policy from a ``config``
     elastic: bool = False  #: Whether it chooses the sizes of gangs; otherwise jobs run at one size
     preempts: bool = True  #: Whether it may stop running jobs
+    resizes: bool = False
+    """Whether active rounds give running gangs the sizes that it would choose anew. If not, orders of the grid narrow
+    none, because it would stay narrow."""
     replans: bool = False
     """Whether it is asked at every change, even if no job waits, because it has controls to set or nodes to power
     down."""
@@ -92,6 +95,7 @@ POLICIES: dict[str, PolicyEntry] = {
         config=JointConfig,
         build=Joint,
         elastic=True,
+        resizes=True,
         replans=True,
         tunes_batch=True,
         sets_controls=True,
@@ -102,6 +106,7 @@ POLICIES: dict[str, PolicyEntry] = {
         paper="Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI'19",
         config=LasConfig,
         build=Las,
+        resizes=True,
     ),
     "powerflow": PolicyEntry(
         summary="GPUs go to the jobs that finish an hour sooner for the least energy, within a power limit for the "
@@ -110,6 +115,7 @@ POLICIES: dict[str, PolicyEntry] = {
         config=PowerflowConfig,
         build=Powerflow,
         elastic=True,
+        resizes=True,
         orders=False,
         replans=True,
         sets_controls=True,

@@ -2,7 +2,8 @@
 
 An engine with a queue of its own (``contracts.engines.QUEUEING``) decides itself which job starts when GPUs are free:
 by its users' priorities, quotas and limits, of which a plan knows nothing. Only a plan's sizes, and its holds and stops
-for greener hours and for orders of the grid, are carried out there. Whatever else a job waits for, GPUs above all, it waits for in that queue.
+for greener hours and for orders of the grid, are carried out there. Whatever else a job waits for, GPUs above all, it
+waits for in that queue.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ The policy sees the cluster as it would be without orders, and its plan stands a
 a limit is taken back by these means, each only if those before it do not suffice:
 
 1. power limits and clocks of flexible gangs, each within its class: no slower than its user allows;
-2. flexible gangs that would start wait, then running ones that may be stopped pause, with their grace period in which
-   they write a checkpoint: those of the largest class first, then of the lowest priority, then the youngest;
+2. flexible gangs that would start do so on fewer GPUs, or wait; then running ones that may be stopped restart on fewer
+   GPUs, or pause, with their grace period in which they write a checkpoint: those of the largest class first, then of
+   the lowest priority, then the youngest. Gangs become narrower where their job permits it, and only under policies
+   that will give them back their size (``PolicyEntry.resizes``);
 3. flexible gangs that may not be stopped go below their class;
 4. gangs of class 0: their limits and clocks, then their starts wait, then they pause.
 
@@ -45,11 +47,12 @@ from services.core.domain.orders import PowerOrder
 from services.core.domain.reasons import Reason
 from services.core.policies.orders.scope import in_zone, within
 from services.core.policies.orders.tables import OrderTables
+from services.core.policies.orders.widths import flex_of, narrowed, narrower, without_growth
 from services.core.policies.powerflow.controls import allocate_controls
 from services.core.policies.powerflow.watts import Draw, Idle, draw_of
+from services.core.policies.registry import entry_of
 from services.core.policies.windows.layer import Keeping, closed
 
-FLEX = 0.25  #: The class of a job where neither its user nor its tenant names one
 SET = (SetPowerLimit, SetClock)
 Values = dict[tuple[JobId, ControlKind], float | None]  #: What devices of gangs are set to, None for the default
 
@@ -68,8 +71,13 @@ class Obeying(Layer[Memory]):
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
         """Return the policy's plan within the orders, and its memory."""
-        plan, following = self.inner.decide(_without_orders(snapshot), memory)
-        return within_orders(snapshot, plan), following
+        tables = OrderTables.of_round(snapshot) if any(order.limits for order in snapshot.orders) else None
+        shown, entry = _without_orders(snapshot), entry_of(self.name)
+        resizes = entry is not None and entry.resizes
+        if tables is not None and resizes:
+            shown = without_growth(shown, tables)
+        plan, following = self.inner.decide(shown, memory)
+        return _within_orders(snapshot, plan, tables, resizes=resizes), following
 
 
 def _without_orders(snapshot: Snapshot) -> Snapshot:
@@ -81,7 +89,7 @@ def _without_orders(snapshot: Snapshot) -> Snapshot:
     return snapshot.again(measures=snapshot.measures and not any(order.limits for order in snapshot.orders))
 
 
-def within_orders(snapshot: Snapshot, plan: Plan) -> Plan:
+def _within_orders(snapshot: Snapshot, plan: Plan, tables: OrderTables | None, *, resizes: bool) -> Plan:
     """Return a plan with what the orders of a snapshot require, and without what they had required before."""
     jobs = snapshot.jobs
     by_policy: Values = {(each.job_id, each.kind): each.value for each in plan.actions if isinstance(each, SET)}
@@ -92,11 +100,9 @@ def within_orders(snapshot: Snapshot, plan: Plan) -> Plan:
                 by_policy.setdefault((jobs.ids[job], kind), None)
     values: Values = dict(by_policy)
     actions: list[Action] = [each for each in plan.actions if not isinstance(each, SET)]
-    tables = OrderTables.of_round(snapshot) if any(order.limits for order in snapshot.orders) else None
-    for order in snapshot.orders if tables is not None else ():
-        assert tables is not None
-        if order.limits:
-            actions = list(_Meeting(snapshot, actions, values, tables, order).met())
+    for order in snapshot.orders:
+        if order.limits and tables is not None:
+            actions = list(_Meeting(snapshot, actions, values, tables, order, resizes).met())
     again_s = min((order.changes_s for order in snapshot.orders), default=math.inf)
     if again_s < (plan.look_again_s or math.inf):
         plan = replace(plan, look_again_s=again_s)
@@ -136,6 +142,7 @@ class _Meeting:
     values: Values  #: What gangs are set to by the policy and by the orders before this one; changed here
     tables: OrderTables
     order: PowerOrder
+    resizes: bool  #: Whether gangs may become narrower
     draw: Draw = field(init=False)
     places: Ints = field(init=False)  #: The index of each gang's table
     speed: Floats = field(init=False)  #: As a share of that at the default
@@ -152,15 +159,33 @@ class _Meeting:
         rows = np.arange(draw.jobs.size)
         self.speed = np.where(speed > 0, speed, 0.0) / speed[rows, known.n_values[self.places] - 1, None]
         self.top = self._at()
-        jobs = self.snapshot.jobs
-        flex = np.where(np.isnan(jobs.flex), FLEX, jobs.flex)[draw.jobs]
+        flex = flex_of(self.snapshot)[draw.jobs]
         idle_w = Idle(scope, [each for each in inside if isinstance(each, Start)]).draw_w()
         limits_w = np.array([self.order.limit_w, min(self.order.limit_w, self.order.soon_w)]) / self.order.ratio
-        allowed, stops, freed_w = self._means(flex, float(limits_w[1]) - idle_w - self._released_w(scope))
-        left_w = float(limits_w[0]) - idle_w - freed_w - draw.stopping_w
-        left_w -= float(self.power_w[rows, self._at(present=True)][stops & ~draw.starts].sum())
-        self._set(allowed, flex, ~stops, left_w)
-        yield from self._without({jobs.ids[job] for job in draw.jobs[stops].tolist()})
+        allowed, sizes = self._means(flex, float(limits_w[1]) - idle_w - self._released_w(scope))
+        goes_on = np.where(draw.starts, sizes > 0, sizes == draw.gpus)
+        left_w = float(limits_w[0]) - idle_w - draw.stopping_w
+        left_w -= float((self._idle_each_w() * (draw.gpus - np.where(goes_on, sizes, 0))).sum())
+        left_w -= float(self.power_w[rows, self._at(present=True)][~goes_on & ~draw.starts].sum())
+        less: list[int] = np.flatnonzero(sizes < draw.gpus).tolist()
+        changed = {self.snapshot.jobs.ids[draw.jobs.item(row)]: sizes.item(row) for row in less}
+        for row in (row for row in less if goes_on[row]):
+            speed, self.power_w[row] = self._at_size(row, sizes.item(row))
+            self.speed[row] = speed / speed[known.n_values[self.places[row]] - 1]
+            draw.gpus[row] = sizes[row]
+        self._set(allowed, flex, goes_on, left_w)
+        yield from self._changed(changed)
+
+    def _idle_each_w(self) -> Floats:
+        """Return what a device of each gang draws once it is free: (n_gangs,)."""
+        idle_w, models = self.snapshot.idle_w, self.draw.models
+        return idle_w[models] if idle_w.size else np.zeros(models.size)
+
+    def _at_size(self, row: int, gpus: int) -> tuple[Floats, Floats]:
+        """Return speed and power of a gang at another size: (n_values,) each."""
+        job, model = self.draw.jobs[row : row + 1], self.draw.models[row : row + 1]
+        speed, power_w = self.tables.gangs(job, model, np.array([[gpus]]))
+        return speed[0, 0], power_w[0, 0]
 
     def _released_w(self, scope: Snapshot) -> float:
         """Return what the devices of gangs that stop already, or by the policy's plan, draw once they are free."""
@@ -188,8 +213,8 @@ class _Meeting:
                 at[row] = max(int(np.searchsorted(known.values[place, : at[row] + 1], value + 1e-6)) - 1, 0)
         return np.array(at, dtype=np.int64)
 
-    def _means(self, flex: Floats, left_w: float) -> tuple[Bools, Bools, float]:
-        """Return the values that gangs may have, which gangs stop or do not start, and what their devices draw idle.
+    def _means(self, flex: Floats, left_w: float) -> tuple[Bools, Ints]:
+        """Return the values that gangs may have, and their sizes: 0 for those that stop or do not start.
 
         Args:
             flex: How much slower each gang may become.
@@ -201,37 +226,51 @@ class _Meeting:
         below: Bools = (columns <= self.top[:, None]) & (self.speed > 0)
         allowed: Bools = below & (self.speed >= 1 - flex[:, None] - 1e-9) & (flex > 0)[:, None]
         allowed[rows, self.top] = True
-        idle_w = snapshot.idle_w[draw.models] * draw.gpus if snapshot.idle_w.size else np.zeros(rows.size)
-        stops = np.zeros(rows.size, dtype=np.bool_)
-        stoppable = draw.starts | jobs.preemptible[draw.jobs]
+        each_w, sizes = self._idle_each_w(), draw.gpus.copy()
+        stoppable, runs = jobs.preemptible[draw.jobs], jobs.phase[draw.jobs] == RUNNING
         held: list[int] = draw.jobs.tolist()
         ids = [jobs.ids[job] for job in held]
         since_s = np.where(draw.starts, np.inf, jobs.waiting_since_s[draw.jobs])
-        by: Any = (ids, -since_s, jobs.priority[draw.jobs], -flex, ~draw.starts)
+        by: Any = (ids, -since_s, jobs.priority[draw.jobs], -flex)
         first: Ints = np.lexsort(by)
 
-        def excess_w() -> float:
-            lowest_w = np.where(allowed, self.power_w, np.inf).min(axis=1)
-            return float(np.where(stops, idle_w, lowest_w).sum()) - left_w
+        def at_least_w(row: int, gpus: int) -> float:
+            drawn_w = self._at_size(row, gpus)[1][allowed[row]].min() if gpus else 0.0
+            return float(drawn_w) + each_w.item(row) * (draw.gpus.item(row) - gpus)
 
-        def stop(which: Bools) -> None:
-            lowest_w = np.where(allowed, self.power_w, np.inf).min(axis=1)
-            over_w = excess_w()
-            for row in first[which[first]].tolist():
-                if over_w <= 0:
-                    return
-                stops[row] = True
-                over_w += idle_w.item(row) - lowest_w.item(row)
+        def at_most(values: Bools, which: Bools) -> None:
+            nonlocal over_w
+            allowed[which] = values[which]
+            lowest_w[:] = np.where(allowed, self.power_w, np.inf).min(axis=1)
+            less: list[int] = np.flatnonzero(sizes < draw.gpus).tolist()
+            for row in less:
+                lowest_w[row] = at_least_w(row, sizes.item(row))
+            over_w = float(lowest_w.sum()) - left_w
 
-        soft = flex > 0
-        if excess_w() > 0:
-            stop(soft & stoppable)
+        def reduce(which: Bools, *, narrows: bool) -> None:
+            nonlocal over_w
+            turns: list[int] = first[which[first]].tolist()
+            for row in turns:
+                for gpus in narrower(snapshot, held[row], draw.gpus.item(row)) if narrows else [0]:
+                    if over_w <= 0:
+                        return
+                    less_w = at_least_w(row, gpus) - lowest_w.item(row)
+                    if not narrows or less_w < 0:
+                        sizes[row], over_w = gpus, over_w + less_w
+                        lowest_w[row] += less_w
+
+        lowest_w, over_w, soft = np.zeros(rows.size), 0.0, flex > 0
+        at_most(allowed, soft)
+        reduce(soft & draw.starts & self.resizes, narrows=True)
+        reduce(soft & draw.starts, narrows=False)
+        reduce(soft & stoppable & runs & self.resizes, narrows=True)
+        reduce(soft & stoppable & ~draw.starts, narrows=False)
         for which in (soft, ~soft):
-            if excess_w() > 0:
-                allowed[which] = below[which]
-        if excess_w() > 0:
-            stop(~soft & stoppable)
-        return allowed, stops, float(idle_w[stops].sum())
+            if over_w > 0:
+                at_most(below, which)
+        reduce(~soft & draw.starts, narrows=False)
+        reduce(~soft & stoppable & ~draw.starts, narrows=False)
+        return allowed, sizes
 
     def _set(self, allowed: Bools, flex: Floats, goes_on: Bools, left_w: float) -> None:
         """Choose values of gangs, within those allowed: of flexible ones first, then of the others."""
@@ -258,17 +297,20 @@ class _Meeting:
                 value, spare_w = value + more_w, spare_w - more_w * self.draw.gpus.item(row)
             self.values[ids[int(self.draw.jobs[row])], kind] = value
 
-    def _without(self, stops: set[JobId]) -> Iterator[Action]:
-        """Yield the actions with these gangs stopped, or not started."""
-        jobs, order, seen = self.snapshot.jobs, self.order, set[JobId]()
+    def _changed(self, sizes: dict[JobId, int]) -> Iterator[Action]:
+        """Yield the actions with gangs stopped, narrower or not started, by the size that each is to have."""
+        jobs, starts = self.snapshot.jobs, set[JobId]()
         for each in self.actions:
-            if isinstance(each, Start) and each.job_id in stops:
-                seen.add(each.job_id)
-                yield Hold(each.job_id, Reason.GRID_ORDER, order.ends_s)
+            if isinstance(each, Start) and each.job_id in sizes:
+                starts.add(each.job_id)
+                gpus = sizes[each.job_id]
+                wait = Hold(each.job_id, Reason.GRID_ORDER, self.order.ends_s)
+                yield narrowed(self.snapshot, each, gpus) if gpus else wait
             else:
                 yield each
-        for job_id in sorted(stops - seen):
-            job = jobs.index[job_id]
+        for job_id in sorted(set(sizes) - starts):
+            job, gpus = jobs.index[job_id], sizes[job_id]
             low, high, step = (int(column[job]) for column in (jobs.min_gpus, jobs.max_gpus, jobs.step_gpus))
             held = int(jobs.gpus[job])
-            yield Preempt(job_id, Reason.GRID_ORDER, held if low <= held <= high and not (held - low) % step else low)
+            again = held if low <= held <= high and not (held - low) % step else low
+            yield Preempt(job_id, Reason.SCALE_IN if gpus else Reason.GRID_ORDER, gpus or again)
