@@ -204,7 +204,7 @@ class Agent(ReportingAgent):
                 async with asyncio.timeout(self.settings.retry_s):
                     await self._deliver_batch(BATCH)
                     await self._send_heartbeat()
-        await self.controls.restore()  # the next agent sets anew what gangs that run on are to have
+        await self.controls.enforce(self.gangs.orders())  # gangs that run on keep what the scheduler ordered for them
         self.driver.close()
         self.confinement.cgroups.sweep(self._running_ranks())
         self.confinement.cgroups.close()

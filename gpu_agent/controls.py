@@ -143,13 +143,6 @@ class Controls:
                 told.append(self._driver.read(index).power_limit_w)
         return [limit_w for limit_w in told if limit_w is not None]
 
-    async def restore(self) -> None:
-        """Restore the defaults of every device that this agent or an earlier one has changed."""
-        if self._put:
-            async with self._lock:
-                await self._take_back({})
-            log.info("controls.restored", still_set=len(self._put))
-
     def _wanted(self, orders: Sequence[Order]) -> dict[Key, float | None]:
         return {
             (kind, index): value

@@ -49,18 +49,18 @@ async def test_only_what_was_set_is_taken_back(
 ) -> None:
     driver.set_power_limit(2, 200)  # an operator's own
     controls = make()
-    await controls.restore()
+    await controls.enforce([])
     assert await controls.enforce([order(0, mhz=705), order(1, w=150, gang="job_2.1")])
     assert drawn(driver) == [141, 150, 200]
     later = make()
     assert later.in_force, "an agent that starts anew knows what the one before has set"
     with monkeypatch.context() as patch:
         patch.setattr(driver, "reset_clock", _raise(DeviceLostError("gone")))
-        await later.restore()
+        await later.enforce([])
         assert later.in_force, "to be tried again"
         assert not later.is_clean([0])
         assert later.is_clean([1])
-    await later.restore()
+    await later.enforce([])
     assert not later.in_force
     assert drawn(driver) == [400, 400, 200]
 
@@ -185,7 +185,7 @@ async def test_killed_anywhere_the_next_agent_leaves_no_setting_behind(
     adopting = make()
     await adopting.enforce([order(0, 1, w=200, revision=2)])
     assert drawn(driver) == [200, 200, 400], "a gang that was found running has what it is to have"
-    await make().restore()
+    await make().enforce([])
     assert drawn(driver) == [400, 400, 400]
 
 

@@ -113,14 +113,15 @@ async def test_a_command_that_was_not_acknowledged_is_obeyed_by_the_next_agent(n
     assert not await node.redis.xlen(command_stream(node.id))
 
 
-async def test_an_agent_that_ends_restores_the_defaults_and_the_next_one_sets_anew(node: Node) -> None:
+async def test_a_gang_that_outlives_its_agent_keeps_its_limit_for_the_next_one(node: Node) -> None:
+    """Or stopping an agent would have its node draw more while an order of the grid stands."""
     await node.start()
     default = devices(node)
     gang = await node.run(*SLEEP, devices=[0])
     await node.set(gang, 1, w=200.0)
     await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
     await node.stop()
-    assert devices(node) == default
+    assert devices(node) == [(200.0, default[0][1]), *default[1:]]
     await node.start()
     await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
 
