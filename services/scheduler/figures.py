@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Protocol
 
 from prometheus_client.metrics_core import Metric
@@ -18,8 +19,11 @@ from services.scheduler.counters import ACTIONS, PHASES, ROUNDS, WAITS
 from services.scheduler.grid.orders import shown
 from services.scheduler.planning.apply import Applied
 from services.scheduler.repository import figures
+from services.scheduler.repository.orders import drawn_w as drawn_before_w
 from services.scheduler.repository.orders import live as live_orders
 from services.scheduler.settings import SchedulerSettings
+
+DRAWN_S = 120.0  #: Over so long what is drawn under an order is shown
 
 
 class Loop(Protocol):
@@ -63,7 +67,9 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
             gangs = await figures.live_gangs(connection)
             nodes = await figures.node_power(connection)
             state = await figures.state(connection)
-            orders = [shown(row) for row in await live_orders(connection)]
+            orders, drawn_w = [shown(row) for row in await live_orders(connection)], dict[str | None, float | None]()
+            for zone in {order.zone for order in orders}:
+                drawn_w[zone] = await drawn_before_w(connection, datetime.now(UTC), zone, DRAWN_S)
         active_s = state.last_active_at.timestamp() if state and state.last_active_at else None
         return [
             gauge(
@@ -91,6 +97,12 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
                 "What an order lets its zone draw now; without a zone, the cluster.",
                 ["order", "zone"],
                 [((each.id, each.zone or ""), each.limit_w) for each in orders if each.limit_w is not None],
+            ),
+            gauge(
+                "wattshift_grid_order_drawn_watts",
+                "What is drawn there, by the last two minutes of the ledger.",
+                ["order", "zone"],
+                [((each.id, each.zone or ""), drawn_w[each.zone]) for each in orders],
             ),
             gauge(
                 "wattshift_grid_order_baseline_watts",

@@ -31,7 +31,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.PROFILING: "It is measured at several power limits or clocks: the policy does not know their effect yet.",
     Reason.DEFAULT_CONTROL: "The policy has no reason to keep the power limit or clock it had.",
     Reason.POWER_LIMIT: "The cluster's power limit leaves it no more.",
-    Reason.GRID_ORDER: "An order of the grid to draw less is in force.",
+    Reason.GRID_ORDER: "An order of the grid to draw less, or the limit of the cluster's power, leaves it no more.",
     Reason.RESERVED: "The GPUs are reserved, or go into maintenance, before it could end there.",
     Reason.GREENER_ZONE: "It restarts in a zone where it emits less, even with the way of its checkpoint.",
     Reason.DEFRAGMENTATION: "It restarts elsewhere, which makes room for a gang that waits or lets a node power down.",

@@ -83,6 +83,11 @@ class SchedulerSettings(SharedSettings):
         validation_alias="SCHEDULER_SETTING_CURVES",
         description="File of measured speed and power by power limit and clock, for policies that set them.",
     )
+    power_limit_w: float | None = Field(
+        None,
+        gt=0,
+        description="What GPUs and hosts of the cluster may draw at any time, whatever the policy; none by default.",
+    )
     power_interval_s: float = Field(
         10, gt=0, description="Time between checks of the cluster's power while the policy limits it; each is a round."
     )

@@ -165,6 +165,21 @@ def test_an_order_that_ends_leaves_the_policys_values(name: str, first: Snapshot
         assert [each.value for each in found] == [own[job_id].value if job_id in own else None]
 
 
+@pytest.mark.parametrize("name", EVERYONE)
+@given(first=snapshots(), flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10))
+def test_a_limit_of_the_cluster_that_slows_none_leaves_the_plan_as_it_is(
+    name: str, first: Snapshot, flex: list[float]
+) -> None:
+    """Gangs are still measured at each power limit."""
+    policy = build_policy(name, {})
+    loose = ordered(first, 1e6, flex, stands=True)
+
+    plan = run_under_orders(policy, loose, policy.initial()).plan
+
+    free = run_cycle(policy, replace(loose, orders=()), policy.initial()).plan
+    assert set(plan.actions) == set(free.actions)
+
+
 @settings(max_examples=30)
 @given(first=snapshots(), flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10))
 def test_what_an_order_stopped_waits_with_the_order_as_its_reason(first: Snapshot, flex: list[float]) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from services.contracts.identity import Identity, Role
+from services.kit.metrics import Metrics
 from services.kit.problems import install_problem_handlers
 from services.scheduler import grid_endpoints
+from services.scheduler.figures import show_figures
 from services.scheduler.grid.orders import GridOrders
 from services.scheduler.loop import Scheduler
 from tests.scheduler.test_device_controls import active_round, set_of
@@ -57,6 +60,21 @@ async def running(world: World, gpus: int = 2, **spec: Any) -> str:
         BUSY_W,
     )
     return job
+
+
+async def minute(world: World, job: str, since: datetime, minutes: int, watts: float) -> None:
+    """Book what a job draws in one minute, so many minutes from a time."""
+    await world.fetch(
+        "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, "
+        "gpu_energy_j, cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, "
+        "intensity_estimated, pue, carbon_gco2) SELECT 'n1', 'b', $1::int + 200, $2, $2, "
+        "$3::timestamptz + make_interval(mins => $1::int), $3::timestamptz + make_interval(mins => $1::int + 1), "
+        "2, 60 * $4::float8, 0, 0, 'counter', 'Z', 'average', 300, false, 1, 0 RETURNING 1",
+        minutes,
+        job,
+        since,
+        watts,
+    )
 
 
 async def limit_w(world: World, job: str) -> float | None:
@@ -127,6 +145,34 @@ async def test_gangs_pause_where_limits_do_not_suffice_and_come_back(world: Worl
     assert await world.state(paused) == "starting"
 
 
+async def test_a_limit_of_the_cluster_is_kept_without_an_order(world: World) -> None:
+    await node(world)
+    job, late = await running(world, 4, flex=50), await world.job(4)
+    settings = world.settings.model_copy(update={"power_limit_w": 1_000.0})
+    world.scheduler = Scheduler(
+        settings, world.database, world.redis, world.scheduler._carbon, world.scheduler._nodes.hook
+    )
+
+    await active_round(world)
+
+    assert await limit_w(world, job) == pytest.approx(250, abs=1)
+    assert await world.state(late) == "queued"
+
+
+async def test_metrics_have_what_is_drawn_beside_what_may_be(world: World) -> None:
+    await node(world)
+    job = await running(world, 4, flex=50)
+    order = await give(world, steps=cut(0.2))
+    for at in (1, 2):
+        await minute(world, job, datetime.now(UTC) - timedelta(seconds=0.5), -at, 1_000.0 * at)
+    metrics = Metrics(CollectorRegistry())
+    show_figures(metrics, world.database, world.redis, world.scheduler, world.settings)
+
+    shown = (await metrics.text()).decode()
+
+    assert f'wattshift_grid_order_drawn_watts{{order="{order["id"]}",zone=""}} 1000.0' in shown
+
+
 async def test_an_order_outlives_the_scheduler(world: World) -> None:
     await node(world)
     soft = await running(world, 4, flex=50)
@@ -192,18 +238,7 @@ async def test_a_report_says_what_was_cut_and_whose_part_that_is(world: World) -
     for job, (before_w, during_w) in draws.items():
         for at in range(-10, 40):  # minutes: before, during, and after the order
             watts = during_w if 0 <= at < 20 else 1.04 * before_w if at >= 20 else before_w
-            await world.fetch(
-                "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, "
-                "gpu_energy_j, cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, "
-                "intensity_estimated, pue, carbon_gco2) SELECT 'n1', 'b', $1::int + 100, $2, $2, "
-                "$3::timestamptz + make_interval(mins => $1::int - 60), "
-                "$3::timestamptz + make_interval(mins => $1::int - 59), "
-                "2, 60 * $4::float8, 0, 0, 'counter', 'Z', 'average', 300, false, 1, 0 RETURNING 1",
-                at,
-                job,
-                now["start_at"],
-                watts,
-            )
+            await minute(world, job, now["start_at"], at - 60, watts)
     async with grid(world) as api:
         early = await api.get(f"/v1/grid/orders/{order['id']}/report")
         await world.fetch(

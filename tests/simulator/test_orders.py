@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -87,6 +88,27 @@ def test_an_order_to_an_idle_cluster_changes_nothing() -> None:
     assert run("fifo", order).orders == ()
 
 
+@pytest.mark.parametrize("policy", ["joint", "las"])
+def test_a_limit_of_the_cluster_is_kept_from_its_first_job_to_its_last(policy: str) -> None:
+    kinds = [a_profile(f"k{at}", gpu_w=300.0 + 30.0 * at, restart_s=30.0, checkpoint_s=10.0) for at in range(3)]
+    jobs = [(600.0 * at, 32 * HOUR_S, 4) for at in range(48)]
+    made = a_workload(jobs, kinds, profile=[at % 3 for at in range(48)])
+    limit_w = 0.7 * 128 * 400.0
+
+    def found(*orders: SimulatedOrder) -> SimulationResult:
+        options = EngineOptions(orders=orders, metered=True, settings_known=False)
+        return simulate(policy, made, ClusterSpec.parse("16x8:A100"), a_trace((300.0,) * 240), options=options)
+
+    free, limited = found(), found(SimulatedOrder(0.0, math.inf, to_w=limit_w))
+
+    assert free.peak_power_w > 1.1 * limit_w
+    assert limited.peak_power_w <= 1.01 * limit_w
+    assert limited.completed == len(jobs)
+    assert limited.avg_jct_s <= 1.25 * free.avg_jct_s
+
+
 def test_an_order_says_how_much() -> None:
     with pytest.raises(DomainError, match="either a cut or watts"):
         SimulatedOrder(0.0, 1.0)
+    with pytest.raises(DomainError, match="without an end"):
+        SimulatedOrder(0.0, math.inf, cut=0.35)

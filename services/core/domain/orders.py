@@ -28,7 +28,7 @@ class PowerOrder:
     limit_w: float
     soon_w: float
     changes_s: float  #: When one of the two changes next, UTC seconds; inf: never
-    ends_s: float  #: When the order ends, UTC seconds
+    ends_s: float  #: When the order ends, UTC seconds; inf: never, it is the cluster's own limit
     measured_w: float = math.nan
     ratio: float = 1.0  #: Measured over modelled draw, by the last rounds in which both were known
 
@@ -36,6 +36,11 @@ class PowerOrder:
     def limits(self) -> bool:
         """Whether it limits anything yet, or still."""
         return math.isfinite(self.soon_w)
+
+    @property
+    def stands(self) -> bool:
+        """Whether it has no end."""
+        return math.isinf(self.ends_s)
 
 
 def curve_of(start_s: float, end_s: float, steps: Curve, baseline_w: float) -> Curve:
@@ -59,6 +64,11 @@ def least_of(curve: Curve, begin_s: float, end_s: float) -> float:
         if since_s <= end_s and until_s > begin_s:
             least = min(least, watts)
     return least
+
+
+def standing(limit_w: float, *, other_w: float, measured_w: float) -> PowerOrder:
+    """Return what a cluster may draw at any time, as an order; arguments as for ``order_at``."""
+    return PowerOrder("limit", -1, limit_w - other_w, limit_w - other_w, math.inf, math.inf, measured_w)
 
 
 def order_at(

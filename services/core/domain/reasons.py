@@ -60,7 +60,7 @@ class Reason(StrEnum):
     DEFAULT_CONTROL = "default_setting"  #: The policy has no reason to keep the control value it had
     POWER_LIMIT = "power_limit"
     """The cluster's power limit decides: it leaves a job no watts, stops it, or allows this control value."""
-    GRID_ORDER = "grid_order"  #: An order of the grid to draw less is in force
+    GRID_ORDER = "grid_order"  #: An order of the grid, or the limit of the cluster, leaves no more power
     RESERVED = "reserved"
     """It starts on GPUs that its tenant has reserved; or those it has, or would have, are reserved or go into
     maintenance before it could end."""

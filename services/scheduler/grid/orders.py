@@ -13,9 +13,9 @@ from services.core.domain.orders import Curve, curve_of, least_of
 from services.db.database import Connection, Database
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, conflict, not_found
-from services.scheduler.grid.reports import BEFORE_S, reported
+from services.scheduler.grid.reports import reported
 from services.scheduler.repository import audit, orders, snapshots
-from services.scheduler.repository.orders import LineRow, NewOrder, OrderRow
+from services.scheduler.repository.orders import BEFORE_S, LineRow, NewOrder, OrderRow
 
 NOT_AGAIN = "This order has ended or is withdrawn."
 

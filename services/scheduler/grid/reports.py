@@ -10,9 +10,7 @@ import numpy as np
 from services.contracts.grid import GridOrder, GridOrderJob, GridOrderReport
 from services.core.accounting.orders import BUCKET_S, EnergyLines, excess, mean_limit_w
 from services.core.domain.orders import Curve
-from services.scheduler.repository.orders import LineRow
-
-BEFORE_S = 600.0  #: The baseline is the mean of so long
+from services.scheduler.repository.orders import BEFORE_S, LineRow
 
 
 def reported(

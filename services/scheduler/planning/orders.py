@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from services.core.domain.arrays import Floats
-from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder, order_at
+from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder, order_at, standing
 from services.scheduler.grid.orders import curve
 from services.scheduler.planning.cluster import Cluster, drawn_w, kind_of
 from services.scheduler.planning.service_instances import held_w
@@ -23,6 +23,7 @@ def power_orders(
     held: Mapping[str, set[int]],
     now_s: float,
     asleep_w: float,
+    limit_w: float | None,
     *,
     at_rest: bool,
 ) -> tuple[PowerOrder, ...]:
@@ -32,9 +33,17 @@ def power_orders(
         zones: As ``Snapshot.outlooks``.
         held: The devices that no policy sees, by node; what they draw cannot be changed.
         asleep_w: What nodes that are off or booting draw.
+        limit_w: What the cluster may draw at any time; None: anything.
         at_rest: Whether the last changes are in force, so that the measured power can be used.
     """
     found: list[PowerOrder] = []
+
+    def seen(scope: Cluster, beside_w: float) -> dict[str, float]:
+        other_w = held_w(scope, held) + beside_w
+        return {"other_w": other_w, "measured_w": drawn_w(scope) - other_w + beside_w if at_rest else math.nan}
+
+    if limit_w is not None:
+        found.append(standing(limit_w, **seen(cluster, asleep_w)))
     for row in rows:
         if row.zone is not None and row.zone not in zones:
             continue
@@ -50,10 +59,8 @@ def power_orders(
             ids = {node.id for node in nodes}
             hosts_w = {node: watts for node, watts in cluster.hosts_w.items() if node in ids}
             scope, beside_w = replace(cluster, nodes=nodes, hosts_w=hosts_w), 0.0
-        other_w = held_w(scope, held) + beside_w
-        measured_w = drawn_w(scope) - other_w + beside_w if at_rest else math.nan
         zone = -1 if row.zone is None else zones.index(row.zone)
-        found.append(order_at(row.id, zone, limits, now_s, other_w=other_w, measured_w=measured_w))
+        found.append(order_at(row.id, zone, limits, now_s, **seen(scope, beside_w)))
     return tuple(found)
 
 

@@ -211,7 +211,9 @@ def snapshot_of(
         bound={JobId(row.job_id): tuple(map(NodeId, row.nodes)) for row in rows.bound},
         network=replace(settings.network, server_gpus=cluster.widest_node_gpus),
         length_spreads=length_spreads(jobs, predictions),
-        orders=power_orders(rows.orders, cluster, zones, held, now_s, rows.asleep_w, at_rest=at_rest),
+        orders=power_orders(
+            rows.orders, cluster, zones, held, now_s, rows.asleep_w, settings.power_limit_w, at_rest=at_rest
+        ),
         limit_range_w=limit_range_w(cluster),
         windows=tuple(map(window_of, rows.reservations)),
         endings={JobId(row.id): ending_of(row, now_s) for row in rows.endings},

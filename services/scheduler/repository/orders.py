@@ -11,6 +11,8 @@ from services.db.database import Connection
 from services.db.rows import fetch_row, fetch_rows
 from services.scheduler.repository.documents import Json
 
+BEFORE_S = 600.0  #: The baseline is the mean of so long
+
 COLUMNS = """
 SELECT id, key_id, source, name, zone, announced_at, start_at, end_at, notice_s, steps, baseline_w, baseline_at,
        withdrawn_at, revision, past, body_sha256, idempotency_key, now() AS now_at
@@ -39,12 +41,12 @@ OF_KEY = f"""
 {COLUMNS} WHERE key_id = $1 AND idempotency_key IS NOT NULL AND end_at > now() - interval '31 days' ORDER BY id
 """
 
-# By the ledger: what each node drew from its first to its last line of the ten minutes before.
-BASELINE = """
+# By the ledger: what each node drew from its first to its last line of the time before.
+DRAWN = """
 SELECT sum(energy_j / span_s) FROM (
     SELECT sum(l.energy_j) AS energy_j, extract(epoch FROM max(l.end_at) - min(l.start_at))::float8 AS span_s
       FROM energy_lines l JOIN known_nodes n ON n.id = l.node_id
-     WHERE l.end_at <= $1 AND l.start_at >= $1::timestamptz - interval '10 minutes'
+     WHERE l.end_at <= $1 AND l.start_at >= $1::timestamptz - make_interval(secs => $3)
        AND NOT n.measures_only AND ($2::text IS NULL OR n.zone = $2)
      GROUP BY l.node_id) AS drawn
  WHERE span_s > 0
@@ -168,12 +170,17 @@ async def page(connection: Connection, before: str | None, limit: int, key_id: s
     return await fetch_rows(connection, OrderRow, query, before, limit, key_id)
 
 
+async def drawn_w(connection: Connection, until: datetime, zone: str | None, over_s: float) -> float | None:
+    """Return the mean draw in the ``over_s`` before a time by the ledger, watts; None if it has no line of it."""
+    return await connection.fetchval(DRAWN, until, zone, over_s)
+
+
 async def baseline_w(connection: Connection, until: datetime, zone: str | None) -> float | None:
     """Return the mean draw in the ten minutes before a time, watts; None if nothing was read.
 
     By the ledger; a cluster that is younger than its first line has what its GPUs draw now.
     """
-    found = await connection.fetchval(BASELINE, until, zone)
+    found = await drawn_w(connection, until, zone, BEFORE_S)
     return await connection.fetchval(READ, zone) if found is None else found
 
 

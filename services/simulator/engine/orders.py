@@ -11,7 +11,7 @@ import numpy as np
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.domain.orders import STOPS_AHEAD_S, Curve, PowerOrder, curve_of, order_at
+from services.core.domain.orders import STOPS_AHEAD_S, Curve, PowerOrder, curve_of, order_at, standing
 from services.core.policies.orders.feedback import with_ratios
 
 BUCKET_S = 300.0
@@ -24,13 +24,20 @@ class SimulatedOrder:
     """An order to the whole cluster: less by a share of what it draws as it begins to prepare, or so many watts."""
 
     start_s: float  #: UTC seconds
-    lasts_s: float
+    lasts_s: float  #: inf: the cluster's own limit, in force from the beginning
     cut: float | None = None
     to_w: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.cut is None) == (self.to_w is None) or self.lasts_s <= 0:
-            raise DomainError("an order has a length above 0, and either a cut or watts")
+        if (self.cut is None) == (self.to_w is None) or self.lasts_s <= 0 or (self.to_w is None and self.stands):
+            raise DomainError(
+                "an order has a length above 0, and either a cut or watts; a limit without an end has watts"
+            )
+
+    @property
+    def stands(self) -> bool:
+        """Whether it has no end."""
+        return math.isinf(self.lasts_s)
 
 
 @dataclass
@@ -61,6 +68,9 @@ class Orders:
         now_s, found = snapshot.now_s, list[PowerOrder]()
         for at, kept in enumerate(self._kept):
             order, prepares_s = kept.order, kept.order.start_s - STOPS_AHEAD_S
+            if order.stands:
+                found.append(standing(order.to_w or 0.0, other_w=slices_w, measured_w=drawn_w))
+                continue
             if kept.curve is None and now_s >= prepares_s:
                 kept.baseline_w = drawn_w + slices_w
                 kept.limit_w = kept.baseline_w * (1 - order.cut) if order.cut is not None else order.to_w or 0.0

@@ -28,7 +28,7 @@ def with_ratios(snapshot: Snapshot, known: Mapping[str, float]) -> tuple[Snapsho
         ratio = before = known.get(order.id, 1.0)
         if order.limits:
             scope = in_zone(snapshot, order.zone).again(measured_w=order.measured_w)
-            ratio = correction(scope, tables, before, measuring=False)
+            ratio = correction(scope, tables, before, measuring=bool(snapshot.measuring))
         noise = before * (1 - LEAST_FALL) <= ratio <= before * (1 + LEAST_RISE)
         ratios[order.id] = before if noise else ratio
     return snapshot.again(orders=tuple(replace(each, ratio=ratios[each.id]) for each in snapshot.orders)), ratios

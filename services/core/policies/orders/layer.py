@@ -31,6 +31,7 @@ from services.core.cycle.plan import (
     Hold,
     Plan,
     Preempt,
+    ProfileControls,
     SetClock,
     SetPowerLimit,
     Start,
@@ -81,12 +82,16 @@ class Obeying(Layer[Memory]):
 
 
 def _without_orders(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot as policies see it: with no control value that an order set, and no measurement under one."""
+    """Return the snapshot as policies see it: with no control value that an order set, and no measurement under one.
+
+    Under the cluster's own limit, gangs are measured as long as it slows none.
+    """
     jobs, by_order = snapshot.jobs, ~np.isnan(snapshot.jobs.unordered_w)
     if by_order.any():
         own = {name: np.where(by_order, np.nan, getattr(jobs, name)) for name in ("power_limit_w", "clock_mhz")}
         snapshot = snapshot.again(jobs=type(jobs).of_columns({**vars(jobs), **own}))
-    return snapshot.again(measures=snapshot.measures and not any(order.limits for order in snapshot.orders))
+    ordered = by_order.any() or any(order.limits and not order.stands for order in snapshot.orders)
+    return snapshot.again(measures=snapshot.measures and not ordered)
 
 
 def _within_orders(snapshot: Snapshot, plan: Plan, tables: OrderTables | None, *, resizes: bool) -> Plan:
@@ -106,7 +111,10 @@ def _within_orders(snapshot: Snapshot, plan: Plan, tables: OrderTables | None, *
     again_s = min((order.changes_s for order in snapshot.orders), default=math.inf)
     if again_s < (plan.look_again_s or math.inf):
         plan = replace(plan, look_again_s=again_s)
-    controls = _controls(snapshot, actions, values, by_policy, reasons)
+    controls = tuple(_controls(snapshot, actions, values, by_policy, reasons))
+    if any(isinstance(each, ProfileControls) for each in actions):
+        touched = {each.job_id for each in (*actions, *controls) if isinstance(each, (*SET, Preempt, Hold))}
+        actions = [each for each in actions if not (isinstance(each, ProfileControls) and each.job_id in touched)]
     return replace(plan, actions=(*with_holds(snapshot, actions), *controls))
 
 
@@ -304,7 +312,7 @@ class _Meeting:
             if isinstance(each, Start) and each.job_id in sizes:
                 starts.add(each.job_id)
                 gpus = sizes[each.job_id]
-                wait = Hold(each.job_id, Reason.GRID_ORDER, self.order.ends_s)
+                wait = Hold(each.job_id, Reason.GRID_ORDER, None if self.order.stands else self.order.ends_s)
                 yield narrowed(self.snapshot, each, gpus) if gpus else wait
             else:
                 yield each
