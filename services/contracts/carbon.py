@@ -180,6 +180,14 @@ class OutlookPoint(IntensityPoint):
         return self.is_estimated or self.kind != "measured"
 
 
+class HourlyPrices(Message):
+    """What electricity costs in consecutive hours. Beyond them, the same hour of the last day known is assumed."""
+
+    currency: str
+    start_at: Instant
+    per_kwh: list[float] = Field(min_length=1, description="One price for each hour; a gap is filled likewise.")
+
+
 class IntensityOutlook(Message):
     """History, current value and forecast as one curve of contiguous steps."""
 
@@ -193,12 +201,14 @@ class IntensityOutlook(Message):
     measured_until: Instant | None = said("End of the last measured step; null if none is known.")
     forecast_generated_at: Instant | None = said("When the provider made its forecast; null without one.")
     points: list[OutlookPoint] = Field(min_length=1)
+    prices: HourlyPrices | None = Field(default=None, description="Of the same time, by the real clock; null: unknown.")
 
     def as_domain(self) -> CarbonOutlook:
         """Return the outlook as policies and the ledger compute with it, in UTC seconds."""
         import numpy as np  # here, as in ``curve_of``
 
         from services.core.domain.carbon import CarbonOutlook
+        from services.core.domain.prices import PriceCurve
 
         low = high = None
         if any(point.p10 is not None and point.p90 is not None for point in self.points):
@@ -208,8 +218,9 @@ class IntensityOutlook(Message):
                 )
                 for of in ([point.p10 for point in self.points], [point.p90 for point in self.points])
             )
-        curve = curve_of(self.points)
-        return CarbonOutlook(self.zone, self.signal, curve, self.is_stale, low, high)
+        curve, of = curve_of(self.points), self.prices
+        prices = of and PriceCurve(of.start_at.timestamp(), np.array(of.per_kwh))
+        return CarbonOutlook(self.zone, self.signal, curve, self.is_stale, low, high, prices)
 
 
 class ZoneSource(Message):

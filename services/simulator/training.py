@@ -28,7 +28,7 @@ from services.simulator.files import Content, on_disk
 from services.simulator.live import LiveRun, live_document, parameters_of, read_live
 from services.simulator.predictors import predicted, predictor_of
 from services.simulator.raw import TraceFormatError
-from services.simulator.readers.carbon import FORECASTS, read_carbon
+from services.simulator.readers.carbon import FORECASTS, read_carbon, with_prices
 from services.simulator.readers.jobs import read_jobs
 from services.simulator.savings import lever_savings
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
@@ -54,6 +54,7 @@ class Inputs:
     jobs: str | Path
     carbon: str | Path
     forecast: str | Path
+    prices: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             raise OptionError("carbon", "the file does not say which of its values are of which zone of the cluster")
     if elsewhere and options.levers:
         raise OptionError("levers", "levers are those of a cluster in one zone")
+    if elsewhere and inputs.prices is not None:
+        raise OptionError("prices", "prices are those of a cluster in one zone")
     if elsewhere and inputs.forecast not in FORECASTS:
         raise OptionError("forecast", "a file of forecasts is of one zone, and the cluster lies in several")
     with _of("jobs"):
@@ -233,7 +236,10 @@ def _grid(options: TrainingOptions, inputs: Inputs, zone: str | None = None) -> 
         trace = None
     if trace is None or (options.days is not None and options.start is None):
         trace = read_carbon(carbon, start=options.start, days=options.days, **given)
-    return trace
+    if inputs.prices is None:
+        return trace
+    with _of("prices"):
+        return with_prices(trace, inputs.prices)
 
 
 def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:

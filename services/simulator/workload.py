@@ -21,6 +21,7 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import SLICE_SEVENTHS, GpuModel, gpu_model, mig_memory_gib
 from services.core.domain.mig import WHOLE, SlicePlace, placed, sevenths_of
+from services.core.domain.prices import PriceCurve
 from services.core.parallel.graph import JobGraph
 from services.core.profiles.recurrence import Runs
 
@@ -366,6 +367,16 @@ class IssuedForecasts:
 
 
 @dataclass(frozen=True)
+class SitePrices:
+    """What the site pays for electricity over the simulated time, and after it as on its last day."""
+
+    curve: PriceCurve
+    currency: str
+    day_ahead: bool = False  #: Whether prices are known no sooner than the market has met, the day before
+    demand_per_kw_month: float = 0.0  #: For the highest mean of an hour in each calendar month, UTC
+
+
+@dataclass(frozen=True)
 class CarbonTrace:
     """The grid over the simulated time; it should begin a day before the first job, so that the past is known.
 
@@ -381,6 +392,7 @@ class CarbonTrace:
     before: CarbonCurve | None = None
     """The true intensity before ``curve``, which shows how far off the first issues were; None: unknown."""
     notes: tuple[str, ...] = ()  #: Gaps filled, rows dropped, the source and its licence; for people
+    prices: SitePrices | None = None  #: Of electricity there; None: unknown
 
     def __post_init__(self) -> None:
         if self.forecast is ForecastKind.FILE and self.issued is None:

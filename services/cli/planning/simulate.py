@@ -69,6 +69,9 @@ def training(
     forecast: Annotated[
         str, typer.Option(help="perfect, persistence, issued (for bundled zones), or a file of issued forecasts.")
     ] = "perfect",
+    prices: Annotated[
+        Path | None, typer.Option(help="A file of tariffs (docs/prices.md): figures then have money.", metavar="FILE")
+    ] = None,
     round_minutes: Annotated[float, typer.Option(help="Time between active rounds.")] = 30.0,
     passive_interval_s: Annotated[float, typer.Option(help="Shortest time between passive rounds.")] = 0.0,
     power_down_minutes: Annotated[
@@ -139,7 +142,7 @@ def training(
             orders=[_order(each) for each in order or []],
         )
         _check_files(sources)
-        run = prepare(options, Inputs(**sources))
+        run = prepare(options, Inputs(**sources, prices=prices))
     except ValidationError as error:
         first = error.errors()[0]
         option = f"--{str(first['loc'][0]).replace('_', '-')}"
@@ -217,7 +220,8 @@ def _show(results: Sequence[SimulationResult], workload: Workload, trace: Carbon
     first = results[0]
     has_tenants = any(result.tenants for result in results)
     fairness = ("Jain",) if has_tenants else ()
-    right = ("Carbon", "Energy", "Idle", "Peak", "Mean JCT", "p99 JCT", *fairness, "Stops", "Rounds", "Took")
+    money = ("Money",) if first.currency else ()
+    right = ("Carbon", *money, "Energy", "Idle", "Peak", "Mean JCT", "p99 JCT", *fairness, "Stops", "Rounds", "Took")
     shown = table("Policy", *right, right=right, title=f"{workload.name}: {len(workload)} jobs, {trace.zone}")
     for result in results:
         more = percent_change(result.carbon_kg, first.carbon_kg)
@@ -227,6 +231,7 @@ def _show(results: Sequence[SimulationResult], workload: Workload, trace: Carbon
         shown.add_row(
             result.policy,
             f"{rounded(result.carbon_kg)} kg{compared}",
+            *((f"{result.money + result.demand_money:,.2f} {result.currency}",) if result.currency else ()),
             f"{rounded(result.energy_kwh)} kWh",
             f"{100 * result.idle_energy_kwh / result.energy_kwh if result.energy_kwh else 0:.0f} %",
             f"{result.peak_power_w / 1000:.1f} kW",

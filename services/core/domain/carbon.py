@@ -11,6 +11,7 @@ import numpy as np
 
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.prices import PriceCurve
 from services.core.domain.signal import Signal
 
 LEAST_MEASURED = 0.9  #: A mean over the past is unknown where less than this share of it was measured
@@ -236,6 +237,7 @@ class CarbonOutlook:
     stale: bool = False  #: Whether the newest value is past its maximum age; decisions still use it, and say so
     low: Floats | None = None
     high: Floats | None = None
+    prices: PriceCurve | None = None  #: What electricity costs there; None: unknown
 
     def __post_init__(self) -> None:
         n_steps = self.curve.times_s.size

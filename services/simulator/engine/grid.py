@@ -8,9 +8,11 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook
+from services.core.domain.prices import PriceCurve
 from services.simulator.workload import CarbonTrace, ForecastKind
 
 DAY_S = 86_400.0
+MARKET_S = 12 * 3_600.0  #: When the prices of the next day are known, UTC; in summer two hours later than in fact
 LEARNED_FROM = 28  #: So many issues of a forecast before one say how far it may be off
 LEAST_ISSUES = 10  #: With fewer than so many, nothing is known of that
 
@@ -108,7 +110,17 @@ class Grid:
                 measured = curve.intensity_gco2_per_kwh[past]
                 low, high = (np.concatenate((measured, (later + each)[keep])) for each in spread)
             end_s = max(end_s, float(edges_s[step + 1]))
-        return CarbonOutlook(self.trace.zone, self.trace.signal, CarbonCurve(times, values, end_s), low=low, high=high)
+        curve, prices = CarbonCurve(times, values, end_s), self._prices(now_s)
+        return CarbonOutlook(self.trace.zone, self.trace.signal, curve, low=low, high=high, prices=prices)
+
+    def _prices(self, now_s: float) -> PriceCurve | None:
+        """Return the prices that are known: of a day-ahead market today's, and tomorrow's once it has met."""
+        if (site := self.trace.prices) is None:
+            return None
+        until_s = now_s + self._horizon_s
+        if site.day_ahead:
+            until_s = min(until_s, (now_s - MARKET_S) // DAY_S * DAY_S + 2 * DAY_S)
+        return site.curve.cut(now_s - self._history_s, until_s)
 
     def _persisted(self, step: int, ahead: int) -> tuple[Floats, Floats, float]:
         """Predict the hours ahead by the same times of the last known day."""

@@ -117,6 +117,9 @@ class SimulationResult:
     """What nodes used in each zone, if there are several: GPUs, kWh, kg, and the checkpoints that moved there."""
     orders: tuple[Mapping[str, float], ...] = ()
     """What came of each order of the grid; see ``orders.Orders.figures``."""
+    currency: str | None = None  #: That of the amounts of money; None: prices are not known
+    money: float = float("nan")  #: For the cluster's energy, by the hour
+    demand_money: float = float("nan")  #: For the highest hour of each month
     wall_s: float = float("nan")  #: Set by the caller; the engine has no clock
 
     def summary(self) -> dict[str, Any]:
@@ -186,6 +189,7 @@ def result_of(
         utilisation=(gpu_s - totals.shared_s) / (totals.devices * makespan) if times.jobs else 0.0,
         beyond_trace_s=totals.beyond_trace_s,
         **totals.above,
+        currency=None,
         columns=columns,
         series=series,
         slices=slices,

@@ -40,6 +40,7 @@ from services.simulator.engine.behaviour import (
     tuned_curves,
     who_tunes,
 )
+from services.simulator.engine.bill import Bill
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
 from services.simulator.engine.events import COMPLETE, FAIL, POWER_DOWN, RECOVER, RELEASE, STAGE, STEP, WAKE, Events
@@ -129,6 +130,8 @@ class Simulation:
             raise DomainError(f"no grid of zone {unknown[0]} is known")
         traces = [of_zone[zone] for zone in self.nodes.zones]
         self.grids = [Grid(each, options.history_s, options.horizon_s) for each in traces]
+        self._prices = traces[0].prices
+        self._bill = None if self._prices is None else Bill(self._prices)
         models = self.nodes.models
         eligible = eligible_models(self.workload, models)
         if self.workload.zone is not None and len(self.grids) > 1:
@@ -544,6 +547,8 @@ class Simulation:
             sums[3] += float(zone_idle_w @ grids)
             self._zone_sums += np.stack((zone_w * seconds, zone_w * grids), axis=1)
         self._peak_w = max(self._peak_w, power_w)
+        if self._bill is not None:
+            self._bill.draw(gangs.now_s, time_s, power_w)
         if self._orders is not None:
             self._orders.draw(gangs.now_s, time_s, power_w)
         self._above.draw(power_w if self._slices is None else gangs.power_w + self.nodes.idle_w, seconds)
@@ -577,7 +582,11 @@ class Simulation:
         tenants = {} if self._tenants is None else self._tenants.served(self.gangs.now_s)
         orders = () if self._orders is None else self._orders.figures(self.gangs.now_s)
         zones = self._zones() if len(self.grids) > 1 else {}
-        return result_of(named, columns, self.recorder.series(), totals, slices, tenants, orders, zones)
+        result = result_of(named, columns, self.recorder.series(), totals, slices, tenants, orders, zones)
+        if self._bill is None or self._prices is None:
+            return result
+        money, demand_money = self._bill.figures()
+        return replace(result, currency=self._prices.currency, money=money, demand_money=demand_money)
 
     def _zones(self) -> dict[str, dict[str, float]]:
         """Return what each zone's nodes used, and the checkpoints that moved there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import numpy as np
 
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.errors import DomainError
+from services.core.domain.prices import HOUR_S, PriceCurve
+from services.kit.tariffs import priced, read_hours, read_tariffs
 from services.simulator.bundles import BUNDLED_ZONES, bundled_forecasts, bundled_grid
 from services.simulator.raw import RawSeries, TraceFormatError
 from services.simulator.readers.forecasts import read_forecasts
 from services.simulator.readers.grids import SIGNALS, read_grid
 from services.simulator.readers.text import utc_s
-from services.simulator.workload import CarbonTrace, ForecastKind, IssuedForecasts
+from services.simulator.workload import CarbonTrace, ForecastKind, IssuedForecasts, SitePrices
 
 DAY_S = 86_400.0
 FORECASTS = ("perfect", "persistence", "issued")  #: Forecasts that need no file; the last is for bundled zones only
@@ -113,6 +116,28 @@ def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
         issued = _meeting(found, trace)
         notes = (*notes, *report.sentences())
     return replace(trace, forecast=kind, issued=issued, notes=notes)
+
+
+def with_prices(trace: CarbonTrace, path: Path) -> CarbonTrace:
+    """Return the trace with what its zone's electricity costs, by a file of tariffs (``services.kit.tariffs``).
+
+    Raises:
+        TraceFormatError: A file cannot be read, or has no prices of the zone over the simulated time.
+    """
+    curve = trace.curve
+    hours = range(int(curve.start_s // HOUR_S), math.ceil(curve.end_s / HOUR_S))
+    try:
+        tariffs = read_tariffs(path)
+        if (tariff := tariffs.zones.get(trace.zone)) is None:
+            raise ValueError(f"{path.name}: it has no zone {trace.zone}; it has {', '.join(tariffs.zones)}")
+        day_ahead = read_hours(path.parent / tariff.day_ahead) if tariff.day_ahead else {}
+        prices = PriceCurve.of(priced(tariff, (hour * HOUR_S for hour in hours), day_ahead))
+    except ValueError as error:
+        raise TraceFormatError(str(error)) from error
+    if prices is None:
+        raise TraceFormatError(f"{tariff.day_ahead}: it has no prices of the simulated time")
+    site = SitePrices(prices, tariffs.currency, bool(tariff.day_ahead), tariff.demand_per_kw_month)
+    return replace(trace, prices=site)
 
 
 def _meeting(issued: IssuedForecasts, trace: CarbonTrace) -> IssuedForecasts:

@@ -14,6 +14,8 @@ w        what an hour of a job's completion time is worth:                    gC
          around now, ``P(asked)`` the draw at the size its user asked for
 ======== ==================================================================== ==============
 
+With ``tonne_price`` ``c(t)`` is in money per kWh, the price of electricity with that of its carbon (``costs``).
+
 Time that a mode takes beyond what the size and batch the user asked for would take counts ``config.LOST_TIMES`` times.
 Nothing here has a scale of its own (``tests/simulator/test_asked_gangs.py``); ``hour_wh`` sets an absolute ``w``
 instead.

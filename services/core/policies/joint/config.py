@@ -82,6 +82,13 @@ class JointConfig:
         minimum=0.05,
         maximum=0.95,
     )
+    tonne_price: float | None = parameter(
+        None,
+        "What a tonne of CO2 counts for beside the price of electricity, in the currency of the installation's "
+        "prices: money and grams then decide together. 0: money alone. null: carbon alone.",
+        minimum=0.0,
+        maximum=1e9,
+    )
     order: Literal["shortest", "submitted"] = parameter(
         "shortest",
         "Who goes first, after users' priorities: late jobs and then those of the least GPU hours left, or those "

@@ -14,6 +14,7 @@ from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import limit_at
+from services.core.policies.joint.costs import counted
 from services.core.policies.joint.hosts import hosts_w
 from services.core.policies.joint.hours import hours_of
 from services.core.policies.joint.memory import JointMemory
@@ -54,8 +55,8 @@ def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known:
     curve = (present_curves if jobs.gpus[job] else eligible_curves)(snapshot, np.array([job])).of_job(0)
     runs: Runs = ((now_s, now_s + left_s / speed),)
     if held:
-        worth, sure = known.worth.hour_g(np.array([job])).item(), at_quantile(snapshot, config.intensity_quantile)
-        ahead = eligible_curves(sure, np.array([job])).of_job(0)
+        worth, costs = known.worth.hour_g(np.array([job])).item(), counted(snapshot, config.tonne_price)
+        ahead = eligible_curves(at_quantile(costs, config.intensity_quantile), np.array([job])).of_job(0)
         need = (left_s / speed, known.deadline_s.item(job), draw_w, worth)
         runs = hours_of(ahead, now_s, *need, config.stay_share, config.ahead_s)
     chosen = Way(draw_w, runs)

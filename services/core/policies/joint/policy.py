@@ -32,6 +32,7 @@ from services.core.domain.reasons import Reason
 from services.core.policies.batches import with_batches
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import limit_at, present_slowdowns, slowdowns
+from services.core.policies.joint.costs import counted
 from services.core.policies.joint.hosts import hosts_w, models_of
 from services.core.policies.joint.hours import column_now, runs_now
 from services.core.policies.joint.left import Left, left_of
@@ -68,6 +69,7 @@ class Joint:
 
     def decide(self, snapshot: Snapshot, memory: JointMemory) -> tuple[Plan, JointMemory]:
         """Return the plan of least cost, or, in a passive round, one that fills free GPUs by the last active round."""
+        snapshot = counted(snapshot, self.config.tonne_price)
         config, preemption, worth = self.config, Preemption.at(snapshot.trigger), Worth(snapshot, self.config)
         if snapshot.trigger is Trigger.ACTIVE:
             memory = _following(snapshot, memory, worth, config)
@@ -101,7 +103,8 @@ class Joint:
         """Return what each lever does for a waiting or running job; see ``ExplainsLevers``."""
         if not snapshot.gpu_models:
             return ()
-        known = _known(snapshot, Worth(snapshot, self.config), self.config)
+        costs = counted(snapshot, self.config.tonne_price)
+        known = _known(costs, Worth(costs, self.config), self.config)
         return effects(snapshot, memory, self.config, known, snapshot.jobs.index[job_id])
 
     def dump(self, memory: JointMemory) -> dict[str, Any]:

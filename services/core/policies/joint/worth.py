@@ -69,10 +69,10 @@ class Worth:
 
 
 def _mean(curve: CarbonCurve, now_s: float) -> float:
-    """Return the mean over the day around now, as far as it is known, gCO2/kWh."""
+    """Return the mean over the day around now, as far as it is known, or else over all of it, gCO2/kWh."""
     since_s, until_s = max(curve.start_s, now_s - HALF_DAY_S), min(curve.end_s, now_s + HALF_DAY_S)
-    mean = curve.mean(since_s, until_s) if since_s < until_s else curve.at(now_s)
-    return mean if mean > 0 else 1.0
+    day = curve.mean(since_s, until_s) if since_s < until_s else curve.at(now_s)
+    return next((mean for mean in (day, curve.mean(curve.start_s, curve.end_s)) if mean > 0), 1.0)
 
 
 def _dirtier(curve: CarbonCurve, now_s: float) -> float:
