@@ -16,8 +16,10 @@ from carbon_service import carbon_aware, endpoints
 from carbon_service.figures import show_figures
 from carbon_service.learner import Learner
 from carbon_service.poller import Poller, Retention
+from carbon_service.prices import PriceWatch, providers_named
 from carbon_service.providers.entry import ProviderContext
 from carbon_service.providers.http import Pacing
+from carbon_service.providers.protocol import Provider
 from carbon_service.providers.registry import build_providers, known_providers, read_settings
 from carbon_service.replay import Replay
 from carbon_service.repository import Repository
@@ -30,6 +32,7 @@ from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.logging import Log
 from services.kit.plugins import PluginError
 from services.kit.settings import exit_with, settings_or_exit
+from services.kit.tariffs import read_tariffs
 from services.kit.tasks import end_tasks
 
 log = Log(__name__)
@@ -49,12 +52,15 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
     """
     entries = known_providers()
     chosen = read_settings(settings.sources, entries)
+    if settings.prices_file is not None:
+        pricing = providers_named(read_tariffs(settings.prices_file), settings.prices_file, settings.zones, entries)
+        chosen |= read_settings({"of CARBON_PRICES_FILE": pricing}, entries)
     http = httpx.AsyncClient(headers={"user-agent": "wattshift"})
     pacing = Pacing(timeout_s=settings.provider_timeout_s)
 
-    def zones_of(replay: Replay) -> Zones:
+    def zones_of(replay: Replay) -> tuple[Zones, dict[str, Provider]]:
         providers = build_providers(chosen, entries, ProviderContext(http, now_s, pacing, replay))
-        return build_zones(providers, settings.sources, settings.default_signal)
+        return build_zones(providers, settings.sources, settings.default_signal), providers
 
     zones_of(Replay(0.0, 0.0, 1.0))  # refused before anything starts; where the replay stands, only the database knows
     engine = create_engine(settings.database_url, application_name="carbon")
@@ -64,7 +70,7 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         replay = await _started(repository, settings, now_s)
         async with http:
-            zones = zones_of(replay)
+            zones, providers = zones_of(replay)
             app.state.zones = zones
             app.state.carbon = CarbonService(zones, repository, now_s)
             show_figures(app.state.metrics, zones, app.state.carbon)
@@ -73,6 +79,9 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
             tasks = [asyncio.create_task(poller.run(source)) for source in zones.sources]
             if settings.learn_forecasts:
                 tasks.append(asyncio.create_task(Learner(repository, zones.sources, now_s).run()))
+            if (path := settings.prices_file) is not None:
+                watch = PriceWatch(repository, path, providers, settings.retention_s, now_s)
+                tasks.append(asyncio.create_task(watch.run()))
             log.info("carbon.started", zones=",".join(settings.zones), speed=settings.replay_speed)
             yield
             await end_tasks(tasks)

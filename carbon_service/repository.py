@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, func, not_, or_, select, text, tuple_, update
@@ -20,11 +21,13 @@ from services.db import locks
 from services.db.tables.carbon import carbon_forecasts as forecasts
 from services.db.tables.carbon import carbon_learned_forecasts as learned
 from services.db.tables.carbon import carbon_points as points
+from services.db.tables.carbon import carbon_prices as prices
 from services.db.tables.carbon import carbon_replays as replays
 
 ROWS_PER_STATEMENT = 1000
 REPLAY = "replay"
 RECORDED = "recorded"
+HOUR_S = 3_600.0
 
 
 @dataclass(frozen=True)
@@ -252,6 +255,58 @@ class Repository:
             return None
         points = tuple(LearnedPoint(*point) for point in row.points)
         return LearnedForecast(row.generated_at.timestamp(), row.method, row.note, points, row.backtest)
+
+    async def save_prices(
+        self, zone: str, currency: str, per_kwh: Mapping[float, float], demand_per_kw_month: float, now_s: float
+    ) -> None:
+        """Store prices by the beginnings of their hours; an hour that is over keeps the price that it had."""
+        rows = [
+            {
+                **{"start_at": at(hour_s), "zone": zone, "currency": currency, "per_kwh": Decimal(repr(price))},
+                **{"demand_per_kw_month": Decimal(repr(demand_per_kw_month)), "fetched_at": at(now_s)},
+            }
+            for hour_s, price in per_kwh.items()
+        ]
+        async with self._engine.begin() as connection:
+            for first in range(0, len(rows), ROWS_PER_STATEMENT):
+                statement = insert(prices).values(rows[first : first + ROWS_PER_STATEMENT])
+                new = statement.excluded
+                await connection.execute(
+                    statement.on_conflict_do_update(
+                        index_elements=["start_at", "zone"],
+                        set_={c: new[c] for c in ("currency", "per_kwh", "demand_per_kw_month", "fetched_at")},
+                        where=prices.c.start_at > at(now_s - HOUR_S),
+                    )
+                )
+
+    async def prices(self, zone: str, start_s: float, end_s: float) -> tuple[str, dict[float, float]] | None:
+        """Return the currency, and the prices of the hours that overlap ``[start_s, end_s)``; None if there are none.
+
+        Hours in another currency than the last of them are left out.
+        """
+        query = (
+            select(prices.c.start_at, prices.c.currency, prices.c.per_kwh)
+            .where(prices.c.zone == zone, prices.c.start_at > at(start_s - HOUR_S), prices.c.start_at < at(end_s))
+            .order_by(prices.c.start_at)
+        )
+        async with self._engine.connect() as connection:
+            rows = (await connection.execute(query)).all()
+        if not rows:
+            return None
+        currency: str = rows[-1].currency
+        return currency, {row.start_at.timestamp(): float(row.per_kwh) for row in rows if row.currency == currency}
+
+    async def priced_until_s(self, zone: str) -> float | None:
+        """Return when the last hour begins whose price is stored; None if there is none."""
+        query = select(func.max(prices.c.start_at)).where(prices.c.zone == zone)
+        async with self._engine.connect() as connection:
+            last_at = (await connection.execute(query)).scalar()
+        return None if last_at is None else last_at.timestamp()
+
+    async def prune_prices(self, before_s: float) -> None:
+        """Delete the prices of hours that began before then."""
+        async with self._engine.begin() as connection:
+            await connection.execute(delete(prices).where(prices.c.start_at < at(before_s)))
 
     async def prune(self, key: SourceKey, before_s: float, max_points: int, max_forecasts: int) -> int:
         """Delete rows that began by ``before_s`` or exceed the most to keep; return the number of deleted rows."""

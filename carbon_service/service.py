@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from carbon_service.curve import Kind, Step
@@ -16,6 +16,7 @@ from services.contracts.carbon import (
     CurrentIntensity,
     ForecastBacktest,
     ForecastPoint,
+    HourlyPrices,
     IntensityForecast,
     IntensityHistory,
     IntensityOutlook,
@@ -28,6 +29,7 @@ from services.contracts.carbon import (
 )
 from services.contracts.codes import ProblemCode
 from services.core.domain.carbon import Signal
+from services.core.domain.prices import PriceCurve
 from services.kit.problems import ProblemError, invalid
 
 MOST_STEPS = 20_000  #: The longest curve of one answer; a longer one is refused
@@ -234,6 +236,7 @@ class CarbonService:
         if not steps:
             raise _nothing_yet(source)
         measured = [step.end_s for step in steps if step.kind is Kind.MEASURED]
+        priced = await self._repository.prices(zone, now_s - past_s, now_s + max(ahead_s, feed.step_s))
         return IntensityOutlook(
             zone=zone,
             signal=source.key.signal,
@@ -257,6 +260,7 @@ class CarbonService:
                 )
                 for step in steps
             ],
+            prices=priced and _hourly(*priced),
         )
 
     async def measured(self, zone: str, start_s: float, end_s: float) -> tuple[Point, ...]:
@@ -330,6 +334,11 @@ def _nothing_yet(source: Source) -> ProblemError:
     why = f": {source.last_error}" if source.last_error else "."
     detail = f"Nothing is known of {key.zone}'s {key.signal} yet; {key.provider} has not answered{why}"
     return ProblemError(404, ProblemCode.NO_DATA, detail)
+
+
+def _hourly(currency: str, hours: Mapping[float, float]) -> HourlyPrices | None:
+    curve = PriceCurve.of(hours)
+    return curve and HourlyPrices(currency=currency, start_at=at(curve.start_s), per_kwh=curve.per_kwh.tolist())
 
 
 def _measured(point: Point) -> IntensityPoint:

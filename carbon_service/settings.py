@@ -6,6 +6,7 @@ Each provider has settings of its own (``carbon_service.providers.entry``).
 from __future__ import annotations
 
 from datetime import UTC
+from pathlib import Path
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -41,6 +42,8 @@ class Settings(SharedSettings):
         "Grid instant at which a replay starts. Default: at speed 1 the season and hour it is now, at "
         "other speeds 2021-08-01T00:00Z. A restart goes on where the replay was unless this or the speed changed."
     )
+
+    prices_file: Path | None = maybe("A file of what electricity costs in each zone (docs/prices.md); none: not known.")
 
     learn_forecasts: bool = said(
         "Learn forecasts from each zone's own history; if false, use persistence.", default=True

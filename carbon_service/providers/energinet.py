@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import orjson
 
 from carbon_service.providers.entry import ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
 from carbon_service.providers.live import LiveProvider, LiveSettings
-from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Series
+from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, ProviderError, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
 from services.core.domain.carbon import Signal
 
@@ -58,12 +59,27 @@ class Energinet(LiveProvider[EnerginetSettings]):
         found = await self._read("CO2EmisProg", zone, now_s - now_s % STEP_S, now_s + horizon_s)
         return (ForecastIssue(now_s, found.points, found.skipped),) if found.points else ()
 
-    async def _read(self, what: str, zone: str, start_s: float, end_s: float) -> Series:
+    async def prices(self, area: str, currency: str, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """Return the day-ahead prices of a zone, or of another price area such as ``SE3``, in EUR or DKK.
+
+        Raises:
+            ProviderError: They are asked for in another currency, or the answer has no rows.
+        """
+        if currency not in ("EUR", "DKK"):
+            raise ProviderError(f"energinet has prices in EUR and DKK, not in {currency}")
+        found = await self._rows("DayAheadPrices", AREAS.get(area, area), "TimeUTC", start_s, end_s)
+        read = [(instant_s(field(row, "TimeUTC")), number(field(row, f"DayAheadPrice{currency}"))) for row in found]
+        return [(at, value / 1_000.0) for at, value in read if at is not None and value is not None]
+
+    async def _rows(self, what: str, area: str, column: str, start_s: float, end_s: float) -> list[Any]:
         params: dict[str, str | int] = {
             **{"start": _minute(start_s - ZONE_S), "end": _minute(end_s + ZONE_S), "limit": 0},
-            **{"filter": orjson.dumps({"PriceArea": [AREAS[zone]]}).decode(), "sort": "Minutes5UTC ASC"},
+            **{"filter": orjson.dumps({"PriceArea": [area]}).decode(), "sort": f"{column} ASC"},
         }
-        found = rows(await self._client.get(f"/{what}", params), "records")
+        return rows(await self._client.get(f"/{what}", params), "records")
+
+    async def _read(self, what: str, zone: str, start_s: float, end_s: float) -> Series:
+        found = await self._rows(what, AREAS[zone], "Minutes5UTC", start_s, end_s)
         begins = [(instant_s(field(row, "Minutes5UTC")), number(field(row, "CO2Emission"))) for row in found]
         kept = ((at, value, False) for at, value in begins if at is None or start_s <= at < end_s)
         return series(kept, STEP_S)

@@ -44,6 +44,8 @@ AREAS = {
     **{"SE": "10YSE-1--------K", "SE-SE1": "10Y1001A1001A44P", "SE-SE2": "10Y1001A1001A45N"},
     **{"SE-SE3": "10Y1001A1001A46L", "SE-SE4": "10Y1001A1001A47J", "SI": "10YSI-ELES-----O", "SK": "10YSK-SEPS-----K"},
 }
+PRICE_AREAS = {"DE": "10Y1001A1001A82H", "IE": "10Y1001A1001A59C"}  #: Bidding zones that are no area of generation
+PRICE = "{*}price.amount"
 FEED = Feed(
     zone_name="",
     attribution="ENTSO-E Transparency Platform, actual generation per type; factors of IPCC AR5",
@@ -77,6 +79,24 @@ class Entsoe(MixProvider[EntsoeSettings]):
         """Return the code of a zone's area."""
         return self._areas.get(zone)
 
+    async def prices(self, area: str, currency: str, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """Return the day-ahead prices (document A44) of a zone, or of a bidding zone by its code.
+
+        Raises:
+            ProviderError: They are in another currency, or it is no such document.
+        """
+        zone = PRICE_AREAS.get(area) or self._areas.get(area, area)
+        params = {
+            **{"securityToken": self._token, "documentType": "A44", "in_Domain": zone, "out_Domain": zone},
+            **{"periodStart": _minute(start_s), "periodEnd": _minute(end_s)},
+        }
+
+        def read(content: bytes) -> list[tuple[str, float | None, float]]:
+            return [step for each in series_in(content) if _is_price(each, currency) for step in _steps(each, PRICE)]
+
+        found = await self._client.get("/api", params, cache_s=60.0, read=read)
+        return [(at_s, per_mwh / 1_000.0) for _, at_s, per_mwh in found if at_s is not None]
+
     async def mixes(self, area: str, start_s: float, end_s: float) -> AsyncIterator[Mix]:
         """Yield the steps of the range; what a source consumes has no place in a mix."""
         first_s = start_s - start_s % HOUR_S
@@ -95,12 +115,26 @@ class Entsoe(MixProvider[EntsoeSettings]):
             first_s = until_s
 
 
+def _is_price(found: ElementTree.Element, currency: str) -> bool:
+    """Whether a series is of the first auction of the day, the coupled one; one in another currency is refused."""
+    sequence = found.findtext("{*}classificationSequence_AttributeInstanceComponent.position", "1")
+    of = found.findtext("{*}currency_Unit.name", "")
+    if of != currency:
+        raise ValueError(f"its prices are in {of or 'no currency'}, not in {currency}")
+    return sequence == "1"
+
+
 def generated(content: bytes) -> list[tuple[str, float | None, float]]:
     """Return production type, beginning and megawatts of each step of an answer; none of one without data.
 
     Raises:
         ValueError: It is no such document.
     """
+    return [step for each in series_in(content) for step in _steps(each, "{*}quantity")]
+
+
+def series_in(content: bytes) -> list[ElementTree.Element]:
+    """Return the series of an answer, none of one without data; raise ``ValueError`` if it is no such document."""
     if b"<!DOCTYPE" in content or b"<!ENTITY" in content or len(content) > LONGEST_BYTES:
         raise ValueError("the answer is too long, or declares entities")
     try:
@@ -109,10 +143,10 @@ def generated(content: bytes) -> list[tuple[str, float | None, float]]:
         raise ValueError("the answer is not XML") from error
     if root.tag.rpartition("}")[2] == "Acknowledgement_MarketDocument":  # there is nothing for the range
         return []
-    return [step for each in root.findall("{*}TimeSeries") for step in _steps(each)]
+    return root.findall("{*}TimeSeries")
 
 
-def _steps(found: ElementTree.Element) -> Iterator[tuple[str, float | None, float]]:
+def _steps(found: ElementTree.Element, amount: str) -> Iterator[tuple[str, float | None, float]]:
     if found.find("{*}outBiddingZone_Domain.mRID") is not None:  # what the source consumed
         return
     psr, curve = found.findtext("{*}MktPSRType/{*}psrType", ""), found.findtext("{*}curveType", "")
@@ -122,10 +156,7 @@ def _steps(found: ElementTree.Element) -> Iterator[tuple[str, float | None, floa
         if start_s is None or step_s is None:
             yield psr, None, 0.0
             continue
-        read = (
-            (number(at.findtext("{*}position")), number(at.findtext("{*}quantity")))
-            for at in period.findall("{*}Point")
-        )
+        read = ((number(at.findtext("{*}position")), number(at.findtext(amount))) for at in period.findall("{*}Point"))
         points = sorted((position, mw) for position, mw in read if position is not None and mw is not None)
         last = 1 + (end_s - start_s) / step_s if end_s is not None and curve == "A03" else 0.0
         followings = [*(position for position, _ in points), last][1:]

@@ -1,8 +1,8 @@
-"""Tables of the carbon service: measured intensities, forecasts, and the state of a replay."""
+"""Tables of the carbon service: measured intensities, forecasts, and the state of a replay, prices."""
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Float, Table, Text
+from sqlalchemy import Boolean, Column, Float, Numeric, Table, Text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from services.db.metadata import Timestamp, metadata
@@ -59,3 +59,16 @@ carbon_replays = Table(
     Column("requested_start_at", Timestamp),
 )
 """The state of a replay of recordings: at ``real_at`` the grid's clock showed ``grid_at`` and ran at ``speed``."""
+
+carbon_prices = Table(
+    "carbon_prices",
+    metadata,
+    Column("start_at", Timestamp, primary_key=True),
+    Column("zone", Text, primary_key=True),
+    Column("currency", Text, nullable=False),
+    Column("per_kwh", Numeric, nullable=False),
+    Column("demand_per_kw_month", Numeric, nullable=False),
+    Column("fetched_at", Timestamp, nullable=False),
+)
+"""What electricity costs in one hour of UTC, and the demand charge in force then. Hours that have ended stay as they
+are, whatever the tariff becomes."""

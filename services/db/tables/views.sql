@@ -68,6 +68,11 @@ SELECT node_id, job_id, start_at, zone, signal, energy_j, energy_j * pue, carbon
 CREATE VIEW key_usages AS
 SELECT key_id, start_at, model, input_tokens, output_tokens, carbon_gco2, requests FROM request_usages;
 
+-- carbon: what electricity costs by hour, in the currency of the newest hour.
+CREATE VIEW hourly_prices AS
+SELECT zone, start_at AS hour, currency, per_kwh, demand_per_kw_month FROM carbon_prices
+ WHERE currency = (SELECT p.currency FROM carbon_prices p ORDER BY p.start_at DESC, p.zone LIMIT 1);
+
 -- scheduler: all gangs that there were, with whose they are. `leader` is the node of rank 0.
 CREATE VIEW gangs AS
 SELECT a.id, a.job_id, j.tenant_id, j.project, a.generation, a.state, a.gpus, a.shares,
