@@ -201,7 +201,7 @@ class IntensityOutlook(Message):
     measured_until: Instant | None = said("End of the last measured step; null if none is known.")
     forecast_generated_at: Instant | None = said("When the provider made its forecast; null without one.")
     points: list[OutlookPoint] = Field(min_length=1)
-    prices: HourlyPrices | None = Field(default=None, description="Of the same time, by the real clock; null: unknown.")
+    prices: HourlyPrices | None = maybe("Of the same time, by the real clock; null: unknown.")
 
     def as_domain(self) -> CarbonOutlook:
         """Return the outlook as policies and the ledger compute with it, in UTC seconds."""

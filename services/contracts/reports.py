@@ -32,6 +32,10 @@ class CarbonAccounts(Message):
         "What the same energy would have emitted at the mean intensity of its zone in the period. Less "
         "energy through power limits, other gangs or sleeping nodes is not counted as a saving."
     )
+    money: float | None = maybe(
+        "What the facility energy cost by the prices of its hours, in the `currency` of the report; demand "
+        "charges are not in it. Unknown if the period contains daily sums of old lines."
+    )
     unknown: list[str] = many("Inputs that are missing.")
     half_width: HalfWidth | None = maybe("How far `energy_j` and `carbon_gco2` of the footprint can be off.")
 
@@ -86,12 +90,23 @@ class LedgerHour(Message):
     carbon_gco2: float
     idle_energy_j: float | None
     idle_carbon_gco2: float | None
+    money: float | None = maybe("What all of it cost, as in the footprint report.")
 
 
 class HourlyReport(Message):
     """The ledger hour by hour; hours in which nothing was used are left out."""
 
     items: list[LedgerHour]
+
+
+class DemandCharge(Message):
+    """What is charged for the highest mean draw of an hour in a calendar month (UTC), as far as it is in the period."""
+
+    zone: str
+    month: str
+    peak_at: Instant
+    peak_kw: float = Field(description="Facility energy of that hour over an hour.")
+    money: float
 
 
 class FootprintTable(Message):
@@ -135,6 +150,8 @@ class FootprintReport(Message):
     )
     zones: list[ZoneIntensity] = Field(default_factory=list[ZoneIntensity])
     units: list[FunctionalUnit] = Field(default_factory=list[FunctionalUnit])
+    currency: str | None = maybe("That of all money; null: no prices are known.")
+    demand: list[DemandCharge] = many("No job's; operators see it.")
     next_cursor: str | None = None
 
 

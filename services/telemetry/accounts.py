@@ -30,19 +30,25 @@ class Inputs:
     embodied_kgco2: Mapping[str, float]  #: Embodied emissions of one GPU with its share of the server, by model
     device_lifetime_s: float  #: How long a GPU is expected to be used
     means: Mapping[str, float]  #: Mean intensity of each zone in the period, gCO2/kWh
+    currency: str | None = None  #: That of the prices; None: none are known
+    hourly: bool = True  #: Whether each line tells its hour, as daily sums do not
 
 
 def accounts_of(parts: Iterable[PartRow], inputs: Inputs) -> CarbonAccounts:
     """Return the accounts of some energy; a sum with any unknown part is unknown."""
     by_zone: dict[str, Decimal] = defaultdict(Decimal)
     by_model: dict[str | None, Decimal] = defaultdict(Decimal)
-    estimated = Decimal()
+    estimated = priced_j = Decimal()
+    unpriced: set[str] = set()
     cells: dict[tuple[str, str], list[Decimal]] = defaultdict(lambda: [Decimal()] * 4)
     with localcontext(prec=DIGITS):
         for part in parts:
             by_zone[part.zone] += part.facility_energy_j
             by_model[part.model] += part.gpu_s
             estimated += part.estimated_gco2
+            priced_j += part.priced_j or 0
+            if part.unpriced or not inputs.hourly:
+                unpriced.add(part.zone)
             cell = cells[part.node_id, part.zone]
             for place, amount in enumerate(
                 (part.energy_j, part.estimated_energy_j, part.carbon_gco2, part.guessed_gco2)
@@ -51,7 +57,7 @@ def accounts_of(parts: Iterable[PartRow], inputs: Inputs) -> CarbonAccounts:
         facility_j = float(sum(by_zone.values(), Decimal()))
     market: float | None = 0.0
     baseline: float | None = 0.0
-    unknown: set[str] = set()
+    unknown = {f"price of electricity in {zone}" for zone in unpriced if inputs.currency}
     for zone, energy_j in sorted(by_zone.items()):
         kwh = float(energy_j) / J_PER_KWH
         market = _add(market, kwh, inputs.market_gco2_per_kwh.get(zone), f"market factor of {zone}", unknown)
@@ -62,6 +68,7 @@ def accounts_of(parts: Iterable[PartRow], inputs: Inputs) -> CarbonAccounts:
         estimated_gco2=float(estimated),
         market_gco2=market,
         baseline_gco2=baseline,
+        money=None if unpriced or inputs.currency is None else float(priced_j) / J_PER_KWH,
         embodied_gco2=embodied_gco2(gpu_s, inputs, unknown),
         unknown=sorted(unknown),
         half_width=half_width_of(Cell(*where, *map(float, amounts)) for where, amounts in cells.items()),

@@ -8,6 +8,7 @@ from datetime import datetime
 from services.contracts.jobs import JobFootprint
 from services.contracts.queries import GroupBy
 from services.contracts.reports import (
+    DemandCharge,
     FootprintLine,
     FootprintQuery,
     FootprintReport,
@@ -62,9 +63,9 @@ async def footprint_report(
     totals = {row.idle: row for row in found.totals}
     idle, total = _footprint(totals.get(True)), _footprint(totals.get(None))
     page = found.groups[: query.limit]
-    inputs = Inputs(
-        settings.market_gco2_per_kwh, settings.embodied_kgco2, settings.device_lifetime_s, known_means(rows.means)
-    )
+    stated = (settings.market_gco2_per_kwh, settings.embodied_kgco2, settings.device_lifetime_s)
+    inputs = Inputs(*stated, known_means(rows.means), rows.currency, bool(rows.means))
+    sees_all = tenant_id is project is None
     units = functional_units(rows.spent, rows.done, inputs)
     return FootprintReport(
         start_at=query.start,
@@ -83,7 +84,9 @@ async def footprint_report(
         signals=sorted({Signal(part.signal) for part in rows.parts}),
         zones=zone_intensities(rows.parts, inputs),
         units=units,
-        metered_gpu_energy_j=found.metered_gpu_energy_j if tenant_id is project is None else total.gpu_energy_j,
+        currency=rows.currency,
+        demand=[DemandCharge(**row._asdict()) for row in rows.demand] if sees_all and inputs.hourly else [],
+        metered_gpu_energy_j=found.metered_gpu_energy_j if sees_all else total.gpu_energy_j,
         next_cursor=write_cursor("\n".join(page[-1][:2])) if len(found.groups) > query.limit else None,
     )
 

@@ -16,14 +16,14 @@ from sqlalchemy import text
 
 from carbon_service.app import create_app
 from carbon_service.prices import PriceWatch
-from carbon_service.providers.energinet import Energinet
-from carbon_service.providers.entsoe import Entsoe
+from carbon_service.providers.energinet import ENTRY as ENERGINET
+from carbon_service.providers.entsoe import ENTRY as ENTSOE
 from carbon_service.providers.protocol import ProviderError
 from carbon_service.repository import Repository
 from carbon_service.zones import ZoneConfigError
 from services.contracts.carbon import IntensityOutlook
 from tests.carbon.harness import NOW_S, Now, running, settings
-from tests.carbon.upstream import Answer, Upstream, Watch
+from tests.carbon.upstream import Answer, Upstream, Watch, built
 
 HOUR_S = 3_600.0
 
@@ -58,7 +58,7 @@ async def test_entsoes_prices_are_of_the_first_auction_and_held_where_left_out(
 ) -> None:
     first, second = a_series({1: 80.0, 3: -20.0}, curve="A03", sequence=1), a_series({1: 999.0}, sequence=2)
     upstream.answer("/api", Answer(raw=a_document(first, second)))
-    entsoe = Entsoe(http, lambda: NOW_S, watch.pacing(), "secret", base_url=upstream.url)
+    entsoe = built(ENTSOE, http, lambda: NOW_S, watch.pacing(), token="secret", url=upstream.url)
     found = await entsoe.prices("DE", "EUR", hour(10), hour(12))
     assert found[:3] == [(hour(10), 0.08), (hour(10, 15), 0.08), (hour(10, 30), -0.02)]
     assert len(found) == 8
@@ -71,10 +71,10 @@ async def test_prices_in_another_currency_are_refused(
     http: httpx.AsyncClient, upstream: Upstream, watch: Watch
 ) -> None:
     upstream.answer("/api", Answer(raw=a_document(a_series({1: 80.0}, unit="PLN"))))
-    entsoe = Entsoe(http, lambda: NOW_S, watch.pacing(), "secret", base_url=upstream.url)
+    entsoe = built(ENTSOE, http, lambda: NOW_S, watch.pacing(), token="secret", url=upstream.url)
     with pytest.raises(ProviderError, match="in PLN, not in EUR"):
         await entsoe.prices("PL", "EUR", hour(10), hour(12))
-    energinet = Energinet(http, lambda: NOW_S, watch.pacing(), upstream.url)
+    energinet = built(ENERGINET, http, lambda: NOW_S, watch.pacing(), url=upstream.url)
     with pytest.raises(ProviderError, match="EUR and DKK, not in GBP"):
         await energinet.prices("DK-DK1", "GBP", hour(10), hour(12))
 
@@ -93,7 +93,7 @@ async def test_energinets_prices_are_those_of_the_area(
         for at, value in (("10:00", 377.0), ("10:15", None), ("10:30", 380.5))
     ]
     upstream.answer("/DayAheadPrices", {"total": 3, "dataset": "DayAheadPrices", "records": rows})
-    energinet = Energinet(http, lambda: NOW_S, watch.pacing(), upstream.url)
+    energinet = built(ENERGINET, http, lambda: NOW_S, watch.pacing(), url=upstream.url)
     found = await energinet.prices("DK-DK1", "DKK", hour(10), hour(11))
     assert found == [(hour(10), 0.377), (hour(10, 30), 0.3805)]
     assert upstream.asked[0].query["filter"] == '{"PriceArea":["DK1"]}'

@@ -238,7 +238,9 @@ def _instant(text: str | None, option: str) -> datetime | None:
 
 
 def _print(by: str, found: Report) -> None:
+    currency = found.get("currency")
     figures = ("jobs", "GPU time", "energy", "CO2", "market-based", "embodied", "baseline", "to baseline")
+    figures = (*figures, "cost") if currency else figures
     shown = output.table(by, *figures, right=figures)
     idle = {"group": "(idle)", "jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
     total = {"group": "[bold]total[/]", "jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
@@ -247,7 +249,9 @@ def _print(by: str, found: Report) -> None:
     for line, gpu_time, cells in zip(lines, used, amounts(lines), strict=True):
         if line is total:
             shown.add_section()
-        shown.add_row(title(line), str(line["jobs"]), gpu_time, *cells)
+        money = line["accounts"].get("money")
+        cost = [("-" if money is None else f"{money:,.2f} {currency}")] if currency else []
+        shown.add_row(title(line), str(line["jobs"]), gpu_time, *cells, *cost)
     console.print(shown)
     for sentence in notes(found):
         console.print(f"[dim]{sentence}[/]", soft_wrap=True)
@@ -289,6 +293,11 @@ def notes(found: Report) -> list[str]:
         "Baseline: the same energy at each zone's mean intensity in the period; energy that was saved is not in it.",
         f"GPU energy by the devices' own counters: {output.energy(metered)}; difference {gap:.4%}",
     ]
+    sentences += [
+        f"Demand charge of {each['zone']} for {each['month']}: {each['money']:,.2f} {found['currency']}, for "
+        f"{each['peak_kw']:.4g} kW in the hour from {each['peak_at']}."
+        for each in found.get("demand") or ()
+    ]
     if accounts["unknown"]:
         sentences.append(f"Unknown: {', '.join(accounts['unknown'])} (docs/method.md says how to state them).")
     sentences += [
@@ -306,6 +315,9 @@ def _write_csv(target: str, found: Report) -> None:
     total = {"group": "(total)", "jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
     lines = [*found["lines"], idle, total]
     rows = [COLUMNS, *map(_row, lines)]
+    if currency := found.get("currency"):
+        costs = [f"cost_{currency}", *(line["accounts"]["money"] for line in lines)]
+        rows = [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
     if found["then_by"]:
         seconds = ["then_group", *(line.get("then_group") or "" for line in lines)]
         rows = [(row[0], second, *row[1:]) for second, row in zip(seconds, rows, strict=True)]

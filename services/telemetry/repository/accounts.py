@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -18,8 +19,10 @@ SELECT {group} AS name, {then} AS then_name, l.job_id IS NULL AS idle, l.zone, b
     sum(l.facility_energy_j) AS facility_energy_j, sum(l.gpu_s) AS gpu_s,
     sum(l.estimated_gco2) AS estimated_gco2, l.signal, l.node_id, sum(l.energy_j) AS energy_j,
     sum(l.estimated_energy_j) AS estimated_energy_j, sum(l.carbon_gco2) AS carbon_gco2,
-    sum(l.guessed_gco2) AS guessed_gco2
+    sum(l.guessed_gco2) AS guessed_gco2, sum(l.facility_energy_j * p.per_kwh) AS priced_j,
+    bool_or(p.per_kwh IS NULL) AS unpriced
 FROM sums l LEFT JOIN reported_jobs j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
+    LEFT JOIN hourly_prices p ON p.zone = l.zone AND p.hour = date_trunc('hour', l.start_at, 'UTC')
 WHERE {period} AND {owned}
 GROUP BY 1, 2, 3, 4, 5, l.signal, l.node_id ORDER BY 1, 2, 3, 4, 5, l.signal, l.node_id
 """
@@ -73,6 +76,20 @@ GROUP BY 1 ORDER BY 1
 """
 
 
+DEMAND = """
+WITH {sums}, hours AS (
+    SELECT l.zone, date_trunc('hour', l.start_at, 'UTC') AS hour, sum(l.facility_energy_j) / 3.6e6 AS kw
+    FROM sums l WHERE {period} GROUP BY 1, 2
+)
+SELECT DISTINCT ON (zone, month) zone, to_char(hour AT TIME ZONE 'UTC', 'YYYY-MM') AS month, hour AS peak_at,
+    kw::float8 AS peak_kw, (kw * demand_per_kw_month)::float8 AS money
+FROM hours JOIN hourly_prices USING (zone, hour) WHERE demand_per_kw_month > 0
+ORDER BY zone, month, kw DESC, hour
+"""
+
+CURRENCY = "SELECT currency FROM hourly_prices LIMIT 1"
+
+
 class PartRow(NamedTuple):
     """Energy of one group on one node in one zone; the idle share has no group if jobs are grouped."""
 
@@ -90,6 +107,18 @@ class PartRow(NamedTuple):
     estimated_energy_j: Decimal
     carbon_gco2: Decimal
     guessed_gco2: Decimal
+    priced_j: Decimal | None  #: Facility energy times its prices per kWh; None if none is known
+    unpriced: bool  #: Whether any hour of it has no price
+
+
+class DemandRow(NamedTuple):
+    """The highest hour of a zone in a calendar month of UTC, and what is charged for it."""
+
+    zone: str
+    month: str
+    peak_at: datetime
+    peak_kw: float
+    money: float
 
 
 class MeanRow(NamedTuple):
@@ -123,6 +152,8 @@ class AccountRows(NamedTuple):
     means: list[MeanRow]
     spent: list[SpentRow]
     done: list[DoneRow]
+    currency: str | None  #: That of the prices; None: none are known
+    demand: list[DemandRow]
 
 
 async def account_rows(connection: Connection, by: Dimensions, about: Subject) -> AccountRows:
@@ -136,6 +167,8 @@ async def account_rows(connection: Connection, by: Dimensions, about: Subject) -
         means=await fetch_rows(connection, MeanRow, means, *about[:2]),
         spent=await fetch_rows(connection, SpentRow, SPENT_BY_UNIT.format(**_TEXTS), *about),
         done=await fetch_rows(connection, DoneRow, DONE_BY_UNIT.format(**_TEXTS), *about),
+        currency=await connection.fetchval(CURRENCY),
+        demand=await fetch_rows(connection, DemandRow, DEMAND.format(**_TEXTS), *about[:2]),
     )
 
 

@@ -46,11 +46,13 @@ GROUPS: dict[GroupBy, str] = {
 `user`."""
 
 HOURS = f"""
-WITH hours AS (SELECT hour AS start_at, node_id, nullif(job_id, '') AS job_id, energy_j, carbon_gco2, length_s
-    FROM energy_hours WHERE hour >= $1 AND hour < $2)
+WITH hours AS (SELECT hour AS start_at, node_id, nullif(job_id, '') AS job_id, energy_j, carbon_gco2, length_s,
+        facility_energy_j * per_kwh / 3.6e6 AS money
+    FROM energy_hours LEFT JOIN hourly_prices USING (zone, hour) WHERE hour >= $1 AND hour < $2)
 SELECT l.start_at, c.covered_s, sum(l.energy_j)::float8 AS energy_j, sum(l.carbon_gco2)::float8 AS carbon_gco2,
     coalesce(sum(l.energy_j) FILTER (WHERE l.job_id IS NULL), 0)::float8 AS idle_energy_j,
-    coalesce(sum(l.carbon_gco2) FILTER (WHERE l.job_id IS NULL), 0)::float8 AS idle_carbon_gco2
+    coalesce(sum(l.carbon_gco2) FILTER (WHERE l.job_id IS NULL), 0)::float8 AS idle_carbon_gco2,
+    CASE WHEN bool_and(l.money IS NOT NULL) AND c.covered_s > 0 THEN sum(l.money)::float8 END AS money
 FROM hours l LEFT JOIN reported_jobs j ON j.id = l.job_id
 JOIN (
     SELECT start_at, max(length_s)::float8 AS covered_s
@@ -158,6 +160,7 @@ class HourRow(NamedTuple):
     carbon_gco2: float
     idle_energy_j: float
     idle_carbon_gco2: float
+    money: float | None
 
 
 class GroupRow(NamedTuple):

@@ -86,6 +86,8 @@ class CarbonAccounts:
         embodied_gco2: Share of the GPUs' embodied emissions for the time that they were reserved.
         baseline_gco2: What the same energy would have emitted at the mean intensity of its zone in the period.
             Less energy through power limits, other gangs or sleeping nodes is not counted as a saving.
+        money: What the facility energy cost by the prices of its hours, in the `currency` of the report; demand
+            charges are not in it. Unknown if the period contains daily sums of old lines.
         unknown: Inputs that are missing.
         half_width: How far `energy_j` and `carbon_gco2` of the footprint can be off.
     """
@@ -95,6 +97,7 @@ class CarbonAccounts:
     market_gco2: float | None = None
     embodied_gco2: float | None = None
     baseline_gco2: float | None = None
+    money: float | None = None
     unknown: list[str] = field(default_factory=list[str])
     half_width: HalfWidth | None = None
 
@@ -119,6 +122,21 @@ class CurrentIntensity:
     is_stale: bool
     time_scale: float = 1
     grid_now: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemandCharge:
+    """What is charged for the highest mean draw of an hour in a calendar month (UTC), as far as it is in the period.
+
+    Attributes:
+        peak_kw: Facility energy of that hour over an hour.
+    """
+
+    zone: str
+    month: str
+    peak_at: datetime
+    peak_kw: float
+    money: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +317,8 @@ class FootprintReport:
         metered_gpu_energy_j: Total by the devices' own counters; `total.gpu_energy_j` must agree with it to 0.1
             %.
         signals: The carbon signals that priced the period. Scope 2 of the GHG Protocol wants an average one.
+        currency: That of all money; null: no prices are known.
+        demand: No job's; operators see it.
     """
 
     start_at: datetime | None
@@ -315,6 +335,8 @@ class FootprintReport:
     signals: list[str] = field(default_factory=list[str])
     zones: list[ZoneIntensity] = field(default_factory=list["ZoneIntensity"])
     units: list[FunctionalUnit] = field(default_factory=list["FunctionalUnit"])
+    currency: str | None = None
+    demand: list[DemandCharge] = field(default_factory=list["DemandCharge"])
     next_cursor: str | None = None
 
 
