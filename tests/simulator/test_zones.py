@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,17 @@ def test_one_zone_that_holds_all_holds_all() -> None:
 
 def options(**given: object) -> TrainingOptions:
     return TrainingOptions(policy="fifo", **{"start": "2023-08-08", "days": 0.1, **given})  # type: ignore[arg-type]
+
+
+def test_prices_are_those_of_a_cluster_in_one_zone(tmp_path: Path) -> None:
+    (prices := tmp_path / "prices.toml").write_text(
+        'currency = "EUR"\n[zones.GB]\nper_kwh = 0.1\n[zones.SE]\nper_kwh = 0.2\n'
+    )
+    inputs = Inputs("green-day", "GB", "perfect", prices=prices)
+
+    assert prepare(options(cluster="2x2:RTX3090"), inputs).trace.prices is not None
+    with pytest.raises(OptionError, match="one zone"):
+        prepare(options(cluster="SE=2x2:RTX3090,1x2:RTX3090"), inputs)
 
 
 def test_clusters_name_zones_whose_grids_are_known() -> None:
