@@ -17,7 +17,7 @@ from lab.report.tables import Result
 from lab.reproductions.marked import fill
 
 LAS = "Tiresias (LAS)"
-YEAR = {"green": "green-year", "joint": "joint-year"}
+YEAR = (("green", "green-year"), ("joint", "joint-year"), ("joint", "joint-year-default"))
 """Pages and their experiments of the same year: jobs, cluster, zones and baseline are equal."""
 FIGURES = ("carbon_kg", "energy_kwh", "avg_jct_s", "p99_jct_s")
 CLAIM = Dot("GREEN as its paper has it", 1.051, 1 - 0.316)
@@ -28,15 +28,15 @@ SAME = 0.005
 """So are those that differ by less than this share from it along both axes: their names would cover each other."""
 
 
-def year(folder: Path, experiments: Mapping[str, str] = YEAR) -> dict[str, dict[str, list[float]]]:
+def year(folder: Path, experiments: Sequence[tuple[str, str]] = YEAR) -> dict[str, dict[str, list[float]]]:
     """Return each policy's figures over those of LAS in the same zone, direct intensity: a list over zones each.
 
     Args:
         folder: With the pages.
-        experiments: By page those of one workload, by default the year.
+        experiments: Those of one workload, each with its page; by default the year.
     """
     results: list[Result] = []
-    for page, experiment in experiments.items():
+    for page, experiment in experiments:
         results += kept_cells(experiment, (folder / f"{page}-cells.csv.gz").read_bytes())
     results = [result for result in results if result["inputs"]["signal"] == "direct"]
     base = {one["inputs"]["zone"]: one["summary"] for one in results if one["inputs"]["choice"]["label"] == LAS}
