@@ -135,13 +135,14 @@ class Terminal:
 
     def until(self, pattern: str) -> str:
         """Return everything shown so far once ``pattern`` is in what came since the last call."""
-        fresh, deadline_s = "", time.monotonic() + 60
+        fresh, read, deadline_s = "", b"", time.monotonic() + 60
         while not re.search(pattern, fresh):
             if time.monotonic() > deadline_s:
                 self.process.kill()
                 raise TimeoutError(f"{pattern} is not in {fresh}")
             if select.select([self.master], [], [], 0.2)[0]:
-                fresh += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(self.master, 65_536).decode("utf-8", "ignore"))
+                read += os.read(self.master, 65_536)  # it may end within a colour, or a letter
+                fresh = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", read.decode("utf-8", "ignore"))
         self.shown += fresh
         return fresh
 

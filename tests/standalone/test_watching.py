@@ -62,7 +62,7 @@ def test_a_supervisor_that_stood_still_itself_blames_nobody() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EVERY_S", "AGAIN_S"):
-        monkeypatch.setattr(supervision, name, 0.05)
+        monkeypatch.setattr(watching, name, 0.05)
     monkeypatch.setattr(watching, "IDLE_S", 0.5)
     monkeypatch.setattr(Patience, "timeout_s", lambda self: 0.3)
 
