@@ -1,4 +1,4 @@
-"""Twice the load by two more readings, and Figures 7, 8 and 18, in ``lab/results/freesh-serving.md``.
+"""Twice the load by two more readings, Figures 7, 8 and 18, starts and margins, in ``lab/results/freesh-serving.md``.
 
     python -m lab.reproductions.freesh_readings PAGE DATA
 
@@ -54,6 +54,7 @@ FIGURE_7_QPS = 15.0
 MAES = (0.0, 25.0, 55.0, MAE_TOKENS, 220.0)
 ALPHAS = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 DRAWS = 10
+STARTS_S, MARGINS_S = (0.0, 120.0, 300.0), (0.0, 0.1, 1.0)
 
 
 class Readings:
@@ -163,12 +164,12 @@ def figure_8(hour: Hour) -> str:
     ]
     for mae, each in found.items():
         changes = " | ".join(change(each[name], found[MAES[0]][name]) for name in names)
-        right = 100 * np.mean([_accuracy(site, plans, trace, mae, seed) for seed, trace in hour.traces.items()])
+        right = 100 * np.mean([accuracy(site, plans, trace, mae, seed) for seed, trace in hour.traces.items()])
         lines.append(f"| {mae:.0f} tokens | {right:.0f} % | {changes} | {100 * each['violation_rate']:.2f} % |")
     return "\n".join(lines)
 
 
-def _accuracy(site: Site, plans: Sequence[HalfHour], trace: RequestTrace, mae: float, seed: int) -> float:
+def accuracy(site: Site, plans: Sequence[HalfHour], trace: RequestTrace, mae: float, seed: int) -> float:
     """Return the share of requests whose class in the first plan's partition is predicted right."""
     lengths = np.round(predicted_lengths(trace.output_tokens, mae, seed)).astype(np.int64)
     said = site.classes_of(plans[0].partition, trace.input_tokens, lengths)
@@ -201,6 +202,30 @@ def _window(alpha: float) -> Iterator[None]:
         yield
 
 
+def starts_and_margins(hour: Hour) -> str:
+    """Return what starts that take time change at the simple load, and a margin of preemption at two loads."""
+    runs = {f"1x, starts take {each:.0f} s": (1.0, replace(FREESH, start_s=each)) for each in STARTS_S}
+    runs |= {
+        f"{load:g}x, margin {each:g} s": (load, replace(FREESH, preempt_margin_s=each))
+        for load in (1.0, FCFS_LOAD)
+        for each in MARGINS_S
+    }
+    runs[f"{FCFS_LOAD:g}x, no preemption"] = (FCFS_LOAD, replace(FREESH, preempt=False))
+    plans = hour.plans()
+    lines = [
+        "| load | energy | violations | mean | p99 | Jain | preemptions |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, (load, options) in runs.items():
+        each = hour.simulated(plans, options, load)
+        lines.append(
+            f"| {name} | {each['energy_wh']:.0f} Wh | {100 * each['violation_rate']:.2f} % "
+            f"| {each['e2e_mean_s']:.2f} s | {each['e2e_p99_s']:.1f} s "
+            f"| {each['jain']:.3f} | {each['preemptions']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Fill the page."""
     page, data = Path(sys.argv[1]), Path(sys.argv[2])
@@ -212,6 +237,7 @@ def main() -> None:
             "figure-7": lambda: figure_7(azure),
             "figure-8": lambda: figure_8(hour),
             "figure-18": lambda: figure_18(azure),
+            "starts-and-margins": lambda: starts_and_margins(hour),
         },
     )
 

@@ -25,6 +25,7 @@ from lab.reproductions import (
     clover,
     freesh_day,
     freesh_horizon,
+    freesh_readings,
     freesh_serving,
     iteration_times,
     joint_pairs,
@@ -38,6 +39,7 @@ from lab.reproductions import (
     traffic,
 )
 from lab.serving.requests import read_requests
+from lab.serving.site import Site, papers_pools
 from services.core.policies.freesh.classes import PARTITIONS
 from services.core.profiles.traffic import LastPeak, backtest
 from services.kit.policies import load_policies
@@ -313,6 +315,43 @@ def one_controller() -> str:
     return part(freesh_serving, lambda: freesh_serving.table_10(azure()), PAPER_TABLE_10=paper)
 
 
+@cache
+def three_seeds() -> freesh_serving.Hour:
+    """Return the hour with the seeds of the other readings."""
+    return freesh_serving.the_hour(data(), freesh_readings.SEEDS)
+
+
+def lowest_of_twice() -> str:
+    """Return LLF at the lowest of the loads of the second Table 2."""
+    found = freesh_readings.Readings(three_seeds()).at("LLF", freesh_readings.LOADS[0])
+    return column("| energy | mean", ("LLF, 1.2x", f"{found['energy_wh']:.0f} Wh", f"{found['e2e_mean_s']:.1f} s"))
+
+
+def fastest_mode() -> str:
+    """Return the orders on four H100s."""
+    return part(freesh_readings, lambda: freesh_readings.figure_7(azure()), MODES=("H100_TP4",))
+
+
+def right_classes() -> str:
+    """Return how many classes are right at the paper's error."""
+    hour, site = three_seeds(), Site(papers_pools())
+    mae, accuracy = freesh_readings.MAE_TOKENS, freesh_readings.accuracy
+    shares = [accuracy(site, hour.plans(), trace, mae, seed) for seed, trace in hour.traces.items()]
+    return column("mean error | right", (f"{mae:.0f} tokens", f"{100 * sum(shares) / len(shares):.0f} %"))
+
+
+def papers_window() -> str:
+    """Return the paper's window."""
+    return part(freesh_readings, lambda: freesh_readings.figure_18(azure()), ALPHAS=(1.4,))
+
+
+def no_starts() -> str:
+    """Return the simple load, whose starts take no time."""
+    found = three_seeds().simulated(three_seeds().plans(), freesh_serving.FREESH)
+    row = ("1x, starts take 0 s", f"{found['energy_wh']:.0f} Wh", f"{found['preemptions']:.0f}")
+    return column("load | energy | preemptions", row)
+
+
 def lowest_load() -> str:
     """Return the default governor and MIAD at a quarter of the load."""
     some = dict(list(serving_clocks.POLICIES.items())[:2])
@@ -331,6 +370,12 @@ SERVING = [
     Again("freesh-serving", "figure-6", lambda: column("| mean", ("FREESH", f"{served()['e2e_mean_s']:.4g} s")),
           ("FREESH |",), "mean"),
     *(Again("freesh-serving", "table-2", simple_load, ("LLF | here",), head) for head in ("energy", "mean", "Jain")),
+    *(Again("freesh-serving", "table-2-read", lowest_of_twice, ("LLF, 1.2x |",), head) for head in ("energy", "mean")),
+    Again("freesh-serving", "figure-7", fastest_mode),
+    Again("freesh-serving", "figure-8", right_classes, ("110 tokens |",), "right"),
+    Again("freesh-serving", "figure-18", papers_window),
+    *(Again("freesh-serving", "starts-and-margins", no_starts, ("1x, starts take 0 s |",), head)
+      for head in ("energy", "preemptions")),
     Again("freesh-serving", "table-5", one_rate),
     Again("freesh-serving", "table-10", one_controller),
     Again("freesh-serving", "clocks-azure", lowest_load),
