@@ -76,6 +76,14 @@ def test_a_reservation_says_its_grams(gateway: FakeGateway) -> None:
     assert "beyond the forecast" in said
 
 
+def test_a_few_of_many_slots_are_shown(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = [{**MADE["slots"][0], "carbon_gco2": 7000 + at} for at in range(reservations.SLOTS + 2)]
+    monkeypatch.setattr(gateway, "answer", lambda body: {**MADE, "slots": slots})
+    said = run("reserve", "--gpus", "8", "--cleanest", "--before", "2026-03-06T00:00Z", "--for", "3h")
+    assert said.count(" 70") == reservations.SLOTS
+    assert "and 2 more slots; --json has all" in said
+
+
 def test_maintenance_is_of_nodes_or_a_zone(gateway: FakeGateway) -> None:
     said = run("nodes", "maintain", "n1", "n2", "--from", "2026-03-03T09:00Z", "--for", "3h")
     run("reservations", "cancel", "res_1")

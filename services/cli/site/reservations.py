@@ -18,6 +18,7 @@ from services.kit.ids import new_id
 
 Zone = Annotated[str | None, typer.Option(help="Only the nodes of this grid zone.")]
 Name = Annotated[str, typer.Option(help="What it is for.")]
+SLOTS = 6  #: How many slots are shown, the cleanest first
 
 
 def register(app: typer.Typer) -> None:
@@ -106,20 +107,22 @@ def _tell(made: dict[str, Any], as_json: bool) -> None:
         output.print_json(made)
         return
     console.print(f"{made['id']}  {made['state']}", soft_wrap=True)
-    on = ", ".join(f"{gpus} on {node}" for node, gpus in sorted(made["gpus"].items()))
+    on = ", ".join(f"{node} ({gpus} GPUs)" for node, gpus in sorted(made["gpus"].items()))
     console.print(
-        f"{_holder(made)} from {_time(made['start_at'])} until {_time(made['end_at'])}: GPUs {on}", soft_wrap=True
+        f"{_holder(made)} from {_time(made['start_at'])} until {_time(made['end_at'])} on {on}", soft_wrap=True
     )
     if made["stays"]:
         console.print(f"may run on, as they may not be stopped: {', '.join(made['stays'])}", soft_wrap=True)
     if made["slots"]:
         shown = output.table("from", "zone", "gCO2/kWh", "gCO2", "", right=("gCO2/kWh", "gCO2"))
-        for slot in made["slots"]:
+        for slot in made["slots"][:SLOTS]:
             figures = f"{slot['intensity_gco2_per_kwh']:.0f}", f"{slot['carbon_gco2']:.0f}"
             shown.add_row(
                 _time(slot["start_at"]), slot["zone"], *figures, "beyond the forecast" if slot["estimated"] else ""
             )
         console.print(shown)
+        if len(made["slots"]) > SLOTS:
+            console.print(f"and {len(made['slots']) - SLOTS} more slots; --json has all")
 
 
 def _holder(made: dict[str, Any]) -> str:
