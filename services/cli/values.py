@@ -135,8 +135,10 @@ def duration_s(text: str, option: str) -> float:
 def time_of(text: str, option: str, now: datetime) -> datetime:
     """Return a time: ISO 8601, in this machine's time zone unless it has its own, or ``+6h`` from ``now``.
 
-    ``18:00``, ``Tue 9:00`` or ``Friday`` are the next such time in this machine's time zone.
+    ``18:00``, ``Tue 9:00`` or ``Friday`` are the next such time in this machine's time zone; ``now`` is ``now``.
     """
+    if text == "now":
+        return now
     if text.startswith("+"):
         return now + timedelta(seconds=duration_s(text[1:], option))
     if text and (named := _DAY_AND_CLOCK.fullmatch(text.strip().lower())):

@@ -110,6 +110,11 @@ def test_a_wrong_wish_is_one_line_and_changes_nothing(gateway: FakeGateway, word
     assert gateway.calls == []
 
 
+def test_now_is_a_time() -> None:
+    now = datetime.fromisoformat("2026-03-02T09:00Z")
+    assert time_of("now", "--from", now) == now
+
+
 @pytest.mark.parametrize(
     ("text", "weekday", "clock"), [("Tue 9:00", 1, "09:00"), ("friday", 4, "00:00"), ("7:30", None, "07:30")]
 )
