@@ -13,12 +13,12 @@ from gateway.metrics import MetricsGatherer
 from gateway.routes import EVENTS, Route, Upstream
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import IDEMPOTENCY_HEADER, ResolvedKey
-from services.contracts.problems import MEDIA_TYPE, FieldError
+from services.contracts.problems import MEDIA_TYPE
 from services.kit import traces
 from services.kit.edge.bodies import BodyReader
 from services.kit.edge.exchange import Exchange, Header, check_json_type
 from services.kit.metrics import note_request
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, invalid
 
 _IDEMPOTENCY_NAME = IDEMPOTENCY_HEADER.encode()
 _IDEMPOTENCY_KEY = re.compile(rb"[\x21-\x7e]{1,200}")
@@ -85,9 +85,7 @@ class Dispatcher:
         check_json_type(exchange.headers.get(b"content-type"))
         given = exchange.headers.get(_IDEMPOTENCY_NAME)
         if given is not None and not _IDEMPOTENCY_KEY.fullmatch(given):
-            detail = "An Idempotency-Key has 1 to 200 visible ASCII characters."
-            pointer = FieldError(pointer="#Idempotency-Key", detail=detail)
-            raise ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=[pointer])
+            raise invalid("#Idempotency-Key", "An Idempotency-Key has 1 to 200 visible ASCII characters.")
         body = await self._bodies.read(exchange, self._most_bytes(route))
         try:
             entry: Entry = {

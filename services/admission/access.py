@@ -11,13 +11,12 @@ from services.admission.keys import key_hash, new_secret
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
 from services.contracts import identity
-from services.contracts.codes import ProblemCode
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import AuditQuery, PageQuery
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.ids import utc_now
-from services.kit.problems import ProblemError, conflict, not_found
+from services.kit.problems import conflict, invalid, not_found
 
 KEY_ID = r"key_[0-9a-z]{26}"
 
@@ -89,9 +88,9 @@ class Access:
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
             if await repository.tenant(spec.tenant_id) is None:
-                raise _invalid("/tenant_id", f"There is no tenant {spec.tenant_id}.")
+                raise invalid("/tenant_id", f"There is no tenant {spec.tenant_id}.")
             if spec.project is not None and spec.role.is_operators:
-                raise _invalid("/project", f"A key of the role {spec.role} is of the whole cluster and of no project.")
+                raise invalid("/project", f"A key of the role {spec.role} is of the whole cluster and of no project.")
             user = await self._owner(repository, spec)
             key = await repository.insert_key(spec, key_hash(secret), user.id if user else None)
             details = spec.model_dump(
@@ -110,9 +109,9 @@ class Access:
             return None
         user = await repository.user(spec.tenant_id, spec.user, lock=True)
         if user is None:
-            raise _invalid("/user", f"Tenant {spec.tenant_id} has no user {spec.user}.")
+            raise invalid("/user", f"Tenant {spec.tenant_id} has no user {spec.user}.")
         if user.disabled_at is not None:
-            raise _invalid("/user", f"User {spec.user} is disabled.")
+            raise invalid("/user", f"User {spec.user} is disabled.")
         return user
 
     async def rotate_key(
@@ -214,8 +213,3 @@ class Access:
             items=[row.entry for row in rows],
             next_cursor=write_cursor(str(rows[-1].sequence)) if len(found) > page.limit else None,
         )
-
-
-def _invalid(pointer: str, detail: str) -> ProblemError:
-    errors = [FieldError(pointer=pointer, detail=detail)]
-    return ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=errors)

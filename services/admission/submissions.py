@@ -19,15 +19,10 @@ from services.contracts.problems import FieldError
 from services.core.domain.dependencies import Condition
 from services.core.domain.jobs import JobState
 from services.kit.ids import new_block_id, new_id, utc_now
-from services.kit.problems import ProblemError, validation_problem
+from services.kit.problems import ProblemError, key_reused, validation_problem
 from services.kit.projects import spec_in_project
 
-REUSED = ProblemError(
-    422,
-    ProblemCode.IDEMPOTENCY_KEY_REUSED,
-    "This Idempotency-Key was used with another request body; nothing was submitted.",
-    errors=[FieldError(pointer="#Idempotency-Key", detail="Already used with another body.")],
-)
+REUSED = key_reused()
 
 
 POOLS_ALONE = "only pools can start service instances"

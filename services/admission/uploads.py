@@ -14,11 +14,10 @@ from services.admission.repository.uploads import StoredUpload, UploadRepository
 from services.admission.settings import AdmissionSettings
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError
 from services.contracts.sources import UPLOAD_CHUNK_BYTES, Upload
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, conflict, not_found
+from services.kit.problems import ProblemError, conflict, invalid, not_found
 
 log = Log(__name__)
 
@@ -106,7 +105,7 @@ class Uploads:
                 return await _state(repository, tenant_id, sha256)
             expected = min(UPLOAD_CHUNK_BYTES, found.size_bytes - number * UPLOAD_CHUNK_BYTES)
             if expected <= 0 or len(content) != expected:
-                raise _invalid(f"Chunk {number} has {len(content)} bytes; it must have {max(expected, 0)}.")
+                raise invalid("/data", f"Chunk {number} has {len(content)} bytes; it must have {max(expected, 0)}.")
             await repository.put_chunk(tenant_id, sha256, number, content)
             is_whole = len(await repository.chunk_numbers(tenant_id, sha256)) == _chunks(found)
             is_right = not is_whole or await repository.digest(tenant_id, sha256) == sha256
@@ -116,7 +115,7 @@ class Uploads:
                 await repository.complete(tenant_id, sha256)
             state = await _state(repository, tenant_id, sha256) if is_right else None
         if state is None:
-            raise _invalid("What was uploaded does not have the SHA-256 that it is named by; upload it again.")
+            raise invalid("/data", "What was uploaded does not have the SHA-256 that it is named by; upload it again.")
         return state
 
     async def clear(self) -> None:
@@ -152,12 +151,7 @@ def _decoded(data: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise _invalid("The data must be Base64.") from None
-
-
-def _invalid(detail: str) -> ProblemError:
-    errors = [FieldError(pointer="/data", detail=detail)]
-    return ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=errors)
+        raise invalid("/data", "The data must be Base64.") from None
 
 
 def _mib(size_bytes: int) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from services.contracts.codes import ProblemCode
-from services.contracts.problems import FieldError
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, invalid
 
 T = TypeVar("T")
 
@@ -18,6 +17,11 @@ T = TypeVar("T")
 def one_page(found: Sequence[T], limit: int, position: Callable[[T], str]) -> tuple[list[T], str | None]:
     """Return a page from the result of a query for one item more than its limit, and the cursor of the next page."""
     return [*found[:limit]], write_cursor(position(found[limit - 1])) if len(found) > limit else None
+
+
+def not_a_cursor() -> ProblemError:
+    """Return the problem for a cursor that no page of the list gave."""
+    return invalid("?cursor", "This is not a cursor of this list.", ProblemCode.INVALID_CURSOR)
 
 
 def write_cursor(position: str) -> str:
@@ -38,8 +42,5 @@ def read_cursor(cursor: str | None, pattern: str) -> str | None:
     except (binascii.Error, ValueError):
         position = None
     if position is None or re.fullmatch(pattern, position) is None:
-        detail = "This is not a cursor of this list."
-        raise ProblemError(
-            422, ProblemCode.INVALID_CURSOR, detail, errors=[FieldError(pointer="?cursor", detail=detail)]
-        )
+        raise not_a_cursor()
     return position

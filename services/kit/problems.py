@@ -83,6 +83,12 @@ def invalid(pointer: str, detail: str, code: ProblemCode = ProblemCode.INVALID_R
     return ProblemError(422, code, detail, errors=[FieldError(pointer=pointer, detail=detail)])
 
 
+def key_reused() -> ProblemError:
+    """Return the problem for an ``Idempotency-Key`` that came with another body before."""
+    detail = "This Idempotency-Key was used with another request body; nothing was submitted."
+    return invalid("#Idempotency-Key", detail, ProblemCode.IDEMPOTENCY_KEY_REUSED)
+
+
 def unavailable(what: str) -> ProblemError:
     """Return the problem for a dependency that does not answer right now."""
     return ProblemError(

@@ -32,8 +32,9 @@ from services.core.policies.registry import (
     policy_name,
     unknown_policy,
 )
+from services.kit.cursors import not_a_cursor
 from services.kit.identity import Operator, ProjectCaller
-from services.kit.problems import ProblemError, conflict, not_found, unavailable
+from services.kit.problems import ProblemError, conflict, invalid, not_found, unavailable
 from services.kit.projects import spec_in_project
 from services.kit.redis import hint
 from services.kit.routes import from_state
@@ -74,8 +75,7 @@ async def estimate_job(spec: JobSpec, caller: ProjectCaller, dry_runs: DryRunnin
     Nothing is submitted, and nothing is reserved. Values that cannot be known are null.
     """
     if spec.service is not None:
-        errors = [FieldError(pointer="/service", detail="Only the controller of pools may ask for a service instance.")]
-        raise ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors)
+        raise invalid("/service", "Only the controller of pools may ask for a service instance.")
     return await dry_runs.estimate(spec_in_project(spec, caller.project), caller.tenant_id)
 
 
@@ -290,10 +290,7 @@ def _before(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not (cursor.isascii() and cursor.isdigit()) or int(cursor) > LARGEST_ROUND:
-        detail = "This is not a cursor of this list."
-        raise ProblemError(
-            422, ProblemCode.INVALID_CURSOR, detail, errors=[FieldError(pointer="?cursor", detail=detail)]
-        )
+        raise not_a_cursor()
     return int(cursor)
 
 

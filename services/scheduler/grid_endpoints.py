@@ -10,10 +10,13 @@ from redis.asyncio import Redis
 from services.contracts.grid import GridOrder, GridOrderChange, GridOrderList, GridOrderReport, GridOrderSpec
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Name
+from services.kit.cursors import one_page, read_cursor
 from services.kit.identity import GridCaller, Operator
 from services.kit.redis import hint
 from services.kit.routes import IdempotencyKey, from_state
 from services.scheduler.grid.orders import GridOrders
+
+ORDER_ID = r"grid_[0-9a-z]{26}"
 
 router = APIRouter(prefix="/v1/grid", tags=["grid"])
 
@@ -24,10 +27,7 @@ Hints = Annotated[Redis, from_state("redis")]
 @router.post(
     "/orders",
     status_code=201,
-    responses={
-        200: {"description": "The same order was given before with this key."},
-        409: {"description": "The key was used with another order: `idempotency_key_reused`."},
-    },
+    responses={200: {"description": "The same order was given before with this key."}},
 )
 async def give_grid_order(
     body: GridOrderSpec,
@@ -52,9 +52,9 @@ async def give_grid_order(
 @router.get("/orders")
 async def list_grid_orders(caller: GridCaller, orders: Orders, query: Annotated[PageQuery, Query()]) -> GridOrderList:
     """List orders of the grid, the newest first."""
-    found = await orders.page(query.cursor, query.limit + 1, caller)
-    following = found[query.limit - 1].id if len(found) > query.limit else None
-    return GridOrderList(items=found[: query.limit], next_cursor=following)
+    found = await orders.page(read_cursor(query.cursor, ORDER_ID), query.limit + 1, caller)
+    items, following = one_page(found, query.limit, lambda order: order.id)
+    return GridOrderList(items=items, next_cursor=following)
 
 
 @router.get("/orders/{order_id}")

@@ -10,10 +10,13 @@ from redis.asyncio import Redis
 from services.contracts.queries import PageQuery
 from services.contracts.reservations import Reservation, ReservationList, ReservationSpec
 from services.contracts.schema import Name
+from services.kit.cursors import one_page, read_cursor
 from services.kit.identity import Caller
 from services.kit.redis import hint
 from services.kit.routes import IdempotencyKey, from_state
 from services.scheduler.reservations import Reservations
+
+RESERVATION_ID = r"res_[0-9a-z]{26}"
 
 router = APIRouter(prefix="/v1/reservations", tags=["reservations"])
 
@@ -26,7 +29,7 @@ Hints = Annotated[Redis, from_state("redis")]
     status_code=201,
     responses={
         200: {"description": "The same was reserved before with this key."},
-        409: {"description": "Not free then: `conflict`; beyond the tenant's `max_gpus`: `quota_exceeded`."},
+        409: {"description": "Not free then: `conflict`."},
     },
 )
 async def reserve_gpus(
@@ -54,9 +57,9 @@ async def list_reservations(
     caller: Caller, reserving: Reserving, query: Annotated[PageQuery, Query()]
 ) -> ReservationList:
     """List reservations of the tenant, and maintenance, those made last first; an operator sees all."""
-    found = await reserving.page(query.cursor, query.limit + 1, caller)
-    following = found[query.limit - 1].id if len(found) > query.limit else None
-    return ReservationList(items=found[: query.limit], next_cursor=following)
+    found = await reserving.page(read_cursor(query.cursor, RESERVATION_ID), query.limit + 1, caller)
+    items, following = one_page(found, query.limit, lambda reservation: reservation.id)
+    return ReservationList(items=items, next_cursor=following)
 
 
 @router.delete("/{reservation_id}", responses={409: {"description": "It has ended: `invalid_transition`."}})

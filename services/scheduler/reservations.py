@@ -14,7 +14,6 @@ import numpy as np
 from services.contracts.codes import ProblemCode
 from services.contracts.engines import OURS
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError
 from services.contracts.reservations import Reservation, ReservationSpec, ReservationState, Slot
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import NodeId
@@ -25,7 +24,7 @@ from services.core.policies.windows.slots import slots, stuck
 from services.core.profiles.priors import usual_w
 from services.db.database import Database
 from services.kit.ids import new_id
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, conflict, invalid, key_reused, not_found
 from services.scheduler.planning.live_view import Live, LiveView
 from services.scheduler.repository import audit, reservations, rounds
 from services.scheduler.repository.reservations import NewReservation, ReservationRow
@@ -48,8 +47,8 @@ class Reservations:
         """Store a reservation; return it, and whether it is new or one that was made with the same key before.
 
         Raises:
-            ProblemError: 403 if the caller may not make it, 409 if the GPUs are not free then or the key came with
-                another one, 422 if there are no such nodes or the time is past, 503 while the cluster never rests.
+            ProblemError: 403 if the caller may not make it, 409 if the GPUs are not free then, 422 if there are no such
+                nodes, the time is past or the key came with another one, 503 while the cluster never rests.
         """
         body = hashlib.sha256(spec.model_dump_json().encode()).digest()
         if not caller.is_operator and (spec.maintenance or spec.tenant_id not in (None, caller.tenant_id)):
@@ -101,7 +100,7 @@ class Reservations:
         now_s = snapshot.now_s
         start_s = now_s if spec.start_at is None else spec.start_at.timestamp()
         if start_s + spec.duration_s <= now_s or (spec.start_at and start_s < now_s - STEP_S):
-            raise _invalid("/start_at", "That time is past.")
+            raise invalid("/start_at", "That time is past.")
         own = {row.id: row for row in live.rows.nodes if row.engine == OURS}
         tenant_id = None if spec.maintenance else spec.tenant_id or caller.tenant_id
         found = list[Found]()
@@ -121,7 +120,7 @@ class Reservations:
                 detail = f"No {spec.gpus} GPUs of one model in one zone are free for that long" + (
                     " before then." if spec.before else " from then on."
                 )
-                raise ProblemError(409, ProblemCode.CONFLICT, detail)
+                raise conflict(detail)
             gpus, start_s = {str(node_id): count for node_id, count in found[0].gpus.items()}, found[0].start_s
             self._check_quota(spec, caller, snapshot, tenant_id or "", start_s)
         return NewReservation(
@@ -159,7 +158,7 @@ class Reservations:
         ]
         if most is not None and sum(at_once) + (spec.gpus or 0) > most:
             detail = f"The tenant may hold {most} GPUs, and has reserved {sum(at_once)} in that time."
-            raise ProblemError(409, ProblemCode.QUOTA_EXCEEDED, detail)
+            raise ProblemError(403, ProblemCode.QUOTA_EXCEEDED, detail)
 
 
 def _of_nodes(spec: ReservationSpec, snapshot: Snapshot, own: Mapping[str, NodeRow], start_s: float) -> dict[str, int]:
@@ -171,20 +170,20 @@ def _of_nodes(spec: ReservationSpec, snapshot: Snapshot, own: Mapping[str, NodeR
     found = dict[str, int]()
     for node_id in spec.nodes or [row.id for row in own.values() if row.zone == spec.zone]:
         if node_id not in own:
-            raise _invalid("/nodes", f"There is no node {node_id} that is up.")
+            raise invalid("/nodes", f"There is no node {node_id} that is up.")
         if most_taken(snapshot.windows, NodeId(node_id), start_s, start_s + spec.duration_s):
             detail = f"The node {node_id} is reserved in that time: `wattshift reservations` shows by whom."
-            raise ProblemError(409, ProblemCode.CONFLICT, detail)
+            raise conflict(detail)
         found[node_id] = len(own[node_id].devices)
     if not found:
-        raise _invalid("/zone", f"There are no nodes in the zone {spec.zone}.")
+        raise invalid("/zone", f"There are no nodes in the zone {spec.zone}.")
     return found
 
 
 def _starts_s(now_s: float, last_s: float) -> Sequence[float]:
     """Return the times to compare, UTC seconds: now, and then quarters of hours, or fewer."""
     if last_s < now_s:
-        raise _invalid("/before", "It cannot end before then.")
+        raise invalid("/before", "It cannot end before then.")
     step_s = STEP_S * max(math.ceil((last_s - now_s) / STEP_S / MOST_TIMES), 1)
     first_s = math.ceil(now_s / step_s) * step_s
     return [now_s, *np.arange(first_s, last_s + 1e-6, step_s).tolist()]
@@ -201,14 +200,9 @@ def _slot(found: Found, spec: ReservationSpec, snapshot: Snapshot) -> dict[str, 
     ).model_dump(mode="json")
 
 
-def _invalid(pointer: str, detail: str) -> ProblemError:
-    return ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer=pointer, detail=detail)])
-
-
 def _same(row: ReservationRow, body_sha256: bytes) -> Reservation:
     if row.body_sha256 != body_sha256:
-        detail = "This Idempotency-Key was used with another reservation."
-        raise ProblemError(409, ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)
+        raise key_reused()
     return shown(row)
 
 

@@ -14,10 +14,9 @@ from services.contracts.background import WorkProblem, WorkRecord
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
-from services.contracts.problems import FieldError
 from services.core.domain.errors import DomainError
 from services.kit.background.work_queue import WorkQueue, sha256
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, invalid
 from services.kit.release import RELEASE
 from services.simulator.bundles import BUNDLED_ZONES
 from services.simulator.catalogue import catalogue, unknown
@@ -70,8 +69,7 @@ class SimulatorService:
             try:
                 return await self._resolve(request, caller)
             except OptionError as error:
-                pointer = FieldError(pointer=f"/{error.option}", detail=str(error))
-                raise ProblemError(422, ProblemCode.INVALID_REQUEST, str(error), errors=[pointer]) from error
+                raise invalid(f"/{error.option}", str(error)) from error
 
         body_sha256 = sha256("training", request.model_dump(mode="json"))
         work, is_new = await self._work_queue.submit(caller, idempotency_key, body_sha256, resolve)

@@ -12,7 +12,6 @@ from fastapi.responses import StreamingResponse
 from services.contracts import nodes, queries, reports
 from services.contracts.codes import ProblemCode
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport
-from services.contracts.problems import FieldError
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.slim import slim
@@ -292,8 +291,7 @@ async def export_ledger_lines(
     if query.seals and (not caller.is_operator or caller.project is not None):
         raise ProblemError(403, ProblemCode.FORBIDDEN, "Seals are of the whole ledger: an operator exports them.")
     if query.seals and query.job is not None:
-        pointer = FieldError(pointer="?job", detail="Seals are of all lines of a period: leave it out, or `seals`.")
-        raise ProblemError(422, ProblemCode.INVALID_REQUEST, pointer.detail, errors=[pointer])
+        raise invalid("?job", "Seals are of all lines of a period: leave it out, or `seals`.")
     about = Subject(query.start, query.end, None if caller.is_operator else caller.tenant_id, caller.project)
     pieces = await service.exports.begin(about, query.format, service.signer if query.seals else None, query.job)
     return StreamingResponse(pieces, media_type=queries.LINE_MEDIA[query.format])

@@ -20,12 +20,12 @@ from services.contracts.background import (
 )
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError
 from services.kit.background.queue import TaskQueue
 from services.kit.background.store import WorkStore
+from services.kit.cursors import not_a_cursor
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, key_reused, not_found
 
 log = Log(__name__)
 
@@ -69,12 +69,7 @@ class WorkQueue:
         try:
             submitted = await self._submit(caller, key, body_sha256, resolve)
         except KeyReusedError as error:
-            raise ProblemError(
-                422,
-                ProblemCode.IDEMPOTENCY_KEY_REUSED,
-                "This Idempotency-Key was used with another request body; nothing was submitted.",
-                errors=[FieldError(pointer="#Idempotency-Key", detail="Already used with another body.")],
-            ) from error
+            raise key_reused() from error
         except TooManyPendingError as error:
             raise ProblemError(
                 429,
@@ -115,9 +110,7 @@ class WorkQueue:
             ProblemError: 422 for an invalid cursor.
         """
         if cursor is not None and not self._id.fullmatch(cursor):
-            detail = "This is not a cursor of this list."
-            errors = [FieldError(pointer="?cursor", detail=detail)]
-            raise ProblemError(422, ProblemCode.INVALID_CURSOR, detail, errors=errors)
+            raise not_a_cursor()
         tenant_id = tenant if caller.is_operator else caller.tenant_id
         rows = await self._store.page(tenant_id, states, cursor, limit + 1, also)
         return rows[:limit], rows[limit - 1].id if len(rows) > limit else None

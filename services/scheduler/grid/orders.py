@@ -8,11 +8,10 @@ from datetime import UTC, datetime, timedelta
 from services.contracts import grid
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError
 from services.core.domain.orders import Curve, curve_of, least_of
 from services.db.database import Connection, Database
 from services.kit.ids import new_id
-from services.kit.problems import ProblemError, conflict, not_found
+from services.kit.problems import ProblemError, conflict, invalid, key_reused, not_found
 from services.scheduler.grid.reports import reported
 from services.scheduler.repository import audit, orders, snapshots
 from services.scheduler.repository.orders import BEFORE_S, LineRow, NewOrder, OrderRow
@@ -32,7 +31,7 @@ class GridOrders:
         """Store an order; return it, and whether it is new or one that was given with the same key before.
 
         Raises:
-            ProblemError: 409 if the key came with another order, 422 if the zone has no nodes or the order is over.
+            ProblemError: 422 if the key came with another order, the zone has no nodes or the order is over.
         """
         body = hashlib.sha256(spec.model_dump_json().encode()).digest()
         async with self._database.transaction() as connection:
@@ -60,7 +59,7 @@ class GridOrders:
             await audit.note(connection, caller, "grid.order", new.id, spec.model_dump(mode="json"))
             made = await _found(connection, new.id)
             if made.state is grid.GridOrderState.ENDED:
-                raise _invalid("/start_at", "The order would be over before it is given.")
+                raise invalid("/start_at", "The order would be over before it is given.")
             return made, True
 
     async def amend(self, order_id: str, change: grid.GridOrderChange, caller: Identity) -> grid.GridOrder:
@@ -147,12 +146,7 @@ async def _check_zone(connection: Connection, zone: str | None) -> None:
     zones = await snapshots.zones_seen(connection)
     if zone is not None and zone not in zones:
         known = f"there are nodes in {', '.join(zones)}" if zones else "there are no nodes"
-        raise _invalid("/zone", f"There are no nodes in the zone {zone}; {known}.")
-
-
-def _invalid(pointer: str, detail: str) -> ProblemError:
-    errors = [FieldError(pointer=pointer, detail=detail)]
-    return ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=errors)
+        raise invalid("/zone", f"There are no nodes in the zone {zone}; {known}.")
 
 
 async def _own(connection: Connection, order_id: str, caller: Identity) -> OrderRow:
@@ -172,8 +166,7 @@ async def _found(connection: Connection, order_id: str) -> grid.GridOrder:
 
 def _same(row: OrderRow, body_sha256: bytes) -> grid.GridOrder:
     if row.body_sha256 != body_sha256:
-        detail = "This Idempotency-Key was used with another order."
-        raise ProblemError(409, ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)
+        raise key_reused()
     return shown(row)
 
 

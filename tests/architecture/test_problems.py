@@ -1,0 +1,44 @@
+"""A code has the statuses that docs/api.md gives it, wherever it is raised."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tests.architecture.test_imports import ROOT, modules
+
+ROW = re.compile(r"^\| ((?:\d{3}(?:, )?)+) \|(.*)\|$", re.MULTILINE)
+
+
+def raised(source: str) -> Iterator[tuple[int, str]]:
+    """Yield status and code of each problem whose call names both."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(args=[ast.Constant(value=int(status)), ast.Attribute(value=of, attr=code), *_]):
+                if ast.unparse(of).endswith("ProblemCode"):
+                    yield status, code.lower()
+            case _:
+                pass
+
+
+def documented(page: str) -> set[tuple[int, str]]:
+    return {
+        (int(status), code)
+        for statuses, said in ROW.findall(page)
+        for status in statuses.split(", ")
+        for code in re.findall(r"`(\w+)`", said)
+    }
+
+
+def test_codes_have_their_documented_statuses() -> None:
+    known = documented((ROOT / "docs" / "api.md").read_text(encoding="utf-8"))
+    found = {pair: name for name, path in modules() for pair in raised(path.read_text(encoding="utf-8"))}
+
+    assert len(found) > 15
+    assert {pair: name for pair, name in found.items() if pair not in known} == {}
+
+
+def test_a_code_with_another_status_is_found() -> None:
+    source = "raise ProblemError(409, ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)"
+    assert set(raised(source)) - documented("| 422 | `idempotency_key_reused` |\n") == {(409, "idempotency_key_reused")}
