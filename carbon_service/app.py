@@ -72,7 +72,7 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
         async with http:
             zones, providers = zones_of(replay)
             app.state.zones = zones
-            app.state.carbon = CarbonService(zones, repository, now_s)
+            app.state.carbon = CarbonService(zones, repository, now_s, priced=settings.prices_file is not None)
             show_figures(app.state.metrics, zones, app.state.carbon)
             app.state.metrics.add("database", pool_of(engine))
             poller = Poller(repository, _retention(settings), now_s)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from carbon_service.providers.protocol import DAY_S, ProviderError
-from carbon_service.repository import HOUR_S, Repository
+from carbon_service.repository import Repository
 from carbon_service.zones import ZoneConfigError
+from services.core.domain.units import S_PER_HOUR
 from services.kit.logging import Log
 from services.kit.repeating import repeat
 from services.kit.tariffs import Tariff, Tariffs, by_hour, priced, read_hours, read_tariffs
@@ -68,15 +70,15 @@ class PriceWatch:
         now_s = self._now_s()
         known_s = await self._repository.priced_until_s(zone)
         start_s = now_s - DAY_S if known_s is None else max(now_s - LONGEST_GAP_S, min(now_s, known_s))
-        hours = [hour * HOUR_S for hour in range(int(start_s // HOUR_S), int((now_s + AHEAD_S) // HOUR_S))]
+        hours = [hour * S_PER_HOUR for hour in range(int(start_s // S_PER_HOUR), int((now_s + AHEAD_S) // S_PER_HOUR))]
         day_ahead: dict[float, float] = {}
         if tariff.day_ahead:
             name, _, area = tariff.day_ahead.partition(":")
             provider = self._providers.get(name)
             if isinstance(provider, PriceProvider):
-                day_ahead = by_hour(await provider.prices(area or zone, currency, hours[0], hours[-1] + HOUR_S))
+                day_ahead = by_hour(await provider.prices(area or zone, currency, hours[0], hours[-1] + S_PER_HOUR))
             else:
-                day_ahead = read_hours(self._path.parent / tariff.day_ahead)
+                day_ahead = await asyncio.to_thread(read_hours, self._path.parent / tariff.day_ahead)
         found = priced(tariff, hours, day_ahead)
         if found:
             await self._repository.save_prices(zone, currency, found, tariff.demand_per_kw_month, now_s)

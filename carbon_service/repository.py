@@ -17,6 +17,7 @@ from carbon_service.providers.protocol import ForecastIssue, Point
 from carbon_service.replay import Replay, next_replay
 from services.contracts.carbon import LearnedMethod
 from services.core.domain.carbon import Signal
+from services.core.domain.units import S_PER_HOUR
 from services.db import locks
 from services.db.tables.carbon import carbon_forecasts as forecasts
 from services.db.tables.carbon import carbon_learned_forecasts as learned
@@ -27,7 +28,6 @@ from services.db.tables.carbon import carbon_replays as replays
 ROWS_PER_STATEMENT = 1000
 REPLAY = "replay"
 RECORDED = "recorded"
-HOUR_S = 3_600.0
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class Repository:
                     statement.on_conflict_do_update(
                         index_elements=["start_at", "zone"],
                         set_={c: new[c] for c in ("currency", "per_kwh", "demand_per_kw_month", "fetched_at")},
-                        where=prices.c.start_at > at(now_s - HOUR_S),
+                        where=prices.c.start_at > at(now_s - S_PER_HOUR),
                     )
                 )
 
@@ -286,7 +286,7 @@ class Repository:
         """
         query = (
             select(prices.c.start_at, prices.c.currency, prices.c.per_kwh)
-            .where(prices.c.zone == zone, prices.c.start_at > at(start_s - HOUR_S), prices.c.start_at < at(end_s))
+            .where(prices.c.zone == zone, prices.c.start_at > at(start_s - S_PER_HOUR), prices.c.start_at < at(end_s))
             .order_by(prices.c.start_at)
         )
         async with self._engine.connect() as connection:

@@ -74,10 +74,13 @@ class CarbonService:
     anything was fetched, 422 ``invalid_request`` for a range that is too large.
     """
 
-    def __init__(self, zones: Zones, repository: Repository, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, zones: Zones, repository: Repository, now_s: Callable[[], float], *, priced: bool = False
+    ) -> None:
         self._zones = zones
         self._repository = repository
         self._now_s = now_s
+        self._priced = priced  # whether prices of electricity are kept
 
     def zones(self) -> ZoneList:
         """Return the configured zones, and whether the values of their signals are up to date."""
@@ -236,7 +239,8 @@ class CarbonService:
         if not steps:
             raise _nothing_yet(source)
         measured = [step.end_s for step in steps if step.kind is Kind.MEASURED]
-        priced = await self._repository.prices(zone, now_s - past_s, now_s + max(ahead_s, feed.step_s))
+        end_s = now_s + max(ahead_s, feed.step_s)
+        priced = await self._repository.prices(zone, now_s - past_s, end_s) if self._priced else None
         return IntensityOutlook(
             zone=zone,
             signal=source.key.signal,

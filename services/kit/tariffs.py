@@ -27,8 +27,8 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from services.contracts.invalid import explained
 from services.contracts.schema import Int, Message, Real
+from services.core.domain.units import S_PER_HOUR
 
-HOUR_S = 3_600.0
 MOST_HOURS = 200_000  #: Of a file of prices
 
 
@@ -124,7 +124,7 @@ def by_hour(prices: Iterable[tuple[float, float]]) -> dict[float, float]:
     hours: dict[float, list[float]] = defaultdict(list)
     for at_s, price in prices:
         if abs(price) < float("inf"):
-            hours[at_s - at_s % HOUR_S].append(price)
+            hours[at_s - at_s % S_PER_HOUR].append(price)
     return {hour_s: fmean(hours[hour_s]) for hour_s in sorted(hours)}
 
 

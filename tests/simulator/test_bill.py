@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.core.domain.prices import HOUR_S, PriceCurve
+from services.core.domain.prices import PriceCurve
+from services.core.domain.units import S_PER_HOUR
 from services.simulator.engine import simulate
 from services.simulator.engine.bill import Bill
 from services.simulator.engine.grid import Grid
@@ -22,14 +23,14 @@ DAY_S = 86_400.0
 
 
 def site(per_kwh: list[float], **more: object) -> SitePrices:
-    return SitePrices(PriceCurve(START_S // HOUR_S * HOUR_S, np.array(per_kwh)), "EUR", **more)  # type: ignore[arg-type]
+    return SitePrices(PriceCurve(START_S // S_PER_HOUR * S_PER_HOUR, np.array(per_kwh)), "EUR", **more)  # type: ignore[arg-type]
 
 
 def test_energy_is_paid_by_the_hour_and_each_months_highest_hour_besides() -> None:
     first = datetime(2023, 1, 31, 22, tzinfo=UTC).timestamp()
     bill = Bill(SitePrices(PriceCurve(first, np.array([0.1, 0.2, -0.1])), "EUR", demand_per_kw_month=10.0))
-    bill.draw(first + 1_800, first + 2.5 * HOUR_S, 2_000.0)
-    bill.draw(first + 2.5 * HOUR_S, first + 3 * HOUR_S, 6_000.0)
+    bill.draw(first + 1_800, first + 2.5 * S_PER_HOUR, 2_000.0)
+    bill.draw(first + 2.5 * S_PER_HOUR, first + 3 * S_PER_HOUR, 6_000.0)
     money, demand_money = bill.figures()
     assert money == pytest.approx(1.0 * 0.1 + 2.0 * 0.2 - 4.0 * 0.1)
     assert demand_money == pytest.approx(10.0 * (2.0 + 4.0))
@@ -37,7 +38,7 @@ def test_energy_is_paid_by_the_hour_and_each_months_highest_hour_besides() -> No
 
 def test_a_run_costs_its_energy_times_the_price_and_says_nothing_without_prices() -> None:
     trace, cluster = a_trace((300.0,) * 48), ClusterSpec.parse("1x4:A100")
-    work = a_workload([(0.0, 3 * HOUR_S, 2), (HOUR_S, 2 * HOUR_S, 1)])
+    work = a_workload([(0.0, 3 * S_PER_HOUR, 2), (S_PER_HOUR, 2 * S_PER_HOUR, 1)])
     without = simulate("joint", work, cluster, trace).summary()
     assert (without["currency"], without["money"], without["demand_money"]) == (None, None, None)
     flat = simulate("joint", work, cluster, replace(trace, prices=site([0.25], demand_per_kw_month=4.0))).summary()
@@ -54,10 +55,10 @@ def test_a_days_prices_are_known_from_noon_of_the_day_before() -> None:
     def known_until_s(at_s: float, prices: SitePrices | None = trace.prices) -> float:
         curve = Grid(replace(trace, prices=prices), DAY_S, 2 * DAY_S).outlooks(at_s)[0].prices
         assert curve is not None
-        return curve.start_s + curve.per_kwh.size * HOUR_S
+        return curve.start_s + curve.per_kwh.size * S_PER_HOUR
 
-    assert known_until_s(midnight + DAY_S + 11.9 * HOUR_S) == midnight + 2 * DAY_S
-    assert known_until_s(midnight + DAY_S + 12 * HOUR_S) == midnight + 3 * DAY_S
+    assert known_until_s(midnight + DAY_S + 11.9 * S_PER_HOUR) == midnight + 2 * DAY_S
+    assert known_until_s(midnight + DAY_S + 12 * S_PER_HOUR) == midnight + 3 * DAY_S
     assert known_until_s(midnight + DAY_S, site([1.0] * 96)) == midnight + 3 * DAY_S, "a tariff is known as far"
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.errors import DomainError
-from services.core.domain.prices import HOUR_S, PriceCurve
+from services.core.domain.prices import PriceCurve
+from services.core.domain.units import S_PER_HOUR
 from services.kit.tariffs import priced, read_hours, read_tariffs
 from services.simulator.bundles import BUNDLED_ZONES, bundled_forecasts, bundled_grid
 from services.simulator.raw import RawSeries, TraceFormatError
@@ -125,13 +126,13 @@ def with_prices(trace: CarbonTrace, path: Path) -> CarbonTrace:
         TraceFormatError: A file cannot be read, or has no prices of the zone over the simulated time.
     """
     curve = trace.curve
-    hours = range(int(curve.start_s // HOUR_S), math.ceil(curve.end_s / HOUR_S))
+    hours = range(int(curve.start_s // S_PER_HOUR), math.ceil(curve.end_s / S_PER_HOUR))
     try:
         tariffs = read_tariffs(path)
         if (tariff := tariffs.zones.get(trace.zone)) is None:
             raise ValueError(f"{path.name}: it has no zone {trace.zone}; it has {', '.join(tariffs.zones)}")
         day_ahead = read_hours(path.parent / tariff.day_ahead) if tariff.day_ahead else {}
-        prices = PriceCurve.of(priced(tariff, (hour * HOUR_S for hour in hours), day_ahead))
+        prices = PriceCurve.of(priced(tariff, (hour * S_PER_HOUR for hour in hours), day_ahead))
     except ValueError as error:
         raise TraceFormatError(str(error)) from error
     if prices is None:

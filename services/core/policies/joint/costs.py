@@ -16,7 +16,8 @@ import numpy as np
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook
-from services.core.domain.prices import HOUR_S, PriceCurve
+from services.core.domain.prices import PriceCurve
+from services.core.domain.units import S_PER_HOUR
 
 G_PER_TONNE = 1e6
 
@@ -31,8 +32,8 @@ def counted(snapshot: Snapshot, tonne_price: float | None) -> Snapshot:
 
 def _counted(outlook: CarbonOutlook, prices: PriceCurve, tonne_price: float) -> CarbonOutlook:
     curve = outlook.curve
-    first, last = (math.ceil(time_s / HOUR_S) * HOUR_S for time_s in (curve.start_s, curve.end_s))
-    hours = np.arange(first, last, HOUR_S)
+    first, last = (math.ceil(time_s / S_PER_HOUR) * S_PER_HOUR for time_s in (curve.start_s, curve.end_s))
+    hours = np.arange(first, last, S_PER_HOUR)
     times: Floats = np.unique(np.concatenate((curve.times_s, hours)))
     step, price = np.searchsorted(curve.times_s, times, side="right") - 1, prices.at(times)
 
