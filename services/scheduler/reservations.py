@@ -20,7 +20,7 @@ from services.core.domain.ids import NodeId
 from services.core.domain.units import J_PER_KWH
 from services.core.domain.windows import most_taken
 from services.core.policies.windows.slots import Slot as Found
-from services.core.policies.windows.slots import slots, stuck
+from services.core.policies.windows.slots import Stuck, slots, stuck
 from services.core.profiles.priors import usual_w
 from services.db.database import Database
 from services.kit.ids import new_id
@@ -103,9 +103,10 @@ class Reservations:
             raise invalid("/start_at", "That time is past.")
         own = {row.id: row for row in live.rows.nodes if row.engine == OURS}
         tenant_id = None if spec.maintenance else spec.tenant_id or caller.tenant_id
-        found = list[Found]()
+        found, stays = list[Found](), list[Stuck]()
         if spec.maintenance:
             gpus = _of_nodes(spec, snapshot, own, start_s)
+            stays = [each for each in stuck(snapshot) if snapshot.nodes.ids[each.node] in gpus]
         else:
             usable = [
                 node_id in own
@@ -135,11 +136,7 @@ class Reservations:
             gpu_model=snapshot.gpu_models[found[0].gpu_model] if found else None,
             gpus=gpus,
             slots=[_slot(each, spec, snapshot) for each in found[:SHOWN]],
-            stays=[
-                snapshot.jobs.ids[job]
-                for job in (stuck(snapshot, start_s)[1] if spec.maintenance else ())
-                if any(share.node_id in gpus for share in getattr(snapshot.jobs.placements[job], "shares", ()))
-            ],
+            stays=[snapshot.jobs.ids[job] for job in sorted({each.job for each in stays if each.until_s > start_s})],
         )
 
     @staticmethod

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from services.core.cycle.snapshot import Snapshot
+from services.core.cycle.snapshot import JobTable, Snapshot
 from services.core.domain.arrays import Ints
 
 
@@ -67,6 +67,12 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = N
 def possible_size(wanted_gpus: int, low: int, high: int, step: int, largest: int) -> int:
     """Return the same for one job on a grid, with at most ``largest`` devices."""
     return low + max(min(wanted_gpus, high, largest) - low, 0) // step * step
+
+
+def resumed_size(jobs: JobTable, job: int) -> int:
+    """Return the size at which a gang that is stopped waits again: its present one if its grid has it, or the least."""
+    held, low, high, step = (column.item(job) for column in (jobs.gpus, jobs.min_gpus, jobs.max_gpus, jobs.step_gpus))
+    return held if low <= held <= high and not (held - low) % step else low
 
 
 def powers_of_two(low: Ints, high: Ints, step: Ints) -> Ints:

@@ -40,6 +40,7 @@ from services.core.cycle.plan import (
 from services.core.cycle.policy import Layer, Memory, Policy
 from services.core.cycle.rounds import with_holds
 from services.core.cycle.run_cycle import CycleResult, run_cycle
+from services.core.cycle.sizes import resumed_size
 from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
@@ -317,8 +318,6 @@ class _Meeting:
             else:
                 yield each
         for job_id in sorted(set(sizes) - starts):
-            job, gpus = jobs.index[job_id], sizes[job_id]
-            low, high, step = (int(column[job]) for column in (jobs.min_gpus, jobs.max_gpus, jobs.step_gpus))
-            held = int(jobs.gpus[job])
-            again = held if low <= held <= high and not (held - low) % step else low
-            yield Preempt(job_id, Reason.SCALE_IN if gpus else Reason.GRID_ORDER, gpus or again)
+            gpus = sizes[job_id]
+            again = gpus or resumed_size(jobs, jobs.index[job_id])
+            yield Preempt(job_id, Reason.SCALE_IN if gpus else Reason.GRID_ORDER, again)

@@ -25,6 +25,7 @@ import numpy as np
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Start
 from services.core.cycle.policy import Layer, Memory, Policy
 from services.core.cycle.services import without_devices
+from services.core.cycle.sizes import resumed_size
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, JobTable, Snapshot
 from services.core.domain.arrays import Bools, Floats
 from services.core.domain.placement import NodeShare, Placement
@@ -286,6 +287,4 @@ class _Needs:
             if now_s < stop_s:
                 self._look(stop_s)
                 continue
-            held, low, high, step = (int(c[job]) for c in (jobs.gpus, jobs.min_gpus, jobs.max_gpus, jobs.step_gpus))
-            size = held if low <= held <= high and not (held - low) % step else low
-            self.stops[job] = Preempt(jobs.ids[job], Reason.RESERVED, size)
+            self.stops[job] = Preempt(jobs.ids[job], Reason.RESERVED, resumed_size(jobs, job))

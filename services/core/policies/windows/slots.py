@@ -6,11 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from services.core.cycle.snapshot import QUEUED, Snapshot
-from services.core.domain.arrays import Bools, Ints
+from services.core.domain.arrays import Bools
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.ids import NodeId
 from services.core.domain.windows import most_taken
@@ -31,20 +32,24 @@ class Slot:
     estimated: bool  #: Whether the forecast ends before it does, so that its last day stands in for later ones
 
 
-def stuck(snapshot: Snapshot, start_s: float) -> tuple[Ints, list[int]]:
-    """Return how many GPUs of each node will not be free by then: (n_nodes,), and the jobs that hold them by index.
+class Stuck(NamedTuple):
+    """A gang's part on a node that may not be stopped."""
 
-    Such jobs may not be stopped, and may not end before.
-    """
-    jobs, nodes = snapshot.jobs, snapshot.nodes
-    left_s, _ = endings_of(snapshot)
-    stays = (jobs.phase != QUEUED) & ~jobs.preemptible & (snapshot.now_s + left_s > start_s)
-    held, which = np.zeros(len(nodes), dtype=np.int64), np.flatnonzero(stays).tolist()
-    for job in which:
+    until_s: float  #: When the gang has ended at the latest, UTC seconds; inf: unknown
+    job: int
+    node: int
+    gpus: int
+
+
+def stuck(snapshot: Snapshot) -> list[Stuck]:
+    """Return what holds GPUs and may not be stopped."""
+    jobs, nodes, found = snapshot.jobs, snapshot.nodes, list[Stuck]()
+    until_s = snapshot.now_s + endings_of(snapshot)[0]
+    for job in np.flatnonzero((jobs.phase != QUEUED) & ~jobs.preemptible).tolist():
         for share in placement.shares if (placement := jobs.placements[job]) else ():
             if share.node_id in nodes.index:
-                held[nodes.index[share.node_id]] += len(share.devices)
-    return held, which
+                found.append(Stuck(until_s.item(job), job, nodes.index[share.node_id], len(share.devices)))
+    return found
 
 
 def slots(snapshot: Snapshot, usable: Bools, gpus: int, lasts_s: float, starts_s: Iterable[float]) -> list[Slot]:
@@ -56,8 +61,10 @@ def slots(snapshot: Snapshot, usable: Bools, gpus: int, lasts_s: float, starts_s
         starts_s: UTC seconds.
     """
     nodes, found = snapshot.nodes, list[Slot]()
+    until_s, _, on, held = np.array(stuck(snapshot), dtype=np.float64).reshape(-1, 4).T
+    on = on.astype(np.int64)
     for start_s in starts_s:
-        room = nodes.gpus - stuck(snapshot, start_s)[0]
+        room = nodes.gpus - np.bincount(on, held * (until_s > start_s), len(nodes)).astype(np.int64)
         for node_id in {node_id for window in snapshot.windows for node_id in window.gpus if node_id in nodes.index}:
             room[nodes.index[node_id]] -= most_taken(snapshot.windows, node_id, start_s, start_s + lasts_s)
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
