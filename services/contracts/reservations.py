@@ -9,23 +9,21 @@ from pydantic import Field, model_validator
 
 from services.contracts.grid import LONGEST_S, Title
 from services.contracts.parallel import MAX_GANG_GPUS
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, maybe, said
 
 
 class ReservationSpec(Message):
-    """What to reserve: so many GPUs for a tenant, or all those of nodes for maintenance."""
+    """What to reserve: GPUs for a tenant, or whole nodes for maintenance."""
 
     name: Title = ""
-    gpus: Int | None = Field(default=None, ge=1, le=MAX_GANG_GPUS, description="Of one model, in one zone.")
+    gpus: Int | None = maybe("Of one model, in one zone.", ge=1, le=MAX_GANG_GPUS)
     gpu_model: Name | None = None
-    zone: Name | None = Field(default=None, description="Only nodes of this grid zone.")
-    tenant_id: Name | None = Field(default=None, description="Whose jobs get them; null: the caller's.")
-    maintenance: Flag = Field(
-        default=False, description="Nothing runs on `nodes`, or on those of `zone`, in that time."
-    )
+    zone: Name | None = maybe("Only nodes of this grid zone.")
+    tenant_id: Name | None = maybe("Whose jobs get them; null: the caller's.")
+    maintenance: Flag = said("Nothing runs on `nodes`, or on those of `zone`, in that time.", default=False)
     nodes: list[Name] | None = Field(default=None, min_length=1, max_length=10_000)
-    start_at: Instant | None = Field(default=None, description="Null: now, or with `before` the cleanest time.")
-    before: Instant | None = Field(default=None, description="Take the cleanest time that ends before this one.")
+    start_at: Instant | None = maybe("Null: now, or with `before` the cleanest time.")
+    before: Instant | None = maybe("Take the cleanest time that ends before this one.")
     duration_s: Real = Field(gt=0, le=LONGEST_S)
 
     @model_validator(mode="after")
@@ -49,8 +47,8 @@ class Slot(Message):
     start_at: Instant
     zone: str
     intensity_gco2_per_kwh: float
-    carbon_gco2: float = Field(description="What they emit in that time at the usual draw of their model, without PUE.")
-    estimated: bool = Field(description="Whether the forecast ends before: its last day then stands for later ones.")
+    carbon_gco2: float = said("What they emit in that time at the usual draw of their model, without PUE.")
+    estimated: bool = said("Whether the forecast ends before: its last day then stands for later ones.")
 
 
 class ReservationState(StrEnum):
@@ -67,16 +65,16 @@ class Reservation(Message):
 
     id: str
     name: str
-    tenant_id: str | None = Field(description="Whose jobs get the GPUs; null: it is a maintenance.")
+    tenant_id: str | None = said("Whose jobs get the GPUs; null: it is a maintenance.")
     state: ReservationState
     made_at: Instant
     start_at: Instant
     end_at: Instant
     cancelled_at: Instant | None
     gpu_model: str | None
-    gpus: dict[str, int] = Field(description="How many GPUs of each node.")
-    slots: list[Slot] = Field(description="The chosen one, and others that were free then, the cleanest first.")
-    stays: list[str] = Field(description="Jobs on these nodes that may not be stopped, and may not end before.")
+    gpus: dict[str, int] = said("How many GPUs of each node.")
+    slots: list[Slot] = said("The chosen one, and others that were free then, the cleanest first.")
+    stays: list[str] = said("Jobs on these nodes that may not be stopped, and may not end before.")
 
 
 class ReservationList(Message):
