@@ -29,7 +29,7 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
-_SILENT_LOOKS = 3  #: A GPU that so many looks in a row get no answer from counts as lost
+_SILENT_LOOKS = 3  #: A GPU counts as lost after this many looks in a row without an answer
 _WORST_FIRST = tuple(GpuFaultCause)
 _EVENTS = (GpuFaultCause.XID, GpuFaultCause.ECC)
 _ENDS_GANGS = (GpuFaultCause.LOST, GpuFaultCause.XID, GpuFaultCause.ECC)

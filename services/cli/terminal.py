@@ -21,7 +21,7 @@ EXIT_LOST = 255  #: As ssh: the connection was lost, so that nobody knows how th
 
 _PIECE_BYTES = 64 * 1024
 _ABANDON_AFTER = 3
-"""So many Ctrl-C end the waiting for a command that ignores them."""
+"""How many Ctrl-C end the wait for a command that ignores them."""
 
 
 class LostError(CliError):

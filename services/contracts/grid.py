@@ -17,7 +17,7 @@ Title = Annotated[Text, StringConstraints(max_length=200)]
 
 
 class GridStep(Message):
-    """What may be drawn from a moment on: less than the baseline by a share of it, or so many watts."""
+    """What may be drawn from a moment on: less than the baseline by a share of it, or a limit in watts."""
 
     offset_s: Real = said("Time since the order's start.", default=0.0, ge=0, le=LONGEST_S)
     cut: Real | None = maybe("Share of the baseline to leave out.", gt=0, le=1)

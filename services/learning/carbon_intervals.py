@@ -17,7 +17,7 @@ from services.core.domain.arrays import Floats, Ints
 
 DAY_H, ROUGH_DAYS = 24, 13
 QUANTILES = (0.1, 0.9)
-PRIOR_MOMENTS = 60  #: So many moments weigh as much as the quantiles of other grids
+PRIOR_MOMENTS = 60  #: How many moments weigh as much as the quantiles of other grids
 LEAST_ROUGHNESS = 0.1  #: Of the usual one: after days without any change the intervals do not close
 
 

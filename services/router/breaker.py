@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-FAILURES = 3  #: So many in a row eject a server; a connection that cannot be made does so at once
+FAILURES = 3  #: How many in a row eject a server; a connection that cannot be made does so at once
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 MOST_EJECTIONS = 6  #: From which on the pause is the longest

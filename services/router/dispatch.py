@@ -30,7 +30,7 @@ BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server that has not worked on the request: another server is asked."""
 REFUSED = frozenset({400, 422})  #: Statuses of a request that a server does not take as it is
 HUNG_TIMES = 5.0
-"""A server is not thought to hang before it takes so many times as long to a first token as was predicted."""
+"""A server is thought to hang once its first token takes this many times as long as was predicted."""
 REGION, SESSION = b"x-wattshift-region", b"x-session-id"
 
 

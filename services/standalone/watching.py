@@ -23,7 +23,7 @@ EVERY_S = 2.0  #: Between two probes of a process that answers
 
 AGAIN_S = 0.5  #: Between two probes of one that does not
 
-THOROUGHLY_EVERY = 5  #: Of so many probes, one asks as well what the process lacks
+THOROUGHLY_EVERY = 5  #: One in this many probes also asks what the process lacks
 
 STOPPED_MISSES = 2
 IDLE_MISSES = 4

@@ -13,7 +13,7 @@ log = Log(__name__)
 
 MOST = 128
 ENOUGH, GATHER_S = 16, 0.02
-"""With fewer reports waiting than these, the next transaction begins when there are so many, or so much later: more
+"""With fewer reports waiting than these, the next transaction waits until there are, or for this time: more
 share it, and each costs telemetry and the database less. A report that finds nothing under way never waits."""
 _ALONE: Any = object()
 

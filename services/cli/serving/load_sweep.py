@@ -20,9 +20,9 @@ from services.cli.serving.own_server import GaveUp, running
 
 WORDS = ("the", "wind", "turns", "north", "and", "lights", "stay", "on", "over", "a", "quiet", "town")
 LONGEST = 10
-"""A level takes at most so many times as long as it should, if few requests end."""
+"""A level takes at most this many times as long as it should, if few requests end."""
 SATURATED = 1.03
-"""The next level has to answer so many times as many requests, or there is no need for another one."""
+"""The next level has to answer this many times as many requests, or there is no need for another one."""
 
 
 class Level:

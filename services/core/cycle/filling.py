@@ -21,7 +21,7 @@ from services.core.cycle.zones import Zones
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.plain_members import plain_members
 
-ROWS = 256  #: So many are turned into lists at a time
+ROWS = 256  #: How many are turned into lists at a time
 BITS: Ints = np.int64(1) << np.arange(63, dtype=np.int64)
 
 

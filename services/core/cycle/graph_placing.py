@@ -33,7 +33,7 @@ from services.core.parallel.mapping import Mapper, vertices_of
 COMM_HEAVY = 1.5
 UNKNOWN_PARAMETER_BYTES = 4e8
 """A hundred million parameters; their size does not matter to where the replicas of one stage sit."""
-SPARE_NODES = 2  #: So many nodes more than necessary are tried
+SPARE_NODES = 2  #: How many nodes more than necessary are tried
 
 
 class Servers(Enum):

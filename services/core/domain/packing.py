@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from services.core.domain.arrays import Bools
 
-MOST_STEPS = 20_000  #: A search is given up after so many instances placed on the way, the same on every machine
+MOST_STEPS = 20_000  #: A search is given up after placing this many instances on the way, the same on every machine
 
 
 def divide_each_other(sizes: Sequence[int]) -> bool:

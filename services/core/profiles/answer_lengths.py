@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from services.core.domain.errors import DomainError
 
-GROWTH = 1.15  #: Each bin of the histogram begins at so many times the length of the one before
+GROWTH = 1.15  #: Each bin of the histogram begins at this multiple of the length of the one before
 LONGEST = 131_072
 EDGES = tuple(sorted({round(GROWTH**n) for n in range(math.ceil(math.log(LONGEST) / math.log(GROWTH)) + 1)}))
 """Where bins begin, tokens; the first is 1."""
@@ -29,7 +29,7 @@ PRIOR_LENGTH = 200.0  #: Predicted before the first answer, tokens; about the me
 PRIOR_WEIGHT = 8.0  #: How many answers the more general context counts for
 MEMORY = 2_000.0  #: Answers after which one counts for 1/e of a new one, in its context
 REFRESH_SHARE = 0.02
-"""A context's distribution is computed again once it has so many more answers, as a share of those it has."""
+"""A context's distribution is computed again once it has this share more answers."""
 MOST_CONTEXTS = 20_000
 
 

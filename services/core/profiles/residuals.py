@@ -27,7 +27,7 @@ from services.core.profiles.observations import Observations
 
 COLUMNS = ("gpus", "local_batch", "control", "nodes")
 LEAST_POINTS = 8  #: Fewer points leave nothing to choose scales by
-MOST_TO_CHOOSE_BY = 200  #: Scales are chosen on so many points, evenly spread; the correction itself uses all
+MOST_TO_CHOOSE_BY = 200  #: Scales are chosen on at most this many points, evenly spread; the correction itself uses all
 GANG_SCALES = (0.3, 1.0, 3.0)
 BATCH_SCALES = (0.1, 0.3, 1.0, 3.0)
 CONTROL_SCALES = (0.3, 1.0)

@@ -42,7 +42,7 @@ MIG = re.compile(r"\d+g\.\d+gb")
 """In a GRES type: it is of slices, such as ``gpu:1g.10gb`` or ``gpu:a100_1g.5gb``. They are no GPUs, and neither are
 shards and ``mps``: what asks for them is Slurm's own, and their GPUs are not in plans."""
 DEPENDS, ARRAY_FULL = "it depends on other jobs", "its array runs as many tasks as it may"
-TASKS = 500  #: Of one array, so many that wait are told apart; what is decided of the last of them holds for the rest
+TASKS = 500  #: How many waiting tasks of one array are told apart; the decision on the last of them holds for the rest
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 

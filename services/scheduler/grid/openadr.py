@@ -299,7 +299,7 @@ def duration_s(text: str) -> float:
 
 
 def report_of(found: GridOrderReport, event: Event, client: str) -> dict[str, Any]:
-    """Return what a VTN is told of an event that is over: the energy used, and what would have been, kWh."""
+    """Return the report to a VTN on an event that is over: the energy used, and its baseline, kWh."""
     hours = (found.until - found.since).total_seconds() / 3_600
     energy_kwh = {"USAGE": found.mean_w * hours / 1e3, "BASELINE": found.baseline_w * hours / 1e3}
     payloads = [{"type": kind, "values": [round(value, 3)]} for kind, value in energy_kwh.items()]

@@ -52,7 +52,7 @@ class Said:
 
     reasons: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])  #: By job; None: none is stored
     expected_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Until when, UTC seconds, for the jobs of which that is stored."""
+    """Until when, UTC seconds, for jobs whose end of waiting is stored."""
     rows: ClusterRows | None = None  #: The cluster that they wait for
 
     @classmethod

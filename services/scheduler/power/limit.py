@@ -17,7 +17,7 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 PATIENCE = 3  #: Checks in a row above the limit after which a round may stop gangs
-LONGEST_UNREST = 6.0  #: After so many intervals without rest the draw counts all the same: a busy cluster never rests
+LONGEST_UNREST = 6.0  #: After this many intervals without rest the draw counts all the same: a busy cluster never rests
 
 
 class PowerWatch:

@@ -190,7 +190,7 @@ SELECT engine, day::text AS day, coalesce(c.counts, '{}') AS counts, s.savings
  ORDER BY engine, day DESC
 """
 
-# Those that are held back longest come first; more than so many nobody reads.
+# Those that are held back longest come first; nobody reads more than this.
 WAITING = """
 SELECT e.report ->> 'number' AS number, e.report ->> 'name' AS name, e.report ->> 'user' AS "user",
        e.report ->> 'queue' AS queue, (e.report ->> 'gpus')::int AS gpus, (e.report ->> 'steered')::bool AS steered,

@@ -54,7 +54,7 @@ SELECT c.allocation_id, c.gpus, n.devices -> 0 ->> 'model' AS gpu_model, c.power
 
 NOISE_SCALE = "SELECT noise_scale FROM reported_work WHERE job_id = $1"
 
-STORY_ENDS = 100  #: So many events of a job are read from the beginning of its story, and so many from its end
+STORY_ENDS = 100  #: How many events of a job are read from each end of its story
 
 STORY = f"""
 WITH story AS (

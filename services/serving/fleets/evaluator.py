@@ -32,11 +32,11 @@ from services.serving.repository.fleets import PlanRecord
 
 log = Log(__name__)
 
-WINDOW_S = 5  #: Routers report requests in windows of so many seconds
+WINDOW_S = 5  #: Length of the windows in which routers report requests, seconds
 REPORTED_WITHIN_S = 6.0  #: After so long all routers have reported a window
 PATIENCE = 5.0
 LEAST_PATIENCE_S = 60.0
-"""An evaluation may take so many times as long as asked, and at least so long, until there are answers enough."""
+"""An evaluation may take this many times as long as asked, and at least this long, until there are enough answers."""
 CANDIDATES = 5  #: Configurations that the optimizer is asked for
 
 

@@ -12,7 +12,7 @@ from services.serving.planning.cluster import Cluster, gpus_by_place, installed_
 
 INTENSITY_TOLERANCE = 0.25  #: How far an intensity may be from its forecast, as a share of the places' mean intensity
 DEMAND_WINDOWS = 3
-"""A peak of one or two windows of 5 s is what queues are for; from so many known windows on, the mean counts."""
+"""A peak of one or two windows of 5 s is what queues are for; from this many known windows on, the mean counts."""
 
 Gpus = Mapping[str, Mapping[str, int]]
 

@@ -25,7 +25,7 @@ from services.serving.planning.cluster import PlaceGpus
 
 MAX_TYPES = 50  #: Of GPUs in one problem
 FITS = "fits--"
-"""Begins the name of a stand-in for a GPU type: so many instances of a size fit on whole nodes of a place."""
+"""Begins the name of a stand-in for a GPU type: it says how many instances of a size fit on whole nodes of a place."""
 
 
 @dataclass(frozen=True)

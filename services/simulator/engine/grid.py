@@ -13,8 +13,8 @@ from services.simulator.workload import CarbonTrace, ForecastKind
 
 DAY_S = 86_400.0
 MARKET_S = 12 * 3_600.0  #: When the prices of the next day are known, UTC; in summer two hours later than in fact
-LEARNED_FROM = 28  #: So many issues of a forecast before one say how far it may be off
-LEAST_ISSUES = 10  #: With fewer than so many, nothing is known of that
+LEARNED_FROM = 28  #: How many earlier issues of a forecast say how far one may be off
+LEAST_ISSUES = 10  #: With fewer than this, nothing is known of that
 
 
 class Grid:

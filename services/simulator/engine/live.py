@@ -121,7 +121,7 @@ GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.
 """The initial values of a job, by workload row; the rest is the same for all."""
 SETTLED = slice(FloatRow.SINCE, FloatRow.SET_DONE + 1)
 LONG = 4
-"""A queue is long where so many times the jobs that change are live: picking those out of the rest costs something."""
+"""A queue is long where this many times as many jobs are live as change: picking them out has its cost."""
 REFRESHED = (
     slice(FloatRow.ATTAINED, FloatRow.CARBON + 1), FloatRow.REMAINING, FloatRow.POWER, FloatRow.PROGRESS,
 )  # fmt: skip

@@ -21,7 +21,7 @@ CHECK_S = 10.0  #: Between rounds while the models are still being corrected, as
 
 @dataclass(frozen=True)
 class SimulatedOrder:
-    """An order to the whole cluster: less by a share of what it draws as it begins to prepare, or so many watts."""
+    """An order to the whole cluster: less by a share of what it draws as it begins to prepare, or a limit in watts."""
 
     start_s: float  #: UTC seconds
     lasts_s: float  #: inf: the cluster's own limit, in force from the beginning

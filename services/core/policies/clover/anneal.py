@@ -15,7 +15,7 @@ from services.core.policies.clover.evaluation import Outcome
 from services.core.policies.clover.objective import Goal, annealing_energy
 
 Measure = Callable[[ConfigGraph], Outcome]  #: Runs a configuration and returns what it did
-_DRAWS = 200  #: Neighbours drawn until one may be run; after so many none is left that is worth a search
+_DRAWS = 200  #: Neighbours drawn until one may be run; after this many none is left that is worth a search
 
 
 @dataclass(frozen=True)

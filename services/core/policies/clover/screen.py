@@ -26,7 +26,7 @@ from services.core.policies.clover.optimum import proposals
 from services.core.policies.clover.prediction import TAIL, Predictions, predict
 
 _BEYOND = 1e6  #: Worth of what is predicted to break a limit, below that of everything else
-_FLOOR_FIRST = 1e3  #: A point of accuracy below the floor is as bad as so many times all requests late
+_FLOOR_FIRST = 1e3  #: A point of accuracy below the floor is as bad as this many times all requests being late
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ REFIT_EVERY = 30
 MARGIN = 0.90  #: Predicted means are kept below so much of their thresholds
 GOOD_ERROR = 0.15  #: Mean relative error of predicted TBT up to which the model is used
 CANDIDATES = 25
-"""About so many of the supported clocks are compared, from the highest down: power is flat near the best one."""
+"""About this many of the supported clocks are compared, from the highest down: power is flat near the best one."""
 GHZ = 1e-3
 SWEEPS = 400
 

@@ -30,8 +30,8 @@ PATIENCE_CHECKS = 2_000
 """Without a requested gap: how long HiGHS looks for the optimum before a plan within ``GOOD_GAP`` is accepted, counted
 by its own checks of whether to stop, so that a plan is the same on a busy machine."""
 EXACT_COLUMNS = 150
-"""Beyond so many variables the optimum takes too long, and a plan within ``GOOD_GAP`` is accepted at once."""
-LARGE_COLUMNS = 400  #: From so many variables on, a plan is first sought near the relaxation
+"""Beyond this many variables the optimum takes too long, and a plan within ``GOOD_GAP`` is accepted at once."""
+LARGE_COLUMNS = 400  #: From this many variables on, a plan is first sought near the relaxation
 NEAR = ((0.01, 1), (0.05, 2))  #: How near, one after the other: ``share`` and ``below`` of ``_near``
 SLIGHT = 1e-7
 EPSILON_QPS = 1e-9

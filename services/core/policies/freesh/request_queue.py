@@ -19,7 +19,7 @@ from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingReq
 
 _Entry = tuple[float, float, str, int, ServingRequest]
 """Key, arrival, id, serial number, request: serial numbers are unique, so that requests are never compared."""
-SPARSE = 64  #: A line is rebuilt when it has more than so many markers, and more of them than requests
+SPARSE = 64  #: A line is rebuilt when it has more than this many markers, and more of them than requests
 
 
 class _Line:

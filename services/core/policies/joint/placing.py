@@ -30,7 +30,7 @@ from services.core.domain.reasons import Reason
 from services.core.domain.solving import Method
 from services.core.policies.joint.config import JointConfig
 
-MOST_PASSES = 8  #: So many times a round is planned anew because gangs declined; what declines then keeps its claim
+MOST_PASSES = 8  #: How often a round is planned anew because gangs declined; what declines then keeps its claim
 UNKNOWN_LEFT_S = 1_800.0
 """What a job of unknown length is taken to need where a restart, or better seats, have to pay for themselves."""
 
