@@ -1,7 +1,5 @@
 """The carbon service's composition root: ``python -m carbon_service.app``."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

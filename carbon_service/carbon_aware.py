@@ -5,8 +5,6 @@ aliases. Only the default signal is available. Errors are problem documents; whe
 here is 400 too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """One curve of contiguous steps from measured intervals with gaps. Pure: times are UTC seconds, values gCO2/kWh."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """``/v1/carbon``: HTTP only."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import struct

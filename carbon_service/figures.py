@@ -3,8 +3,6 @@
 Intensities are in grams of CO2 equivalent per kilowatt-hour, as is usual in the field, and not per joule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from prometheus_client.metrics_core import Metric

@@ -1,7 +1,5 @@
 """Forecasts: the provider's as far as it reaches, then the learned one, then persistence."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

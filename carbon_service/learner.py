@@ -6,8 +6,6 @@ that holds the lock learns, and the others read its forecast from the store. A c
 progress; the previous one stays in use until the next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 

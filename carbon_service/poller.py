@@ -1,7 +1,5 @@
 """Keeps the store up to date: one task per source fetches values, fills gaps after downtime, and survives outages."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

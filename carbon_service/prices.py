@@ -1,7 +1,5 @@
 """Keeps what electricity costs: day-ahead prices of providers or files, with tariffs, stored by the hour."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path

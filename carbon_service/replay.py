@@ -1,7 +1,5 @@
 """How a replay's grid clock runs against the real one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 

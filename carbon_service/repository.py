@@ -1,7 +1,5 @@
 """The store of intensities and forecasts in Postgres."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The carbon service's answers, made only from the store. Times are UTC seconds until they are sent."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

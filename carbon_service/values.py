@@ -1,7 +1,5 @@
 """Lists and pairs in environment variables: ``a,b`` and ``a=x,b=y``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator

@@ -1,7 +1,5 @@
 """The configured zones: which provider serves which signals of each, and the results of fetching them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Composition root of the gateway: ``python -m gateway.app``."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

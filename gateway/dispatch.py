@@ -1,7 +1,5 @@
 """Answer a request that the edge let in: submissions are gathered on their way to admission, others are forwarded."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -4,8 +4,6 @@ No request runs these functions: ``dispatch.py`` sends submissions to admission 
 services for their metrics.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Query

@@ -1,7 +1,5 @@
 """Forward a request to the service that owns its route, and return the response as it arrives."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ while ``groups_in_flight`` requests are in progress, new submissions wait for on
 the load, and a single submission is sent at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Services show theirs only to the gateway, so that one address and one key suffic
 times has several addresses, from DNS or from a setting, and all of them are asked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The API's description as one plain page, ``reference.html``, and a page for each problem code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ services' routers and writes ``routes.json``, and ``openapi.json`` for people an
 imports no service. ``tests/gateway/test_published.py`` fails while they are out of date.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """The accounts that jobs run as: the tenant's, that of the job's user or, for the owner's jobs alone, the agent's."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pwd

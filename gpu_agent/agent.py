@@ -1,7 +1,5 @@
 """The loops that make a host a node: heartbeats, commands, ranks, energy and clean-up."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

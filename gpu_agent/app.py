@@ -1,7 +1,5 @@
 """One node's agent: `python -m gpu_agent.app`."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import AsyncIterator

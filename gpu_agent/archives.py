@@ -1,7 +1,5 @@
 """Unpack an archive from an untrusted source: nothing lands outside its folder, and it cannot fill the disk."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

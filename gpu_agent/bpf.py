@@ -1,7 +1,5 @@
 """BPF programs that the kernel runs for the processes of a control group, as bytecode: no compiler is needed."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

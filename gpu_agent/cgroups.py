@@ -4,8 +4,6 @@ All ranks of this node share a parent group, whose name is derived from the node
 group in it. ``sweep`` kills and removes what finished ranks and killed agents leave behind.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A job's checkpoint folder, read and written without ever leaving it: jobs may change it meanwhile."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -5,8 +5,6 @@ made, or its time is up. A note beside each folder says which gang used it last 
 later gang knows whether the newest checkpoint is here or in the store.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

@@ -4,8 +4,6 @@ What this host permits is found out once, when the agent starts, by trying it in
 left out and reported: ``wattshift nodes`` says which protections hold on a node, and which do not, with the reason.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs with a container image: the container engine of the host, and the command line that runs the image."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -5,8 +5,6 @@ set on the device, and is forgotten only once the device is back at its default,
 earlier one may have left.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress

@@ -5,8 +5,6 @@ in NUL: ``user=`` with the user id, the group id and further groups, and ``confi
 program gets this process's environment and output, an empty standard input, and FOLDER as its working directory.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

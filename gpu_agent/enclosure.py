@@ -21,8 +21,6 @@ shim keeps descriptors. The kernel removes them and their content with the rank'
 nothing is left over.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """The agent over HTTP: logs, progress reports, and its state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The environment of a job's process. It starts empty, so that nothing of the agent's own leaks into a job."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence

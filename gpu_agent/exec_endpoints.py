@@ -1,7 +1,5 @@
 """Exec sessions over HTTP; only admission calls these endpoints."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request

@@ -10,8 +10,6 @@ killed.
 
 # ruff: noqa: SIM105  as in the shim
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

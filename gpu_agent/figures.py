@@ -3,8 +3,6 @@
 What every heartbeat contains, such as the power of the GPUs, is shown by telemetry for all nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from prometheus_client.metrics_core import Metric

@@ -6,8 +6,6 @@ for a while. An event stays until an operator returns the GPU to service, or unt
 probe, a GPU recovers from either only when the probe passes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence

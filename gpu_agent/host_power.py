@@ -4,8 +4,6 @@ Either way, the part that is due to activity belongs to the ranks that used the 
 counter is trusted only within what its package can draw (``services.core.accounting.meters``).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

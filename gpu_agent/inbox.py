@@ -1,7 +1,5 @@
 """Commands of this node: delivered at least once, and removed from its stream once they are on disk."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import orjson

@@ -1,7 +1,5 @@
 """What a gang needs before it starts, besides the command: fetched once the control plane has named the gang."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field

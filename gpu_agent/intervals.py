@@ -5,8 +5,6 @@ iteration during which the controls took effect is left out. It ends with the fi
 is kept in memory only: an agent that restarts begins it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 What is gone with its processes (temporary folders, containers, what it was submitted with) is not there any more.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Turn a StartGang into the command that the shim runs."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

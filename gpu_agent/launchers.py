@@ -5,8 +5,6 @@ options, each node of a gang would train by itself, and two jobs on one host wou
 job's own command says about nodes and addresses is never changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from services.contracts.commands import StartGang

@@ -5,8 +5,6 @@ samples since. Models are fitted to the samples when they are read. At most ``MO
 written last. A file that is broken, or of another version, is ignored and overwritten.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

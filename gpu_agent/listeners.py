@@ -6,8 +6,6 @@ shim, which adopts orphans, and those of its container. Who holds a socket is re
 look costs no walk through the node's processes.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """A rank's output: read by offset, and kept within a size limit while the rank continues to write."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import stat

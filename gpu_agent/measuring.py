@@ -11,8 +11,6 @@ job that held it (``services/telemetry/measured.py``), and the rest as idle. Wha
 measured in this way is not booked. Without an engine's node all energy is idle.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -6,8 +6,6 @@ stored apart from the split. The joules of a cut GPU are first split among its s
 two gangs share are split between the two in the same way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import math

@@ -7,8 +7,6 @@ socket of a job is marked with its account when it is made, in a map that all ag
 long as any job runs whose programs use it, even while no agent does.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

@@ -5,8 +5,6 @@ agent's end is finished or undone by the next agent. If the driver refuses, the 
 driver says that the GPU is in use, by a process that is none of ours, it is asked again later.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """CPU time of processes including their descendants, and a mark that descendants inherit. Linux only."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """A job's progress: from its progress file, from its log, or posted. Reading is cheap, whatever a job writes."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """The folder of one rank: files through which the agent and the shim communicate, even after the agent restarts."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

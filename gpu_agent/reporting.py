@@ -1,7 +1,5 @@
 """What every agent does: it reads its GPUs and reports them, and the energy they use, to the control plane."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

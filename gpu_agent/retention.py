@@ -1,7 +1,5 @@
 """What is kept of ended ranks, and for how long."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ files and those in its home folder here. Where the file system has no quotas tha
 is all that can be done. ``du`` does it, in its own process: a job can make more files than the agent has time for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping

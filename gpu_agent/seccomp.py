@@ -6,8 +6,6 @@ user. A job cannot make a user namespace, in which it could mount and thereby re
 root's.
 """
 
-from __future__ import annotations
-
 import errno
 import platform
 import socket

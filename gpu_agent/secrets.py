@@ -6,8 +6,6 @@ which it removes when nothing of the rank is left. If the shim was killed, the a
 derived from the rank's own folder, so that the next agent finds it too. After a restart of the host it is gone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """The agent's settings: `GPU_AGENT_...`, and those that the whole installation shares."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import replace

@@ -4,8 +4,6 @@ A gang's files are in ``source`` in the folder of its rank, all or nothing: they
 killed agent leaves nothing that looks complete. Archives are kept under their hash for the next gang.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

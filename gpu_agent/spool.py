@@ -5,8 +5,6 @@ or neither is: an agent killed at any moment counts no joule twice and loses non
 it; losing them only causes intervals to be sent again, which is harmless.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter, deque

@@ -4,8 +4,6 @@
 deeper would break the clean-up for all jobs. No link is followed.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The optimizer's composition root: ``python -m optimizer_service.app``."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

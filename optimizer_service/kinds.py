@@ -1,7 +1,5 @@
 """Every kind of solve. A new kind is a function of its problem, plus one entry here."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

@@ -3,8 +3,6 @@
 Source: A-SRPT section IV-C, 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime

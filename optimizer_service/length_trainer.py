@@ -4,8 +4,6 @@ A loop in the service and not Celery beat, for the same reasons as the sweeper; 
 of services may run it: the same history gives one training, and only one is pending at a time.
 """
 
-from __future__ import annotations
-
 from optimizer_service.repository.lengths import TrainingRepository
 from optimizer_service.settings import OptimizerSettings
 from services.contracts.background import Draft, TooManyPendingError, WorkProblem

@@ -3,8 +3,6 @@
 The last has its own workers, so that a solve that takes minutes does not make a plan late.
 """
 
-from __future__ import annotations
-
 from celery import Celery
 
 from optimizer_service.settings import OptimizerSettings

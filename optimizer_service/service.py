@@ -1,7 +1,5 @@
 """Use cases: submit, read and cancel solves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Data that a request may refer to instead of containing it."""
 
-from __future__ import annotations
-
 from services.contracts.carbon import Clock, IntensityForecast
 from services.contracts.codes import ProblemCode
 from services.contracts.problems import FieldError

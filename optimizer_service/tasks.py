@@ -3,8 +3,6 @@
 The solves that plans of pools await (``-Q plan-solves``) have workers of their own.
 """
 
-from __future__ import annotations
-
 import functools
 
 from optimizer_service.length_model import training_worker

@@ -1,7 +1,5 @@
 """The worker of solves: how it solves a claimed row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """France by the quarter of an hour: RTE's eCO2mix, published by ODRÉ; no key is needed."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 

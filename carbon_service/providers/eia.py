@@ -1,7 +1,5 @@
 """The hourly generation by source of each balancing authority of the United States: EIA's API v2, form EIA-930."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 

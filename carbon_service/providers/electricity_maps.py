@@ -1,7 +1,5 @@
 """Electricity Maps, API v3: hourly average intensity of most of the world, direct or over the life cycle."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any

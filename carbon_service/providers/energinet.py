@@ -1,7 +1,5 @@
 """Denmark by five minutes: Energinet's CO2 emission of consumption, imports included, and its forecast; no key."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any

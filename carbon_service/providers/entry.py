@@ -1,7 +1,5 @@
 """The entry of a provider: its name, its settings, and how it is built."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

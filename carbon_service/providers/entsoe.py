@@ -4,8 +4,6 @@ The API answers in XML. A series is one source over one or more periods of equal
 (curve A03) the positions that are left out repeat the one before.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from xml.etree import ElementTree

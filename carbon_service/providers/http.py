@@ -1,7 +1,5 @@
 """The client of every live provider: timeouts, retries that honour Retry-After, rate limits and a small cache."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

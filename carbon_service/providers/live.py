@@ -1,7 +1,5 @@
 """What providers of live grids share: their client, the grid's clock, and the newest of a short history."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 

@@ -8,8 +8,6 @@ so is what no factor is known for, and an interval with more than ``MOST_UNKNOWN
 Imports and exports are not in it: it is the intensity of generation in the zone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

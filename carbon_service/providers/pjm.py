@@ -4,8 +4,6 @@ Negative rates are real: relieving a congested line can let a cleaner unit displ
 lb/MWh become g/kWh here.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any, Literal
 from zoneinfo import ZoneInfo

@@ -1,7 +1,5 @@
 """The interface of a provider of carbon intensities. Times are UTC seconds, intensities gCO2/kWh."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Points from a provider's answer: values that are not a finite number at a valid instant are rejected and counted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime

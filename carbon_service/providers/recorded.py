@@ -1,7 +1,5 @@
 """Recordings of real grids, replayed: this provider needs neither a network nor a key."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Each of ours is one entry of ``PROVIDERS``. A package adds a provider by a ``Pro
 ``wattshift.carbon_providers`` (``services.kit.plugins``); docs/carbon.md shows a complete one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Carbon Intensity API of Great Britain's system operator: half-hours, measured and forecast, no key."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """WattTime, API v3: five-minute marginal (and average) emission rates, with forecasts. lb/MWh become g/kWh here."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Sessions that were ended before they expired: no gateway of the installation opens their cookies again."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

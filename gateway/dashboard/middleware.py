@@ -1,7 +1,5 @@
 """Let pages call the API with their session cookie in place of a key."""
 
-from __future__ import annotations
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dashboard.ended import EndedSessions

@@ -1,7 +1,5 @@
 """The dashboard's pages, who may see them, and how to sign in and out."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

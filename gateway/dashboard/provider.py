@@ -1,7 +1,5 @@
 """The operator's settings of the sign-in provider, without the code that uses it: `up` checks them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Such a node registers, so that operators see what is wrong, and takes no work. Nothing is simulated in its place.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NoReturn
 
 from gpu_agent.devices.driver import Cut, DeadDevice, DeviceEvent, DeviceLostError, Health, Sample, SliceSample

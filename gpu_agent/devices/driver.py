@@ -3,8 +3,6 @@
 Units are watts, joules, MHz, GiB and fractions of 1; a driver converts from whatever its library uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol

@@ -9,8 +9,6 @@ of them if ``times`` is missing. ``hold`` is no error: the step waits for as lon
 ``"xid": 79``, which is reported once for as long as it stays there.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

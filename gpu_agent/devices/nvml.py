@@ -1,7 +1,5 @@
 """NVIDIA devices through NVML. Milliwatts and millijoules are converted here and appear nowhere else."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from typing import Any, Literal

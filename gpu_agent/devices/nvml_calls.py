@@ -1,7 +1,5 @@
 """Calls of NVML's Python bindings that raise the driver's errors instead of NVML's."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar

@@ -1,7 +1,5 @@
 """Xids: the critical errors that NVIDIA's driver reports, through NVML's events."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping
 from typing import Any

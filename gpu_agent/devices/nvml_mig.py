@@ -5,8 +5,6 @@ slices like any other; one that holds several compute instances is left out, bec
 itself. Only ``cut`` creates or destroys anything.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How the power and speed of a simulated GPU depend on load and clock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from services.core.domain.gpus import GpuModel

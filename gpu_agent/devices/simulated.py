@@ -4,8 +4,6 @@ They are cut into MIG slices as a real driver does it: in MIG mode, which is swi
 GPU, and slice by slice, each at a place where it may begin. A cut GPU draws the sum of its slices' loads.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 documentation (https://ml.energy/zeus/zeusd/). Its milliwatts are converted here.
 """
 
-from __future__ import annotations
-
 import re
 from http import HTTPStatus
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Queries on trainings, on the history that they learn from, and on the models that they produce."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Queries on solves: the same as on any work that workers claim."""
 
-from __future__ import annotations
-
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.serving import PLANNER

@@ -1,7 +1,5 @@
 """Use cases on tenants, keys and the audit log."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

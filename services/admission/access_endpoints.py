@@ -1,7 +1,5 @@
 """HTTP endpoints for tenants, keys and the audit log."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

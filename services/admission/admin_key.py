@@ -4,8 +4,6 @@ It needs ``DATABASE_URL`` and ``WATTSHIFT_DATA_DIR`` and no key: whoever can rea
 to the database. ``wattshift admin-key --new`` runs it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The agents' ``/metrics``, gathered here because admission is the process that may ask agents."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated
 

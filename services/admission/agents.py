@@ -1,7 +1,5 @@
 """How admission reaches the nodes' agents: where each one is, and the token that tells it who is asking."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 

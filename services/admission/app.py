@@ -1,7 +1,5 @@
 """Composition root of admission: ``python -m services.admission.app``."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

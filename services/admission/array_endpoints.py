@@ -1,7 +1,5 @@
 """HTTP endpoints for arrays: lists, and commands on all of their tasks."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response

@@ -1,7 +1,5 @@
 """Use cases on arrays of jobs: list, get, and cancel, hold or release all tasks together."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection
 

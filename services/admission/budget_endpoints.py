@@ -1,7 +1,5 @@
 """HTTP endpoints for budgets."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

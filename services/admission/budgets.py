@@ -5,8 +5,6 @@ The scheduler leaves queued jobs of a project out of its snapshots from the mome
 jobs' state and reason. Running jobs go on: ending them would waste what they have used.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime

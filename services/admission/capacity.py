@@ -1,7 +1,5 @@
 """The GPUs of all registered nodes together: a gang that needs more of them would wait forever."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

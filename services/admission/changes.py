@@ -1,7 +1,5 @@
 """What has changed besides jobs, for those who watch: one reader per process, however many watch."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 

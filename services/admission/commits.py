@@ -4,8 +4,6 @@ There is one fsync per commit, not per job, and one statement per commit, not pe
 its COMMIT; while one commit is being carried out, submissions gather for the next.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

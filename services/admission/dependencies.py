@@ -1,7 +1,5 @@
 """Which jobs a submission depends on: names become ids, and circular dependencies are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

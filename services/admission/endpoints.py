@@ -1,7 +1,5 @@
 """HTTP endpoints for jobs: submissions from the gateway, lists, commands, events and output."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Annotated, Any
 

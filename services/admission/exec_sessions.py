@@ -1,7 +1,5 @@
 """Commands in running jobs: who may run one, on which node, and the audit of each; the node does the rest."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import secrets

@@ -1,7 +1,5 @@
 """Job events as a stream: one reader of the table per process, however many clients follow."""
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 from collections.abc import AsyncIterator

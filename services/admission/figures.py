@@ -1,7 +1,5 @@
 """What admission shows at ``/metrics``: submissions as they are committed, budgets, webhooks, the database's disk."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from prometheus_client.metrics_core import Metric

@@ -1,7 +1,5 @@
 """The first tenant and the first admin key, created exactly once even if processes start together or are killed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Hints that wake the scheduler; one stands for many changes."""
 
-from __future__ import annotations
-
 import asyncio
 
 from redis.asyncio import Redis

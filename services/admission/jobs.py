@@ -1,7 +1,5 @@
 """Use cases on existing jobs: list, get, cancel, hold, release."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

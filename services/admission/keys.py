@@ -1,7 +1,5 @@
 """API keys as secrets: generated, recognised and hashed."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -1,7 +1,5 @@
 """A job's output, fetched from the node that holds it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Secrets and uploads that jobs refer to must exist when the jobs are submitted."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from sqlalchemy.ext.asyncio import AsyncEngine

@@ -1,7 +1,5 @@
 """Keeps the database from growing for ever; docs/operating.md says what is forgotten and when."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 

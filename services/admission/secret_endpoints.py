@@ -1,7 +1,5 @@
 """HTTP endpoints for secrets."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

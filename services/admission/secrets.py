@@ -4,8 +4,6 @@ Values are sealed before they reach the database. Telemetry opens them for the n
 for the routers that send requests to model servers with them.
 """
 
-from __future__ import annotations
-
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.repository.access import AccessRepository

@@ -1,7 +1,5 @@
 """The use case of submitting jobs: read, check, commit, answer."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from services.admission.capacity import CapacityCache

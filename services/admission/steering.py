@@ -1,7 +1,5 @@
 """What cancel, hold and release do in each job state; no effects."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any

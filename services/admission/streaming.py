@@ -1,7 +1,5 @@
 """Events as a stream of server-sent events."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 from services.admission.changes import OPERATORS_ONLY, Changes

@@ -1,7 +1,5 @@
 """Submissions, parsed and validated, and the answers to them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Uploads: archives of jobs' files, named by their SHA-256 and kept in the database, where every agent reaches them."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 from dataclasses import dataclass

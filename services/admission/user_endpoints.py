@@ -1,7 +1,5 @@
 """HTTP endpoints for users, and for who the caller is."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Use cases on users: who submits jobs, with which keys, and under which account they run."""
 
-from __future__ import annotations
-
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.repository.access import AccessRepository

@@ -1,7 +1,5 @@
 """The progress bar of commands that take a while: on standard error, and full once the work is done."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

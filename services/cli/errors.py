@@ -1,7 +1,5 @@
 """How commands fail: exit codes, and the error that carries one."""
 
-from __future__ import annotations
-
 from services.contracts.codes import ProblemCode
 
 EXIT_FAILED = 1

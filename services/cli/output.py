@@ -1,7 +1,5 @@
 """How the command line shows things: one console, tables, and figures in units that people read."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import math

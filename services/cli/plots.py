@@ -1,7 +1,5 @@
 """Curves and bars drawn in a terminal's characters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime

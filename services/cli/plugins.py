@@ -1,7 +1,5 @@
 """What installed packages add to the command line: policies, for commands that simulate, and commands."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Sequence
 
 import typer

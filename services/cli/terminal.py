@@ -1,7 +1,5 @@
 """This end of a command that runs elsewhere: its streams, and the terminal in which it is used."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

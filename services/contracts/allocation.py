@@ -1,7 +1,5 @@
 """GPUs for jobs: the input and output of ``POST /v1/optimize/allocation`` and ``wattshift plan allocation``."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from typing import Annotated, Literal, Self

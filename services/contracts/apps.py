@@ -6,8 +6,6 @@ grid's carbon intensity changes, a *plan* of the fleet chooses again which varia
 each application's limits on latency and accuracy. GPUs are then recut, one at a time.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 

@@ -1,7 +1,5 @@
 """Arrays of jobs, and dependencies between jobs."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from itertools import chain

@@ -1,7 +1,5 @@
 """Work that takes longer than a request should: its state, and why it failed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Files and batches of requests as OpenAI's API has them, with the carbon of a batch as one more member."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints

@@ -1,7 +1,5 @@
 """Budgets: how much a project may use in a calendar month."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from services.contracts.schema import Message, Name, Real, maybe, said

@@ -1,7 +1,5 @@
 """The shapes of the Green Software Foundation's Carbon Aware Web API: camelCase, g/kWh, durations in minutes."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated
 

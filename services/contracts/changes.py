@@ -1,7 +1,5 @@
 """What a stream of events says about things other than jobs: that they have changed."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from services.contracts.schema import Message, said

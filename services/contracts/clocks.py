@@ -1,7 +1,5 @@
 """Clocks of a pool's GPUs that follow latency: what an operator asks for, and what agents are sent with each report."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from pydantic import Field

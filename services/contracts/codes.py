@@ -1,7 +1,5 @@
 """The stable codes of errors."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

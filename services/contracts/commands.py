@@ -6,8 +6,6 @@ field where that is harmless. A gang to start is different: without the field it
 asked, so the agent refuses it and names the field.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError

@@ -6,8 +6,6 @@ steer. Both are levels, not edges: a report says what state a job is in, a decis
 either may be repeated, and the newest counts. ``revision`` says which decision a report follows.
 """
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal

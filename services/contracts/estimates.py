@@ -1,7 +1,5 @@
 """What would become of a job if it were submitted now: where and when it would start, and what it would emit."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from services.contracts.jobs import Share

@@ -1,7 +1,5 @@
 """Exec sessions: commands that run beside a job's own processes, for whoever asked for them."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 from typing import Annotated, Literal, Self

@@ -1,7 +1,5 @@
 """Why a job waits, what it does, or what happened to it, with the figures behind each answer."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Literal
 

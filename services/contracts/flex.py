@@ -1,7 +1,5 @@
 """How far orders of the grid may slow a job down."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 Flex = Literal[0, 10, 25, 50]

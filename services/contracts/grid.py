@@ -1,7 +1,5 @@
 """Orders of the grid: less power, from when on, for how long, and where."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Self

@@ -1,7 +1,5 @@
 """Times as people and programs write them in URLs and bodies."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Training jobs: what a user asks for and what a job looks like afterwards."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timedelta
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Programs that start the processes of a distributed job themselves, and how to recognise them in a command."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The live queue and cluster as the scheduler hands them to the what-if service."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Long solves: requests to the optimizer, their state and their results."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated, Literal, Self
 

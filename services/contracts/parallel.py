@@ -1,7 +1,5 @@
 """The parallel layout of a training job, as part of a job spec."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Variants on slices: the input and output of ``POST /v1/optimize/partition`` and ``wattshift plan partition``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Policies, their parameters, and the rounds that they decided."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints

@@ -1,7 +1,5 @@
 """Planning pools of LLM instances: the input and output of ``POST /v1/optimize/pools`` and ``wattshift plan pools``."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self

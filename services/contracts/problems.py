@@ -1,7 +1,5 @@
 """RFC 9457 problem documents, the format of every error."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from services.contracts.codes import ProblemCode

@@ -1,7 +1,5 @@
 """What was learned about a kind of job: the answer to ``GET /v1/jobs/{job_id}/profile``."""
 
-from __future__ import annotations
-
 from services.contracts.schema import Instant, Message, said
 from services.core.domain.controls import ControlKind
 

@@ -1,8 +1,6 @@
 """The query parameters of the public API. Unknown ones are refused: a misspelt filter would otherwise select
 everything."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints

@@ -1,7 +1,5 @@
 """Footprints, past jobs and the checks of the ledger."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Times for which GPUs are reserved for a tenant, or nodes are in maintenance."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Self
 

@@ -3,8 +3,6 @@
 Serving makes the table from its pools, its instances and the endpoints of others. Routers read it every second.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator

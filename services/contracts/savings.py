@@ -1,7 +1,5 @@
 """What the levers of the policy in force saved, day by day."""
 
-from __future__ import annotations
-
 from datetime import date
 
 from services.contracts.schema import Instant, Message, said

@@ -1,7 +1,5 @@
 """The base of every message: unknown fields are refused, and times have a time zone."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 from enum import StrEnum

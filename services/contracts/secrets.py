@@ -1,7 +1,5 @@
 """Secrets: values that jobs get and nobody can read back."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator

@@ -5,8 +5,6 @@ one model, and the command to run on them. Every half hour, or more often, a *pl
 mode run where, and for which class of requests (FREESH, equation 1). Instances are then started and drained as planned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Simulations: requests to the simulator, with the options of `wattshift simulate training`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator

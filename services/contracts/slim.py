@@ -1,7 +1,5 @@
 """Slim lists: a query's `fields` names the fields of each row that the answer should contain."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

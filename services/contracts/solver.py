@@ -1,7 +1,5 @@
 """Options and results shared by all kinds of solve."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from services.contracts.schema import Message, Real, maybe, said

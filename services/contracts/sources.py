@@ -1,7 +1,5 @@
 """Where a job's files come from on nodes that share no folder with the submitter: an upload, or a git repository."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Self
 

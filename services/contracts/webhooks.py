@@ -3,8 +3,6 @@
 Messages are signed according to the Standard Webhooks specification (https://www.standardwebhooks.com).
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Literal
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """Specs of array tasks, as SQL: a task is stored with the spec of its array."""
 
-from __future__ import annotations
-
 SPEC_TO_RUN = """
 CASE WHEN j.array_id IS NULL THEN j.spec ELSE (
     SELECT jsonb_set(j.spec, '{environment}', coalesce(j.spec -> 'environment', '{}') || jsonb_build_object(

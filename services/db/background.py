@@ -5,8 +5,6 @@ A table of work has the columns of ``services.db.tables.work`` and those its own
 idempotency keys to pieces of work. ``services.kit.background`` is the processes' side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What processes that use asyncpg directly need, free of SQLAlchemy, which takes a third of a second to import."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import asyncpg

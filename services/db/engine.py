@@ -1,7 +1,5 @@
 """The SQLAlchemy engine of one process."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """What a process's connections to the database are doing, for its ``/metrics``."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 
 from prometheus_client.core import GaugeMetricFamily

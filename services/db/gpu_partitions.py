@@ -4,8 +4,6 @@ A row says what is wanted; its node carries it out when no gang runs on the GPU,
 Until then nothing is placed on the GPU. Requesting what is already wanted changes nothing, so it may be done twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The key of each instance of a pool: random, sealed in its row, and opened only for its node and the routers."""
 
-from __future__ import annotations
-
 import secrets
 
 from services.db.sealing import Sealer

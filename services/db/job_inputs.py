@@ -1,7 +1,5 @@
 """Secrets and uploads that jobs name; the rows are admission's."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import NamedTuple
 

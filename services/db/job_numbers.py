@@ -1,7 +1,5 @@
 """Numbers of jobs and arrays, which count within a tenant: ``tenants.last_number`` is the newest."""
 
-from __future__ import annotations
-
 TAKEN = """
 UPDATE tenants SET last_number = last_number + cardinality({ids}) WHERE id = {tenant_id}
 RETURNING last_number - cardinality({ids}) AS before

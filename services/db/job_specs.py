@@ -5,8 +5,6 @@ expression reads one field of the ``spec`` of a row ``j`` of ``jobs`` and fills 
 so that no query states a default of its own.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from services.contracts.jobs import JobSpec

@@ -7,8 +7,6 @@ less than half of the work was measured, it is the time for which its gangs held
 failed or lost a node are left out, because their work since the last checkpoint was done again.
 """
 
-from __future__ import annotations
-
 AMOUNT = """
 CASE WHEN f.progress > 0 AND 2 * f.progress >= p.done THEN p.done * f.gpu_s / f.progress ELSE coalesce(a.gpu_s, 0) END
 """

@@ -1,7 +1,5 @@
 """The advisory locks of the database, in one place, so that no two purposes share a number."""
 
-from __future__ import annotations
-
 from services.db.database import Connection
 
 MIGRATION = 4_269_697_283  #: Held while the schema changes

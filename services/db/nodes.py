@@ -4,8 +4,6 @@ The rows are telemetry's. A heartbeat renews a lease under the same row lock und
 so that it either comes first, or finds that the node has been given up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from services.db.database import Connection

@@ -12,8 +12,6 @@ A query's row is a ``NamedTuple`` whose fields are the query's columns, in their
 A record becomes a tuple in one call, and the tuple's fields are then read faster than a record's columns by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, TypeVar, cast

@@ -1,7 +1,5 @@
 """Values that are stored only in encrypted form: AES-256-GCM under keys that the database does not have."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 

@@ -5,8 +5,6 @@ request is worked on has it, here and in the processes that are asked for it (``
 another header is logged, and of the path only what one of our routes has matched: anything else may be a secret.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable
 from contextvars import ContextVar

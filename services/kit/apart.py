@@ -1,7 +1,5 @@
 """Call functions in a separate process that ends afterwards, so that what they load, such as scikit-learn, is freed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle

@@ -1,7 +1,5 @@
 """What every HTTP process has: problem responses, health, readiness, other services' tokens, a body limit."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -3,8 +3,6 @@
 It is data without dependencies, because ``deploy/make_env.py`` needs it on hosts where only Python is installed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

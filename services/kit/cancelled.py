@@ -4,8 +4,6 @@ redis-py sends each command by it, so that a task cancelled just then went on: a
 Python 3.12 has no such fault, and makes no task for each call; this is its way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Awaitable

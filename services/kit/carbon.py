@@ -1,7 +1,5 @@
 """The carbon service as other processes use it: its answers are read, paged and bounded only here."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from services.contracts.carbon import (

@@ -9,8 +9,6 @@ time-out; kombu looks for such messages every ``interval x throttle`` seconds, b
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUntypedFunctionDecorator=false
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

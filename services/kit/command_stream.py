@@ -4,8 +4,6 @@ What is on the stream has not been carried out, so it is always read from its be
 starts, a Valkey that was replaced and an answer that was lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

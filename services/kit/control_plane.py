@@ -1,7 +1,5 @@
 """The control plane as this node sees it: registration, heartbeats, energy reports."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from typing import TypeVar

@@ -9,8 +9,6 @@ many clients. On loopback, one address is everybody, including jobs of all tenan
 user of the machine counts as a peer. A client of a Unix socket has come through a folder that others cannot enter.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import itertools
 import resource

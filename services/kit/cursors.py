@@ -1,7 +1,5 @@
 """Cursors of paged lists: opaque to clients, and validated when sent back."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

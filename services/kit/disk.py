@@ -1,7 +1,5 @@
 """How full a disk is: below a reserve, nothing new that needs room is started, so that running work can be recorded."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

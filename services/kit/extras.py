@@ -1,7 +1,5 @@
 """Which of the project's extras provides a package that is not installed."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 EXTRA_OF = {

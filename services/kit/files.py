@@ -1,7 +1,5 @@
 """Small files that survive crashes: written completely or not at all."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 from contextlib import contextmanager

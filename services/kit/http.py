@@ -4,8 +4,6 @@ exceptions.
 aiohttp, not httpx: as the client of a proxying service it handled seven times as many requests (docs/architecture.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Mapping

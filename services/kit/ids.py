@@ -1,7 +1,5 @@
 """Ids that sort by creation time, the time itself, and the name of this host."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -4,8 +4,6 @@
 field holds, one event is one line, and a traceback's lines are indented: nothing can pass for another event or field.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

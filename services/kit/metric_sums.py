@@ -1,7 +1,5 @@
 """Sums of the Prometheus metrics of another process."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 

@@ -5,8 +5,6 @@ Names begin with ``wattshift_`` and end with their unit; counters end with ``_to
 ``/metrics`` is requested, and kept for ``KEPT_S``: no other request waits for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Networks: those named in the settings, in which a process may connect to others, and those of its clients."""
 
-from __future__ import annotations
-
 import ipaddress
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

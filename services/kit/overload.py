@@ -4,8 +4,6 @@ Requests that queue for the database hold memory and connections, and are answer
 any more. Beyond a certain number, further ones are told to come back.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

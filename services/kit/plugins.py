@@ -11,8 +11,6 @@ The groups: ``wattshift.policies`` (``services.kit.policies``) and ``wattshift.c
 ``wattshift.carbon_bounds`` (``optimizer_service.kinds``) are the lab's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points

@@ -1,7 +1,5 @@
 """Policies of installed packages: a process that builds policies calls ``load_policies`` as it starts."""
 
-from __future__ import annotations
-
 from services.core.policies.registry import PolicyEntry, add_policy
 from services.kit.plugins import load_plugins, refuse
 

@@ -1,7 +1,5 @@
 """Errors as RFC 9457 problem documents: one exception to raise, one place that turns everything into HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any

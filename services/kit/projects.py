@@ -1,7 +1,5 @@
 """Keys that are limited to a project."""
 
-from __future__ import annotations
-
 from services.contracts.codes import ProblemCode
 from services.contracts.jobs import JobSpec
 from services.contracts.problems import FieldError

@@ -5,8 +5,6 @@ machine. systemd gives a socket (``NOTIFY_SOCKET``) to units of ``Type=notify``:
 started, and ``WATCHDOG=1`` has to come more often than ``WatchdogSec=``. A process without either has no pulse.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Where Celery keeps messages in Redis."""
 
-from __future__ import annotations
-
 KEY_PREFIX = "wattshift:celery:"
 
 UNSETTLED = KEY_PREFIX + "unacked"  #: The hash of the messages, of all queues, that a worker has taken and not settled

@@ -1,7 +1,5 @@
 """Redis as this project uses it: hints that wake the scheduler, and streams of commands."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Like ``callers``, this is data without dependencies: ``deploy/make_env.py`` writes it on hosts that have only Python.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Mapping

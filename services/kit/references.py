@@ -1,7 +1,5 @@
 """The secrets and uploads that a job's spec names, and the errors of a spec whose tenant does not have them."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 
 from services.contracts.jobs import JobSpec

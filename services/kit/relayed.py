@@ -1,7 +1,5 @@
 """A node's streams as relayed by telemetry, for a node that cannot reach the installation's Valkey or Redis."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Work that a process repeats in the background until it is cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,7 +1,5 @@
 """What a route declares besides its signature: to FastAPI, and to ``tools.routes``, which builds the public table."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request

@@ -1,7 +1,5 @@
 """Several processes' ``/metrics`` as one text: each line gets labels that say whose it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import aiohttp

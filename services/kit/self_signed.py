@@ -3,8 +3,6 @@
 A certificate and its key are one text, in PEM, so that a file of them is never written in part.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import ssl

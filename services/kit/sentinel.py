@@ -6,8 +6,6 @@ is the server that those Sentinels call NAME; ``rediss+sentinel`` is the same ov
 ``PASSWORD`` are the server's; for Sentinels that have their own, add ``sentinel_username`` and ``sentinel_password``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

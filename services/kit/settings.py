@@ -1,7 +1,5 @@
 """Settings that several processes share; each process adds its own class with its own prefix."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

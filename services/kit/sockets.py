@@ -7,8 +7,6 @@ there. Where a port is required, the supervisor listens on it and hands it to on
 systemd does the same for a unit with a socket unit, and says so by ``LISTEN_FDS`` (sd_listen_fds).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -11,8 +11,6 @@
 An hour's price is the day-ahead one, if any, with ``per_kwh`` and that of each entry of ``hours`` that holds in it.
 """
 
-from __future__ import annotations
-
 import csv
 import tomllib
 from collections import defaultdict

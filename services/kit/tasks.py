@@ -1,7 +1,5 @@
 """Tasks that end reliably. The command line imports this without any extra."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Text that users supply, in any encoding and with any line endings, and untrusted text that is shown or exported."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import re

@@ -1,7 +1,5 @@
 """Switches traces on; apart from what asks which trace the current work belongs to, as logging does."""
 
-from __future__ import annotations
-
 from services.kit import traces
 from services.kit.settings import SharedSettings
 

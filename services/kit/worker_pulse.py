@@ -5,8 +5,6 @@
 # pyright: reportOptionalSubscript=false, reportOptionalMemberAccess=false, reportUntypedBaseClass=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 
-from __future__ import annotations
-
 from typing import Any
 
 from celery import Celery

@@ -16,8 +16,6 @@ The quantiles are of errors at held-out moments of the whole history (cross-conf
 in it, and in units of the grid's recent variability, so that they widen when the grid becomes more variable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast

@@ -9,8 +9,6 @@ with a weight w between 0 (persistence) and 1 for each hour ahead: the one of ``
 over the past. The quantiles are those of the errors there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

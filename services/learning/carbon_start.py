@@ -7,8 +7,6 @@ peculiar to a grid, a level or an hour of day: the daily course is read off the 
 each length of history in ``LENGTHS_D``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ This is called for every plan, so the backtest that chooses is thinned: at most 
 days, and a few fits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From the history of ended jobs to a table of lengths, and whether it is better than the one in force."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

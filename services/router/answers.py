@@ -1,7 +1,5 @@
 """Answers of model servers on their way to the client: what passes, and what is added."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

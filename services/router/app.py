@@ -1,7 +1,5 @@
 """The router's composition root: ``python -m services.router.app``."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Files and batches of OpenAI's API: the router lets them in, and serving, which owns them, answers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 

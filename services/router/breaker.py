@@ -1,7 +1,5 @@
 """Whether a server is given requests: it is ejected after failures, and taken back after a success. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

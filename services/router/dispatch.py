@@ -1,7 +1,5 @@
 """A request's way to a server that answers it: its pool and lane, then other servers and models if that one fails."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """The door, at the level of ASGI: who asks, and whether they may; ``dispatch`` has the request answered."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """What is expected of a request before it is served: its tokens, the length of its answer, its class."""
 
-from __future__ import annotations
-
 from services.core.policies.freesh.server_choice import BLOCK_TOKENS
 from services.core.profiles.answer_lengths import AnswerLengths, input_bucket
 from services.router.fleet import Pool

@@ -3,8 +3,6 @@
 An instance of an application is a server too: its pool is ``app:`` and the application's name, its class the variant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

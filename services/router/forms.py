@@ -1,7 +1,5 @@
 """Bodies of ``multipart/form-data``: their text fields are read, and one can be changed; files pass unread."""
 
-from __future__ import annotations
-
 import re
 
 _BOUNDARY = re.compile(rb'multipart/form-data\s*;.*boundary=("[^"\r\n]{1,70}"|[^\s;",]{1,70})', re.IGNORECASE)

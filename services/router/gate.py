@@ -1,7 +1,5 @@
 """What all requests to the router pass, whichever door they come through: keys, limits and counting."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar

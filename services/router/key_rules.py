@@ -1,7 +1,5 @@
 """What a key may do with models: which ones, how many requests and tokens a minute, and how much in a month."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ What a row does not say is read the same way from all: the model is a field of t
 ``usage`` has the tokens under the names of either API, beside the answer or in its ``response`` or ``message``.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, cast

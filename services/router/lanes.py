@@ -12,8 +12,6 @@ Lines of batches and requests of the tier ``flex`` never queue. They are given a
 places stay free, and the others' tokens stay within their limit; and while somebody waits, they give up their places.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -7,8 +7,6 @@ There is a stream for each node in Redis, and an agent reads its own. A report t
 one follows within a second, and an agent that hears nothing returns to default clocks.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

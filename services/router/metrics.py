@@ -1,7 +1,5 @@
 """What the router counts, in Prometheus' text format; ``shared_metrics`` adds up the counts of several processes."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

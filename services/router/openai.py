@@ -1,7 +1,5 @@
 """Requests and errors in the format of OpenAI's API."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """What the router does with a request that was answered: it learns, counts and reports."""
 
-from __future__ import annotations
-
 import time
 
 from services.core.domain.serving import SLO_LATENCIES

@@ -1,7 +1,5 @@
 """Requests as they are sent to model servers, with the keys of servers that ask for one."""
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any, cast

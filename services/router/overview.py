@@ -1,7 +1,5 @@
 """What a router process knows of its servers, lanes and applications, for ``/status`` and ``/metrics``."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ do not overload it, and each orders the requests that came to it; instances of a
 for all (``apps.coordination``). While Redis does not answer, the last count stays in force.
 """
 
-from __future__ import annotations
-
 import time
 
 from pydantic import ValidationError

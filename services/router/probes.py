@@ -1,7 +1,5 @@
 """Probes of servers over the data path's own connections: is it there, does it answer again, and how far away is it?"""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import replace

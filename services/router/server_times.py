@@ -1,7 +1,5 @@
 """What model servers say themselves, as Prometheus metrics: the time between tokens, and what they hold."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable

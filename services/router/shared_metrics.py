@@ -5,8 +5,6 @@ shown, so that no counter goes back when a process is killed: its file stays unt
 those of others that have ended. When all of them end, counting begins anew.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterable, Sequence

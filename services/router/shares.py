@@ -1,7 +1,5 @@
 """A server's time, divided equally among the requests that it holds."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -5,8 +5,6 @@ mark is at the end of the id, so that every router process can read it, also one
 remember anything. A server knows its answers by their ids without marks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from functools import lru_cache

@@ -4,8 +4,6 @@ Bytes pass as they came, whole events at a time. Only the chunk that states the 
 something added; and usage that only the router asked for is taken out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

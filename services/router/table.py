@@ -1,7 +1,5 @@
 """Where the models are served: read from serving again and again, and kept on disk for when serving does not answer."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The estimate divides the prompt's bytes by the bytes per token that the model's servers have recently stated in `usage`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec

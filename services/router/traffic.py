@@ -5,8 +5,6 @@ once they are: the later report replaces the earlier one. The source's name cont
 router that restarts within a window adds to it and replaces nothing.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 

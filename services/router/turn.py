@@ -1,7 +1,5 @@
 """One request at the door: what was asked, what is expected of it, and how far it has come."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Secrets are fetched from serving and kept in memory only: not in the table that 
 The table says when each was last set, so that one that was set again is fetched the next time the table is read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Energy is not added to the ledger but divided: a server's job has its ledger lin
 the server's time tell whose they were (``services/telemetry/requests.py``).
 """
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from datetime import UTC, datetime

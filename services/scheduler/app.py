@@ -1,7 +1,5 @@
 """The scheduler's composition root: ``python -m services.scheduler.app``."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Commands to nodes, as rows of the outbox."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 

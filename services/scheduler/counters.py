@@ -1,7 +1,5 @@
 """Counters of the scheduler, for ``/metrics``."""
 
-from __future__ import annotations
-
 from services.kit.metrics import LONG_S, counter, histogram
 
 ROUNDS = counter("wattshift_scheduler_rounds_total", "Rounds that were held, by what they were held for.", ["trigger"])

@@ -1,7 +1,5 @@
 """The scheduler's API: policies, rounds and nodes' power. Reached through the gateway."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict

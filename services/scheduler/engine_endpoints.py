@@ -1,7 +1,5 @@
 """The site's engines, as operators see them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request

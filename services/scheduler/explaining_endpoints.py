@@ -1,7 +1,5 @@
 """HTTP endpoints for explanations: one job for its users, and the live state for the what-if service."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Query

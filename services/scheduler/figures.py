@@ -1,7 +1,5 @@
 """What the scheduler shows at ``/metrics``: rounds as they are held, and the present queue, gangs and commands."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """One scheduler decides at a time: the holder of a session lock in PostgreSQL, on a connection of its own."""
 
-from __future__ import annotations
-
 import asyncpg
 
 from services.db import locks

@@ -1,7 +1,5 @@
 """The decision loop: woken by hints, by the clock of active rounds, and by itself every second."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import math

@@ -1,7 +1,5 @@
 """Reason codes in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from services.core.domain.reasons import Reason

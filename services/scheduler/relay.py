@@ -1,7 +1,5 @@
 """Hand committed commands to Redis, at least once."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

@@ -1,7 +1,5 @@
 """HTTP routes of reservations."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response

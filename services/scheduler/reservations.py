@@ -1,7 +1,5 @@
 """What may be done with reservations; each is one transaction."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

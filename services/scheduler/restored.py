@@ -6,8 +6,6 @@ again. Jobs that had not ended get new numbers for their gangs (``GENERATIONS``)
 were started after the backup. Running it twice does no harm.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 

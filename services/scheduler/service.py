@@ -1,7 +1,5 @@
 """Requests of operators and users to the scheduler, and what operators change: the policy, and nodes' power."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Concatenate, ParamSpec, TypeVar
 

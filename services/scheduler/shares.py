@@ -1,7 +1,5 @@
 """How GPUs are shared between tenants, for operators."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

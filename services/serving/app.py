@@ -1,7 +1,5 @@
 """Serving's composition root: ``python -m services.serving.app``."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """``/v1/fleets``, ``/v1/apps``, and what routers report about applications: HTTP only."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response

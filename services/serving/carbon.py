@@ -1,7 +1,5 @@
 """Serving's requests to the carbon service."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """``/v1/pools``: HTTP only."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Response

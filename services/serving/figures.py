@@ -1,7 +1,5 @@
 """What serving shows at ``/metrics``: instances, the age of plans, and which variants answer for applications."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

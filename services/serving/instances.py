@@ -1,7 +1,5 @@
 """Instances as the controller sees them: their rows, and the jobs they run as."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Keeps pools, fleets and their instances going after the database's clock was ahead and has been set back."""
 
-from __future__ import annotations
-
 from services.kit.logging import Log
 from services.kit.repeating import repeat
 from services.serving.repository import ServingRepository

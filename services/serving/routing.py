@@ -1,7 +1,5 @@
 """What routers need to know: the pools that serve models, their servers, and registered endpoints."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import time

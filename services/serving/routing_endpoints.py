@@ -1,7 +1,5 @@
 """``/v1/endpoints``, and the routes for routers: HTTP only."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response

@@ -4,8 +4,6 @@ A pool's *revision* counts the changes of the spec that plans and instances are 
 is not part of it: changing that supersedes no plan.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 

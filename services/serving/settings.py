@@ -1,7 +1,5 @@
 """Settings of serving, shared by its service and its workers."""
 
-from __future__ import annotations
-
 from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
 

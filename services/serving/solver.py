@@ -1,7 +1,5 @@
 """Has the optimizer solve the problems of plans."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Traffic as routers report it: how many requests of each class arrived in each window of 5 seconds."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta

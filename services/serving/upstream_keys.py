@@ -1,7 +1,5 @@
 """The keys that servers ask for, of registered endpoints and of instances, opened for routers and nobody else."""
 
-from __future__ import annotations
-
 from services.contracts.routing import UpstreamKey, UpstreamKeys
 from services.db.instance_keys import open_instance_key
 from services.db.sealing import Sealer, SealError

@@ -8,8 +8,6 @@ plan after a crash asks for the same solve. It resumes without a turn; whether t
 it is applied.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

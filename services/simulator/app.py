@@ -1,7 +1,5 @@
 """The simulator's composition root: ``python -m services.simulator.app``."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The job traces, formats and recipes available by name: the product's own, and those of installed packages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """HTTP routes for comparisons, which the scheduler uses in its explanations."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter

@@ -5,8 +5,6 @@ and the last is too old or does not include the job. The rows belong to a reserv
 claim, renew and retry them like any other run, so a kill only delays the answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the levers saved each day: a run from the queue, whose figures are stored alongside the ledger's."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """HTTP routes under ``/v1/simulations``."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response

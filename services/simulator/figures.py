@@ -1,7 +1,5 @@
 """The simulator's metrics at ``/metrics``: the savings it has stored."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import UTC, datetime
 

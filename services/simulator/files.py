@@ -1,7 +1,5 @@
 """Files sent in a request: unpacked, named by a hash of their content, and kept on disk while they are read."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import gzip

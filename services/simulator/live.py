@@ -3,8 +3,6 @@
 A policy that takes too long, or fails, affects only its own answer.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Predictors of job length by name, whose predictions the policies of a simulation see when jobs are submitted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

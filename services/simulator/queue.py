@@ -1,7 +1,5 @@
 """The simulator's queue of what-if runs. Its worker also serves ``experiments`` if wattshift-lab is installed."""
 
-from __future__ import annotations
-
 from celery import Celery
 
 from services.kit.celery import TaskLimits, create_celery

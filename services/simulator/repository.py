@@ -1,7 +1,5 @@
 """Queries on what-if runs and on the files they read."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Collection, Iterable, Mapping
 from datetime import date

@@ -1,7 +1,5 @@
 """Use cases: submit a what-if run, view it, cancel it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """Settings of the simulator, shared by its service and its workers."""
 
-from __future__ import annotations
-
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 

@@ -1,7 +1,5 @@
 """Inputs that a request may name instead of sending: the jobs that ran here, and the measured intensity of a grid."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from services.contracts.identity import Identity

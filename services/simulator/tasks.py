@@ -1,7 +1,5 @@
 """The worker: ``python -m celery -A services.simulator.tasks worker -Q simulator,experiments --concurrency 1``."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

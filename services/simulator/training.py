@@ -3,8 +3,6 @@
 The command line and the service both use it. ``prepare`` checks every option; an error names the option at fault.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The worker for what-if runs: how it computes a row that it has claimed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

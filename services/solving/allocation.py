@@ -1,7 +1,5 @@
 """Jobs, nodes and allocations, converted between messages and the core's GPU allocation."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.contracts.allocation import AllocationProblem, AllocationResult, GpuShare, JobAllocation

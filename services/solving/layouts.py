@@ -1,7 +1,5 @@
 """Parallel layouts as graphs for the core."""
 
-from __future__ import annotations
-
 from services.contracts.parallel import ParallelLayout
 from services.core.parallel.graph import AllReduce, JobGraph, Stage
 

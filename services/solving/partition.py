@@ -1,7 +1,5 @@
 """Model variants, slices and partitions, converted between messages and the core."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pools of LLM instances and their plans, converted between messages and the core."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.contracts import pools

@@ -10,8 +10,6 @@ A restore goes only into an empty place. Until it is complete, the data folder h
 nothing starts; a restore that was interrupted is begun again by the same command.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -3,8 +3,6 @@
 Idle workers would take a third of an installation's memory. One that is needed is ready in two seconds: it is forked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -9,8 +9,6 @@ status are as if its command had started it; it dies with the supervisor, and su
 A process reads what it should run by itself, after the fork: no secret of one is ever in another's memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Which secrets each process of an installation gets: its own and no others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from services.kit import redis_users

@@ -1,7 +1,5 @@
 """How other hosts join: telemetry over TLS, with a certificate that is known by its fingerprint."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Check the settings of every process before any of them starts."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Each answers from its own event loop, or not at all. One that answers is left al
 lacks, such as its database, comes back without a restart.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

@@ -4,8 +4,6 @@ They are in ``options.json`` in the data folder, written when everything is read
 remembered one; one that is not given is taken from there.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields

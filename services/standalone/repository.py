@@ -1,7 +1,5 @@
 """The database queries of backup and restore."""
 
-from __future__ import annotations
-
 import asyncpg
 import asyncpg.exceptions
 

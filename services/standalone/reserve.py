@@ -4,8 +4,6 @@ A file beside the database holds blocks that nobody else can take. When the disk
 so that heartbeats and the ends of jobs can still be stored; when there is room again, it is filled again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

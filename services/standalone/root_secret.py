@@ -6,8 +6,6 @@ processes, one after the other. Whatever is killed in between, the files say how
 continues.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

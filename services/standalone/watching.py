@@ -11,8 +11,6 @@ overloaded machine everybody is late. Only silence without work counts as hangin
 | has not answered since it was started | `START_S`, in which it did nothing |
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass

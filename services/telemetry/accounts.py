@@ -5,8 +5,6 @@ specification (ISO/IEC 21031: ``SCI = (E I + M) / R`` with ``M = TE TS RS``); do
 What is not known is None and named in ``unknown``: no default stands in for it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Composition root of telemetry: ``python -m services.telemetry.app``."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Many reports, one transaction: while one is being stored, reports of other nodes gather for the next."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence

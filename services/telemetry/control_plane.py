@@ -1,7 +1,5 @@
 """The energy of the control plane's own machines, modelled from their stated power, and booked as idle."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from services.contracts.nodes import EnergyInterval, EnergySource, Usage

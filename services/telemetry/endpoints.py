@@ -1,7 +1,5 @@
 """Telemetry over HTTP: nodes use tokens of their own, all others come through the gateway."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timedelta
 from typing import Annotated

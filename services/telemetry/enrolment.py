@@ -1,7 +1,5 @@
 """How a host becomes a node, stays one, and stops being one."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import re

@@ -1,7 +1,5 @@
 """What telemetry shows at ``/metrics``: nodes and devices by their last heartbeats, and the ledger as it is written."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Past jobs as they ran, for exports and replays; without service instances."""
 
-from __future__ import annotations
-
 from services.contracts.queries import PastJobsQuery
 from services.contracts.reports import PastJob, PastJobs
 from services.db.database import Database

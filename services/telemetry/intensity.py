@@ -8,8 +8,6 @@ Without even that, the node is asked to send the interval again later; if the ca
 is told so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

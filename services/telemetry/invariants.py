@@ -1,7 +1,5 @@
 """The rules that the live system must keep, and their present breaches."""
 
-from __future__ import annotations
-
 from services.contracts.reports import Invariant, InvariantReport
 from services.db.database import Database
 from services.telemetry.repository.rules import breaches_of

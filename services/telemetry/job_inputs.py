@@ -1,7 +1,5 @@
 """What nodes get for the gangs that they start: secrets, opened for them alone."""
 
-from __future__ import annotations
-
 from services.contracts.secrets import OpenedSecret, OpenedSecrets
 from services.db.database import Database
 from services.db.instance_keys import open_instance_key

@@ -1,7 +1,5 @@
 """Exports of the ledger's lines: as PostgreSQL writes them, as fast as the client reads them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import Literal

@@ -1,7 +1,5 @@
 """Attributes the energy that an agent measures on an engine's node to the jobs that held its devices. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A job's work and energy at one gang size: the arithmetic of a ``job_profiles`` row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 

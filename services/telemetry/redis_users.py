@@ -4,8 +4,6 @@ The database says which users there should be. The server forgets users when it 
 and is given them again within a second.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from redis.asyncio import Redis

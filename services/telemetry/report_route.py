@@ -1,7 +1,5 @@
 """The routes on which nodes report: hundreds of requests a second, nearly all of them well-formed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any

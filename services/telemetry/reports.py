@@ -1,7 +1,5 @@
 """Footprints: sums over the ledger by job, project, tenant or node, and what one job used under which intensity."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """What routers report to the ledger, over HTTP."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter
 
 from services.contracts.routing import UsageReceipt, UsageReport

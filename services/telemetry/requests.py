@@ -5,8 +5,6 @@ share of the server's time that requests had; it divides these lines when a repo
 unattributed rest add up to what the ledger has for the servers, whatever arrives late or twice.
 """
 
-from __future__ import annotations
-
 from services.contracts.queries import RequestQuery
 from services.contracts.reports import RequestLine, RequestReport, ServersFootprint
 from services.db.database import Database

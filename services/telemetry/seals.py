@@ -1,7 +1,5 @@
 """The installation's Ed25519 key, which signs each day of the ledger, and when that is done."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """What telemetry does for nodes, operators and users."""
 
-from __future__ import annotations
-
 import base64
 import secrets
 import time

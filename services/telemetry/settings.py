@@ -1,7 +1,5 @@
 """Telemetry's settings: `TELEMETRY_...`, and what the whole installation shares."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator

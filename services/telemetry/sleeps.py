@@ -1,7 +1,5 @@
 """The energy of nodes that are off or booting, which cannot be measured: modelled, and booked once, as idle."""
 
-from __future__ import annotations
-
 from services.contracts.nodes import EnergyInterval, EnergySource, Usage
 from services.db.database import Database
 from services.telemetry.ledger import Ledger, Reporter

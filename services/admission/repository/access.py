@@ -1,7 +1,5 @@
 """Tenants, users, keys and the audit log."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """How many more active jobs a tenant may have: exact, but without counting them at every submission."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Arrays of jobs: read with the states of their tasks, which are changed together."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The audit log."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import insert

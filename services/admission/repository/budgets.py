@@ -1,7 +1,5 @@
 """Budgets, what has been spent of them, and the jobs that they hold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Which tables have been written to, by PostgreSQL's own counts, so that writers need do nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sqlalchemy import text

@@ -1,7 +1,5 @@
 """Jobs: reading, cancelling, holding and releasing them, one or a page at a time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

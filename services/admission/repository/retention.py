@@ -4,8 +4,6 @@ A small row is kept of each job, so that the totals of reports stay what they we
 in a transaction of its own, so that nobody waits for long.
 """
 
-from __future__ import annotations
-
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 

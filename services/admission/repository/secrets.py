@@ -1,7 +1,5 @@
 """Tenants' secrets: their sealed values, and which ones there are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Archives of jobs' files, in chunks."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection
 from datetime import datetime

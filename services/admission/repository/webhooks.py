@@ -1,7 +1,5 @@
 """Webhooks, the events that they are sent, and their deliveries."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -3,8 +3,6 @@
 Users choose the URL; without a check they could make this process reach hosts that only the cluster's own network can.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Sequence

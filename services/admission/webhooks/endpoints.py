@@ -1,7 +1,5 @@
 """HTTP endpoints for webhooks."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter

@@ -6,8 +6,6 @@ position and deletes those rows: each event becomes exactly one delivery for eac
 process dies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from sqlalchemy import RowMapping

@@ -1,7 +1,5 @@
 """Posting of deliveries: each webhook has a task of its own, so that a slow one does not hold up others."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

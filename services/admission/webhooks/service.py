@@ -1,7 +1,5 @@
 """Use cases on webhooks."""
 
-from __future__ import annotations
-
 import re
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine

@@ -1,7 +1,5 @@
 """Secrets and signatures of webhooks, following the Standard Webhooks specification, section "Signature scheme"."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """Commands for who may do what: tenants, keys, audit; and who the caller is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Commands for budgets."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

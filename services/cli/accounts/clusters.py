@@ -1,7 +1,5 @@
 """Commands for logins: login, logout, clusters."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated

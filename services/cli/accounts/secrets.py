@@ -1,7 +1,5 @@
 """Commands for secrets. A value is read from a prompt, standard input or a file, never from the command line."""
 
-from __future__ import annotations
-
 import getpass
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands for users: who submits jobs, and which account those jobs run as."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

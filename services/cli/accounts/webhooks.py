@@ -1,7 +1,5 @@
 """Commands for webhooks."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """``--output`` and ``--error``: also write what a job prints to files, whose names may contain Slurm's patterns."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """``wattshift submit --test-only``: where and when jobs would start, and what they would emit."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

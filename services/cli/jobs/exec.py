@@ -1,7 +1,5 @@
 """``wattshift exec``: a command in a running job."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Wait for jobs, and follow the output of one across all of its gangs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ equivalent options of Slurm (``foreign_words``). In a script with lines for seve
 or else those for PBS.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

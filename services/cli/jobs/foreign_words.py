@@ -1,7 +1,5 @@
 """PBS and LSF lines, read as the equivalent options of Slurm."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

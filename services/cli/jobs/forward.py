@@ -1,7 +1,5 @@
 """``wattshift forward`` and ``wattshift cp``: reach a port and files of a job, through its own namespaces."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tarfile

@@ -1,7 +1,5 @@
 """A job's output: in large pieces that are requested again where a connection broke, from its end, or line by line."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterable, Iterator

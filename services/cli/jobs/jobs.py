@@ -1,7 +1,5 @@
 """Commands for jobs: list, inspect, control."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any

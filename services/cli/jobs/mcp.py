@@ -1,7 +1,5 @@
 """Let an assistant submit, explain and account for jobs through the Model Context Protocol."""
 
-from __future__ import annotations
-
 import typer
 
 from services.cli.client import api_key, gateway_url

@@ -1,7 +1,5 @@
 """``wattshift notebook``: Jupyter, or another server, on GPUs, reached at a port here while the command runs."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """Whether the account that a job runs as can reach the folder and the program that the job names on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

@@ -4,8 +4,6 @@ The job's first process announces that its program has ended, and stays for as l
 files. The two communicate through files in the job's checkpoint folder, one set for each of its gangs.
 """
 
-from __future__ import annotations
-
 import tarfile
 import tempfile
 import threading

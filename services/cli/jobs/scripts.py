@@ -3,8 +3,6 @@
 The text travels in the job's spec, so editing the file after submission changes nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """``wattshift shell``: a terminal on GPUs of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

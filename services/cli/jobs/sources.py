@@ -1,7 +1,5 @@
 """Files of jobs that travel with the submission: ``--upload``, ``--git``, and ``source`` in a file of specs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

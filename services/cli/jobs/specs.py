@@ -1,7 +1,5 @@
 """Job specs: read from YAML and JSON files, and made from the options of ``wattshift submit``."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

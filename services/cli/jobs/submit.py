@@ -1,7 +1,5 @@
 """``wattshift submit``: a command, a script with ``#WATTSHIFT`` lines, or a file of specs."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

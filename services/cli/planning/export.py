@@ -1,7 +1,5 @@
 """``wattshift export``: the jobs a live cluster ran, as a file that ``simulate training`` replays."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """``wattshift plan``: answers that need no control plane."""
 
-from __future__ import annotations
-
 import typer
 
 from services.cli.planning.allocation import allocation

@@ -1,7 +1,5 @@
 """`wattshift factors`: values for reports that the ledger does not have, from a catalogue with the source of each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """Figures of a report as tables and pages show them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ What the ledger cannot know, an operator states in a file of facts. A figure who
 ``unknown`` says where to get that input: there are no defaults. docs/forms.md says which document each form follows.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`wattshift report --lines`: every line of the ledger in a period, written as it arrives."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Callable, Iterator

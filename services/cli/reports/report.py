@@ -1,7 +1,5 @@
 """`wattshift report`: energy and emissions of a period, as a table, CSV, JSON, or a page to hand on."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The report of a period as one HTML file: no script, nothing fetched, to be read, signed and handed on."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence

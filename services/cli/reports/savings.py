@@ -1,7 +1,5 @@
 """What the levers saved, as reports and `top` show it: always as stored, never recomputed."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

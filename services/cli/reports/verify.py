@@ -5,8 +5,6 @@ was metered, every total of the report from the lines, every hash, and every sig
 RFC 8032). docs/ledger.md describes the format. The exit code is 0 if nothing is wrong.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """``wattshift apps``: applications with model variants of different accuracy, on fleets of GPUs cut into slices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``wattshift endpoints``: model servers that others run, to which the router sends requests too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``wattshift fleets``: GPUs set aside for applications, and the plans that cut them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -5,8 +5,6 @@ is a JSON object; each line of its standard output is one: when the server was r
 and what was measured of each class at each number of requests at once.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

@@ -4,8 +4,6 @@ The first part of such a job's program (``program``), which runs on the node, by
 container, so that it uses only the standard library of Python 3.8.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

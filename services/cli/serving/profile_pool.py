@@ -1,7 +1,5 @@
 """``wattshift profile pool``: measure how the modes of a pool's file serve its classes, and write that into it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

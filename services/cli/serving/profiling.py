@@ -1,7 +1,5 @@
 """What profiling jobs have in common: their program's text, and the readings of their GPUs meanwhile."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

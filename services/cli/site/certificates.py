@@ -1,7 +1,5 @@
 """An installation's own certificate authority: made once, it issues a certificate for each host."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 from datetime import UTC, datetime, timedelta

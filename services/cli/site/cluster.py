@@ -1,7 +1,5 @@
 """Commands for the cluster: nodes, carbon, policy, footprint."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from typing import Annotated, Any

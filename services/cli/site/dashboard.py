@@ -1,7 +1,5 @@
 """Open the dashboard in a browser, signed in."""
 
-from __future__ import annotations
-
 import os
 import sys
 import webbrowser

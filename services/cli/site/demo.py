@@ -1,7 +1,5 @@
 """The example workload, live: what `./run` shows."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The site's engines: what they are told, and the processes that bridge them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

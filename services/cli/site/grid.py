@@ -1,7 +1,5 @@
 """Commands for orders of the grid."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands for this machine's installation: up, down, status; and what the demonstration needs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """The grid zone of a machine, by its time zone, and the best free source of that zone's carbon intensity."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

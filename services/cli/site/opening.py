@@ -4,8 +4,6 @@ A folder whose list names the account has been opened to it by its owner, and th
 even if the folders above it are closed (``gpu_agent.enclosure``). New files in it are open to the account too.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Commands for reservations, and for the maintenance of nodes."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Annotated, Any
 

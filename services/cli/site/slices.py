@@ -1,7 +1,5 @@
 """``wattshift nodes partition``: cut a GPU into MIG slices; and how the slices of nodes are shown."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

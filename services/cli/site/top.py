@@ -1,7 +1,5 @@
 """``wattshift top``: the cluster as it is now, kept up to date: the grid, nodes with their power, and the queue."""
 
-from __future__ import annotations
-
 import os
 import select
 import sys

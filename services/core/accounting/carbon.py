@@ -1,7 +1,5 @@
 """From energy to emissions."""
 
-from __future__ import annotations
-
 from services.core.domain.errors import DomainError
 from services.core.domain.units import J_PER_KWH
 

@@ -1,7 +1,5 @@
 """How long jobs took."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How evenly tenants are served."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

@@ -4,8 +4,6 @@ A line's energy counts evenly over its interval. What is drawn in a time is the 
 its length; five minutes are compared with the mean limit in them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ A GPU that is cut has one energy counter. What each slice uses is therefore an e
 whole.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ by everything that one node metered, by everything that was modelled or configur
 by everything priced with one zone's intensities. PUE is a stated figure, and exact. docs/method.md gives the reasons.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from math import fsum, sqrt

@@ -4,8 +4,6 @@ A block is aligned: ``2**order`` devices that begin at a multiple of their numbe
 each of its free blocks that is not part of a larger one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from heapq import heapify, heappop, heappush

@@ -9,8 +9,6 @@ node's GPUs; free ones are kept for a bound job that waits for the rest.
 Nothing here is used while no job is bound.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -14,8 +14,6 @@ together where that pays.
 Source: PowerFlow section 5.3; Zhao et al., HiveD, OSDI'20.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.cycle.blocks import ORDERS, aligned

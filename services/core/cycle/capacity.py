@@ -1,7 +1,5 @@
 """What the cluster holds, by GPU model: free, being released, in use."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import numpy as np

@@ -4,8 +4,6 @@ The loop visits jobs one by one because each choice changes what is left. It wor
 reads several times faster than arrays, and it ends when nothing is left to give.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import IntEnum
 from functools import cached_property

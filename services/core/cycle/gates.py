@@ -5,8 +5,6 @@ They are left out of snapshots, so that no policy can start them and none needs 
 Both the live scheduler and the simulator use this module to decide.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ nodes in the order of the first replica they hold, so that ranks, which are numb
 Source: A-SRPT section IV-C, lines 8 to 23 of Algorithm 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum

@@ -9,8 +9,6 @@ A job that draws from several grids has the mean of their curves, weighted by it
 every job simply has the curve of that zone, at no cost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """The states a job may pass through, as one table."""
 
-from __future__ import annotations
-
 from services.core.domain.errors import TransitionError
 from services.core.domain.jobs import JobState
 

@@ -1,7 +1,5 @@
 """Every placer by name, for operators to choose from."""
 
-from __future__ import annotations
-
 from services.core.cycle.buddy import buddy
 from services.core.cycle.graph_placing import first_fit_placing, heavy_edge_placing, refined_placing
 from services.core.cycle.placing import Placer, consolidated

@@ -5,8 +5,6 @@ order, and removes the devices it names from the free ones. Other placers (heavy
 type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Protocol

@@ -1,7 +1,5 @@
 """What a policy may ask for: a tuple of actions, each with a reason that an operator can read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 

@@ -3,8 +3,6 @@
 Besides ``Policy``, a class may implement any of the optional protocols here.
 """
 
-from __future__ import annotations
-
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from services.core.cycle.plan import Plan

@@ -5,8 +5,6 @@ rank order, ahead of the jobs that the policy did not rank at all. So when GPUs 
 that fits is the next to start, as long as the policy's ranking stays the same.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from services.core.cycle.plan import Hold, Plan, Start

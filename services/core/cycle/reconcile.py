@@ -11,8 +11,6 @@ waits for the release, and lower ranks cannot take what it claimed. Claims are n
 same ranking, arrives at the same claims and starts what has become free.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A snapshot and a plan as JSON values, so that a live round can be recorded; ``lab.replay`` reads it again."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One round: decide, then check. The live scheduler and the simulator both call this and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Generic
 

@@ -16,8 +16,6 @@ training jobs. Reservations are not stored: the next round finds them again, bec
 stop.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -21,8 +21,6 @@ Source: Slurm's fair tree (usage that fades by half-lives, compared between sibl
 borrowing, reclaiming within the cohort), between tenants alone.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

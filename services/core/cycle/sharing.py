@@ -6,8 +6,6 @@ know about sharing. A guest's fate follows its host's: whatever is stopped to fr
 that does not pack jobs, guests are stopped at the next active round.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Most rounds of a simulation start one job among thousands, and a live one may ha
 here changes a decision (``tests/properties/test_sifting.py``): without this file ``reconcile`` decides the same, later.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.cycle.capacity import Capacity

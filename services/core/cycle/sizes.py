@@ -1,7 +1,5 @@
 """The sizes that a gang can have on this cluster."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

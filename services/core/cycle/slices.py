@@ -5,8 +5,6 @@ use, so that other GPUs become free and can be repartitioned. Nothing is stopped
 reserved for one: the next to become free goes to the first job that may have it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 

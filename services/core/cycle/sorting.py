@@ -1,7 +1,5 @@
 """Sorting by several keys, faster than one sort by all of them; ties are broken by job id."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

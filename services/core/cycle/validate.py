@@ -4,8 +4,6 @@ A plan that fails one is never applied. The scheduler checks again at commit, ag
 a failure is routine (the plan is stale); here it is a bug in a policy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from itertools import repeat

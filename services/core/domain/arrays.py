@@ -1,7 +1,5 @@
 """The arrays of the core: one name for each type of column."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Which of several models that share requests by weight gets the next one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from zlib import crc32
 

@@ -1,7 +1,5 @@
 """What each power limit or clock does to a kind of job."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The controls of a gang's devices: a power limit or a locked clock."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from services.core.domain.plain_members import plain_members

@@ -1,7 +1,5 @@
 """When a job that depends on others may start."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 

@@ -25,8 +25,6 @@ Measured or bounded idle draws:
 - P100 PCIe, 33 W: the lowest draw in Zeus' P100 table (33.3 W).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The states of a job."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

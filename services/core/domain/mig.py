@@ -5,8 +5,6 @@ A GPU has seven sevenths of compute and eight memory slots. A slice of a given s
 H200).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple

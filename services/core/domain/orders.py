@@ -1,7 +1,5 @@
 """A grid operator's order: what a part of the cluster may draw at most, by time."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

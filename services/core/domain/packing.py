@@ -5,8 +5,6 @@ finds a packing whenever there is one. Other sizes need a search: on two nodes o
 and of 4, 3, 3, 2, 2 and 2 the last finds no room, though 4, 2 and 2 fill one node and 3, 3 and 2 the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

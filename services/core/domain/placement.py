@@ -1,7 +1,5 @@
 """Where a gang sits: which devices on which nodes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from services.core.domain.ids import NodeId

@@ -1,7 +1,5 @@
 """Enum members as plain attributes, for loops that look them up millions of times."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import TypeVar
 

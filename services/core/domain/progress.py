@@ -1,7 +1,5 @@
 """How far long-running work has got, for whoever waits for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

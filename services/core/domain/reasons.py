@@ -1,7 +1,5 @@
 """Why the scheduler does what it does, as codes."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from services.core.domain.plain_members import plain_members

@@ -1,7 +1,5 @@
 """Names, limits and parameters shared by the code that plans, routes to and clocks model servers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a carbon intensity measures, and which values it can have."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -1,7 +1,5 @@
 """Names shared by optimisation problems and their solutions."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

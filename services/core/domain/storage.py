@@ -1,7 +1,5 @@
 """How much of a disk is kept free, so that what must be written still can be."""
 
-from __future__ import annotations
-
 LARGEST_SHARE = 0.1
 
 

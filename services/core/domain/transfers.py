@@ -1,7 +1,5 @@
 """What it takes to move a job's checkpoint from one zone to another."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

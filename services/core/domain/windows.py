@@ -1,7 +1,5 @@
 """Capacity over time: GPUs that are reserved for a tenant, and nodes that are taken out for maintenance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

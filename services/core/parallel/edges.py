@@ -6,8 +6,6 @@ number per pair of stages. The others are few and listed: all-reduce rings or tr
 Source: A-SRPT section IV-B; the trees are Sanders, Speck and Träff's two-tree (Parallel Computing 35(12), 2009).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 

@@ -12,8 +12,6 @@ which succeeds whenever possible as long as each width divides the next.
 Source: A-SRPT section IV-B.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints

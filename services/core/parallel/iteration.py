@@ -18,8 +18,6 @@ evenly over its group, through the NIC or within the server. A server's terms de
 server, so its time is a table look-up and three products.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

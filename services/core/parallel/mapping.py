@@ -1,7 +1,5 @@
 """Place a job's replicas on given free GPUs: by Heavy-Edge, or refined."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.domain.arrays import Ints

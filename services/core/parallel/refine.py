@@ -8,8 +8,6 @@ that leaves the two servers fastest is made if both are then faster than the slo
 falls with each step, so a descent ends. The orders are drawn from a fixed seed: equal input gives equal placements.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.domain.arrays import Ints

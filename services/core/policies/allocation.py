@@ -9,8 +9,6 @@ ruled out and the GPUs are given out anew, and if free GPUs draw more than assum
 Source: PowerFlow Algorithm 1; A-SRPT section IV.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

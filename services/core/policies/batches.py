@@ -1,7 +1,5 @@
 """The batch sizes of gangs that start, where users let policies choose them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from services.core.cycle.plan import Plan, Start

@@ -9,8 +9,6 @@ same slots emits less.
 Source of the greedy algorithm: J. Edmonds, "Submodular functions, matroids, and certain polyhedra", 1970.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """What jobs are predicted to do at each gang size, for policies that choose it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.cycle.snapshot import Snapshot

@@ -11,8 +11,6 @@ no stored plan.
 Source: Wiesner et al., Let's Wait Awhile, Middleware'21, interruptible scheduling.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.cycle.grids import eligible_curves, present_curves

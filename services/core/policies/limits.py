@@ -6,8 +6,6 @@ gangs of the kind; until then, and where nothing can be measured, gangs run at t
 Source: You et al., Zeus, NSDI'23.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator

@@ -20,8 +20,6 @@ its checkpoint would lose what it has by a second submission; for it there is no
 Nothing here is used by a round.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields

@@ -8,8 +8,6 @@ and the dataclass calls ``check_parameters(self)`` in ``__post_init__``. A type 
 meaning along, as ``Annotated[float, Parameter("...")]``.
 """
 
-from __future__ import annotations
-
 import math
 import types
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A policy of the product is one entry of ``POLICIES``. Those of other packages, i
 process starts (``services.kit.policies``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import cache

@@ -4,8 +4,6 @@ Limits, clocks and idle draws are those of ``services.core.domain.gpus``, ``f0``
 reading: no source prints it), and speed is relative to a V100.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from services.core.domain.gpus import likeliest_gpu_model

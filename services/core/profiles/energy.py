@@ -4,8 +4,6 @@ Below ``f0`` a board holds its voltage, so dynamic power rises with the clock an
 voltage also rises with the clock. ``clock_mhz`` may be a power limit in W, as in ``throughput``.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -3,8 +3,6 @@
 # (SciPy has no types; nothing else here imports it.)
 """Bounded least squares on relative errors, with a pull towards the prior."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

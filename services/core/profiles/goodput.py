@@ -11,8 +11,6 @@ several passes, of which only the last one synchronises.
 Source: Qiao et al., Pollux, OSDI'21, section 3.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -16,8 +16,6 @@ the forest distinguishes projects.
 Source: A-SRPT section IV-C, 3, which hashes "user, dataset, command line and so on".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

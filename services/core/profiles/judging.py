@@ -1,7 +1,5 @@
 """How far a fit can be trusted: its errors in and out of sample, and points that are inconsistent with the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, TypeVar

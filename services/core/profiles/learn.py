@@ -1,7 +1,5 @@
 """Fit the two models to points. Parameters that the points do not determine stay at their prior or are left out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The two fitted models: step times and energies by configuration, with the uncertainty of both."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist

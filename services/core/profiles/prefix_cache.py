@@ -4,8 +4,6 @@ A prompt is cut into blocks. A block's id stands for its tokens and all that com
 hash ids of Mooncake's traces, so two prompts share a prefix as far as their first ids are equal.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ Boards are those of ``services.core.profiles.boards``. For families, seconds per
 from what Zeus' and Sia's tables show of their models; nothing in the repository fits them.
 """
 
-from __future__ import annotations
-
 from dataclasses import astuple, dataclass
 
 import numpy as np

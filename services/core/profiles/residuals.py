@@ -14,8 +14,6 @@ Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, eq. 2.2
 (leave-one-out).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 from typing import Any

@@ -9,8 +9,6 @@ busy one of our jobs keeps a GPU. **We take it to be the share of the board's po
 pair never draws more than the board's limit.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

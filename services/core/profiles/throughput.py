@@ -4,8 +4,6 @@ Every function takes numbers or arrays that broadcast against each other, so tha
 configuration and ten thousand jobs over a grid. ``clock_mhz`` may be a power limit in W: the form is the same.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a learner of peak rates sees: past rates relative to the recent level, so that growth needs no relearning."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints

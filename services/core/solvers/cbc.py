@@ -2,8 +2,6 @@
 # pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
 """CBC, as bundled with PuLP, which runs it as a separate program."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """HiGHS, the default: open source, available as a wheel for every platform, and takes arrays as they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hand a model to a solver backend."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.domain.arrays import Floats

@@ -5,8 +5,6 @@ release), the scheduler moves it through its run. Each update names the state it
 other.
 """
 
-from __future__ import annotations
-
 from sqlalchemy import (
     BigInteger,
     Boolean,

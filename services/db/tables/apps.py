@@ -1,7 +1,5 @@
 """Tables of serving: fleets of GPUs, the applications on them, their plans, and what routers measured of requests."""
 
-from __future__ import annotations
-
 from sqlalchemy import CheckConstraint, Column, Double, Index, Integer, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 

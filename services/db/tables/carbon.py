@@ -1,7 +1,5 @@
 """Tables of the carbon service: measured intensities, forecasts, and the state of a replay, prices."""
 
-from __future__ import annotations
-
 from sqlalchemy import Boolean, Column, Float, Numeric, Table, Text
 from sqlalchemy.dialects.postgresql import JSONB
 

@@ -1,7 +1,5 @@
 """Tables of the optimizer: solves, and their idempotency keys."""
 
-from __future__ import annotations
-
 from sqlalchemy import Column, ForeignKey, Index, LargeBinary, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 

@@ -1,7 +1,5 @@
 """Tables of serving: pools, their traffic, plans and instances, and external model servers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import Boolean, CheckConstraint, Column, Index, Integer, LargeBinary, Table, Text, text

@@ -1,7 +1,5 @@
 """Tables of predicted lengths: trainings, the models they produced, and what was predicted for each job."""
 
-from __future__ import annotations
-
 from sqlalchemy import Index, Table
 
 from services.db.metadata import metadata

@@ -1,7 +1,5 @@
 """Tables of the simulator: what-if runs, their idempotency keys, and the files they read."""
 
-from __future__ import annotations
-
 from sqlalchemy import Column, Date, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 

@@ -1,7 +1,5 @@
 """Tables of telemetry: nodes, what their ranks report, and the energy and carbon ledger."""
 
-from __future__ import annotations
-
 from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 

@@ -1,7 +1,5 @@
 """The views of ``views.sql`` that SQLAlchemy's expressions name."""
 
-from __future__ import annotations
-
 from sqlalchemy import column, table
 from sqlalchemy.dialects.postgresql import JSONB
 

@@ -1,7 +1,5 @@
 """The columns that every table of work has, as ``services.db.background`` and ``services.kit.background`` need them."""
 
-from __future__ import annotations
-
 from sqlalchemy import CheckConstraint, Column, Float, Integer, LargeBinary, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.schema import SchemaItem

@@ -4,8 +4,6 @@ With ``--release``, it does not steer: it admits every workload once the bridge'
 bridge, on another node, so that a dead bridge blocks nobody.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -3,8 +3,6 @@
 Nothing has to survive this process: answers are in Kueue's own objects.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

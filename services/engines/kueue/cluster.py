@@ -1,7 +1,5 @@
 """Kueue's API server, through the official client; every call may raise ``ClusterSilentError``."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
 from datetime import datetime

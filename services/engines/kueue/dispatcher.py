@@ -3,8 +3,6 @@
 No state is stored: after a restart, the time of nominated clusters starts again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ that Kueue does not know: it copies a workload to the clusters in ``status.nomin
 has room for it runs it. Nobody else nominates, so whatever is not ours to steer is nominated for all of them at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

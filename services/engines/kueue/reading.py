@@ -4,8 +4,6 @@ Fields are those of the published schemas ``kueue.x-k8s.io/v1beta1`` and ``v1bet
 wrong type, is read as absent.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

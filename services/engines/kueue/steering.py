@@ -5,8 +5,6 @@ one gives it back by *Retry*. A running one that should stop is also evicted by 
 expires: without a control plane all workloads are *Ready*, and without this process ``--release`` sees to that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

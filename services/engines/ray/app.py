@@ -1,7 +1,5 @@
 """Composition root of the bridge to Ray: ``python -m services.engines.ray.app``."""
 
-from __future__ import annotations
-
 import asyncio
 
 from services.engines.ray.bridge import Bridge

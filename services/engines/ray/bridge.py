@@ -4,8 +4,6 @@ Nothing has to survive this process: jobs' entry points state their own state wh
 answer starts its command by itself.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What jobs' entry points (``wattshift.ray``) ask the bridge, and the server that answers them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Literal, Self

@@ -1,7 +1,5 @@
 """Ray's head over HTTP: its Job Submission API and its state API, as its dashboard serves them. Nothing imports Ray."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, Self

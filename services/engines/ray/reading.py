@@ -3,8 +3,6 @@
 A list with one unreadable item is rejected as a whole: a job that is left out would count as lost.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

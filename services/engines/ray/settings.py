@@ -1,7 +1,5 @@
 """The bridge's settings: `ENGINE_RAY_...`, and those that the whole installation shares."""
 
-from __future__ import annotations
-
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 

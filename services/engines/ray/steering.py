@@ -5,8 +5,6 @@ on nodes of that zone. Ray does not say which of a node's GPUs a job holds until
 indices itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Composition root of the bridge to Slurm: ``python -m services.engines.slurm.app``."""
 
-from __future__ import annotations
-
 import asyncio
 
 from services.engines.slurm.bridge import Bridge, Slurm

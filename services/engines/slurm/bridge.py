@@ -4,8 +4,6 @@ Nothing has to survive this process. What Slurm must know of us is in the jobs' 
 renews ends by itself.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Slurm's own commands, each with a time limit: ``squeue``, ``scontrol``, ``scancel`` and ``sacct``."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

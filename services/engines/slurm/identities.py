@@ -5,8 +5,6 @@ written into the job's admin comment, which survives a requeue, while the submis
 is written, and memory has to suffice.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

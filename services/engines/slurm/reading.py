@@ -4,8 +4,6 @@ The fields are those of the data parsers v0.0.36 to v0.0.38, with which this was
 later ones (v0.0.39 to v0.0.41), which write numbers as ``{"set", "infinite", "number"}`` and states as lists.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping

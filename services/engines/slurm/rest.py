@@ -5,8 +5,6 @@ and no version can requeue, signal a batch script or shrink: Slurm's commands do
 jobs, which scontrol can combine. They also do everything for a while if slurmrestd does not answer, or not fully.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

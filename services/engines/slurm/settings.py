@@ -1,7 +1,5 @@
 """The bridge's settings: `ENGINE_SLURM_...`, and those that the whole installation shares."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

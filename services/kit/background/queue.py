@@ -1,7 +1,5 @@
 """The queue of work: messages that contain an id. A lost or repeated message only costs time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import cast

@@ -1,7 +1,5 @@
 """Settings of every service with background work."""
 
-from __future__ import annotations
-
 from services.contracts.schema import said
 from services.kit.settings import SharedSettings
 

@@ -1,7 +1,5 @@
 """The queries that background work needs; ``services.db.background`` documents each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

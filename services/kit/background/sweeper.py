@@ -4,8 +4,6 @@ This is a loop in the service, not Celery beat: it must work when the broker has
 file and no process of its own, and any number of services can run it, because each step is one guarded statement.
 """
 
-from __future__ import annotations
-
 from services.contracts.background import WorkState
 from services.kit.background.queue import TaskQueue
 from services.kit.background.settings import WorkSettings

@@ -1,7 +1,5 @@
 """What callers can do with background work: submit, read and cancel it."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A GPU held by a job draws what is usual for its model. All of it is marked as mo
 time at which it ends, so that a bridge that restarts books nothing twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 

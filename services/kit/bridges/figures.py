@@ -1,7 +1,5 @@
 """A bridge's metrics at ``/metrics``: its exchanges with the control plane, and how long they take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager

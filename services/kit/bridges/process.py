@@ -1,7 +1,5 @@
 """The process of every bridge: enrolled as a node, it follows its stream of decisions until SIGTERM."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Callable, Sequence

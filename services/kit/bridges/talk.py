@@ -4,8 +4,6 @@ Nothing has to survive this process: what the control plane has not accepted is 
 repeated to a bridge that starts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

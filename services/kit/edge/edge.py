@@ -1,7 +1,5 @@
 """Take each request through the same steps: find its route, recognise the caller, count the request, check the role."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar

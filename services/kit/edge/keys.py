@@ -1,7 +1,5 @@
 """Callers identified by API key, which admission resolves; its answers are cached for a few seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Limits: a token bucket per tenant, or per address for callers without a key, and what is open at the same time."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Settings that public processes share; each has them under its own prefix."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from services.contracts.schema import said

@@ -7,8 +7,6 @@ started in that time counts as one more. The excess is paid off: the mean rate h
 limits hold for each process alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

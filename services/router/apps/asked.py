@@ -11,8 +11,6 @@ each also with ``/versions/VERSION`` after the application. Everything under ``/
 the path and the query reach the instance as they are.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes

@@ -1,7 +1,5 @@
 """All queues of one router process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -10,8 +10,6 @@ all others choose the one among them that has run the longest. A process that ha
 cannot, assigns by itself too; in that time an instance may be sent as many requests at once as there are processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """The door of applications: a request from its arrival to the last byte of its answer, at the level of ASGI."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Requests to applications that get an error, in the format of the API by which they came."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 
 import orjson

@@ -3,8 +3,6 @@
 Plans are based on it. A window is sent once it is over, again until it is accepted, and sending it twice replaces it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from bisect import bisect_left

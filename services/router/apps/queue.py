@@ -6,8 +6,6 @@ instance that becomes free takes the head of the queue. This is the queue by whi
 an equal part of it, those come after the others; within a tenant the order is that of arrival.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Which devices count as whose: running jobs hold what their engine gave them, planned ones get the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from services.scheduler.repository.engines import Claim, HeldRow

@@ -1,7 +1,5 @@
 """What plans and users want of engines' jobs, on its way to the bridges: stored, and put into the outbox if new."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping

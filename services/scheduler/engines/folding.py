@@ -4,8 +4,6 @@ The engine is right about what it does, and we about what we wanted: where the t
 and the difference is recorded as a deviation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -4,8 +4,6 @@ Every step is one short transaction that locks what it changes, so that any of t
 anywhere.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The one change that would start a waiting job, from the live state and in words."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime
 

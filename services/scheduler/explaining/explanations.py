@@ -1,7 +1,5 @@
 """The use case: gather what is known about one job. It only reads, and takes part in no round."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass, replace

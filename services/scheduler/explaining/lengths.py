@@ -1,7 +1,5 @@
 """How long a job will still run, by its own progress, by earlier runs like it, or by its time limit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from services.contracts.explanations import LengthEstimate

@@ -1,7 +1,5 @@
 """What the policy's levers did for one job, in grams and minutes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ What is not known about a job is assumed, and the notes say for how many. The en
 several zones, that of the zone with the most GPUs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How a job runs: where, why at this size and these controls, until when, and what the next active round will do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """A job's events as dated sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any

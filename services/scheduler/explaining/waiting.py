@@ -1,7 +1,5 @@
 """Why a job waits: its place in the policy's order, the GPUs it lacks, and what it would emit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 

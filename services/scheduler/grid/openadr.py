@@ -7,8 +7,6 @@ alone. When an order has ended whose event asks for reports, the energy of the l
 Source: the OpenADR 3.0.1 and 3.1 definitions (programs, events, reports, OAuth 2.0 client credentials).
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

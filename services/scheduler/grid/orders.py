@@ -1,7 +1,5 @@
 """What may be done with orders; each is one transaction, and is noted in the audit log."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Reports of orders, from the ledger's lines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Whether the database's clock can be trusted with leases: it may be set, like any host's."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

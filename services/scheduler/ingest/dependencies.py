@@ -4,8 +4,6 @@ Nothing about this is stored beforehand: every look derives it from the states o
 killed between the end of a job and this step misses nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How a gang's reports become its fate. Pure, so that every combination can be tested."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -4,8 +4,6 @@ Every step is one short transaction that locks what it changes and looks again b
 be repeated or interrupted anywhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

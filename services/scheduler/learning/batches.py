@@ -7,8 +7,6 @@ reported, else the base batch itself: then a larger batch pays off only where it
 Source: Pollux sections 3 and 4.1.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

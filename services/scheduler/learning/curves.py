@@ -9,8 +9,6 @@ A JSON list with one entry per kind of job, GPU model and kind of control::
 ``speed`` is relative to the default, ``power_w`` what one GPU draws.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ A kind's points are fitted again whenever a measurement of it ends (``services.c
 were measured are kept as measured; the model fills in the others.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

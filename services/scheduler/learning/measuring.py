@@ -13,8 +13,6 @@ anywhere.
 Source: PowerFlow section 5.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

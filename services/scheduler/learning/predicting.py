@@ -7,8 +7,6 @@ predicted for a new group is 0, so that a policy that orders by length runs its 
 Source: A-SRPT section IV-C, 3.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The grids as policies see them, from the carbon service, with a defined fallback if it does not answer."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """Nodes that have what a job asks for but take no work: the job's reason for waiting names them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from services.core.domain.mig import WHOLE, sevenths_of

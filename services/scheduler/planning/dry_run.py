@@ -4,8 +4,6 @@ The round is the passive one that a submission causes. What it would do is exact
 forecasts, and on lengths and powers that may be unknown: the answer says which.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

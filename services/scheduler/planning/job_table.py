@@ -1,7 +1,5 @@
 """The jobs of a snapshot, as columns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

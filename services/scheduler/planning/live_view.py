@@ -1,7 +1,5 @@
 """The live state for those who only read: the same snapshot that a round sees, with nothing changed."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass, replace

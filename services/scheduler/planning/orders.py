@@ -1,7 +1,5 @@
 """The grid's orders as a round sees them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reservations as a round sees them."""
 
-from __future__ import annotations
-
 import math
 
 from services.core.domain.ids import NodeId

@@ -4,8 +4,6 @@ Computed when a day is over, and again until the ledger has its energy and the h
 are over: the state is in the tables, so that the work may be interrupted anywhere.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

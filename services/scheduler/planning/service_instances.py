@@ -3,8 +3,6 @@
 Jobs that hold slices are in no table either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

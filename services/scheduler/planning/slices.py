@@ -4,8 +4,6 @@ While a GPU is being cut, neither it nor its slices can be used: the partition w
 what its node registered (``nodes.devices``) must agree before anything is placed there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Load what a policy sees: rows of one consistent view of the database, the tables they make, and the snapshot."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

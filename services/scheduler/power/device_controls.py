@@ -5,8 +5,6 @@ they have received and report it. A control that a node's devices refuse goes ba
 nodes, once and for the life of the gang, and the job's events say why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from services.contracts.nodes import ControlsStatus

@@ -6,8 +6,6 @@ pyghmi keeps threads and sockets for every session that it has ever opened; here
 comes through the pipe, so that no process list shows it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

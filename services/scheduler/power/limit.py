@@ -5,8 +5,6 @@ and when the measured power can be used. If the controls of devices alone do not
 gangs.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

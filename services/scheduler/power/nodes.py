@@ -5,8 +5,6 @@ gangs on it), ``waking`` (the hook runs, and its agent is waited for) or ``faile
 in short transactions; ``NodePower.look`` reads what came of it, and a second scheduler can go on from the same rows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from dataclasses import dataclass

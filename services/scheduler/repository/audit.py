@@ -1,7 +1,5 @@
 """What operators did."""
 
-from __future__ import annotations
-
 from services.contracts.identity import Identity
 from services.db.database import Connection
 from services.scheduler.repository.documents import Json

@@ -1,7 +1,5 @@
 """The content of the JSON columns that the scheduler reads."""
 
-from __future__ import annotations
-
 from typing import Any, NotRequired, TypedDict
 
 Json = dict[str, Any]  #: A document that is passed on, or validated by a contract before anything in it is read

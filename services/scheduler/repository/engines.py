@@ -1,7 +1,5 @@
 """Engines' jobs: reports not folded yet, decisions on their way, and the devices that jobs really hold."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What explanations of single jobs are made of, besides the snapshot."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What the scheduler's ``/metrics`` shows from its tables: counts of live rows, each from a partial index."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import NamedTuple
 

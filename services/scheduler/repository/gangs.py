@@ -1,7 +1,5 @@
 """Allocations: gangs that start, run, are set, stop and end, and what nodes reported about them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Jobs that may have to wait: for other jobs, as tasks of a limited array do, or for something in their engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

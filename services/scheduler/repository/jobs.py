@@ -1,7 +1,5 @@
 """Jobs: from state to state, with an event each time; one guarded update and one event, always together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple

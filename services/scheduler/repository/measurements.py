@@ -1,7 +1,5 @@
 """Gangs that are run at each value of one of their devices' controls in turn, and the points that result."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple

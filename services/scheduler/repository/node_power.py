@@ -1,7 +1,5 @@
 """Nodes that are powered down and woken."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The grid's orders."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple

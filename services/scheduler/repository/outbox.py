@@ -1,7 +1,5 @@
 """Commands on their way to nodes: committed with what they belong to, deleted once Redis has them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

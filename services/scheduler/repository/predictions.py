@@ -1,7 +1,5 @@
 """Predicted lengths of jobs, and the models they come from."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What has been learned about kinds of jobs: the measured points, and the tables fitted to them."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Reservations and maintenance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple

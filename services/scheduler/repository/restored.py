@@ -1,7 +1,5 @@
 """Statements that make a restored database fit to be scheduled."""
 
-from __future__ import annotations
-
 from services.db import nodes
 from services.db.database import Connection
 from services.scheduler.repository import gangs

@@ -1,7 +1,5 @@
 """The policy in force, what it remembers, and the rounds that have been held."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import NamedTuple
 

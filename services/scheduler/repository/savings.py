@@ -1,7 +1,5 @@
 """The jobs that dry runs of engines have watched, with their energy, and the savings computed from them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import date
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What tenants hold, are due and wait for."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from services.db.database import Connection

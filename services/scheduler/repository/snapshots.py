@@ -1,7 +1,5 @@
 """What a snapshot is made of: jobs, nodes, and what is known about both, in one consistent view."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

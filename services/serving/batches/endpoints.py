@@ -1,7 +1,5 @@
 """Files and batches for routers, which pass on what clients of OpenAI's API send: HTTP only."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request

@@ -1,7 +1,5 @@
 """The lines of a batch's input file, and what is wrong with them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Forms with a file (``multipart/form-data``, RFC 7578), read as they arrive: only a piece is in memory at a time."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 

@@ -1,7 +1,5 @@
 """Where the models of batches are served, by the routing table."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits

@@ -1,7 +1,5 @@
 """How many lines may be under way at a place: as many as interactive traffic leaves free, found by trying."""
 
-from __future__ import annotations
-
 FIRST, LEAST = 4.0, 1.0
 FREE_SHARE = 0.5
 """Of a place's capacity, taken to be free until the first refusal says otherwise."""

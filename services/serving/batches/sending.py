@@ -1,7 +1,5 @@
 """Lines on their way: to the router, as requests that come after all others, and what their answers say."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What callers do with files and batches, by OpenAI's contract."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field

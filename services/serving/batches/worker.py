@@ -5,8 +5,6 @@ database before it is, and what became of it is written once, under the number o
 worker does not await are sent again, and counted; one that was answered twice keeps the result that was written first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

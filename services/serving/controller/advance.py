@@ -1,7 +1,5 @@
 """How an instance changes state, given its job's state and its server's answers. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """How long a place and mode whose instances fail gets no new one; computed from their rows, even after a restart."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

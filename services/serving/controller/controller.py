@@ -8,8 +8,6 @@ owner that another one is working on is skipped, each write names the state it e
 one behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

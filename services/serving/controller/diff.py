@@ -1,7 +1,5 @@
 """What must change for a pool to match its plan. Pure and idempotent."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

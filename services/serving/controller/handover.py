@@ -1,7 +1,5 @@
 """Make before break: which of the leaving instances may be drained now. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Probes of model servers over HTTP: many at once, each with a short time limit."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from enum import StrEnum

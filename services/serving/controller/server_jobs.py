@@ -1,7 +1,5 @@
 """The jobs that instances run as: submitted to admission and cancelled there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import orjson

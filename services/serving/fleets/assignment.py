@@ -1,7 +1,5 @@
 """Which instances belong on which GPU. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

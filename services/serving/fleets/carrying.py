@@ -1,7 +1,5 @@
 """Carries out the plans of fleets: writes what ``steps`` decides, and how plans end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

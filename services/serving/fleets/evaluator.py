@@ -4,8 +4,6 @@ A plan with a ``search`` goes from ``measuring`` to ``carrying_out`` and back un
 once the chosen configuration runs. All its state is in its row, so that another process can go on if one is killed.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

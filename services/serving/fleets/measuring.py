@@ -5,8 +5,6 @@ Each application has a search of its own, on its share of the GPUs, by the paper
 evaluation is one configuration of the whole fleet. Applications whose search has ended run their best measured one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

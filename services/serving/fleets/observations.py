@@ -1,7 +1,5 @@
 """What routers saw of applications' requests: stored, kept for some days, and added up."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 

@@ -6,8 +6,6 @@ before it is solved, and the row's id is the solve's idempotency key, so that a 
 solve. Everything else is decided from the database alone: a pass that is killed is repeated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections import Counter

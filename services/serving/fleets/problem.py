@@ -1,7 +1,5 @@
 """What the optimizer is asked for a fleet, and how the queue model expects its instances to perform. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

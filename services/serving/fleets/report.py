@@ -1,7 +1,5 @@
 """What an application did in a period, compared with BASE. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta

@@ -4,8 +4,6 @@ A *revision* counts the changes of a spec. A fleet is planned anew when its own 
 differs from the one that its newest plan was made for.
 """
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from typing import Any
 

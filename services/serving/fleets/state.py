@@ -1,7 +1,5 @@
 """What a pass of the planner knows of a fleet, read under the fleet's lock, and what follows from it alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The nodes of an installation, and who has which of their GPUs. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Why a pool is planned before it is due: what has changed since its newest plan was made. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

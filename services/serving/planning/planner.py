@@ -4,8 +4,6 @@ It is a loop in the service, like the sweeper. Any number of services may run it
 gets only one row for its plan, and an outcome is decided once.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 from services.contracts.serving import PlanTrigger

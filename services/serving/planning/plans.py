@@ -4,8 +4,6 @@ A decision is made under the row lock of the pool and then that of the plan, and
 applied is in force in the same transaction, so that a crash leaves it either undecided or carried out.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Makes the problem of a pool's next plan from its spec, forecasts, nodes and running instances. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Watches for events that call for planning a pool again, and waits to see whether they pass."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ A worker claims plans by itself (``services.serving.worker``), so killing one on
 a pipe from this process, and it ends when that closes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -3,8 +3,6 @@
 ``ServingRepository`` begins transactions; ``cluster`` reads the inputs of a plan, on a connection of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass

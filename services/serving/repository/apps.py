@@ -1,7 +1,5 @@
 """Queries on applications, and on what routers saw of their requests."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

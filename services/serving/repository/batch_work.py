@@ -1,7 +1,5 @@
 """Queries of the process that works on the batches of all tenants; one does at a time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

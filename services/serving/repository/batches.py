@@ -1,7 +1,5 @@
 """Queries on the batches of one tenant, and on their files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

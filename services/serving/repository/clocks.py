@@ -1,7 +1,5 @@
 """Queries on the clocks of instances, which telemetry records."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """The inputs of plans: a pool's traffic and instances, and the nodes with what others hold of them."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The figures of serving's ``/metrics`` that come from its tables."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from sqlalchemy import text

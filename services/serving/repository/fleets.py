@@ -1,7 +1,5 @@
 """Queries on fleets: their specs, their GPUs, the instances on them, and their plans."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

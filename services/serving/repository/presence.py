@@ -1,7 +1,5 @@
 """Whether there is anything to plan or run; while there is not, serving's loops wait and query nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Queries for the routers' table, and on registered endpoints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 

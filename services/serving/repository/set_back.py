@@ -4,8 +4,6 @@ Until the clock has caught up, a plan with such a time would count as the newest
 Ids from that time still sort last: queries for the newest of these rows order them by their times first.
 """
 
-from __future__ import annotations
-
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 

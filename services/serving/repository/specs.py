@@ -1,7 +1,5 @@
 """Queries on what people name and specify, whatever it is: pools, fleets, applications and registered endpoints."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 

@@ -1,7 +1,5 @@
 """Queries on the reported traffic of pools."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

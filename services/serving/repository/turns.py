@@ -5,8 +5,6 @@ who has them until its plan is written, where the next planner sees it. The lock
 with the process that holds it, however that ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from services.contracts.serving import PoolSpec

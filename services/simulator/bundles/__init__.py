@@ -26,8 +26,6 @@ closest to those the paper prints for its own day (16, 38, 36 and 8 %); 400 of i
 to 37 h, its longest; arrivals drawn from the whole trace's hours of the day. All with a fixed seed.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections.abc import Iterator

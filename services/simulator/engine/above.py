@@ -1,7 +1,5 @@
 """How long, and by how much, a simulated cluster exceeds its policy's power limit because of model errors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

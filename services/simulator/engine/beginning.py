@@ -1,7 +1,5 @@
 """A cluster already at work, from which a run continues."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How the simulated jobs run at each size, looked up once per kind of job, GPU model and size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

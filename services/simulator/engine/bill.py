@@ -1,7 +1,5 @@
 """What a simulated cluster pays for its electricity."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from datetime import UTC, datetime
 

@@ -3,8 +3,6 @@
 GPUs cut into MIG slices are not among the devices; ``slices.py`` handles those.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.cycle.snapshot import NodeTable

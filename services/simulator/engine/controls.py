@@ -5,8 +5,6 @@ down, while it does its work; the curve is then known for this and every later j
 each window the gang runs at the speed and power of that value, so that measuring costs its true time and energy.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Future events, ordered by ``(time_s, kind, sequence)``."""
 
-from __future__ import annotations
-
 import heapq
 import math
 

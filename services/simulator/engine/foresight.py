@@ -4,8 +4,6 @@ It is refitted every ``retrain_s`` to the workload's history and the jobs that h
 that had not happened by then.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ Under a policy that lets jobs tune their batch size (``PolicyEntry.tunes_batch``
 stages of its work, each with its own speed and power.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

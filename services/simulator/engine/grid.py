@@ -1,7 +1,5 @@
 """The grid of a simulation: its current intensity, the integral, and what policies know about it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

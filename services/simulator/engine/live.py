@@ -4,8 +4,6 @@ Live jobs are in slots ``0 .. count - 1``; the last one moves into the slot of a
 holds GPUs are closed forms in the time since it got them: ``attained = settled + gpus * (now - since)``, and so on.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Options of a simulation, apart from the policy's own parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

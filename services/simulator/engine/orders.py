@@ -1,7 +1,5 @@
 """Orders of the grid in a simulation: what the rounds see of them, and how far they were kept."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

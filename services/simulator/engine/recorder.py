@@ -1,7 +1,5 @@
 """Records of a simulation: jobs as they start, stop and end; the cluster at active rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The result of a simulation: report figures, per job and over time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -6,8 +6,6 @@ fewer devices are free than the smallest waiting gang needs. In that case, a pol
 round either. One more round follows when a plan asks for it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -10,8 +10,6 @@ same energy, but at most the slice's share of the board's range. ``split_slice_e
 agents do.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from dataclasses import dataclass

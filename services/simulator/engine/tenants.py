@@ -1,7 +1,5 @@
 """How much of their shares tenants get while they have jobs waiting."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

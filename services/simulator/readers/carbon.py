@@ -1,7 +1,5 @@
 """From a zone or a file to the grid of a simulation."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

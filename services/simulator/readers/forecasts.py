@@ -4,8 +4,6 @@ The order of the rows matters: each issue is a block of consecutive hours, and a
 issue begins wherever the hour goes back. An issue is assumed to be known from its first hour on.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files of carbon intensity: their columns, units and signals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

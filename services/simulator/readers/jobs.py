@@ -1,7 +1,5 @@
 """From a trace file, or the name of a bundled trace, to a workload."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 All row readers go through ``counted``, so that rows kept, dropped and merged add up to the non-empty lines of a file.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

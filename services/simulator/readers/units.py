@@ -1,7 +1,5 @@
 """The unit of carbon intensity that a column's name states."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

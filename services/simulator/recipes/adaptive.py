@@ -19,8 +19,6 @@ batches. The effect of a power limit is that of the measured batch nearest to on
 jobs that tune.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache, partial

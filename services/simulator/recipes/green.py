@@ -20,8 +20,6 @@ highest for every profile but resnet50's, which on one node get 1 to 4 % more ou
 are open to policies that scale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -50,8 +50,6 @@ GB), gives the paper's 20 cores and 64 GB 51 W idle and 193 W at full load, 122 
 node's GPUs is charged n shares of the node's static draw, as the agents' meter splits it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """What a recipe is, and the columns that every recipe fills in the same way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

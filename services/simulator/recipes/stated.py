@@ -8,8 +8,6 @@ profiles); this includes what the hosts drew, so no host power is added. A job o
 much on a whole GPU.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.domain.arrays import Ints

@@ -1,7 +1,5 @@
 """Charts as inline SVG: grouped bars, and parts that the lab's charts share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape

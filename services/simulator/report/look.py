@@ -1,7 +1,5 @@
 """The look of report pages: one HTML file each, without scripts or anything to fetch."""
 
-from __future__ import annotations
-
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:980px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem;border-bottom:1px solid #ddd}

@@ -1,7 +1,5 @@
 """What the accounts of a report are computed from: energy by zone and board, mean intensities, work that was done."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Returns to idle what a job was charged outside the life of its gang on the node; no node's sum changes."""
 
-from __future__ import annotations
-
 from services.contracts.nodes import Basis
 from services.db import locks
 from services.db.database import Database

@@ -1,7 +1,5 @@
 """Who may be a node: one-time tokens, and the hashes of each node's credentials."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import datetime
 from typing import NamedTuple

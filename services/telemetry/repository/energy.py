@@ -1,7 +1,5 @@
 """The ledger's lines, and the sums kept with them: footprints and profiles of jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple

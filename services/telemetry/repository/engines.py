@@ -1,7 +1,5 @@
 """What bridges report of their engines: nodes, and jobs for the scheduler to fold."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple

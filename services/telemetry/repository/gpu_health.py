@@ -1,7 +1,5 @@
 """Faults of single GPUs: what nodes report of them, and what operators do about them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from services.contracts.identity import Identity

@@ -6,8 +6,6 @@ gives up a node under the same row lock, so that a heartbeat either renews the l
 the gangs are no longer the node's.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

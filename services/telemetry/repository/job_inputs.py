@@ -4,8 +4,6 @@ An instance is known by its job's submission, which serving makes under the inst
 not name the job yet.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from services.db.database import Database

@@ -1,7 +1,5 @@
 """Past jobs, and the tenant of a job."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The ledger's lines as text, formatted by PostgreSQL and passed on as it comes: nothing is held here."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from services.db.database import Database

@@ -1,7 +1,5 @@
 """The ledger as one table: raw lines, and the daily sums of older ones."""
 
-from __future__ import annotations
-
 _FOLLOWING = """
     energy_j * pue AS facility_energy_j, CASE WHEN estimated THEN carbon_gco2
         ELSE coalesce(carbon_gco2 * estimated_energy_j / nullif(energy_j, 0), 0) END AS estimated_gco2

@@ -1,7 +1,5 @@
 """Nodes: how they register, what they are, and what operators want of them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Sums over the ledger, and a job's energy by intensity."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Requests as routers report them, and what was measured of their servers, divided among them."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 These are the records of controls and of model servers' clocks.
 """
 
-from __future__ import annotations
-
 from services.db import locks
 from services.db.database import Database
 from services.kit.logging import Log

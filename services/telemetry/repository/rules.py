@@ -1,7 +1,5 @@
 """The rules of the live system, each with a query for its breaches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from services.db.database import Database

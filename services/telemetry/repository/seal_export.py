@@ -1,7 +1,5 @@
 """What follows the lines of an export and shows that none was changed, as docs/ledger.md describes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from hashlib import sha256

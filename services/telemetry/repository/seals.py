@@ -1,7 +1,5 @@
 """What makes changes to the ledger evident: its lanes of batches, and the signed statements of days and of sums."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import date, datetime
 from typing import NamedTuple

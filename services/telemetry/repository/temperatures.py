@@ -1,7 +1,5 @@
 """A day of the temperatures of GPUs, taken from what heartbeats report."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """First in, first out: jobs start in order of submission and run to their end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from services.core.cycle.plan import Plan

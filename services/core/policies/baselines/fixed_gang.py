@@ -1,7 +1,5 @@
 """One size per job for its whole life, as in schedulers without scaling."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from services.core.cycle.sizes import possible_sizes

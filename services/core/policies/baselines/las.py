@@ -8,8 +8,6 @@ Source: Gu et al., Tiresias, NSDI'19. The default threshold and the promotion ru
 simulator, whose two-queue set-up ends the first queue at 3,250 GPU seconds and leaves promotion off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

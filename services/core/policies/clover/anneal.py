@@ -1,7 +1,5 @@
 """A search and its best result, and simulated annealing over configuration graphs as printed in the paper."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """An application's model variants and what was measured of them on slices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

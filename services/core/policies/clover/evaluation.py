@@ -1,7 +1,5 @@
 """What a configuration does at a given load: latency, accuracy and energy, by the queue model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

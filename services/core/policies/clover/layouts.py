@@ -1,7 +1,5 @@
 """The slices of a GPU, the 19 layouts that cut it, and which slices several GPUs can hold together."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

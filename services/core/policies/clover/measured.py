@@ -5,8 +5,6 @@ outcomes: the annealer runs from its beginning with the same seed, is given the 
 where it asks for the first that is not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

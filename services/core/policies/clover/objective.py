@@ -1,7 +1,5 @@
 """What a configuration is worth: equations 1 to 3, and the energy that annealing minimises, equation 6."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ time alone: at most 5 % of the requests may go where service alone takes longer 
 rests give the bound; what the programmes propose is measured, best first, until one keeps the SLA.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """One fleet for one or several applications: its GPUs split by marginal benefit, each share searched separately."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

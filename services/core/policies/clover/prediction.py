@@ -6,8 +6,6 @@ servers together keep up with the arrivals. Waiting follows Sakasegawa's approxi
 servers are busy, and an exponential tail.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

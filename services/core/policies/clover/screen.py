@@ -9,8 +9,6 @@ tolerances than are run; if those that were run yield nothing, some more follow 
 errors that the closed form turned out to have.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The parameters of ``fair+``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from services.core.policies.parameters import check_parameters, parameter

@@ -1,7 +1,5 @@
 """Any policy, with its GPUs shared between tenants."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Generic
 

@@ -1,7 +1,5 @@
 """The classes of requests, by short or long input and output; two ways to say where long begins."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

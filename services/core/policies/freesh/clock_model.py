@@ -17,8 +17,6 @@ governor at under 3.5 points more violations.
 Without NumPy, because agents are installed without it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence

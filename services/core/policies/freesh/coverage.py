@@ -7,8 +7,6 @@ them (max flow, min cut: Gale, 1957; Hall's condition for fractions). That takes
 for each region and instance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations

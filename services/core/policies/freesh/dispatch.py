@@ -1,7 +1,5 @@
 """Which instance serves a request: each in proportion to its weight."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

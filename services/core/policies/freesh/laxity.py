@@ -11,8 +11,6 @@ first, ties by arrival and then by id.
 Source: FREESH section 3.3, equation 6, and appendix C.1, algorithm 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ the same clock, since the slowest would hold up the rest.
 Source: FREESH section 3.2, equation 5, appendix D.2 (thresholds) and D.7 (parameters).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

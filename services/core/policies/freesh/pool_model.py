@@ -24,8 +24,6 @@ could be dropped is less simple if regions reach different ones: there a negativ
 needless is dropped afterwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

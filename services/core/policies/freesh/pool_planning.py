@@ -7,8 +7,6 @@ value for each. That comes within a fraction of a per cent of the bound in a sma
 follows where it is not enough.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

@@ -8,8 +8,6 @@ partition is in use.
 Source: FREESH section 3.1, equation 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -7,8 +7,6 @@ Requests of one tenant that the same servers may serve have a line of their own,
 removed, its entry stays there as a marker until it reaches the front, and lines that are mostly markers are rebuilt.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

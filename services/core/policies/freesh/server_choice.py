@@ -14,8 +14,6 @@ predicted to answer it within its limit; among equals, to the one that answers f
   ``BALANCE_REQUESTS`` is passed over, whatever it has cached.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Source: GREEN section 5.2.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.domain.arrays import Bools, Floats

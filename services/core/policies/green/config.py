@@ -1,7 +1,5 @@
 """GREEN's parameters, with the paper's values as defaults."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

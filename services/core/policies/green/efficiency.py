@@ -3,8 +3,6 @@
 Source: GREEN section 5.1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

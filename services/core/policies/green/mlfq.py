@@ -13,8 +13,6 @@ at their minimum gang, or at ``fixed_gpus``. A passive round stops no job, so th
 Source: GREEN section 6, Algorithm 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any

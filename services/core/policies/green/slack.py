@@ -5,8 +5,6 @@ grant, a job in the lower queue runs in the greenest hours before its time is up
 jobs still start at once, and jobs whose time is up compete as usual.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.cycle.snapshot import Snapshot

@@ -1,7 +1,5 @@
 """The parameters of ``joint``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

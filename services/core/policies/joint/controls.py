@@ -1,7 +1,5 @@
 """Power limits with the least cost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -7,8 +7,6 @@ costs, in money per kWh, where it reads intensities otherwise; it decides by rat
 unit does not matter. Where the price of any grid is not known, carbon alone counts in all.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

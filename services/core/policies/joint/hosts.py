@@ -1,7 +1,5 @@
 """What the hosts of busy GPUs draw: as measured, or as estimated from the board."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.cycle.capacity import Capacity

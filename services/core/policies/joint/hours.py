@@ -13,8 +13,6 @@ over speed, so that the work that it adds emits ``c * dP / ds``. The cheapest ad
 the greenest steps. CarbonScaler does the same by GPUs instead of watts.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.domain.arrays import Bools, Floats, Ints

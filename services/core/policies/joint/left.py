@@ -4,8 +4,6 @@ A prediction of 0 counts as none: that is what is predicted for a group that was
 outlived its prediction.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What each lever of ``joint`` does for one job, by its own modes and the forecast."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

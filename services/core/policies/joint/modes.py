@@ -7,8 +7,6 @@ for each other, inferred from how far its speed falls short of linear scaling fr
 ``WAITING_SHARE``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

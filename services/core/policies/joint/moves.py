@@ -5,8 +5,6 @@ way, the work that a restart loses, and the worth of the time that both take. It
 hour ahead too: until then, a later one pays more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ declines until it has waited as long as the bad seats would delay it, so it lose
 if it had known how long good seats would take to come (ski rental).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -4,8 +4,6 @@ An active round decides order and sizes anew, and which jobs wait for greener ho
 that order; jobs that arrived since then go first, as wide as is best for them as long as all waiting jobs find room.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cached_property
 from itertools import repeat

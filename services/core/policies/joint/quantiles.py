@@ -9,8 +9,6 @@
 Without a standard deviation or deciles, the prediction itself counts.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from statistics import NormalDist

@@ -1,7 +1,5 @@
 """Powering down nodes that nobody has used for a while."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

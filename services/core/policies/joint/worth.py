@@ -1,7 +1,5 @@
 """What an hour of completion time is worth now, as power: ``w / c`` of the package's formula."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The models of what gangs draw, corrected by what meters read while an order is in force."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -17,8 +17,6 @@ Nothing is remembered: the same plan, limit and draw give the same result, so th
 as the order leaves no room for it, and a value that an order had set goes back to the policy's when it ends.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace

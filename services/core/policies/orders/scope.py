@@ -1,7 +1,5 @@
 """The part of the cluster that an order is for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import compress
 

@@ -1,7 +1,5 @@
 """Narrower gangs: the sizes that an order may give them, and which of them may grow while it limits."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from services.core.cycle.plan import Plan, Start

@@ -3,8 +3,6 @@
 Rows are jobs in order of precedence (users' priorities, then submission), which breaks every tie.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

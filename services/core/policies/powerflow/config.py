@@ -1,7 +1,5 @@
 """PowerFlow's parameters; where the paper prints values, they are the defaults."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

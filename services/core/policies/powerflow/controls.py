@@ -14,8 +14,6 @@ Lines 29 and 30 as printed update priority_G and QueueD; by the text they should
 Source: PowerFlow section 5.2, eq. 21, Algorithm 1 lines 21-30.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 

@@ -7,8 +7,6 @@ falls by half of the difference each round, because a gang that has just begun o
 for a while. While gangs are being measured at every control value, it only rises. This is ours, not the paper's.
 """
 
-from __future__ import annotations
-
 import math
 
 from services.core.cycle.snapshot import Snapshot

@@ -4,8 +4,6 @@ Passive rounds stop no gang, so a limit that falls between two active rounds is 
 what counts is the lowest limit until the next active round plus the grace period of the gangs it may stop.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -12,8 +12,6 @@ A move can pay in two cases, and a round makes at most one:
 Source: PowerFlow section 5.3 asks for migration; what it may cost is ours.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 

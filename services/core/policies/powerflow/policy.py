@@ -12,8 +12,6 @@ would help no other job.
 Source: PowerFlow section 5, Algorithm 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

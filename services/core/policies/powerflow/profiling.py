@@ -10,8 +10,6 @@ measured.
 Source: PowerFlow section 5.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ The predictions for a kind of job are its table (``Snapshot.gangs``). A job with
 fixed exponent and to draw what was last measured for it; its control values are known if its kind's curve is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 

@@ -13,8 +13,6 @@ Service instances, and jobs on slices, are placed on nodes without windows. Noth
 windows give the same result.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import replace

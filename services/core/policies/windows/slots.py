@@ -1,7 +1,5 @@
 """When and where a reservation fits, and how clean the grid is then."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

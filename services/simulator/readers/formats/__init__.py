@@ -4,8 +4,6 @@
 format, write a module with a class like the others and list it in ``OURS``. Those of papers are in ``lab/readers``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 

@@ -27,8 +27,6 @@ ran_on         the slice that ``run_s`` and ``energy_j`` refer to, if it is a
 ============== =============================================================== =========
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -12,8 +12,6 @@ Job steps, jobs without a GPU, and jobs that have not ended are left out; all ot
 Start is another run.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence
