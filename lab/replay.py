@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from services.core.cycle.snapshot import (
     Snapshot,
     Trigger,
 )
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
@@ -34,7 +35,7 @@ from services.core.parallel.iteration import Network
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy
 
-_DTYPES = {"Floats": np.float64, "Ints": np.int64, "Bools": np.bool_}
+_DTYPES: dict[Any, type[Any]] = {Floats: np.float64, Ints: np.int64, Bools: np.bool_}
 
 
 def replay(record: Mapping[str, Any], *, reasons: bool = True) -> Plan:
@@ -148,11 +149,12 @@ def _gangs_from_json(stored: list[list[Any]]) -> Gangs:
 
 def _columns(table: type[JobTable] | type[NodeTable], stored: dict[str, list[Any]], n_models: int) -> dict[str, Any]:
     columns: dict[str, Any] = {}
+    declared = get_type_hints(table)
     for field in fields(table):
         if field.name not in stored:
             continue  # recorded before the column was there; it has a default
         values = stored[field.name]
-        dtype = _DTYPES.get(str(field.type))
+        dtype = _DTYPES.get(declared[field.name])
         if dtype is not None:
             column = np.array(values, dtype=dtype)
             columns[field.name] = column.reshape(len(values), n_models) if field.name == "eligible" else column

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from services.core.cycle.plan import Hold
 from services.core.domain.ids import JobId
@@ -14,13 +14,9 @@ from services.scheduler.repository.snapshots import JobRow
 ROUND, GREENER = Reason.WAITING_FOR_ROUND, Reason.GREENER_HOURS
 
 
-def _declared(kind: Any) -> str:
-    return kind if isinstance(kind, str) else kind.__forward_arg__
-
-
 def a_row(job_id: str, reason: str | None, expected_start_s: float | None = None) -> JobRow:
     fields: dict[str, Any] = dict.fromkeys(JobRow.__annotations__)
-    numbers = {name: 0 for name, kind in JobRow.__annotations__.items() if _declared(kind) in ("int", "float", "bool")}
+    numbers = {name: 0 for name, kind in get_type_hints(JobRow).items() if kind in (int, float, bool)}
     found = {**fields, **numbers, "id": job_id, "reason": reason, "expected_start_s": expected_start_s}
     return JobRow(**found)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any, get_type_hints, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,13 @@ _HEADER, _TRAILER = 19, 2
 
 _NOTHING: Any = None
 
-_DTYPES: Mapping[str, type[Any]] = {
-    "bool": np.bool_,
-    "int": np.int64,
-    "int | None": np.float64,
-    "float": np.float64,
-    "float | None": np.float64,
+_DECLARED = get_type_hints(JobRow)
+_DTYPES: Mapping[Any, type[Any]] = {
+    bool: np.bool_,
+    int: np.int64,
+    int | None: np.float64,
+    float: np.float64,
+    float | None: np.float64,
 }
 """Of a column, by what its field is declared as; others are columns of objects. None is NaN in a column of numbers."""
 
@@ -147,16 +148,11 @@ class JobRows(Sequence[JobRow]):
 
 
 def _arrays(rows: Sequence[JobRow]) -> dict[str, Column]:
-    declared: Mapping[str, Any] = JobRow.__annotations__
     columns = columns_of(JobRow, rows)
     return {
-        name: _frozen(np.fromiter(column, object, len(rows)).astype(_DTYPES.get(_written(declared[name]), object)))
+        name: _frozen(np.fromiter(column, object, len(rows)).astype(_DTYPES.get(_DECLARED[name], object)))
         for name, column in columns.items()
     }
-
-
-def _written(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else annotation.__forward_arg__
 
 
 def _frozen(column: Column) -> Column:
