@@ -10,6 +10,7 @@ file                       what                                                 
 ``freesh_pools.json``      GPUs, modes, partitions and profiles of FREESH's authors, as a pool                MIT
 ``freesh_rates.csv``       a day of their three places' marginal intensities, gCO2/kWh                        MIT
 ``ciso_march.csv`` ...     Clover's authors' three traces of 49 hours, gCO2/kWh                               MIT
+``one_gpu_h200.json``      what ``lab.hardware.measure`` read on a host with one H200                         ours
 ========================== ================================================================================== =========
 
 The days are samples of GAIA's sample of Alibaba's PAI trace, which ``lab/reproductions/make_traces.py`` draws by a

@@ -30,6 +30,7 @@ from lab.reproductions import (
     iteration_times,
     joint_pairs,
     joint_zones,
+    one_gpu,
     powerflow,
     powerflow_day,
     powerflow_fitted,
@@ -551,6 +552,10 @@ OTHERS = [
     Again("router", "lengths", of_code),
     Again("router", "places", lambda: router.places_table(data())),
     *(Again("traffic", "plans", planned, ("Code, partition b", row)) for row in (LAST, "for the planner")),
+    *(
+        Again("one-gpu", make.__name__, partial(make, one_gpu.kept()))
+        for make in (one_gpu.booked, one_gpu.levels, one_gpu.job)
+    ),
     Again("batches", "day", lambda: batches_at(0.7)),
     *(Again("traffic", "day", of_the_day, ("Partition b", LAST), head) for head in ("SS", "LS", "spare")),
     *(Again("traffic", "hour", without_lstm, ("Code, partition b", row)) for row in (LAST, "gradient boosting |")),
