@@ -82,6 +82,16 @@ async def test_the_newest_version_that_both_know_is_spoken(restd: tuple[Restd, s
     assert (lies / "calls").read_text() == "scontrol \nrequeue incomplete 7\n"  # what no version can
 
 
+@pytest.mark.parametrize(("version", "wanted"), [(39, 1_795_521_600), (40, number(1_795_521_600))])
+async def test_a_begin_time_has_the_type_of_its_version(
+    restd: tuple[Restd, str], rest: Rest, version: int, wanted: Any
+) -> None:
+    restd[0].paths = [f"/slurm/v0.0.{version}/jobs/"]
+    await rest.jobs()
+    assert await rest.change(Changes([(("7",), (("starttime", "2026-11-24T12:00:00"),))])) == {}
+    assert restd[0].asked[1:] == [("POST", f"/slurm/v0.0.{version}/job/7", {"begin_time": wanted})]
+
+
 async def test_what_slurm_refuses_is_said_and_what_slurmrestd_cannot_is_done_by_commands(
     restd: tuple[Restd, str], rest: Rest, lies: Path
 ) -> None:

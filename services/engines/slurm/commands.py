@@ -16,6 +16,8 @@ _FOR_JOB = re.compile(r"^(?P<words>.*) for job (?P<number>[\d_]+)", re.MULTILINE
 _OF_TASKS = re.compile(r"^(?P<array>\d+)_\[?(?P<tasks>\d[\d,-]*)\]?: (?P<words>(?!No error).+)", re.MULTILINE)
 _UNWRITABLE = re.compile("[\"'\x00-\x1f]")
 _LISTED = 200  #: Jobs named in one line of scontrol
+_LATER_NODES = ("scontrol", "show", "nodes", "--json")
+"""Shows nodes since 23.02, where ``sinfo --json`` has groups of nodes."""
 
 
 class SlurmSilentError(Exception):
@@ -28,6 +30,7 @@ class Commands:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._environment = {**os.environ, "TZ": "UTC", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+        self._nodes = ("sinfo", "--json")
 
     async def jobs(self) -> tuple[reading.Rows[reading.SlurmJob], str]:
         """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
@@ -39,7 +42,11 @@ class Commands:
         return _read(reading.read_jobs, document), version_of(document)
 
     async def nodes(self) -> reading.Rows[reading.SlurmNode]:
-        return _read(reading.read_nodes, await self._json("sinfo", "--json"))
+        document = await self._json(*self._nodes)
+        if isinstance(document, dict) and "sinfo" in document:
+            self._nodes = _LATER_NODES
+            document = await self._json(*self._nodes)
+        return _read(reading.read_nodes, document)
 
     async def change(self, changes: Changes) -> dict[str, str]:
         """Carry out the changes; return what Slurm refused, by number.

@@ -1,7 +1,7 @@
 """Slurm's JSON, from ``squeue --json`` and slurmrestd alike, as jobs and nodes.
 
 The fields are those of the data parsers v0.0.36 to v0.0.38, with which this was tested on a real Slurm, and of the
-later ones (v0.0.39 to v0.0.41), which write numbers as ``{"set", "infinite", "number"}`` and states as lists.
+later ones (v0.0.39 to v0.0.44), which write numbers as ``{"set", "infinite", "number"}`` and states as lists.
 """
 
 import math

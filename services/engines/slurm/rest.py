@@ -25,7 +25,7 @@ from services.kit.logging import Log
 log = Log(__name__)
 T = TypeVar("T")
 
-VERSIONS = tuple(range(36, 44))  #: v0.0.36 to v0.0.43; those from v0.0.39 on by their published descriptions alone
+VERSIONS = tuple(range(36, 45))  #: v0.0.36 to v0.0.44; those from v0.0.39 on by their published descriptions alone
 _PATH = re.compile(r"^/slurm/v0\.0\.(\d+)/jobs/?$")
 AWAY_S = 60.0
 MOST_BY_REST = 100
@@ -192,7 +192,7 @@ class Rest:
                     body["admin_comment"] = value
                 case "starttime" if later:  # older ones read words, and cannot set the mark that goes with it
                     begin_s = time.time() if value == "now" else datetime.fromisoformat(value + "+00:00").timestamp()
-                    body["begin_time"] = _number(int(begin_s))
+                    body["begin_time"] = _number(int(begin_s)) if self._version > 39 else int(begin_s)
                 case "gres":
                     body |= {"tres_per_node": f"gres/{value}"} if later else {"gres": value}
                 case _:
