@@ -1,6 +1,7 @@
 """The GPUs of all registered nodes together: a gang that needs more of them would wait forever."""
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +11,11 @@ from services.core.domain.mig import WHOLE, sevenths_of
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """Devices of one model and memory size, over all registered nodes."""
+    """Devices of one model and memory size in one grid zone, over all registered nodes: no gang has more kinds."""
 
     model: str
     memory_gib: float
+    zone: str
     count: int
     sevenths: int = WHOLE  #: Size of each, 7 for a GPU that is not cut
     is_slice: bool = False  #: Whether they are slices that exist now
@@ -35,10 +37,12 @@ class Impossibility:
 def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
     """Return why the smallest gang of ``gpus`` can never be placed; None if it can, or if no node has registered yet.
 
-    A gang runs on devices of one model. Nodes that are drained or lost count too, as they may return.
+    Nodes that are drained or lost count too, as they may return.
     """
     if not capacity:
         return None
+    if not (capacity := [kind for kind in capacity if gpus.zone in (None, kind.zone)]):
+        return Impossibility("/gpus/zone", f"No node of the cluster is in the grid zone {gpus.zone}.")
     if gpus.slice is not None:
         return _no_slice(gpus, capacity)
     kinds = [kind for kind in capacity if not kind.is_slice and gpus.model in (None, kind.model)]
@@ -47,12 +51,12 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
     kinds = [kind for kind in kinds if kind.memory_gib >= (gpus.memory_gib or 0)]
     if not kinds:
         return Impossibility("/gpus/memory_gib", f"No such GPU of the cluster has {gpus.memory_gib:g} GiB of memory.")
-    by_model: dict[str, int] = {}
+    counts = Counter[tuple[str, float, str]]()
     for kind in kinds:
-        by_model[kind.model] = by_model.get(kind.model, 0) + kind.count
-    largest = max(by_model.values())
+        counts[kind.model, kind.memory_gib, kind.zone] += kind.count
+    largest = max(counts.values())
     if gpus.min > largest:
-        has = f"{largest} such GPUs" if len(by_model) == 1 else f"at most {largest} of one model"
+        has = f"{largest} such GPUs" if len(counts) == 1 else f"at most {largest} of one kind in one zone"
         return Impossibility("/gpus/min", f"The gang needs {gpus.min} GPUs; the cluster has {has}.")
     return None
 

@@ -49,6 +49,7 @@ class AskedGpus(Message):
     max: int
     model: str | None = None
     memory_gib: float | None = None
+    zone: str | None = None
     slice: str | None = maybe("Size of the MIG slice that it asks for; the figures below then count such slices.")
     suitable: int = said("GPUs on nodes that suit the job, drained nodes not counted.")
     free: int = said("Those of them that are free now.")

@@ -41,6 +41,7 @@ class GpuRequest(Message):
     )
     model: Name | None = maybe("GPU model that the job needs, as nodes report it.")
     memory_gib: Real | None = maybe("Minimum memory of each device.", gt=0, le=10_000)
+    zone: Name | None = maybe("Grid zone to stay in, as with data that are there; by default any.")
     slice: SliceName | None = maybe(
         "Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one."
     )

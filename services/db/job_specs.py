@@ -43,6 +43,7 @@ ASKED_GPUS = f"coalesce({spec_field('gpus.asked', 'int')}, {MIN_GPUS})"
 GPU_MODEL = spec_field("gpus.model", "text")
 SLICE = spec_field("gpus.slice", "text")
 GPU_MEMORY_GIB = spec_field("gpus.memory_gib", "float8")
+GPU_ZONE = spec_field("gpus.zone", "text")
 WORK_TOTAL = spec_field("work.total", "float8")
 PREEMPTIBLE = spec_field("preemptible", "bool")
 MAY_SHARE_GPU = spec_field("may_share_gpu", "bool")

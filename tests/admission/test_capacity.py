@@ -5,10 +5,12 @@ import pytest
 from services.admission.capacity import DeviceKind, impossibility
 from services.contracts.jobs import GpuRequest
 
-WHOLE = DeviceKind("A100", 40, 4)
-CUTTABLE = DeviceKind("A100", 40, 4, can_cut=True)
-SLICES = DeviceKind("A100", 20, 2, sevenths=3, is_slice=True)
-OTHER = DeviceKind("V100", 32, 8)
+WHOLE = DeviceKind("A100", 40, "DE", 4)
+CUTTABLE = DeviceKind("A100", 40, "DE", 4, can_cut=True)
+SLICES = DeviceKind("A100", 20, "DE", 2, sevenths=3, is_slice=True)
+OTHER = DeviceKind("V100", 32, "DE", 8)
+ABROAD = DeviceKind("A100", 40, "SE", 6)
+LARGER = DeviceKind("A100", 80, "DE", 4)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,13 @@ OTHER = DeviceKind("V100", 32, 8)
         ({"min": 5}, [WHOLE, SLICES], "/gpus/min"),
         ({"min": 4}, [WHOLE, SLICES], None),
         ({"model": "A100"}, [SLICES], "/gpus/model"),
+        ({"min": 7}, [WHOLE, ABROAD, LARGER], "/gpus/min"),
+        ({"min": 6}, [WHOLE, ABROAD, LARGER], None),
+        ({"min": 5, "zone": "DE"}, [WHOLE, ABROAD], "/gpus/min"),
+        ({"min": 5, "zone": "SE"}, [WHOLE, ABROAD], None),
+        ({"model": "V100", "zone": "SE"}, [OTHER, ABROAD], "/gpus/model"),
+        ({"zone": "FR"}, [WHOLE, ABROAD], "/gpus/zone"),
+        ({"zone": "FR", "slice": "3g"}, [WHOLE, SLICES], "/gpus/zone"),
     ],
 )
 def test_a_job_waits_only_for_what_could_come(gpus, capacity, pointer) -> None:
@@ -35,7 +44,7 @@ def test_a_job_waits_only_for_what_could_come(gpus, capacity, pointer) -> None:
 @pytest.mark.parametrize(
     ("gpus", "said"),
     [
-        ({"min": 99}, "The gang needs 99 GPUs; the cluster has at most 8 of one model."),
+        ({"min": 99}, "The gang needs 99 GPUs; the cluster has at most 8 of one kind in one zone."),
         ({"min": 99, "model": "A100"}, "The gang needs 99 GPUs; the cluster has 4 such GPUs."),
     ],
 )

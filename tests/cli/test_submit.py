@@ -66,7 +66,7 @@ def test_every_option_arrives_in_the_spec(run: Run, gateway: Gateway, tmp_path: 
     (tmp_path / "here").mkdir()
     before = datetime.now(UTC)
     spec = submitted(
-        run, gateway, "-c", "sh run.sh", "--name", "trees", "--gpus", "2-8:2@4", "--model", "H100", "--memory", "40G",
+        run, gateway, "-c", "sh run.sh", "--name", "trees", "--gpus", "2-8:2@4", "--model", "H100", "--memory", "40G", "--zone", "SE",
         "--work", "30000:steps", "--progress", "log:step (?P<done>[0-9]+)", "--priority", "-5", "--deadline", "+6h",
         "--flexible", "2h", "--time", "36:00:00", "--grace", "90", "--max-restarts", "3",
         "--no-restart-after-node-loss",
@@ -75,7 +75,7 @@ def test_every_option_arrives_in_the_spec(run: Run, gateway: Gateway, tmp_path: 
         "--env", "SEED=8", "--env-file", "job.env", "--workdir", "here", "--checkpoint-dir", "ckpt",
     )  # fmt: skip
 
-    gpus = {"min": 2, "max": 8, "step": 2, "asked": 4, "model": "H100", "memory_gib": 40}
+    gpus = {"min": 2, "max": 8, "step": 2, "asked": 4, "model": "H100", "memory_gib": 40, "zone": "SE"}
     assert {name: spec["gpus"][name] for name in gpus} == gpus
     assert spec["work"] == {"total": 30_000, "unit": "steps"}
     assert spec["progress"] == {"source": "log", "pattern": "step (?P<done>[0-9]+)"}

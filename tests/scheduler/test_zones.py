@@ -13,7 +13,7 @@ from services.kit.http import ServiceClient, new_session
 from services.kit.problems import unavailable
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.snapshot import load
-from tests.scheduler.world import a_world
+from tests.scheduler.world import World, a_world
 from tests.support.builders import flat_curve, hourly_curve
 from tests.support.servers import fresh_database
 
@@ -46,6 +46,20 @@ async def client():
 async def seen(watch: CarbonWatch, *zones: str) -> list[tuple[str, float, Signal, bool]]:
     found = await watch.outlooks(zones, 1e9)
     return [(each.zone, each.curve.at(1e9), each.signal, each.stale) for each in found]
+
+
+async def test_a_job_that_names_a_zone_runs_in_no_other(world: World) -> None:
+    await world.node("far", 4, zone="FAR")
+    stays = await world.job(2, gpus={"min": 2, "zone": "HERE"})
+    goes = await world.job(2)
+    await world.scheduler.turn()
+    assert [await world.state(job) for job in (stays, goes)] == ["queued", "starting"], "no node is there yet"
+    assert await world.fetch("SELECT reason FROM jobs WHERE id = $1", stays) == [("no_eligible_node",)]
+    await world.node("here", 4, zone="HERE")
+    await world.scheduler.turn()
+    placed = "SELECT shares -> 0 ->> 'node_id' FROM allocations WHERE job_id = $1"
+    assert await world.fetch(placed, stays) == [("here",)]
+    assert await world.fetch(placed, goes) == [("far",)]
 
 
 async def test_each_zone_falls_back_by_itself(client: ServiceClient) -> None:

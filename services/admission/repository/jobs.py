@@ -62,10 +62,10 @@ _WITH_ALL: Select[Any] = select(
 )
 
 _CAPACITY = text("""
-    SELECT device->>'model' AS model, (device->>'memory_gib')::float AS memory_gib, count(*) AS count,
+    SELECT device->>'model' AS model, (device->>'memory_gib')::float AS memory_gib, zone, count(*) AS count,
         coalesce((device->>'sevenths')::int, 7) AS sevenths, device->>'parent' IS NOT NULL AS is_slice,
         coalesce((device->>'can_partition')::bool OR (device->>'mig_enabled')::bool, false) AS can_cut
-    FROM known_nodes, jsonb_array_elements(devices) AS device WHERE NOT measures_only GROUP BY 1, 2, 4, 5, 6
+    FROM known_nodes, jsonb_array_elements(devices) AS device WHERE NOT measures_only GROUP BY 1, 2, 3, 5, 6, 7
 """)
 
 

@@ -180,6 +180,7 @@ class Page:
         gpus = f"{asked['slice']} slice" if asked.get("slice") else gpus
         kind = f" of model {asked['model']}" if asked["model"] else ""
         kind += f" with {asked['memory_gib']:g} GiB" if asked["memory_gib"] else ""
+        kind += f" in the zone {asked['zone']}" if asked.get("zone") else ""
         drained = f", {asked['drained']} more on drained nodes" if asked["drained"] else ""
         what = "slices" if asked.get("slice") else "GPUs"
         free = f"{asked['free']} of {asked['suitable']} suitable {what} are free{drained}"

@@ -39,6 +39,7 @@ class SpecOptions:
     gpus: str | None = None
     model: str | None = None
     memory: str | None = None
+    zone: str | None = None
     slice: str | None = None
     work: str | None = None
     progress: str | None = None
@@ -215,7 +216,7 @@ def spec_of(
         "working_dir": _working_dir(options, source),
         "checkpoint_dir": os.path.abspath(options.checkpoint_dir) if options.checkpoint_dir else None,
         "gpus": _gpus(options.gpus or "1")
-        | {"model": options.model, "memory_gib": _gib(options.memory), "slice": options.slice},
+        | {"model": options.model, "memory_gib": _gib(options.memory), "slice": options.slice, "zone": options.zone},
         "work": _work(options.work),
         "progress": _progress(options.progress),
         "priority": options.priority,
@@ -260,6 +261,7 @@ _OPTION_OF = {
     "gpus.model": "--model",
     "gpus.memory_gib": "--memory",
     "gpus.slice": "--slice",
+    "gpus.zone": "--zone",
     "secrets": "--secret",
     "source.git": "--git",
     "source.git.secret": "--git-secret",

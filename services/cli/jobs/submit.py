@@ -228,6 +228,9 @@ def submit(
     slice: Annotated[
         str | None, typer.Option(help="Run on a MIG slice of this size, 1g, 2g, 3g, 4g or 7g.", rich_help_panel=JOB)
     ] = None,
+    zone: Annotated[
+        str | None, typer.Option(help="Grid zone to stay in, as with data that are there.", rich_help_panel=JOB)
+    ] = None,
     container: Annotated[
         str | None, typer.Option(help="Container image to run in.", metavar="IMAGE", rich_help_panel=JOB)
     ] = None,

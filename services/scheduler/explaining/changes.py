@@ -14,7 +14,7 @@ from services.core.domain.reasons import Reason
 from services.core.policies.one_change import Change, Elsewhere, Predicted, one_change
 from services.scheduler.explaining.story import gpus_words
 from services.scheduler.planning.dry_run import DRAFT
-from services.scheduler.planning.job_table import fits
+from services.scheduler.planning.job_table import asked_of, fits
 from services.scheduler.planning.live_view import DryRound, Live, LiveView
 from services.scheduler.repository.snapshots import JobRow, SpecRow
 
@@ -56,8 +56,8 @@ def _predicted(view: LiveView, row: JobRow, spec: JobSpec) -> Predicted:
 def _elsewhere(view: LiveView, live: Live, row: JobRow, spec: JobSpec) -> list[Elsewhere]:
     kinds, found = view.cluster(live).kinds, list[Elsewhere]()
     for model in {kind.gpu_model for kind in kinds} - {row.gpu_model}:
-        asked = (model, row.memory_gib, row.needs_container, row.engine, row.queue)
-        eligible = np.array([fits(*asked, kind) for kind in kinds], dtype=np.bool_)
+        asked = model, *asked_of(row)[1:]
+        eligible = np.array([fits(asked, kind) for kind in kinds], dtype=np.bool_)
         if eligible.any():
             there = spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"model": model})})
             found.append(Elsewhere(model, eligible, _predicted(view, row, there)))

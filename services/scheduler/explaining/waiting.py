@@ -93,6 +93,7 @@ def why_it_waits(
         max=spec.gpus.largest,
         model=spec.gpus.model,
         memory_gib=spec.gpus.memory_gib,
+        zone=spec.gpus.zone,
         suitable=int(nodes.gpus[suits].sum()),
         free=int(nodes.free_gpus[suits].sum()),
         drained=int(nodes.gpus[may_run & ~suits].sum()),

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from services.core.domain.mig import WHOLE, sevenths_of
 from services.core.domain.reasons import Reason
 from services.scheduler.planning.cluster import kind_of, takes_work
-from services.scheduler.planning.job_table import fits
+from services.scheduler.planning.job_table import asked_of, fits
 from services.scheduler.repository.snapshots import AwayRow, ClusterRows, JobRow, NodeRow
 
 SHORT = frozenset(
@@ -27,7 +27,7 @@ def closed_to(rows: ClusterRows, job_ids: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for job in rows.jobs:
         if job.id in wanted and not (job.service and job.service.get("fleet")):
-            asked = (*_of_kind(job), job.slice, job.min_gpus, str(job.service))
+            asked = (*asked_of(job), job.slice, job.min_gpus, str(job.service))
             if asked not in said:
                 said[asked] = _words(rows, job)
             if said[asked]:
@@ -56,7 +56,7 @@ def _fitting(job: JobRow, node: AwayRow | NodeRow, out: Collection[tuple[str, in
         is_elsewhere = terms.get("zone") not in (None, node.zone)
         if is_elsewhere or not (terms.get("node_labels") or {}).items() <= node.labels.items():
             return 0
-    if not fits(*_of_kind(job), kind_of(node)):
+    if not fits(asked_of(job), kind_of(node)):
         return 0
     in_service = [
         device
@@ -68,7 +68,3 @@ def _fitting(job: JobRow, node: AwayRow | NodeRow, out: Collection[tuple[str, in
     size, least_gib = sevenths_of(job.slice), job.memory_gib or 0
     slices = [device for device in in_service if device.get("parent") is not None]
     return sum(each.get("sevenths", WHOLE) == size and each["memory_gib"] >= least_gib for each in slices)
-
-
-def _of_kind(job: JobRow) -> tuple[str | None, float | None, bool, str, str]:
-    return job.gpu_model, job.memory_gib, job.needs_container, job.engine, job.queue

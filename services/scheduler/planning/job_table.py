@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -140,12 +142,15 @@ def placement_of(shares: Sequence[StoredShare]) -> Placement:
     return Placement(tuple(NodeShare(NodeId(share["node_id"]), tuple(share["devices"])) for share in shares))
 
 
+ASKED = "gpu_model", "memory_gib", "zone", "needs_container", "engine", "queue"  #: Of a job
+asked_of: Callable[[JobRow], tuple[Any, ...]] = attrgetter(*ASKED)
+
+
 def eligible_kinds(jobs: JobRows, kinds: Sequence[NodeKind]) -> Bools:
     """Return which kinds of nodes each job may run on: (n_jobs, n_gpu_models)."""
     columns = jobs.columns
-    asked = jobs.kinds("gpu_model", "memory_gib", "needs_container", "engine", "queue")
-    suits: Callable[..., bool] = fits
-    answers = np.array([[suits(*each, kind) for kind in kinds] for each in asked.values], dtype=np.bool_)
+    asked = jobs.kinds(*ASKED)
+    answers = np.array([[fits(each, kind) for kind in kinds] for each in asked.values], dtype=np.bool_)
     eligible = answers.reshape(len(asked.values), len(kinds))[asked.of]
     # A job that is being cancelled or held claims nothing of what it releases: it will not come back for it.
     # Nor does a service instance that stops: should it come back, it is placed before all jobs.
@@ -153,15 +158,15 @@ def eligible_kinds(jobs: JobRows, kinds: Sequence[NodeKind]) -> Bools:
     return eligible
 
 
-def fits(
-    gpu_model: str | None, memory_gib: float | None, needs_container: bool, engine: str, queue: str, kind: NodeKind
-) -> bool:
-    """Return whether a job that asks for these, in one of the queues named, may run on nodes of a kind."""
+def fits(asked: tuple[Any, ...], kind: NodeKind) -> bool:
+    """Return whether a job that asks for this (`ASKED`) may run on nodes of a kind; of its queues, in one of them."""
+    gpu_model, memory_gib, zone, needs_container, engine, queue = asked
     return (
         engine == kind.engine
         and (engine == OURS or any(each in kind.queues for each in queue.split(",")))
-        and (gpu_model is None or gpu_model == kind.gpu_model)
+        and gpu_model in (None, kind.gpu_model)
         and (memory_gib or 0.0) <= kind.memory_gib
+        and zone in (None, kind.zone)
         and (kind.containers or not needs_container)
     )
 

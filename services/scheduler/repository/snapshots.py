@@ -16,6 +16,7 @@ from services.db.job_specs import (
     GLOBAL_BATCH,
     GPU_MEMORY_GIB,
     GPU_MODEL,
+    GPU_ZONE,
     MAX_GPUS,
     MAY_SHARE_GPU,
     MIN_GPUS,
@@ -38,7 +39,8 @@ SELECT j.id, j.tenant_id, j.state,
        extract(epoch FROM coalesce(a.started_at, j.queued_at, j.submitted_at))::float8 AS since_s,
        {MIN_GPUS} AS min_gpus, {MAX_GPUS} AS max_gpus, {STEP_GPUS} AS step_gpus,
        {ASKED_GPUS} AS asked_gpus,
-       {GPU_MODEL} AS gpu_model, {GPU_MEMORY_GIB} AS memory_gib, {SLICE} AS slice,
+       {GPU_MODEL} AS gpu_model, {GPU_MEMORY_GIB} AS memory_gib, {GPU_ZONE} AS zone,
+       {SLICE} AS slice,
        (j.spec ->> 'image') IS NOT NULL AS needs_container,
        j.spec ->> 'layout' AS layout, j.spec -> 'service' AS service,
        j.cancel_requested OR j.hold_requested AS leaves,
@@ -161,7 +163,7 @@ class JobRow(NamedTuple):
     """A job that waits or holds devices.
 
     Attributes:
-        gpu_model, memory_gib, needs_container: What it asks of each node; None: nothing.
+        gpu_model, memory_gib, zone, needs_container: What it asks of each node; None: nothing.
         work, done: How much there is to do, and how much is done, in the job's own unit; None where it does not say.
         allocation_state, gpus, shares, power_limit_w, clock_mhz: Of its gang, if it has one.
         kind, kind_label: Its kind, as tables of profiles name it, and as its user does.
@@ -183,6 +185,7 @@ class JobRow(NamedTuple):
     asked_gpus: int  #: The size that its user would ask for if it could have only one
     gpu_model: str | None
     memory_gib: float | None
+    zone: str | None
     slice: str | None  #: The name of the slice that it needs instead of GPUs; None for all others
     needs_container: bool
     layout: str | None

@@ -57,6 +57,7 @@ class AskedGpus:
     max: int
     model: str | None = None
     memory_gib: float | None = None
+    zone: str | None = None
     slice: str | None = None
     suitable: int
     free: int
@@ -452,6 +453,7 @@ class GpuRequest:
             sizes are worth it. By default `min`.
         model: GPU model that the job needs, as nodes report it.
         memory_gib: Minimum memory of each device.
+        zone: Grid zone to stay in, as with data that are there; by default any.
         slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one.
     """
 
@@ -461,6 +463,7 @@ class GpuRequest:
     asked: int | None = None
     model: str | None = None
     memory_gib: float | None = None
+    zone: str | None = None
     slice: str | None = None
 
 
@@ -1613,6 +1616,7 @@ class GpuRequestFields(TypedDict, total=False):
             sizes are worth it. By default `min`.
         model: GPU model that the job needs, as nodes report it.
         memory_gib: Minimum memory of each device.
+        zone: Grid zone to stay in, as with data that are there; by default any.
         slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one.
     """
 
@@ -1622,6 +1626,7 @@ class GpuRequestFields(TypedDict, total=False):
     asked: int | None
     model: str | None
     memory_gib: float | None
+    zone: str | None
     slice: Literal["1g", "2g", "3g", "4g", "7g"] | None
 
 
