@@ -67,8 +67,8 @@ def test_every_option_arrives_in_the_spec(run: Run, gateway: Gateway, tmp_path: 
     before = datetime.now(UTC)
     spec = submitted(
         run, gateway, "-c", "sh run.sh", "--name", "trees", "--gpus", "2-8:2@4", "--model", "H100", "--memory", "40G",
-        "--zone", "SE", "--work", "30000:steps", "--progress", "log:step (?P<done>[0-9]+)", "--priority", "-5", "--deadline", "+6h",
-        "--flexible", "2h", "--time", "36:00:00", "--grace", "90", "--max-restarts", "3",
+        "--zone", "SE", "--work", "30000:steps", "--progress", "log:step (?P<done>[0-9]+)", "--priority", "-5",
+        "--deadline", "+6h", "--flexible", "2h", "--time", "36:00:00", "--grace", "90", "--max-restarts", "3",
         "--no-restart-after-node-loss",
         "--project", "forest", "--label", "kind=bert", "--label", "user=bob", "--hold", "--not-preemptible",
         "--processes", "per_node", "--batch", "512", "--family", "language", "--env", "WANDB_PROJECT",
