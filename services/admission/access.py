@@ -6,13 +6,12 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.keys import key_hash, new_secret
-from services.admission.repository.access import AccessRepository
-from services.admission.repository.audit import write_audit
+from services.admission.repository.access import AccessRepository, write_audit
 from services.contracts import identity
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import AuditQuery, PageQuery
-from services.kit.cursors import read_cursor, write_cursor
+from services.kit.cursors import one_page, read_cursor
 from services.kit.ids import utc_now
 from services.kit.problems import conflict, invalid, not_found
 
@@ -75,10 +74,8 @@ class Access:
         after_id = read_cursor(page.cursor, NAME_PATTERN)
         async with self._engine.connect() as connection:
             found = await AccessRepository(connection).tenants(after_id, page.limit + 1)
-        items = found[: page.limit]
-        return identity.TenantList(
-            items=items, next_cursor=write_cursor(items[-1].id) if len(found) > page.limit else None
-        )
+        items, following = one_page(found, page.limit, lambda tenant: tenant.id)
+        return identity.TenantList(items=items, next_cursor=following)
 
     async def create_key(self, caller: identity.Identity, spec: identity.KeySpec) -> identity.NewApiKey:
         """Create a key; only this answer contains its secret."""
@@ -195,10 +192,8 @@ class Access:
         before_id = read_cursor(page.cursor, KEY_ID)
         async with self._engine.connect() as connection:
             found = await AccessRepository(connection).keys(before_id, page.limit + 1)
-        items = found[: page.limit]
-        return identity.KeyList(
-            items=items, next_cursor=write_cursor(items[-1].id) if len(found) > page.limit else None
-        )
+        items, following = one_page(found, page.limit, lambda key: key.id)
+        return identity.KeyList(items=items, next_cursor=following)
 
     async def audit(self, page: AuditQuery) -> identity.AuditList:
         """Return one page of the audit log, newest first."""
@@ -206,8 +201,5 @@ class Access:
         async with self._engine.connect() as connection:
             after = None if before is None else int(before)
             found = await AccessRepository(connection).audit(page, after, page.limit + 1)
-        rows = found[: page.limit]
-        return identity.AuditList(
-            items=[row.entry for row in rows],
-            next_cursor=write_cursor(str(rows[-1].sequence)) if len(found) > page.limit else None,
-        )
+        rows, following = one_page(found, page.limit, lambda row: str(row.sequence))
+        return identity.AuditList(items=[row.entry for row in rows], next_cursor=following)

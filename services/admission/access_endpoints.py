@@ -1,22 +1,29 @@
-"""HTTP endpoints for tenants, keys and the audit log."""
+"""HTTP endpoints for tenants, users, keys, budgets and the audit log."""
 
-import re
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from services.admission.access import KEY_ID, Access
+from services.admission.budgets import BUDGET_ID, Budgets
+from services.admission.users import Users
 from services.contracts import identity
+from services.contracts.budgets import Budget, BudgetList, BudgetSpec
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.queries import AuditQuery, PageQuery
-from services.kit.identity import Admin, Operator
-from services.kit.problems import not_found
-from services.kit.routes import from_state
+from services.kit.identity import Admin, Operator, ProjectCaller
+from services.kit.routes import from_state, named_by
 
 Page = Annotated[PageQuery, Query()]
+TenantId = Annotated[str, named_by(NAME_PATTERN, "tenant")]
+UserName = Annotated[str, named_by(NAME_PATTERN, "user")]
+KeyId = Annotated[str, named_by(KEY_ID, "key")]
+BudgetId = Annotated[str, named_by(BUDGET_ID, "budget")]
 
 
 TheAccess = Annotated[Access, from_state("access")]
+TheUsers = Annotated[Users, from_state("users")]
+TheBudgets = Annotated[Budgets, from_state("budgets")]
 router = APIRouter(tags=["access"])
 
 
@@ -40,17 +47,17 @@ async def list_tenants(_: Operator, page: Page, access: TheAccess) -> identity.T
 
 
 @router.get("/v1/tenants/{tenant_id}")
-async def get_tenant(_: Operator, tenant_id: str, access: TheAccess) -> identity.Tenant:
+async def get_tenant(_: Operator, tenant_id: TenantId, access: TheAccess) -> identity.Tenant:
     """Get a tenant."""
-    return await access.tenant(_known_form(tenant_id, NAME_PATTERN, "tenant"))
+    return await access.tenant(tenant_id)
 
 
 @router.patch("/v1/tenants/{tenant_id}")
 async def change_tenant(
-    caller: Admin, tenant_id: str, change: identity.TenantChange, access: TheAccess
+    caller: Admin, tenant_id: TenantId, change: identity.TenantChange, access: TheAccess
 ) -> identity.Tenant:
     """Change a tenant's limits."""
-    return await access.change_tenant(caller, _known_form(tenant_id, NAME_PATTERN, "tenant"), change)
+    return await access.change_tenant(caller, tenant_id, change)
 
 
 @router.post("/v1/keys", status_code=201)
@@ -74,31 +81,31 @@ async def list_keys(_: Admin, page: Page, access: TheAccess) -> identity.KeyList
     responses={409: {"description": "The key no longer works: `conflict`."}},
 )
 async def rotate_key(
-    caller: Admin, key_id: str, rotation: identity.KeyRotation, access: TheAccess
+    caller: Admin, key_id: KeyId, rotation: identity.KeyRotation, access: TheAccess
 ) -> identity.NewApiKey:
     """Replace an API key with a new one.
 
     The new key has the tenant, user, role, project, label and limits of the old one, whose use of budgets counts as its
     own. Only this answer contains its secret.
     """
-    return await access.rotate_key(caller, _known_form(key_id, KEY_ID, "key"), rotation)
+    return await access.rotate_key(caller, key_id, rotation)
 
 
 @router.patch(
     "/v1/keys/{key_id}",
     responses={409: {"description": "The key no longer works, or no other admin key would last: `conflict`."}},
 )
-async def change_key(caller: Admin, key_id: str, change: identity.KeyChange, access: TheAccess) -> identity.ApiKey:
+async def change_key(caller: Admin, key_id: KeyId, change: identity.KeyChange, access: TheAccess) -> identity.ApiKey:
     """Change when an API key stops working, or what it may do with models."""
-    return await access.change_key(caller, _known_form(key_id, KEY_ID, "key"), change)
+    return await access.change_key(caller, key_id, change)
 
 
 @router.delete(
     "/v1/keys/{key_id}", status_code=204, responses={409: {"description": "It is the last admin key: `conflict`."}}
 )
-async def revoke_key(caller: Admin, key_id: str, access: TheAccess) -> None:
+async def revoke_key(caller: Admin, key_id: KeyId, access: TheAccess) -> None:
     """Revoke an API key."""
-    await access.revoke_key(caller, _known_form(key_id, KEY_ID, "key"))
+    await access.revoke_key(caller, key_id)
 
 
 @router.get("/v1/audit")
@@ -109,7 +116,75 @@ async def list_audit_entries(
     return await access.audit(page)
 
 
-def _known_form(text: str, pattern: str, what: str) -> str:
-    if not re.fullmatch(pattern, text):
-        raise not_found(what)
-    return text
+@router.post(
+    "/v1/tenants/{tenant_id}/users",
+    status_code=201,
+    responses={409: {"description": "The tenant has a user of this name: `conflict`."}},
+)
+async def create_user(caller: Admin, tenant_id: TenantId, spec: identity.UserSpec, users: TheUsers) -> identity.User:
+    """Create a user of a tenant.
+
+    Keys may belong to a user, and jobs remember whose key submitted them.
+    """
+    return await users.create(caller, tenant_id, spec)
+
+
+@router.get("/v1/tenants/{tenant_id}/users")
+async def list_users(_: Operator, tenant_id: TenantId, page: Page, users: TheUsers) -> identity.UserList:
+    """List a tenant's users."""
+    return await users.page(tenant_id, page)
+
+
+@router.get("/v1/tenants/{tenant_id}/users/{name}")
+async def get_user(_: Operator, tenant_id: TenantId, name: UserName, users: TheUsers) -> identity.User:
+    """Get a user."""
+    return await users.get(tenant_id, name)
+
+
+@router.patch(
+    "/v1/tenants/{tenant_id}/users/{name}",
+    responses={
+        409: {"description": "No admin key would be left, or jobs would run as root for no operator: `conflict`."}
+    },
+)
+async def change_user(
+    caller: Admin, tenant_id: TenantId, name: UserName, change: identity.UserChange, users: TheUsers
+) -> identity.User:
+    """Change a user's account, or disable or enable a user.
+
+    Keys of a disabled user are refused within seconds. Jobs already accepted go on.
+    """
+    return await users.change(caller, tenant_id, name, change)
+
+
+@router.get("/v1/whoami")
+async def get_own_identity(caller: ProjectCaller, users: TheUsers) -> identity.OwnIdentity:
+    """Get the tenant, user, role and project of the key in use."""
+    return await users.own(caller)
+
+
+@router.put("/v1/budgets")
+async def set_budget(caller: Admin, spec: BudgetSpec, budgets: TheBudgets) -> Budget:
+    """Set a project's budget.
+
+    It replaces the budget of the same tenant, project and quantity.
+    """
+    return await budgets.put(caller, spec)
+
+
+@router.get("/v1/budgets")
+async def list_budgets(caller: ProjectCaller, budgets: TheBudgets) -> BudgetList:
+    """List budgets and how much of them is used this month.
+
+    Users see their tenant's; operators see all.
+    """
+    return await budgets.list(caller)
+
+
+@router.delete("/v1/budgets/{budget_id}", status_code=204)
+async def remove_budget(caller: Admin, budget_id: BudgetId, budgets: TheBudgets) -> None:
+    """Remove a budget.
+
+    Jobs that only it held are queued again.
+    """
+    await budgets.remove(caller, budget_id)

@@ -12,8 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.first_start import DEFAULT_TENANT, KEY_FILE, NEW_LABEL, OWN_LABELS, write_secret
 from services.admission.keys import key_hash, new_secret
-from services.admission.repository.access import AccessRepository
-from services.admission.repository.audit import write_audit
+from services.admission.repository.access import AccessRepository, write_audit
 from services.contracts.identity import Identity, KeySpec, Role, TenantSpec
 from services.db.engine import create_engine
 from services.kit.settings import NOT_POSTGRES, exit_with, is_postgres

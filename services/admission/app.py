@@ -11,13 +11,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from services.admission import (
     access_endpoints,
     agent_metrics,
-    array_endpoints,
-    budget_endpoints,
     endpoints,
-    exec_endpoints,
-    secret_endpoints,
-    upload_endpoints,
-    user_endpoints,
+    input_endpoints,
 )
 from services.admission.access import Access
 from services.admission.agent_metrics import AgentMetrics
@@ -34,13 +29,12 @@ from services.admission.first_start import ensure_first_admin_patiently, show_se
 from services.admission.hints import JobHints
 from services.admission.jobs import Jobs
 from services.admission.logs import Logs
-from services.admission.references import References
 from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.repository.webhooks import WebhookRepository
 from services.admission.retention import Kept, Retention
 from services.admission.secrets import Secrets
-from services.admission.service import Submissions
+from services.admission.service import References, Submissions
 from services.admission.settings import AdmissionSettings
 from services.admission.streaming import EventStreams
 from services.admission.uploads import UploadLimits, Uploads
@@ -68,18 +62,7 @@ log = Log(__name__)
 MAX_GROUP_BYTES = 128 * 1024 * 1024
 FORGET_S = 3_600.0
 CLEAR_S = 600.0
-ROOMS = (
-    endpoints,
-    array_endpoints,
-    agent_metrics,
-    exec_endpoints,
-    access_endpoints,
-    user_endpoints,
-    budget_endpoints,
-    webhook_endpoints,
-    secret_endpoints,
-    upload_endpoints,
-)
+ROOMS = (endpoints, agent_metrics, access_endpoints, webhook_endpoints, input_endpoints)
 
 
 def create_app(settings: AdmissionSettings) -> FastAPI:

@@ -1,6 +1,5 @@
 """Use cases on arrays of jobs: list, get, and cancel, hold or release all tasks together."""
 
-import re
 from collections.abc import Callable, Collection
 
 from sqlalchemy.exc import DBAPIError
@@ -14,7 +13,7 @@ from services.contracts.identity import Identity
 from services.contracts.jobs import JobArray, JobArrayList
 from services.contracts.queries import ArrayQuery
 from services.core.domain.errors import TransitionError
-from services.kit.cursors import read_cursor, write_cursor
+from services.kit.cursors import one_page, read_cursor
 from services.kit.problems import not_found
 from services.kit.projects import check_project
 
@@ -47,13 +46,11 @@ class Arrays:
         )
         async with self._engine.connect() as connection:
             found = await ArrayRepository(connection).page(wanted, query.limit + 1)
-        items = found[: query.limit]
-        return JobArrayList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None)
+        items, following = one_page(found, query.limit, lambda array: array.id)
+        return JobArrayList(items=items, next_cursor=following)
 
     async def get(self, identity: Identity, array_id: str) -> JobArray:
         """Return an array; one that the caller may not see is treated as if it did not exist."""
-        if not re.fullmatch(ARRAY_ID, array_id):
-            raise not_found("array")
         async with self._engine.connect() as connection:
             found = await ArrayRepository(connection).find(array_id, identity)
         if found is None:

@@ -12,8 +12,7 @@ from datetime import datetime
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from services.admission.repository.access import AccessRepository
-from services.admission.repository.audit import write_audit
+from services.admission.repository.access import AccessRepository, write_audit
 from services.admission.repository.budgets import BudgetRepository
 from services.admission.repository.webhooks import write_event
 from services.admission.settings import ModelPrice

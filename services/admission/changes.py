@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.repository.changes import read_writes
+from services.admission.repository.events import read_writes
 from services.contracts.changes import ChangeKind
 from services.db.engine import is_connection_error
 from services.kit.logging import Log

@@ -1,4 +1,4 @@
-"""HTTP endpoints for jobs: submissions from the gateway, lists, commands, events and output."""
+"""HTTP endpoints for jobs and arrays: submissions, lists, commands, events, output, and what runs beside a job."""
 
 import hashlib
 from typing import Annotated, Any
@@ -7,18 +7,30 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import ValidationError
 
-from services.admission.jobs import Jobs, visible_tenant
+from services.admission.arrays import ARRAY_ID, Arrays
+from services.admission.exec_sessions import Exec
+from services.admission.jobs import JOB_ID, Jobs, visible_tenant
 from services.admission.logs import Logs
 from services.admission.repository.events import Scope
 from services.admission.service import Submissions
 from services.admission.steering import Command
 from services.admission.streaming import EventStreams, read_last_event_id
-from services.contracts.jobs import Job, JobCounts, JobEvent, JobList, SubmissionAnswers, SubmissionRequest
-from services.contracts.queries import EventQuery, EventsQuery, JobQuery, LogQuery
+from services.contracts.exec_sessions import ExecEvent, ExecInput, ExecInputAnswer, ExecRequest, FilesRequest
+from services.contracts.jobs import (
+    Job,
+    JobArray,
+    JobArrayList,
+    JobCounts,
+    JobEvent,
+    JobList,
+    SubmissionAnswers,
+    SubmissionRequest,
+)
+from services.contracts.queries import ArrayQuery, EventQuery, EventsQuery, JobQuery, LogQuery
 from services.contracts.slim import slim
 from services.kit.identity import ProjectCaller
 from services.kit.problems import validation_problem
-from services.kit.routes import EventStream, from_state
+from services.kit.routes import EventStream, from_state, named_by
 
 LastEventId = Annotated[str | None, Header(alias="Last-Event-ID")]
 UNBUFFERED = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -28,10 +40,17 @@ TheSubmissions = Annotated[Submissions, from_state("submissions")]
 TheJobs = Annotated[Jobs, from_state("jobs")]
 TheStreams = Annotated[EventStreams, from_state("streams")]
 TheLogs = Annotated[Logs, from_state("logs")]
+TheArrays = Annotated[Arrays, from_state("arrays")]
+TheSessions = Annotated[Exec, from_state("exec_sessions")]
+JobId = Annotated[str, named_by(JOB_ID, "job")]
+ArrayId = Annotated[str, named_by(ARRAY_ID, "array")]
 router = APIRouter()
 
 WRONG_STATE: dict[int | str, dict[str, Any]] = {
     409: {"description": "The job's state does not allow it: `invalid_transition`."}
+}
+WRONG_STATES: dict[int | str, dict[str, Any]] = {
+    409: {"description": "The state of no task allows it: `invalid_transition`."}
 }
 
 
@@ -45,7 +64,7 @@ async def submit(request: Request, submissions: TheSubmissions) -> Response:
     return Response(answers.model_dump_json(), media_type="application/json")
 
 
-@router.get("/v1/jobs", response_model=JobList, tags=["jobs"])
+@router.get("/v1/jobs", tags=["jobs"], response_model=JobList)
 async def list_jobs(caller: ProjectCaller, query: Annotated[JobQuery, Query()], jobs: TheJobs) -> Response:
     """List jobs, newest first."""
     return Response(slim(await jobs.page(caller, query), query.fields), media_type="application/json")
@@ -62,12 +81,12 @@ async def count_jobs(caller: ProjectCaller, jobs: TheJobs) -> JobCounts:
 
 @router.get(
     "/v1/jobs/{job_id}",
-    response_model=Job,
     tags=["jobs"],
+    response_model=Job,
     responses={304: {"description": "Unchanged since the `ETag` in `If-None-Match`."}},
 )
 async def get_job(
-    caller: ProjectCaller, job_id: str, jobs: TheJobs, if_none_match: Annotated[str | None, Header()] = None
+    caller: ProjectCaller, job_id: JobId, jobs: TheJobs, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
     """Get a job."""
     body = (await jobs.get(caller, job_id)).model_dump_json()
@@ -79,7 +98,7 @@ async def get_job(
 
 
 @router.post("/v1/jobs/{job_id}/cancel", tags=["jobs"], responses=WRONG_STATE)
-async def cancel_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
+async def cancel_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> Job:
     """Cancel a job.
 
     Cancelling a job that is already cancelled changes nothing.
@@ -88,7 +107,7 @@ async def cancel_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
 
 
 @router.post("/v1/jobs/{job_id}/hold", tags=["jobs"], responses=WRONG_STATE)
-async def hold_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
+async def hold_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> Job:
     """Hold a job.
 
     A held job does not start until it is released. A running job is stopped first, with its grace period.
@@ -97,13 +116,13 @@ async def hold_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
 
 
 @router.post("/v1/jobs/{job_id}/release", tags=["jobs"], responses=WRONG_STATE)
-async def release_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
+async def release_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> Job:
     """Release a held job."""
     return await jobs.steer(caller, job_id, Command.RELEASE)
 
 
 @router.post("/v1/jobs/{job_id}/forget-checkpoint", tags=["jobs"], responses=WRONG_STATE)
-async def forget_checkpoint(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
+async def forget_checkpoint(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> Job:
     """Let a job start over elsewhere.
 
     A job whose checkpoint only certain nodes have (`checkpoint_nodes`) waits for them. This lets it start on any node,
@@ -123,7 +142,7 @@ async def forget_checkpoint(caller: ProjectCaller, job_id: str, jobs: TheJobs) -
 )
 async def follow_job_events(
     caller: ProjectCaller,
-    job_id: str,
+    job_id: JobId,
     query: Annotated[EventQuery, Query()],
     streams: TheStreams,
     last_event_id: LastEventId = None,
@@ -155,7 +174,7 @@ async def follow_events(
 
 @router.get("/v1/jobs/{job_id}/logs", tags=["jobs"], response_class=PlainTextResponse)
 async def read_job_logs(
-    caller: ProjectCaller, job_id: str, query: Annotated[LogQuery, Query()], logs: TheLogs
+    caller: ProjectCaller, job_id: JobId, query: Annotated[LogQuery, Query()], logs: TheLogs
 ) -> Response:
     """Read a job's output."""
     if query.follow:
@@ -168,3 +187,95 @@ async def read_job_logs(
 def _matches(if_none_match: str | None, etag: str) -> bool:
     tags = [tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")]
     return "*" in tags or etag in tags
+
+
+@router.get("/v1/arrays", tags=["jobs"], response_model=JobArrayList)
+async def list_arrays(caller: ProjectCaller, query: Annotated[ArrayQuery, Query()], arrays: TheArrays) -> Response:
+    """List arrays of jobs, newest first.
+
+    `POST /v1/jobs` with `array` creates them. `GET /v1/jobs?array=ID` lists the tasks of one.
+    """
+    return Response(slim(await arrays.page(caller, query), query.fields), media_type="application/json")
+
+
+@router.get("/v1/arrays/{array_id}", tags=["jobs"])
+async def get_array(caller: ProjectCaller, array_id: ArrayId, arrays: TheArrays) -> JobArray:
+    """Get an array of jobs."""
+    return await arrays.get(caller, array_id)
+
+
+@router.post("/v1/arrays/{array_id}/cancel", tags=["jobs"], responses=WRONG_STATES)
+async def cancel_array(caller: ProjectCaller, array_id: ArrayId, arrays: TheArrays) -> JobArray:
+    """Cancel all tasks of an array.
+
+    All in one transaction. Tasks that have ended stay as they are; cancelling again changes nothing.
+    """
+    return await arrays.steer(caller, array_id, Command.CANCEL)
+
+
+@router.post("/v1/arrays/{array_id}/hold", tags=["jobs"], responses=WRONG_STATES)
+async def hold_array(caller: ProjectCaller, array_id: ArrayId, arrays: TheArrays) -> JobArray:
+    """Hold all tasks of an array.
+
+    All in one transaction. Running tasks are stopped first, with their grace period.
+    """
+    return await arrays.steer(caller, array_id, Command.HOLD)
+
+
+@router.post("/v1/arrays/{array_id}/release", tags=["jobs"], responses=WRONG_STATES)
+async def release_array(caller: ProjectCaller, array_id: ArrayId, arrays: TheArrays) -> JobArray:
+    """Release the held tasks of an array.
+
+    All in one transaction.
+    """
+    return await arrays.steer(caller, array_id, Command.RELEASE)
+
+
+@router.post(
+    "/v1/jobs/{job_id}/exec",
+    tags=["jobs"],
+    responses={200: {"model": ExecEvent}, 409: {"description": "The job does not run: `conflict`."}},
+    response_class=EventStream,
+)
+async def run_in_job(caller: ProjectCaller, job_id: JobId, request: ExecRequest, sessions: TheSessions) -> Response:
+    """Run a command in a running job.
+
+    It gets the environment, folder and account of one of the job's processes, on the node of that process. The response
+    lasts as long as the command, and closing the response ends the command. A client must send input, even if empty, at
+    least every 30 seconds.
+    """
+    events = await sessions.run(caller, job_id, request)
+    return StreamingResponse(events, media_type="text/event-stream", headers=UNBUFFERED)
+
+
+@router.post(
+    "/v1/jobs/{job_id}/files",
+    tags=["jobs"],
+    responses={200: {"model": ExecEvent}, 409: {"description": "It runs, or its files are gone: `conflict`."}},
+    response_class=EventStream,
+)
+async def read_files_of_job(
+    caller: ProjectCaller, job_id: JobId, request: FilesRequest, sessions: TheSessions
+) -> Response:
+    """Read a file or folder of a job that has ended.
+
+    The events are those of a command whose standard output is a tar archive. It is read as the job's account, on the
+    first node of the job's newest gang, for as long as that node keeps the files.
+    """
+    events = await sessions.read_files(caller, job_id, request)
+    return StreamingResponse(events, media_type="text/event-stream", headers=UNBUFFERED)
+
+
+@router.put(
+    "/v1/jobs/{job_id}/exec/{session_id}",
+    tags=["jobs"],
+    responses={409: {"description": "Bytes before `offset` are missing: `conflict`."}},
+)
+async def send_to_command(
+    caller: ProjectCaller, job_id: JobId, session_id: str, given: ExecInput, sessions: TheSessions
+) -> ExecInputAnswer:
+    """Send input to a command in a running job.
+
+    Only the API key that started the command may send. Input that is sent twice counts once.
+    """
+    return await sessions.send(caller, job_id, session_id, given)

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.agents import Agent, AgentTokens
 from services.admission.jobs import Jobs
-from services.admission.repository.audit import write_audit
+from services.admission.repository.access import write_audit
 from services.admission.repository.jobs import Allocated, JobRepository
 from services.contracts.codes import ProblemCode
 from services.contracts.exec_sessions import SILENCE_S, ExecEvent, ExecInput, ExecInputAnswer, ExecRequest, FilesRequest

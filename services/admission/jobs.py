@@ -1,6 +1,5 @@
 """Use cases on existing jobs: list, get, cancel, hold, release."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobCounts, JobList
 from services.contracts.queries import JobQuery
-from services.kit.cursors import read_cursor, write_cursor
+from services.kit.cursors import one_page, read_cursor
 from services.kit.problems import ProblemError, not_found
 from services.kit.projects import check_project
 
@@ -33,13 +32,6 @@ def tenant_to_list(identity: Identity, asked: str | None, what: str) -> str | No
     if not identity.is_operator and asked not in (None, identity.tenant_id):
         raise ProblemError(403, ProblemCode.FORBIDDEN, f"Only an operator sees the {what} of other tenants.")
     return visible_tenant(identity) or asked
-
-
-def check_job_id(job_id: str) -> str:
-    """Return ``job_id`` if it has the form of a job id; otherwise raise ProblemError 404."""
-    if not re.fullmatch(JOB_ID, job_id):
-        raise not_found("job")
-    return job_id
 
 
 class Jobs:
@@ -69,9 +61,8 @@ class Jobs:
         )
         async with self._engine.connect() as connection:
             found = await JobRepository(connection).page(wanted, query.limit + 1)
-        more = len(found) > query.limit
-        items = found[: query.limit]
-        return JobList(items=items, next_cursor=write_cursor(items[-1].id) if more else None)
+        items, following = one_page(found, query.limit, lambda job: job.id)
+        return JobList(items=items, next_cursor=following)
 
     async def counts(self, identity: Identity) -> JobCounts:
         """Return how many jobs have not ended."""
@@ -81,7 +72,7 @@ class Jobs:
     async def get(self, identity: Identity, job_id: str) -> Job:
         """Return a job; one that the caller may not see is treated as if it did not exist."""
         async with self._engine.connect() as connection:
-            job = await JobRepository(connection).find(check_job_id(job_id), identity)
+            job = await JobRepository(connection).find(job_id, identity)
         if job is None:
             raise not_found("job")
         return job
@@ -94,7 +85,7 @@ class Jobs:
         """
         async with self._engine.begin() as connection:
             repository = JobRepository(connection)
-            job = await repository.lock(check_job_id(job_id), identity)
+            job = await repository.lock(job_id, identity)
             if job is None:
                 raise not_found("job")
             decision = decide(

@@ -2,13 +2,12 @@
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.repository.access import AccessRepository
-from services.admission.repository.audit import write_audit
+from services.admission.repository.access import AccessRepository, write_audit
 from services.contracts.identity import Identity, OwnIdentity, User, UserChange, UserList, UserSpec
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
-from services.kit.cursors import read_cursor, write_cursor
+from services.kit.cursors import one_page, read_cursor
 from services.kit.ids import utc_now
 from services.kit.problems import conflict, invalid, not_found
 
@@ -96,8 +95,8 @@ class Users:
             if await repository.tenant(tenant_id) is None:
                 raise not_found("tenant")
             found = await repository.users(tenant_id, after, page.limit + 1)
-        items = found[: page.limit]
-        return UserList(items=items, next_cursor=write_cursor(items[-1].name) if len(found) > page.limit else None)
+        items, following = one_page(found, page.limit, lambda user: user.name)
+        return UserList(items=items, next_cursor=following)
 
     async def own(self, caller: Identity) -> OwnIdentity:
         user = None

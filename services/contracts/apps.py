@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from services.contracts import partition
 from services.contracts.jobs import Argument, LabelKey, LabelValue
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Int, Message, Name, Real, Text, many, maybe, said
+from services.contracts.schema import Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
 from services.contracts.secrets import EnvironmentName
 from services.contracts.serving import LIVE_STATES, InstanceState, PlanMode, ServerProbes
 from services.core.domain.signal import Signal
@@ -262,11 +262,8 @@ class FleetPlan(Message):
     search: FleetSearch | None = maybe("What was measured; null where plans are found by the model alone.")
 
 
-class FleetPlanList(Message):
+class FleetPlanList(Page[FleetPlan]):
     """Plans, newest first."""
-
-    items: list[FleetPlan]
-    next_cursor: str | None = None
 
 
 class FleetGpu(Message):
@@ -299,11 +296,8 @@ class Fleet(Message):
     plan: FleetPlan | None = maybe("The newest plan.")
 
 
-class FleetList(Message):
+class FleetList(Page[Fleet]):
     """Fleets, by name."""
-
-    items: list[Fleet]
-    next_cursor: str | None = None
 
 
 class AppInstance(Message):
@@ -325,11 +319,8 @@ class AppInstance(Message):
     ended_at: Instant | None = None
 
 
-class AppInstanceList(Message):
+class AppInstanceList(Page[AppInstance]):
     """Instances, newest first."""
-
-    items: list[AppInstance]
-    next_cursor: str | None = None
 
 
 class AppInstanceQuery(PageQuery):
@@ -370,11 +361,8 @@ class App(Message):
     traffic: AppTraffic
 
 
-class AppList(Message):
+class AppList(Page[App]):
     """Applications, by name."""
-
-    items: list[App]
-    next_cursor: str | None = None
 
 
 class AppReportQuery(Message):

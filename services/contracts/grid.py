@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Message, Name, Real, Text, maybe, said
+from services.contracts.schema import Instant, Message, Name, Page, Real, Text, maybe, said
 
 LONGEST_S = 31 * 86_400.0
 MOST_STEPS = 1_440  #: A day by the minute
@@ -133,8 +133,5 @@ class GridOrderReport(Message):
     jobs: list[GridOrderJob] = said("Those that changed most first.")
 
 
-class GridOrderList(Message):
+class GridOrderList(Page[GridOrder]):
     """Orders, those that begin last first."""
-
-    items: list[GridOrder]
-    next_cursor: str | None = None

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from services.contracts.flex import Flex
 from services.contracts.routing import AccuracyPct, ModelName
-from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text, is_none, maybe, said
+from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Page, Real, Text, is_none, maybe, said
 from services.core.domain.canaries import share_at
 
 Weight = Annotated[Real, Field(gt=0, le=1_000_000)]
@@ -102,11 +102,8 @@ class Tenant(TenantSpec):
     created_at: Instant
 
 
-class TenantList(Message):
+class TenantList(Page[Tenant]):
     """One page of tenants, by id."""
-
-    items: list[Tenant]
-    next_cursor: str | None = None
 
 
 class TenantLimitsChange(Message):
@@ -157,11 +154,8 @@ class User(UserSpec):
     disabled_at: Instant | None = maybe("Since when the user's keys are refused.")
 
 
-class UserList(Message):
+class UserList(Page[User]):
     """One page of a tenant's users, by name."""
-
-    items: list[User]
-    next_cursor: str | None = None
 
 
 class OwnIdentity(Message):
@@ -298,11 +292,8 @@ class ApiKey(Message):
     used: KeyUse | None = maybe("Counted while it has a budget for the month; null before the first count.")
 
 
-class KeyList(Message):
+class KeyList(Page[ApiKey]):
     """One page of keys, newest first, including revoked ones."""
-
-    items: list[ApiKey]
-    next_cursor: str | None = None
 
 
 class NewApiKey(ApiKey):
@@ -346,8 +337,5 @@ class AuditEntry(Message):
     data: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
-class AuditList(Message):
+class AuditList(Page[AuditEntry]):
     """One page of the audit log, newest first."""
-
-    items: list[AuditEntry]
-    next_cursor: str | None = None

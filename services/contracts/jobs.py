@@ -11,7 +11,7 @@ from services.contracts.arrays import ARRAY_VARIABLES, After, ArrayTasks, ArrayT
 from services.contracts.flex import Flex
 from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text, many, maybe, said
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
 from services.contracts.secrets import MAX_SECRETS_OF_A_JOB, EnvironmentName, SecretUse
 from services.contracts.sources import Source
 from services.core.domain.jobs import JobState
@@ -434,11 +434,8 @@ class Job(Message):
     array_index: int | None = maybe("Its index in the array.")
 
 
-class JobList(Message):
+class JobList(Page[Job]):
     """One page of jobs, newest first."""
-
-    items: list[Job]
-    next_cursor: str | None = None
 
 
 class JobCounts(Message):
@@ -486,11 +483,8 @@ class JobArray(Message):
     footprint: JobFootprint = said("Of all its tasks.", default=JobFootprint())
 
 
-class JobArrayList(Message):
+class JobArrayList(Page[JobArray]):
     """One page of arrays, newest first."""
-
-    items: list[JobArray]
-    next_cursor: str | None = None
 
 
 class SubmittedJob(Message):

@@ -17,6 +17,7 @@ from services.contracts.schema import (
     Name,
     NodeMessage,
     NodeValue,
+    Page,
     Real,
     Text,
     is_empty,
@@ -739,8 +740,5 @@ class Node(Message):
     )
 
 
-class NodeList(Message):
+class NodeList(Page[Node]):
     """The cluster's nodes, or one page of them, by name."""
-
-    items: list[Node]
-    next_cursor: str | None = None

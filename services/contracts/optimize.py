@@ -11,7 +11,7 @@ from services.contracts.carbon import Clock, IntensityPoint
 from services.contracts.partition import PartitionProblem, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsResult
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Message, Name, Real, many, maybe, said
+from services.contracts.schema import Instant, Message, Name, Page, Real, many, maybe, said
 from services.contracts.solver import SolveOptions, SolveOutcome, SolveProgress
 from services.core.domain.signal import Signal
 
@@ -184,11 +184,8 @@ class Solve(SolveSummary):
     result: Result | None = None
 
 
-class SolveList(Message):
+class SolveList(Page[SolveSummary]):
     """One page of solves, newest first."""
-
-    items: list[SolveSummary]
-    next_cursor: str | None = None
 
 
 class SolveQuery(PageQuery):

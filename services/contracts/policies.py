@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from services.contracts.schema import Instant, Message, Text, maybe, said
+from services.contracts.schema import Instant, Message, Page, Text, maybe, said
 from services.core.domain.controls import ControlKind
 
 PolicyName = Annotated[Text, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,62}$")]
@@ -118,8 +118,5 @@ class PlanSummary(Message):
     actions: list[PlannedAction] = Field(default_factory=list[PlannedAction])
 
 
-class PlanList(Message):
+class PlanList(Page[PlanSummary]):
     """Rounds, newest first."""
-
-    items: list[PlanSummary]
-    next_cursor: str | None = None

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from services.contracts.jobs import JobFootprint
 from services.contracts.queries import GroupBy, LedgerQuery, OtherGroup, RequestGroup
-from services.contracts.schema import Instant, Message, Name, many, maybe, said
+from services.contracts.schema import Instant, Message, Name, Page, many, maybe, said
 from services.contracts.slim import ALL_FIELDS, FieldsOf
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
@@ -247,11 +247,8 @@ class PastJob(Message):
     slice: str | None = maybe("The MIG slice that it asked for instead of GPUs, such as `2g`.")
 
 
-class PastJobs(Message):
+class PastJobs(Page[PastJob]):
     """One page of past jobs, in order of submission."""
-
-    items: list[PastJob]
-    next_cursor: str | None = None
 
 
 class RequestLine(Message):

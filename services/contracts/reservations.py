@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from services.contracts.grid import LONGEST_S, Title
 from services.contracts.parallel import MAX_GANG_GPUS
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, maybe, said
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, maybe, said
 
 
 class ReservationSpec(Message):
@@ -75,8 +75,5 @@ class Reservation(Message):
     stays: list[str] = said("Jobs on these nodes that may not be stopped, and may not end before.")
 
 
-class ReservationList(Message):
+class ReservationList(Page[Reservation]):
     """Reservations, those made last first."""
-
-    items: list[Reservation]
-    next_cursor: str | None = None

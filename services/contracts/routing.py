@@ -8,7 +8,20 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.clocks import ServerClocks
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, is_empty, is_none, many, maybe, said
+from services.contracts.schema import (
+    Flag,
+    Instant,
+    Int,
+    Message,
+    Name,
+    Page,
+    Real,
+    is_empty,
+    is_none,
+    many,
+    maybe,
+    said,
+)
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$")]
 """The name of a model as clients send it, such as `meta-llama/Llama-3.1-70B-Instruct`."""
@@ -68,11 +81,8 @@ class Endpoint(Message):
     updated_at: Instant
 
 
-class EndpointList(Message):
+class EndpointList(Page[Endpoint]):
     """Registered endpoints, by name."""
-
-    items: list[Endpoint]
-    next_cursor: str | None = None
 
 
 class RoutedClass(Message):

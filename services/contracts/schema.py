@@ -3,7 +3,7 @@
 import re
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Self, dataclass_transform
+from typing import Annotated, Any, Generic, Self, TypeVar, dataclass_transform
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
@@ -80,6 +80,16 @@ class Message(BaseModel):
         """Read what some release, maybe a later one, has stored; fields that this one does not know are left out."""
         read = cls.model_validate_json if isinstance(document, str | bytes) else cls.model_validate
         return read(document, extra="ignore")  # pyright: ignore[reportArgumentType]
+
+
+T = TypeVar("T")
+
+
+class Page(Message, Generic[T]):
+    """One page of a list; a later page is asked for by `next_cursor`, null after the last."""
+
+    items: list[T]
+    next_cursor: str | None = None
 
 
 class NodeMessage(Message):

@@ -20,7 +20,7 @@ from services.contracts.jobs import Argument, LabelKey, LabelValue
 from services.contracts.nodes import ClockMinute, Listener
 from services.contracts.queries import PageQuery
 from services.contracts.routing import AccuracyPct, ModelName
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text, many, maybe, said
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
 from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
 from services.core.domain import serving
@@ -330,11 +330,8 @@ class InstanceClockMinute(ClockMinute):
     job_id: str
 
 
-class ClockHistory(Message):
+class ClockHistory(Page[InstanceClockMinute]):
     """Minutes of clocks, newest first."""
-
-    items: list[InstanceClockMinute]
-    next_cursor: str | None = None
 
 
 class ClockHistoryQuery(PageQuery):
@@ -377,11 +374,8 @@ class PoolInstance(Message):
     ended_at: Instant | None = None
 
 
-class InstanceList(Message):
+class InstanceList(Page[PoolInstance]):
     """Instances, newest first."""
-
-    items: list[PoolInstance]
-    next_cursor: str | None = None
 
 
 class Pool(Message):
@@ -400,11 +394,8 @@ class Pool(Message):
     instances: dict[InstanceState, int] = said("Number of instances by state, without those that have ended.")
 
 
-class PoolList(Message):
+class PoolList(Page[Pool]):
     """Pools, by name."""
-
-    items: list[Pool]
-    next_cursor: str | None = None
 
 
 class PlanOutcome(StrEnum):
@@ -496,11 +487,8 @@ class PoolPlanSummary(Message):
     failure: WorkFailure | None = None
 
 
-class PoolPlanList(Message):
+class PoolPlanList(Page[PoolPlanSummary]):
     """Plans, newest first."""
-
-    items: list[PoolPlanSummary]
-    next_cursor: str | None = None
 
 
 class PoolPlanResult(Message):

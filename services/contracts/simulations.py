@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.grid import LONGEST_S
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Int, Message, Name, Real, Text, many, maybe, said
+from services.contracts.schema import Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
 
 MAX_POLICIES = 50
 HISTORY = "history"
@@ -210,11 +210,8 @@ class Simulation(SimulationSummary):
     )
 
 
-class SimulationList(Message):
+class SimulationList(Page[SimulationSummary]):
     """One page of simulations, newest first."""
-
-    items: list[SimulationSummary]
-    next_cursor: str | None = None
 
 
 class SimulationQuery(PageQuery):

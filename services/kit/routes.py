@@ -1,9 +1,13 @@
 """What a route declares besides its signature: to FastAPI, and to ``tools.routes``, which builds the public table."""
 
+import re
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 from fastapi.responses import StreamingResponse
+from pydantic import AfterValidator
+
+from services.kit.problems import not_found
 
 IdempotencyKey = Annotated[
     str | None,
@@ -37,6 +41,17 @@ def from_state(name: str) -> Any:
         return getattr(request.app.state, name)
 
     return Depends(read)
+
+
+def named_by(pattern: str, what: str) -> AfterValidator:
+    """Return the check of a name in a path: text of another form names no such ``what``, and the answer is 404."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise not_found(what)
+        return text
+
+    return AfterValidator(check)
 
 
 async def for_all_users() -> None:

@@ -36,7 +36,7 @@ from services.admission.capacity import Capacity, CapacityCache
 from services.admission.commits import Committer
 from services.admission.hints import JobHints
 from services.admission.jobs import Jobs
-from services.admission.references import References
+from services.admission.service import References
 from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.service import Submissions

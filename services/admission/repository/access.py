@@ -298,3 +298,12 @@ def _key(row: RowMapping, user: str | None) -> ApiKey:
 def _entry(row: RowMapping) -> AuditEntry:
     fields: dict[str, Any] = {name: row[name] for name in ("at", "tenant_id", "key_id", "action", "target", "data")}
     return AuditEntry(**fields)
+
+
+async def write_audit(connection: AsyncConnection, caller: Identity, action: str, target: str, **data: Any) -> None:
+    """Record an action of an operator or admin, in the transaction of the action itself."""
+    await connection.execute(
+        insert(audit_log).values(
+            tenant_id=caller.tenant_id, key_id=caller.key_id, action=action, target=target, data=data
+        )
+    )

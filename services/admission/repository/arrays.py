@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, and_, func, text, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.admission.repository.audit import write_audit
+from services.admission.repository.access import write_audit
 from services.admission.steering import Decision
 from services.contracts.arrays import TaskCounts
 from services.contracts.identity import Identity

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.admission.agents import Agent
 from services.admission.capacity import DeviceKind
-from services.admission.repository.audit import write_audit
+from services.admission.repository.access import write_audit
 from services.admission.steering import Decision
 from services.contracts.engines import OURS
 from services.contracts.identity import Identity

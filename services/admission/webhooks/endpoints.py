@@ -4,12 +4,13 @@ from typing import Annotated
 
 from fastapi import APIRouter
 
-from services.admission.webhooks.service import Webhooks
+from services.admission.webhooks.service import WEBHOOK_ID, Webhooks
 from services.contracts import webhooks as contracts
 from services.kit.identity import Caller
-from services.kit.routes import from_state
+from services.kit.routes import from_state, named_by
 
 TheWebhooks = Annotated[Webhooks, from_state("webhooks")]
+WebhookId = Annotated[str, named_by(WEBHOOK_ID, "webhook")]
 router = APIRouter(tags=["webhooks"])
 
 
@@ -33,14 +34,14 @@ async def list_webhooks(caller: Caller, webhooks: TheWebhooks) -> contracts.Webh
 
 
 @router.get("/v1/webhooks/{webhook_id}")
-async def get_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> contracts.WebhookDetail:
+async def get_webhook(caller: Caller, webhook_id: WebhookId, webhooks: TheWebhooks) -> contracts.WebhookDetail:
     """Get a webhook and the outcomes of its last messages."""
     return await webhooks.get(caller, webhook_id)
 
 
 @router.patch("/v1/webhooks/{webhook_id}")
 async def change_webhook(
-    caller: Caller, webhook_id: str, change: contracts.WebhookChange, webhooks: TheWebhooks
+    caller: Caller, webhook_id: WebhookId, change: contracts.WebhookChange, webhooks: TheWebhooks
 ) -> contracts.Webhook:
     """Enable or disable a webhook.
 
@@ -50,7 +51,7 @@ async def change_webhook(
 
 
 @router.post("/v1/webhooks/{webhook_id}/test")
-async def test_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> contracts.WebhookDelivery:
+async def test_webhook(caller: Caller, webhook_id: WebhookId, webhooks: TheWebhooks) -> contracts.WebhookDelivery:
     """Send a test message.
 
     The message is a `ping`, attempted once; the answer gives its outcome.
@@ -60,7 +61,7 @@ async def test_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -
 
 @router.post("/v1/webhooks/{webhook_id}/rotate", status_code=201)
 async def rotate_webhook(
-    caller: Caller, webhook_id: str, rotation: contracts.WebhookRotation, webhooks: TheWebhooks
+    caller: Caller, webhook_id: WebhookId, rotation: contracts.WebhookRotation, webhooks: TheWebhooks
 ) -> contracts.NewWebhook:
     """Replace a webhook's secret.
 
@@ -70,7 +71,7 @@ async def rotate_webhook(
 
 
 @router.delete("/v1/webhooks/{webhook_id}", status_code=204)
-async def delete_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> None:
+async def delete_webhook(caller: Caller, webhook_id: WebhookId, webhooks: TheWebhooks) -> None:
     """Delete a webhook.
 
     Waiting messages are not sent.

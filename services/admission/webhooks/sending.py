@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 import aiohttp
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from services.admission.repository.audit import write_audit
+from services.admission.repository.access import write_audit
 from services.admission.repository.webhooks import Attempt, NewDelivery, WebhookRepository
 from services.admission.webhooks.addresses import AddressRules, ForbiddenAddressError, checked_session, forbidden
 from services.admission.webhooks.signing import Signer, fingerprint, sign

@@ -1,11 +1,9 @@
 """Use cases on webhooks."""
 
-import re
-
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.admission.jobs import visible_tenant
-from services.admission.repository.audit import write_audit
+from services.admission.repository.access import write_audit
 from services.admission.repository.webhooks import WebhookRepository
 from services.admission.webhooks.addresses import AddressRules, fault_of
 from services.admission.webhooks.publishing import delivery_of
@@ -67,7 +65,7 @@ class Webhooks:
         """Return a webhook and its last messages."""
         async with self._engine.connect() as connection:
             repository = WebhookRepository(connection)
-            found = await repository.find(_checked(webhook_id), visible_tenant(caller))
+            found = await repository.find(webhook_id, visible_tenant(caller))
             if found is None:
                 raise not_found("webhook")
             return webhooks.WebhookDetail(**found.model_dump(), deliveries=await repository.deliveries(webhook_id))
@@ -130,18 +128,12 @@ class Webhooks:
         Raises:
             ProblemError: 404; 403 for one that an operator created for cluster events.
         """
-        found = await WebhookRepository(connection).find(_checked(webhook_id), visible_tenant(caller), lock=True)
+        found = await WebhookRepository(connection).find(webhook_id, visible_tenant(caller), lock=True)
         if found is None:
             raise not_found("webhook")
         if webhooks.WebhookEvent.NODE_LOST in found.events and not caller.is_operator:
             raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may change a webhook with node.lost.")
         return found
-
-
-def _checked(webhook_id: str) -> str:
-    if not re.fullmatch(WEBHOOK_ID, webhook_id):
-        raise not_found("webhook")
-    return webhook_id
 
 
 def _invalid(pointer: str, detail: str) -> ProblemError:
