@@ -17,11 +17,11 @@ from services.contracts.carbon import LearnedMethod
 from services.core.domain.carbon import Signal
 from services.core.domain.units import S_PER_HOUR
 from services.db import locks
-from services.db.tables.carbon import carbon_forecasts as forecasts
-from services.db.tables.carbon import carbon_learned_forecasts as learned
-from services.db.tables.carbon import carbon_points as points
-from services.db.tables.carbon import carbon_prices as prices
-from services.db.tables.carbon import carbon_replays as replays
+from services.db.tables import carbon_forecasts as forecasts
+from services.db.tables import carbon_learned_forecasts as learned
+from services.db.tables import carbon_points as points
+from services.db.tables import carbon_prices as prices
+from services.db.tables import carbon_replays as replays
 
 ROWS_PER_STATEMENT = 1000
 REPLAY = "replay"

@@ -7,17 +7,15 @@ import asyncio
 from alembic import context
 from sqlalchemy import Connection, text
 
-import services.db.tables  # noqa: F401  (registers every table for the comparison with the schema)
 from services.db import locks
 from services.db.engine import create_engine
-from services.db.metadata import metadata
 
 
 def _migrate(connection: Connection) -> None:
     connection.execute(text(f"SELECT pg_advisory_lock({locks.MIGRATION})"))
     connection.execute(text("SET lock_timeout = '5s'"))
     connection.commit()
-    context.configure(connection=connection, target_metadata=metadata, transaction_per_migration=True)
+    context.configure(connection=connection, transaction_per_migration=True)
     with context.begin_transaction():
         context.run_migrations()
 

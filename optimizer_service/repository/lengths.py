@@ -16,7 +16,7 @@ from services.core.profiles.recurrence import Runs
 from services.db.background import WorkRepository
 from services.db.database import connect
 from services.db.lengths import HISTORY
-from services.db.tables.predictions import length_trainings
+from services.db.tables import length_trainings
 from services.kit.logging import Log
 from services.learning.length_table import LengthTable
 

@@ -4,7 +4,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.serving import PLANNER
 from services.db.background import WorkRepository
-from services.db.tables.optimizer import solve_submissions, solves
+from services.db.tables import solve_submissions, solves
 
 OUTCOME_FIELDS = ("status", "solver", "objective", "bound", "gap", "note")
 

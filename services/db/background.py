@@ -1,7 +1,7 @@
 """Queries on work that workers claim. Each change names the state it expects, so that two processes never make the same
 change.
 
-A table of work has the columns of ``services.db.tables.work`` and those its owner adds; its table of submissions maps
+A table of work has the columns of ``services.db.tables`` and those its owner adds; its table of submissions maps
 idempotency keys to pieces of work. ``services.kit.background`` is the processes' side.
 """
 
@@ -10,13 +10,26 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, RowMapping, Table, and_, case, delete, func, literal, or_, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    RowMapping,
+    TableClause,
+    and_,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.contracts import background
 from services.contracts.identity import Identity
-from services.db.tables.admission import audit_log
+from services.db.tables import audit_log
 
 LIVE = (background.WorkState.QUEUED, background.WorkState.RUNNING)
 KEPT = (*LIVE, background.WorkState.SUCCEEDED)
@@ -39,8 +52,8 @@ class WorkRepository:
     def __init__(
         self,
         engine: AsyncEngine,
-        work: Table,
-        submissions: Table | None,
+        work: TableClause,
+        submissions: TableClause | None,
         what: str,
         summary: Sequence[ColumnElement[Any]],
         *,
@@ -56,7 +69,7 @@ class WorkRepository:
         self._engine = engine
         self._work = work
         self._submissions = work if submissions is None else submissions
-        self._stands_for = next((column for column in self._submissions.c if column.foreign_keys), work.c.id)
+        self._stands_for = self._submissions.c.get(f"{what}_id", work.c.id)
         self._what = what
         self._summary = (*(work.c[name] for name in SHOWN), *summary)
         self._swept = literal(True) if swept is None else swept

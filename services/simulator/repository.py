@@ -10,8 +10,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.db.background import WorkRepository
-from services.db.tables.simulator import savings, simulation_submissions, simulations
-from services.db.tables.simulator import simulation_inputs as inputs
+from services.db.tables import savings, simulation_submissions, simulations
+from services.db.tables import simulation_inputs as inputs
 from services.simulator.files import Content
 
 # A file younger than an hour may belong to a run that is being stored.

@@ -151,7 +151,7 @@ def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
             "from services.simulator.engine import run\nfrom services.contracts import jobs",
         ),
         ("services.simulator.engine.run", "from services.core.cycle.run_cycle import run_cycle\nfrom .events import E"),
-        ("migrations.env", "from services.db.metadata import metadata"),
+        ("migrations.env", "from services.db.tables import jobs"),
         (
             "lab.reproductions.traffic",
             "from services.learning import demand\nfrom services.simulator.report import charts",

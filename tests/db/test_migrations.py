@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from asyncpg.exceptions import UniqueViolationError
-from sqlalchemy import Connection, MetaData, text
+from sqlalchemy import Connection, MetaData, TableClause, text
+from sqlalchemy.dialects import postgresql
 
+from services.db import tables
 from services.db.database import connect, plain_url
 from services.db.engine import create_engine, is_connection_error
-from services.db.metadata import metadata
 from tests.support.schema import DESCRIBED, VIEWED
 from tests.support.servers import ROOT, fresh_database
 
@@ -35,10 +37,9 @@ async def ask(url: str, question):
 
 
 def described(connection: Connection) -> tuple[MetaData, dict[str, str]]:
-    """Return all tables, those of the metadata and those of the SQL beside it, and the views."""
+    """Return all tables and views as ``services/db/tables`` describes them."""
     for statement in ("DROP SCHEMA public CASCADE", "CREATE SCHEMA public"):
         connection.exec_driver_sql(statement)
-    metadata.create_all(connection)
     for statement in (DESCRIBED + VIEWED).split(";\n"):
         connection.exec_driver_sql(statement)
     every = MetaData()
@@ -69,6 +70,29 @@ async def test_the_migrated_schema_is_the_described_one(database_url: str) -> No
     assert await ask(database_url, differences(every)) == []
     assert await ask(database_url, table_names) == set(every.tables)
     assert await ask(database_url, views_of) == views
+
+
+COLUMNS = text("""
+SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+WHERE attrelid = CAST(:name AS regclass) AND attnum > 0 AND NOT attisdropped
+""")
+
+
+async def test_expressions_name_columns_of_their_types(database_url: str) -> None:
+    named = [each for each in vars(tables).values() if isinstance(each, TableClause)]
+    views = re.findall(r"^CREATE VIEW (\w+)", VIEWED, re.MULTILINE)
+
+    def there(connection: Connection) -> dict[str, dict[str, str]]:
+        return {
+            each.name: dict(tuple(row) for row in connection.execute(COLUMNS, {"name": each.name})) for each in named
+        }
+
+    found = await ask(database_url, there)
+    assert len(named) > 30
+    for each in named:
+        stated = {column.name: column.type.compile(dialect=postgresql.dialect()).lower() for column in each.c}
+        known = found[each.name]
+        assert stated == ({name: known[name] for name in stated} if each.name in views else known), each.name
 
 
 async def test_every_migration_goes_back_and_forth(postgres_url: str) -> None:

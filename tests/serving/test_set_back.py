@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import DateTime
 
 from services.contracts.serving import PlanTrigger, PoolPlanQuery
-from services.db.metadata import metadata
+from services.db import tables
 from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.set_back import PAST
@@ -41,7 +41,7 @@ async def test_nothing_is_changed_while_the_clock_is_right(world: World) -> None
 
 @pytest.mark.parametrize("table", PAST)
 def test_each_time_of_a_table_is_of_the_past_or_planned(table: str) -> None:
-    times = {column.name for column in metadata.tables[table].columns if isinstance(column.type, DateTime)}
+    times = {column.name for column in getattr(tables, table).c if isinstance(column.type, DateTime)}
     assert times - PLANNED == set(PAST[table])
 
 

@@ -36,10 +36,9 @@ from services.admission.capacity import Capacity, CapacityCache
 from services.admission.commits import Committer
 from services.admission.hints import JobHints
 from services.admission.jobs import Jobs
-from services.admission.service import References
 from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
-from services.admission.service import Submissions
+from services.admission.service import References, Submissions
 from services.admission.steering import Command
 from services.contracts.budgets import BudgetAction, BudgetQuantity, BudgetSpec
 from services.contracts.commands import StartGang

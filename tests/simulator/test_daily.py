@@ -17,7 +17,7 @@ from services.contracts.reports import CarbonAccounts, FootprintLine, FootprintR
 from services.contracts.savings import DaySavings
 from services.core.domain.signal import Signal
 from services.db.engine import create_engine
-from services.db.tables.simulator import simulations
+from services.db.tables import simulations
 from services.kit.problems import ProblemError
 from services.simulator.daily import ATTEMPTS, DailySavings, day_of, request_of, total_of
 from services.simulator.figures import savings_figures

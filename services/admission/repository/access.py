@@ -26,7 +26,7 @@ from services.contracts.identity import (
 )
 from services.contracts.queries import AuditQuery
 from services.db import locks
-from services.db.tables.admission import api_keys, audit_log, tenants, users
+from services.db.tables import api_keys, audit_log, tenants, users
 from services.kit.ids import new_id, utc_now
 
 _WORKING = (api_keys.c.revoked_at.is_(None), api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > func.now()))

@@ -18,7 +18,7 @@ from services.contracts.identity import Identity
 from services.contracts.invalid import JOB_NUMBER
 from services.contracts.jobs import JobArray, JobFootprint, JobSpec
 from services.core.domain.jobs import JobState
-from services.db.tables.admission import jobs
+from services.db.tables import jobs
 
 _COUNTS = ", ".join(f"count(*) FILTER (WHERE j.state = '{state}') AS {state}" for state in JobState)
 

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.budgets import Budget, BudgetSpec
 from services.contracts.identity import KeyUse
-from services.db.tables.admission import api_keys, budgets
+from services.db.tables import api_keys, budgets
 from services.kit.ids import new_id
 
 REASON = "budget_exceeded"

@@ -17,8 +17,17 @@ from services.contracts.engines import OURS
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobCounts, JobFootprint, JobProgress, JobSpec, Share
 from services.core.domain.jobs import JobState
-from services.db.tables.admission import budgets, job_events, jobs, users
-from services.db.tables.views import footprints, gangs, live_gangs, node_agents, reported_work
+from services.db.tables import (
+    budgets,
+    footprints,
+    gangs,
+    job_events,
+    jobs,
+    live_gangs,
+    node_agents,
+    reported_work,
+    users,
+)
 
 _FINAL = [state.value for state in JobState if state.is_final]
 _with_gangs = jobs.outerjoin(live_gangs, live_gangs.c.job_id == jobs.c.id)

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.secrets import Secret
 from services.db.locks import SECRETS
-from services.db.tables.admission import secrets
+from services.db.tables import secrets
 
 # The rows of `wanted` that neither the job's project nor the whole tenant has.
 _MISSING = text("""

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.db.locks import UPLOADS
-from services.db.tables.admission import upload_chunks, uploads
+from services.db.tables import upload_chunks, uploads
 
 # One that a submission is just naming is locked by it; the times are then compared again.
 _CLEAR = text("""

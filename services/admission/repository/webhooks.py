@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.admission.repository.events import LAST, Position
 from services.contracts.webhooks import Webhook, WebhookDelivery, WebhookEvent, WebhookSpec
-from services.db.tables.admission import webhook_deliveries, webhook_events, webhooks
+from services.db.tables import webhook_deliveries, webhook_events, webhooks
 
 SHOWN = 20
 PAGE = 500

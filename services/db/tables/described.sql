@@ -1,7 +1,246 @@
--- Tables that are written and read by SQL alone, as the migrations make them: a description that a test compares
--- with a migrated database. Those that SQLAlchemy's expressions name are in the modules beside this file.
+-- All tables, as the migrations make them: a description that a test compares with a migrated database.
 
 -- admission: Tables of admission: tenants, users, keys, jobs and what happened to them.
+-- Two processes write `jobs` by agreement: admission accepts a job and records what its user wants (cancel, hold,
+-- release), the scheduler moves it through its run. Each update names the state it expects, so that neither overwrites
+-- the other.
+
+-- `accepted_jobs` counts every job ever accepted. It is raised in the transaction that accepts them, whose lock on the
+-- row makes quotas exact; its increase since the active jobs were last counted is the most by which they can have
+-- grown. `last_number` is the newest number of a job or an array, given under the same lock, and by the scheduler to
+-- jobs of engines (`services/db/job_numbers.py`).
+CREATE TABLE tenants (
+    id TEXT NOT NULL,
+    limits JSONB NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    accepted_jobs BIGINT DEFAULT 0 NOT NULL,
+    last_number BIGINT DEFAULT 0 NOT NULL,
+    PRIMARY KEY (id)
+);
+
+-- Who submits jobs. `account` is the operating system's account that the user's jobs run as on nodes.
+CREATE TABLE users (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    account TEXT,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    disabled_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (id),
+    CONSTRAINT users_of_a_tenant UNIQUE (tenant_id, name),
+    FOREIGN KEY(tenant_id) REFERENCES tenants (id)
+);
+
+-- `last_used_at` is to within a minute: it is written at most that often. A key that has a `project` reaches no other.
+-- `used` is what it and the keys in `replaced`, its predecessors, used of their budget for a month.
+CREATE TABLE api_keys (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    role TEXT NOT NULL,
+    label TEXT NOT NULL,
+    key_sha256 BYTEA NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    revoked_at TIMESTAMP WITH TIME ZONE,
+    expires_at TIMESTAMP WITH TIME ZONE,
+    last_used_at TIMESTAMP WITH TIME ZONE,
+    user_id TEXT,
+    project TEXT,
+    limits JSONB DEFAULT '{}' NOT NULL,
+    used JSONB,
+    replaced TEXT[] DEFAULT '{}' NOT NULL,
+    PRIMARY KEY (id),
+    FOREIGN KEY(tenant_id) REFERENCES tenants (id),
+    UNIQUE (key_sha256),
+    FOREIGN KEY(user_id) REFERENCES users (id)
+);
+
+-- `gated`: whether it may have to wait for other jobs, as it has dependencies or is a task of an array with a limit,
+-- waits for something else than GPUs in its engine, or pauses until `not_before`, as it failed again and again. A task
+-- of an array has the array's spec, and the dependencies of the array are its own. `number`: what its tenant's people
+-- type for its id, for a task that of its array; none of what an older release accepted. `engine`: what runs it, our
+-- own agents or an engine such as Slurm, which knows it by `external_id`.
+CREATE TABLE jobs (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    project TEXT NOT NULL,
+    labels JSONB NOT NULL,
+    spec JSONB NOT NULL,
+    state TEXT NOT NULL,
+    cancel_requested BOOLEAN DEFAULT false NOT NULL,
+    hold_requested BOOLEAN DEFAULT false NOT NULL,
+    reason TEXT,
+    detail TEXT,
+    expected_start_at TIMESTAMP WITH TIME ZONE,
+    generation INTEGER DEFAULT 0 NOT NULL,
+    preemptions INTEGER DEFAULT 0 NOT NULL,
+    restarts INTEGER DEFAULT 0 NOT NULL,
+    exit_code INTEGER,
+    attained_gpu_s FLOAT DEFAULT 0 NOT NULL,
+    submitted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    queued_at TIMESTAMP WITH TIME ZONE,
+    started_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    array_id TEXT,
+    array_index INTEGER,
+    gated BOOLEAN DEFAULT false NOT NULL,
+    user_id TEXT,
+    engine TEXT DEFAULT 'wattshift' NOT NULL,
+    external_id TEXT,
+    bound_to TEXT[],
+    node_losses INTEGER DEFAULT 0 NOT NULL,
+    not_before TIMESTAMP WITH TIME ZONE,
+    number BIGINT,
+    PRIMARY KEY (id)
+);
+CREATE INDEX jobs_bound ON jobs (id) WHERE bound_to IS NOT NULL;
+CREATE INDEX jobs_by_array ON jobs (array_id, id) WHERE array_id IS NOT NULL;
+CREATE INDEX jobs_by_tenant ON jobs (tenant_id, id);
+CREATE INDEX jobs_ended ON jobs (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX jobs_gated ON jobs (id) WHERE gated AND state NOT IN ('succeeded', 'failed', 'cancelled');
+CREATE INDEX jobs_labels ON jobs USING gin (labels jsonb_path_ops);
+CREATE INDEX jobs_live ON jobs (state) WHERE state NOT IN ('succeeded', 'failed', 'cancelled');
+CREATE UNIQUE INDEX jobs_numbered ON jobs (tenant_id, number) WHERE array_id IS NULL;
+CREATE UNIQUE INDEX jobs_of_an_engine ON jobs (engine, external_id) WHERE external_id IS NOT NULL;
+CREATE INDEX jobs_succeeded ON jobs (ended_at, id) WHERE state = 'succeeded';
+
+-- What a project (empty: the whole tenant) may use per month, and how much of it is used. The scheduler starts no
+-- queued job of a project whose budget is `exceeded` and whose `action` is `hold`.
+CREATE TABLE budgets (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    project TEXT NOT NULL,
+    quantity TEXT NOT NULL,
+    amount FLOAT NOT NULL,
+    action TEXT NOT NULL,
+    month TEXT,
+    used FLOAT DEFAULT 0 NOT NULL,
+    exceeded BOOLEAN DEFAULT false NOT NULL,
+    detail TEXT,
+    PRIMARY KEY (id),
+    CONSTRAINT budgets_of_a_project UNIQUE (tenant_id, project, quantity),
+    FOREIGN KEY(tenant_id) REFERENCES tenants (id)
+);
+
+-- Where messages go. Secrets are derived from the installation's and `secret_revision`; only their hash is here.
+-- `failures` counts the attempts that failed since the last that succeeded; nothing is sent until `paused_until`.
+CREATE TABLE webhooks (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    url TEXT NOT NULL,
+    events TEXT[] NOT NULL,
+    project TEXT,
+    secret_revision INTEGER DEFAULT 1 NOT NULL,
+    secret_sha256 BYTEA NOT NULL,
+    previous_secret_until TIMESTAMP WITH TIME ZONE,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    enabled_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    disabled_at TIMESTAMP WITH TIME ZONE,
+    disabled_reason TEXT,
+    failures INTEGER DEFAULT 0 NOT NULL,
+    failing_since TIMESTAMP WITH TIME ZONE,
+    paused_until TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (id),
+    FOREIGN KEY(tenant_id) REFERENCES tenants (id)
+);
+CREATE INDEX webhooks_by_tenant ON webhooks (tenant_id, id);
+
+-- Budgets that were exceeded and nodes that were lost (by the scheduler), written in the transaction that finds out.
+-- Admission turns each into deliveries and deletes it in one transaction; without a tenant, it concerns operators.
+CREATE TABLE webhook_events (
+    id BIGSERIAL NOT NULL,
+    type TEXT NOT NULL,
+    tenant_id TEXT,
+    project TEXT,
+    at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    data JSONB NOT NULL,
+    PRIMARY KEY (id)
+);
+
+-- Messages. An attempt moves `next_attempt_at` past its own time-out before it begins, so that no other process makes
+-- it too, and that it is repeated if this process dies.
+CREATE TABLE webhook_deliveries (
+    id TEXT NOT NULL,
+    webhook_id TEXT NOT NULL,
+    type TEXT NOT NULL,
+    body TEXT NOT NULL,
+    state TEXT DEFAULT 'pending' NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    attempts INTEGER DEFAULT 0 NOT NULL,
+    attempted_at TIMESTAMP WITH TIME ZONE,
+    next_attempt_at TIMESTAMP WITH TIME ZONE DEFAULT now(),
+    ended_at TIMESTAMP WITH TIME ZONE,
+    status INTEGER,
+    error TEXT,
+    PRIMARY KEY (id),
+    FOREIGN KEY(webhook_id) REFERENCES webhooks (id) ON DELETE CASCADE
+);
+CREATE INDEX webhook_deliveries_by_webhook ON webhook_deliveries (webhook_id, id);
+CREATE INDEX webhook_deliveries_due ON webhook_deliveries (webhook_id, next_attempt_at) WHERE state = 'pending';
+CREATE INDEX webhook_deliveries_ended ON webhook_deliveries (ended_at);
+
+-- Values that jobs get, sealed by `services/db/sealing.py`. An empty `project` means all of the tenant's.
+CREATE TABLE secrets (
+    tenant_id TEXT NOT NULL,
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    sealed BYTEA NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    updated_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (tenant_id, project, name),
+    FOREIGN KEY(tenant_id) REFERENCES tenants (id)
+);
+
+-- Archives with the files of jobs. `used_at` is when it was last uploaded to, or named by a submission.
+CREATE TABLE uploads (
+    tenant_id TEXT NOT NULL,
+    sha256 TEXT NOT NULL,
+    size_bytes BIGINT NOT NULL,
+    is_complete BOOLEAN DEFAULT false NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    used_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (tenant_id, sha256),
+    FOREIGN KEY(tenant_id) REFERENCES tenants (id)
+);
+
+CREATE TABLE upload_chunks (
+    tenant_id TEXT NOT NULL,
+    sha256 TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    data BYTEA NOT NULL,
+    PRIMARY KEY (tenant_id, sha256, number),
+    FOREIGN KEY(tenant_id, sha256) REFERENCES uploads (tenant_id, sha256) ON DELETE CASCADE
+);
+
+-- What happened. A reader goes by `(transaction_id, sequence)` and stops before the oldest transaction still open:
+-- sequences are assigned before their rows are visible, so a reader of sequences alone would skip rows of slower
+-- transactions.
+CREATE TABLE job_events (
+    sequence BIGSERIAL NOT NULL,
+    transaction_id BIGINT DEFAULT pg_current_xact_id()::text::bigint NOT NULL,
+    job_id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    type TEXT NOT NULL,
+    data JSONB DEFAULT '{}' NOT NULL,
+    PRIMARY KEY (sequence)
+);
+CREATE INDEX job_events_by_job ON job_events (job_id, transaction_id, sequence);
+CREATE INDEX job_events_in_order ON job_events (transaction_id, sequence);
+
+-- What operators and admins did.
+CREATE TABLE audit_log (
+    sequence BIGSERIAL NOT NULL,
+    at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    tenant_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    action TEXT NOT NULL,
+    target TEXT NOT NULL,
+    data JSONB DEFAULT '{}' NOT NULL,
+    PRIMARY KEY (sequence)
+);
+
 -- What is kept of jobs that ended long ago and are no longer in `jobs`: what reports group the ledger by.
 CREATE TABLE past_jobs (
     id TEXT NOT NULL,
@@ -185,6 +424,29 @@ CREATE TABLE engine_savings (
 
 
 -- predictions: Tables of predicted lengths: trainings, the models they made, and what was predicted for each job.
+-- Work as the optimizer's workers claim it (`services.db.background`); only the installation itself submits it.
+CREATE TABLE length_trainings (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    state TEXT NOT NULL,
+    problem JSONB NOT NULL,
+    problem_sha256 BYTEA NOT NULL,
+    result JSONB,
+    failure JSONB,
+    attempts INTEGER DEFAULT 0 NOT NULL,
+    claim TEXT,
+    lease_until TIMESTAMP WITH TIME ZONE,
+    submitted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    enqueued_at TIMESTAMP WITH TIME ZONE,
+    started_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    train_s FLOAT,
+    PRIMARY KEY (id),
+    CONSTRAINT length_trainings_state CHECK (state IN ('queued', 'running', 'succeeded', 'failed', 'cancelled'))
+);
+CREATE INDEX length_trainings_live ON length_trainings (state) WHERE state IN ('queued', 'running');
+
 -- A model has the id of its training; `content` is what `services.learning.length_table` writes: arrays, no code.
 -- It was trained on the jobs that had ended by `through_at`.
 CREATE TABLE length_models (
@@ -435,6 +697,24 @@ CREATE TABLE schema_compatibility (
 
 
 -- telemetry: Tables of telemetry: nodes, what their ranks report, and the energy and carbon ledger.
+-- How GPUs are to be cut, and how far their nodes are with it: `sizes` in sevenths, in the order of their places,
+-- empty for a whole GPU. Only jobs of the fleet `owner` run on a GPU that has one. `services.db.gpu_partitions` writes
+-- what is wanted.
+CREATE TABLE gpu_partitions (
+    node_id TEXT NOT NULL,
+    gpu INTEGER NOT NULL,
+    revision BIGINT NOT NULL,
+    sizes JSONB NOT NULL,
+    owner TEXT,
+    state TEXT DEFAULT 'pending' NOT NULL,
+    detail TEXT DEFAULT '' NOT NULL,
+    wanted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    applied_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (node_id, gpu),
+    CONSTRAINT gpu_partitions_state CHECK (state IN ('pending', 'busy', 'applied', 'failed'))
+);
+CREATE INDEX gpu_partitions_by_owner ON gpu_partitions (owner) WHERE owner IS NOT NULL;
+
 -- A node of another `engine` has no agent: a bridge reports it, with the engine's `queues` that use it. One that
 -- `measures_only` has an agent that runs nothing: nothing is placed there, and what it measures is of `engine_node`.
 --
@@ -912,3 +1192,355 @@ CREATE TABLE batch_lines (
     UNIQUE (batch_id, custom_id)
 );
 CREATE INDEX batch_lines_open ON batch_lines (batch_id, model, state) WHERE result IS NULL;
+
+
+-- serving: Tables of serving: pools, their traffic, plans and instances, and external model servers.
+-- `plan_id` is the plan in force. A process that applies a plan, or creates or drains instances, holds the pool's row
+-- lock. A deleted pool stays until its last instance has ended.
+CREATE TABLE pools (
+    name TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    spec JSONB NOT NULL,
+    revision INTEGER DEFAULT 1 NOT NULL,
+    deleted_at TIMESTAMP WITH TIME ZONE,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    updated_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    plan_id TEXT,
+    planned_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (name)
+);
+
+-- Requests in 5 seconds as one source saw them: `{PoolPartition.counted_as: {class: count}}`, classes without any left
+-- out. The name of a partition makes no difference; other thresholds have counts of their own.
+CREATE TABLE pool_traffic (
+    pool TEXT NOT NULL,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    source TEXT NOT NULL,
+    counts JSONB NOT NULL,
+    PRIMARY KEY (pool, start_at, source)
+);
+
+-- `slot_at` is the half hour of the clock that the plan is for, `from_at` when its first step begins; `outcome` is
+-- what was done with the answer.
+CREATE TABLE pool_plans (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    state TEXT NOT NULL,
+    problem JSONB NOT NULL,
+    problem_sha256 BYTEA NOT NULL,
+    result JSONB,
+    failure JSONB,
+    attempts INTEGER DEFAULT 0 NOT NULL,
+    claim TEXT,
+    lease_until TIMESTAMP WITH TIME ZONE,
+    submitted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    enqueued_at TIMESTAMP WITH TIME ZONE,
+    started_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    plan_s FLOAT,
+    pool TEXT NOT NULL,
+    revision INTEGER NOT NULL,
+    trigger TEXT NOT NULL,
+    slot_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    from_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    deadline_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    outcome TEXT,
+    decided_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (id),
+    CONSTRAINT pool_plans_state CHECK (state IN ('queued', 'running', 'succeeded', 'failed', 'cancelled'))
+);
+CREATE INDEX pool_plans_by_pool ON pool_plans (pool, id);
+CREATE UNIQUE INDEX pool_plans_one_per_problem ON pool_plans (pool, problem_sha256) WHERE state IN ('queued', 'running', 'succeeded');
+CREATE INDEX pool_plans_undecided ON pool_plans (pool) WHERE outcome IS NULL;
+
+-- `terms` are the specs that the instance was made from: `{"mode": ServerMode, "place": PoolPlace, "probes":
+-- ServerProbes}`. `id` is also the idempotency key of its job's submission, so that no instance ever has two jobs.
+-- `sealed_key` is opened for its node and the routers alone.
+CREATE TABLE pool_instances (
+    id TEXT NOT NULL,
+    pool TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    plan_id TEXT,
+    place TEXT NOT NULL,
+    mode TEXT NOT NULL,
+    partition TEXT,
+    request_class TEXT,
+    terms JSONB NOT NULL,
+    state TEXT NOT NULL,
+    job_id TEXT,
+    url TEXT,
+    reason TEXT,
+    detail TEXT,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    ready_at TIMESTAMP WITH TIME ZONE,
+    silent_since TIMESTAMP WITH TIME ZONE,
+    draining_at TIMESTAMP WITH TIME ZONE,
+    stopping_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    listener TEXT,
+    sealed_key BYTEA,
+    checks_key BOOLEAN,
+    PRIMARY KEY (id),
+    CONSTRAINT pool_instances_state CHECK (state IN ('wanted', 'starting', 'ready', 'draining', 'stopping', 'ended'))
+);
+CREATE INDEX pool_instances_by_pool ON pool_instances (pool, id);
+CREATE INDEX pool_instances_live ON pool_instances (pool) WHERE state <> 'ended';
+
+-- `spec` is an `EndpointSpec`. It contains no key, only the name of the file that does.
+CREATE TABLE model_endpoints (
+    name TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    spec JSONB NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    updated_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (name)
+);
+
+
+-- serving: Tables of serving: fleets of GPUs, the applications on them, their plans, and what routers measured of requests.
+-- `assignment` is what each GPU runs: `[[node, gpu, [[app, variant, slice], ...]], ...]`. Whoever plans a fleet or
+-- changes its GPUs holds its row lock. Its GPUs are the rows of `gpu_partitions` that it owns.
+CREATE TABLE fleets (
+    name TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    spec JSONB NOT NULL,
+    revision INTEGER DEFAULT 1 NOT NULL,
+    deleted_at TIMESTAMP WITH TIME ZONE,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    updated_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    assignment JSONB DEFAULT '[]' NOT NULL,
+    only_proposes TEXT,
+    failures INTEGER DEFAULT 0 NOT NULL,
+    retry_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (name)
+);
+
+-- `target` is what the controller makes true: how many instances of each variant on each slice, `[[variant, slice,
+-- count], ...]`, and which instances leave first. Instances are rows of `pool_instances` whose `pool` is `app:` and
+-- the name. `planned_revision` is the revision that the plan in force was made for.
+CREATE TABLE apps (
+    name TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    spec JSONB NOT NULL,
+    revision INTEGER DEFAULT 1 NOT NULL,
+    deleted_at TIMESTAMP WITH TIME ZONE,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    updated_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    fleet TEXT NOT NULL,
+    planned_revision INTEGER DEFAULT 0 NOT NULL,
+    plan_id TEXT,
+    target JSONB DEFAULT '{"wanted": [], "leave": []}' NOT NULL,
+    PRIMARY KEY (name)
+);
+CREATE INDEX apps_by_fleet ON apps (fleet);
+
+-- `basis` is what the plan was made from: revisions and GPUs. `problem` is a `PartitionRequest`, and the plan's id the
+-- idempotency key of its solve; a plan without one is BASE. `progress` is how far carrying it out is. `search` is a
+-- `FleetSearch`: what was measured of configurations, and which one is brought up or measured now.
+CREATE TABLE fleet_plans (
+    id TEXT NOT NULL,
+    fleet TEXT NOT NULL,
+    trigger TEXT NOT NULL,
+    state TEXT NOT NULL,
+    detail TEXT,
+    gco2_per_kwh DOUBLE PRECISION NOT NULL,
+    basis JSONB NOT NULL,
+    problem JSONB,
+    result JSONB,
+    progress JSONB,
+    made_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    search JSONB,
+    PRIMARY KEY (id),
+    CONSTRAINT fleet_plans_state CHECK (state IN ('solving', 'proposed', 'carrying_out', 'applied', 'failed', 'superseded', 'measuring'))
+);
+CREATE INDEX fleet_plans_by_fleet ON fleet_plans (fleet, id);
+CREATE UNIQUE INDEX fleet_plans_one_at_a_time ON fleet_plans (fleet) WHERE state IN ('solving', 'measuring', 'carrying_out');
+
+-- Requests in 5 seconds as one router process saw them. `latency`: answers by the index of their bucket of
+-- `LATENCY_BOUNDS_MS`; `variants`: answers by variant; `accuracy_sum`: of the accuracies of the answers; `waiting`:
+-- requests in the queue when it was reported.
+CREATE TABLE app_observations (
+    app TEXT NOT NULL,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    router TEXT NOT NULL,
+    arrivals INTEGER NOT NULL,
+    answered INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    latency JSONB NOT NULL,
+    variants JSONB NOT NULL,
+    servers JSONB NOT NULL,
+    accuracy_sum DOUBLE PRECISION NOT NULL,
+    waiting INTEGER DEFAULT 0 NOT NULL,
+    PRIMARY KEY (app, start_at, router)
+);
+CREATE INDEX app_observations_by_time ON app_observations (start_at);
+
+
+-- carbon: Tables of the carbon service: measured intensities, forecasts, and the state of a replay, prices.
+-- One measured interval each. A provider's values are kept under its name: two providers' methods are not comparable,
+-- so that a zone which changes its provider starts a new history.
+CREATE TABLE carbon_points (
+    zone TEXT NOT NULL,
+    signal TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    end_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    gco2_per_kwh FLOAT NOT NULL,
+    is_estimated BOOLEAN NOT NULL,
+    fetched_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    PRIMARY KEY (zone, signal, provider, start_at)
+);
+
+-- Every forecast as issued, `points` = `[[start, end, gCO2/kWh]]` in UTC seconds: what was known when.
+CREATE TABLE carbon_forecasts (
+    zone TEXT NOT NULL,
+    signal TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    generated_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    fetched_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    points JSONB NOT NULL,
+    PRIMARY KEY (zone, signal, provider, generated_at)
+);
+
+-- The forecast learned from a provider's history, `points` = `[[start, end, gCO2/kWh, p10, p90]]` in UTC seconds; none
+-- if persistence is used, because of the backtest or for lack of history.
+CREATE TABLE carbon_learned_forecasts (
+    zone TEXT NOT NULL,
+    signal TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    generated_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    method TEXT NOT NULL,
+    note TEXT NOT NULL,
+    points JSONB NOT NULL,
+    backtest JSONB,
+    PRIMARY KEY (zone, signal, provider, generated_at)
+);
+
+-- The state of a replay of recordings: at `real_at` the grid's clock showed `grid_at` and ran at `speed`.
+CREATE TABLE carbon_replays (
+    name TEXT NOT NULL,
+    real_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    grid_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    speed FLOAT NOT NULL,
+    requested_start_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (name)
+);
+
+-- What electricity costs in one hour of UTC, and the demand charge in force then. Hours that have ended stay as they
+-- are, whatever the tariff becomes.
+CREATE TABLE carbon_prices (
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    zone TEXT NOT NULL,
+    currency TEXT NOT NULL,
+    per_kwh NUMERIC NOT NULL,
+    demand_per_kw_month NUMERIC NOT NULL,
+    fetched_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    PRIMARY KEY (start_at, zone)
+);
+
+
+-- optimizer: Tables of the optimizer: solves, and their idempotency keys.
+-- Problems, and their answers once a worker has solved them.
+CREATE TABLE solves (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    state TEXT NOT NULL,
+    problem JSONB NOT NULL,
+    problem_sha256 BYTEA NOT NULL,
+    result JSONB,
+    failure JSONB,
+    attempts INTEGER DEFAULT 0 NOT NULL,
+    claim TEXT,
+    lease_until TIMESTAMP WITH TIME ZONE,
+    submitted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    enqueued_at TIMESTAMP WITH TIME ZONE,
+    started_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    solve_s FLOAT,
+    kind TEXT NOT NULL,
+    progress JSONB,
+    PRIMARY KEY (id),
+    CONSTRAINT solves_state CHECK (state IN ('queued', 'running', 'succeeded', 'failed', 'cancelled'))
+);
+CREATE INDEX solves_by_tenant ON solves (tenant_id, id);
+CREATE INDEX solves_live ON solves (state) WHERE state IN ('queued', 'running');
+CREATE UNIQUE INDEX solves_one_per_problem ON solves (tenant_id, kind, problem_sha256) WHERE state IN ('queued', 'running', 'succeeded');
+
+-- The solve that an idempotency key refers to; deleted together with it.
+CREATE TABLE solve_submissions (
+    tenant_id TEXT NOT NULL,
+    idempotency_key TEXT NOT NULL,
+    body_sha256 BYTEA NOT NULL,
+    solve_id TEXT NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (tenant_id, idempotency_key),
+    FOREIGN KEY(solve_id) REFERENCES solves (id) ON DELETE CASCADE
+);
+CREATE INDEX solve_submissions_by_solve ON solve_submissions (solve_id);
+
+
+-- simulator: Tables of the simulator: what-if runs, their idempotency keys, and the files they read.
+-- What-if runs, and their progress.
+CREATE TABLE simulations (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    state TEXT NOT NULL,
+    problem JSONB NOT NULL,
+    problem_sha256 BYTEA NOT NULL,
+    result JSONB,
+    failure JSONB,
+    attempts INTEGER DEFAULT 0 NOT NULL,
+    claim TEXT,
+    lease_until TIMESTAMP WITH TIME ZONE,
+    submitted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    enqueued_at TIMESTAMP WITH TIME ZONE,
+    started_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    run_s FLOAT,
+    inputs TEXT[] NOT NULL,
+    done INTEGER DEFAULT 0 NOT NULL,
+    total INTEGER NOT NULL,
+    PRIMARY KEY (id),
+    CONSTRAINT simulations_state CHECK (state IN ('queued', 'running', 'succeeded', 'failed', 'cancelled'))
+);
+CREATE INDEX simulations_by_input ON simulations USING gin (inputs);
+CREATE INDEX simulations_by_tenant ON simulations (tenant_id, id);
+CREATE INDEX simulations_live ON simulations (state) WHERE state IN ('queued', 'running');
+CREATE UNIQUE INDEX simulations_one_per_problem ON simulations (tenant_id, problem_sha256) WHERE state IN ('queued', 'running', 'succeeded');
+
+-- The simulation that an idempotency key refers to; deleted together with it.
+CREATE TABLE simulation_submissions (
+    tenant_id TEXT NOT NULL,
+    idempotency_key TEXT NOT NULL,
+    body_sha256 BYTEA NOT NULL,
+    simulation_id TEXT NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (tenant_id, idempotency_key),
+    FOREIGN KEY(simulation_id) REFERENCES simulations (id) ON DELETE CASCADE
+);
+CREATE INDEX simulation_submissions_by_simulation ON simulation_submissions (simulation_id);
+
+-- Files by their content, compressed with gzip; kept while a simulation names them in `inputs`.
+CREATE TABLE simulation_inputs (
+    sha256 TEXT NOT NULL,
+    content BYTEA NOT NULL,
+    stored_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (sha256)
+);
+
+-- What levers saved on a day, UTC: `figures` as `services.contracts.savings.DaySavings`. `simulation_id` is the
+-- replay, which is kept with its inputs; NULL where nothing was replayed.
+CREATE TABLE savings (
+    day DATE NOT NULL,
+    simulation_id TEXT,
+    figures JSONB NOT NULL,
+    PRIMARY KEY (day)
+);

@@ -13,7 +13,7 @@ from sqlalchemy import TextClause, insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.contracts.identity import Identity
-from services.db.tables.admission import audit_log
+from services.db.tables import audit_log
 from services.serving.repository.apps import AppRows
 from services.serving.repository.batch_work import BatchWorkRows
 from services.serving.repository.batches import BatchRows

@@ -10,8 +10,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 
 from services.contracts.apps import AppInstance, AppSpec
 from services.contracts.serving import InstanceState
-from services.db.tables.apps import app_observations, apps
-from services.db.tables.pools import pool_instances
+from services.db.tables import app_observations, apps, pool_instances
 from services.serving.instances import APP_PREFIX
 from services.serving.repository.fleets import variant_and_slice
 from services.serving.repository.specs import SpecRows, record_of
@@ -233,10 +232,9 @@ class AppRows(SpecRows[AppRecord]):
     async def observe(self, rows: Sequence[Observed]) -> None:
         """Write what routers saw, replacing earlier reports of the same windows."""
         statement = upsert(app_observations)
-        keys = list(app_observations.primary_key.columns)
-        names = [column.name for column in app_observations.columns if column not in keys]
-        replaced = {name: getattr(statement.excluded, name) for name in names}
-        values = [{column.name: getattr(row, column.name) for column in app_observations.columns} for row in rows]
+        keys, names = ["app", "start_at", "router"], app_observations.c.keys()
+        replaced = {name: getattr(statement.excluded, name) for name in names if name not in keys}
+        values = [{name: getattr(row, name) for name in names} for row in rows]
         await self._connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), values)
 
     async def seen(self, names: Collection[str], since: datetime, until: datetime | None = None) -> dict[str, Seen]:

@@ -13,8 +13,7 @@ from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetPlanTr
 from services.contracts.serving import InstanceState
 from services.core.domain.mig import placed
 from services.db.gpu_partitions import RELEASE, WANT
-from services.db.tables.apps import apps, fleet_plans, fleets
-from services.db.tables.telemetry import gpu_partitions
+from services.db.tables import apps, fleet_plans, fleets, gpu_partitions
 from services.serving.fleets.assignment import (
     UNKNOWN,
     Assignment,

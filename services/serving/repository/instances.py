@@ -15,7 +15,7 @@ from services.contracts.nodes import Listener
 from services.contracts.pools import PoolsResult
 from services.contracts.serving import InstanceState, PoolInstance, PoolSpec
 from services.core.domain.jobs import JobState
-from services.db.tables.pools import pool_instances
+from services.db.tables import pool_instances
 from services.serving.controller.advance import Change
 from services.serving.controller.backoff import Life
 from services.serving.controller.diff import Combination

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.serving import EVENTS, RESCUES, PlanOutcome, PoolPlanDetail, PoolPlanSummary
 from services.db.background import LIVE, WorkRepository
-from services.db.tables.pools import pool_plans, pools
+from services.db.tables import pool_plans, pools
 from services.serving.repository.pools import EPOCH, PoolRecord, planned_every, pool_record
 from services.serving.repository.specs import record_of
 

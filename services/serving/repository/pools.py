@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Integer, RowMapping, Select, cast, delete,
 
 from services.contracts.identity import Identity
 from services.contracts.serving import InstanceState, Pool, PoolSpec
-from services.db.tables.pools import pool_instances, pool_plans, pool_traffic, pools
+from services.db.tables import pool_instances, pool_plans, pool_traffic, pools
 from services.serving.repository.specs import SpecRows, record_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -7,8 +7,7 @@ from sqlalchemy import RowMapping, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.routing import Endpoint
-from services.db.tables.admission import secrets
-from services.db.tables.pools import model_endpoints, pools
+from services.db.tables import model_endpoints, pools, secrets
 from services.serving.repository.specs import SpecRows
 
 POOLS = text("""

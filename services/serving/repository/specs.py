@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
-from sqlalchemy import RowMapping, Select, Table, delete, func, select, update
+from sqlalchemy import RowMapping, Select, TableClause, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -34,7 +34,7 @@ def record_of(kind: type[D], row: RowMapping, **read: Any) -> D:
 class SpecRows(Generic[R]):
     """Queries on the table of one kind."""
 
-    table: ClassVar[Table]
+    table: ClassVar[TableClause]
     what: ClassVar[str]
 
     def __init__(self, connection: AsyncConnection) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.db.tables.pools import pool_traffic, pools
+from services.db.tables import pool_traffic, pools
 
 Counts = dict[str, dict[str, int]]
 """Requests of a window: by what partitions are counted as and by class, classes without any left out."""
@@ -32,7 +32,7 @@ class TrafficRows:
         """Write windows, replacing earlier reports of the same source."""
         rows = [{"pool": pool, "start_at": each.start_at, "source": source, "counts": each.counts} for each in windows]
         statement = insert(pool_traffic)
-        keys = list(pool_traffic.primary_key.columns)
+        keys = ["pool", "start_at", "source"]
         replaced = {"counts": statement.excluded.counts}
         await self._connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
 
