@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, TypeVar, cast
 
+from services.contracts.schema import Message
 from services.db.database import Connection, Record
 
+M = TypeVar("M", bound=Message)
 R = TypeVar("R", bound=tuple[object, ...])  #: A class made with ``NamedTuple``
 
 
@@ -42,6 +44,11 @@ def columns_of(row_type: type[R], rows: Sequence[R]) -> dict[str, tuple[object, 
 async def fetch_rows(connection: Connection, row_type: type[R], query: str, *arguments: object) -> list[R]:
     """Return all rows of a query; ``RowShapeError`` if its columns are not the fields of ``row_type``."""
     return rows_of(row_type, await connection.fetch(query, *arguments))
+
+
+async def fetch_messages(connection: Connection, kind: type[M], query: str, *arguments: object) -> list[M]:
+    """Return all rows of a query as messages whose fields are its columns."""
+    return [kind.model_validate(dict(record)) for record in await connection.fetch(query, *arguments)]
 
 
 async def fetch_row(connection: Connection, row_type: type[R], query: str, *arguments: object) -> R | None:

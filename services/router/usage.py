@@ -1,7 +1,7 @@
 """What the router reports to the ledger: requests by server, key, model and class, a minute at a time.
 
 Energy is not added to the ledger but divided: a server's job has its ledger lines already, and the requests' shares of
-the server's time tell whose they were (``services/telemetry/requests.py``).
+the server's time tell whose they were (``services/telemetry/reports.py``).
 """
 
 import time

@@ -20,10 +20,10 @@ from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks
 from services.telemetry import request_endpoints
-from services.telemetry.control_plane import SLOT_S, book_control_plane
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.enrolment import Enrolment
 from services.telemetry.figures import show_figures
+from services.telemetry.idle import BOOK_EVERY_S, SLOT_S, book_control_plane, book_sleeps
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
 from services.telemetry.redis_users import LOOK_S, RedisUsers
@@ -34,7 +34,6 @@ from services.telemetry.repository.temperatures import STEP_S, note
 from services.telemetry.seals import CLOSE_EVERY_S, close_days
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
-from services.telemetry.sleeps import BOOK_EVERY_S, book
 
 
 def create_app(settings: TelemetrySettings) -> FastAPI:
@@ -59,7 +58,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         )
         signer = telemetry.signer
         show_figures(app.state.metrics, database)
-        loops = [repeat(lambda: book(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
+        loops = [repeat(lambda: book_sleeps(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
         loops.append(repeat(lambda: note(database), STEP_S / 5, failed="temperatures.not_noted"))
         every_s, keep_days = settings.retention_interval_s, settings.clocks_keep_days
         loops.append(repeat(lambda: forget_clocks(database, keep_days), every_s, failed="clocks.not_forgotten"))

@@ -20,13 +20,17 @@ from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, invalid, not_found
 from services.kit.projects import check_project
 from services.kit.routes import Lines, from_state
-from services.telemetry import invariants
-from services.telemetry.history import past_jobs
 from services.telemetry.report_route import ReportRoute
-from services.telemetry.reports import footprint_report, hourly_report, job_footprint
+from services.telemetry.reports import (
+    footprint_report,
+    hourly_report,
+    invariant_report,
+    job_footprint,
+    past_jobs,
+    request_report,
+)
 from services.telemetry.repository.jobs import owner_of
 from services.telemetry.repository.reports import Subject
-from services.telemetry.requests import request_report
 from services.telemetry.service import Telemetry
 
 NODE_PATHS = re.compile(
@@ -321,7 +325,7 @@ async def export_past_jobs(
 @router.get("/invariants", tags=["footprint"])
 async def check_invariants(_: Operator, service: Service) -> reports.InvariantReport:
     """Check that the live system is consistent."""
-    return await invariants.check_invariants(service.database)
+    return await invariant_report(service.database)
 
 
 def _check_period(start: datetime | None, end: datetime | None, longest: timedelta = timedelta.max) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from services.contracts.nodes import Basis, EnergyInterval, EnergyReceipt, EnergySource, Usage
@@ -20,6 +20,7 @@ from services.telemetry.intensity import Intensity, IntensitySource, Origin
 from services.telemetry.profiles import GangInterval, Profile, advance
 from services.telemetry.repository import energy
 from services.telemetry.repository.lines import KNOWN_LATE_S
+from services.telemetry.repository.nodes import Reporter
 from services.telemetry.repository.rules import LEDGER_TOLERANCE
 
 log = Log(__name__)
@@ -29,35 +30,6 @@ _LEAST_KNOWN_LAST = list(EnergySource)
 _KNOWN_LATE = timedelta(seconds=KNOWN_LATE_S)
 _LEAST_J = 1e-12
 """Less is nothing: products of smaller numbers underflow in the database, which then refuses the whole report."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reporter:
-    """The node an interval comes from.
-
-    ``most_gpu_w`` and ``most_host_w`` are the most that its GPUs, and the rest of it, can draw; None for no limit.
-    """
-
-    node_id: str
-    zone: str
-    host_power: EnergySource
-    zones: Sequence[tuple[float, str]] = ()
-    engine_node: str | None = None
-    most_gpu_w: float | None = None
-    most_host_w: float | None = None
-
-    @property
-    def held_as(self) -> str:
-        """The node on which its gangs have their shares: the engine's, if it measures one."""
-        return self.engine_node or self.node_id
-
-    def zone_at(self, time_s: float) -> str:
-        """Return the zone the node was in at ``time_s``, UTC seconds.
-
-        ``zones`` are those it was in, each with its beginning, oldest first; empty if it was always in ``zone``.
-        """
-        began = [zone for since_s, zone in self.zones if since_s <= time_s]
-        return began[-1] if began else self.zones[0][1] if self.zones else self.zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +45,7 @@ class Line:
     cpu_energy_j: float
     static_energy_j: float
     source: EnergySource
-    cpu_source: EnergySource
+    cpu_source: str
     intensity: Intensity
     carbon_gco2: float
     progress_done: float | None
@@ -447,7 +419,7 @@ async def _advance_profiles(connection: Connection, lines: Sequence[Line], gangs
     wanted = sorted({(gang.job_id, gang.gpus) for gang in gangs.values()})
     if not wanted:
         return
-    before = {(row.job_id, row.gpus): _as_profile(row) for row in await energy.lock_profiles(connection, wanted)}
+    before = await energy.lock_profiles(connection, wanted)
     after: dict[tuple[str, int], Profile] = {}
     for line in lines:
         if (gang := gangs.get((line.reporter.held_as, line.owner))) is None:
@@ -465,31 +437,6 @@ async def _advance_profiles(connection: Connection, lines: Sequence[Line], gangs
         )
         if (profile := advance(after.get(key, before.get(key)), interval)) is not None:
             after[key] = profile
-    changed = [_profile_row(key, after[key]) for key in sorted(after) if after[key] != before.get(key)]
+    changed = {key: after[key] for key in sorted(after) if after[key] != before.get(key)}
     if changed:
         await energy.store_profiles(connection, changed)
-
-
-def _as_profile(row: energy.ProfileRow) -> Profile:
-    return Profile(
-        progress=row.progress,
-        energy_j=row.energy_j,
-        gpu_energy_j=row.gpu_energy_j,
-        duration_s=row.duration_s,
-        last_done=row.last_done,
-        generation=row.generation,
-        since_s=row.since_at.timestamp() if row.since_at else 0.0,
-    )
-
-
-def _profile_row(key: tuple[str, int], profile: Profile) -> energy.ProfileRow:
-    return energy.ProfileRow(
-        *key,
-        progress=profile.progress,
-        energy_j=profile.energy_j,
-        gpu_energy_j=profile.gpu_energy_j,
-        duration_s=profile.duration_s,
-        last_done=profile.last_done,
-        generation=profile.generation,
-        since_at=datetime.fromtimestamp(profile.since_s, UTC),
-    )

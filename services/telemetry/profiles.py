@@ -1,10 +1,10 @@
 """A job's work and energy at one gang size: the arithmetic of a ``job_profiles`` row."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(NamedTuple):
     """Progress and energy of one job at one gang size, over all its gangs of that size."""
 
     progress: float  #: Work done, in the job's unit
@@ -44,18 +44,17 @@ def advance(profile: Profile | None, interval: GangInterval) -> Profile | None:
             return profile
         if profile is None:
             return Profile(0.0, 0.0, 0.0, 0.0, interval.done, interval.generation, interval.end_s)
-        return replace(profile, last_done=interval.done, generation=interval.generation, since_s=interval.end_s)
+        return profile._replace(last_done=interval.done, generation=interval.generation, since_s=interval.end_s)
     if interval.generation < profile.generation or interval.end_s <= profile.since_s:
         return profile
     if interval.shared:
         done = profile.last_done if interval.done is None else interval.done
-        return replace(profile, last_done=max(done, profile.last_done), since_s=interval.end_s)
+        return profile._replace(last_done=max(done, profile.last_done), since_s=interval.end_s)
     length_s = interval.end_s - interval.start_s
     counted_s = interval.end_s - max(interval.start_s, profile.since_s)
     share = counted_s / length_s if length_s > 0 else 0.0
     done = interval.done if reports and interval.done is not None else profile.last_done
-    return replace(
-        profile,
+    return profile._replace(
         progress=profile.progress + max(done - profile.last_done, 0.0),
         energy_j=profile.energy_j + share * interval.energy_j,
         gpu_energy_j=profile.gpu_energy_j + share * interval.gpu_energy_j,

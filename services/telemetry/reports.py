@@ -1,24 +1,27 @@
-"""Footprints: sums over the ledger by job, project, tenant or node, and what one job used under which intensity."""
+"""Reports: sums over the ledger by job, project and so on, one job's, requests', past jobs, and the rules that hold."""
 
 from collections.abc import Sequence
 from datetime import datetime
 
 from services.contracts.jobs import JobFootprint
-from services.contracts.queries import GroupBy
+from services.contracts.queries import GroupBy, PastJobsQuery, RequestQuery
 from services.contracts.reports import (
-    DemandCharge,
     FootprintLine,
     FootprintQuery,
     FootprintReport,
     FootprintTable,
     HourlyReport,
     IntensityUse,
+    Invariant,
+    InvariantReport,
     JobFootprintReport,
-    LedgerHour,
+    PastJobs,
+    RequestReport,
+    ServersFootprint,
 )
 from services.core.domain.signal import Signal
 from services.db.database import Database
-from services.kit.cursors import read_cursor, write_cursor
+from services.kit.cursors import one_page, read_cursor
 from services.telemetry.accounts import (
     Inputs,
     accounts_of,
@@ -27,9 +30,11 @@ from services.telemetry.accounts import (
     known_means,
     zone_intensities,
 )
-from services.telemetry.repository import accounts, reports
+from services.telemetry.repository import accounts, jobs, reports
 from services.telemetry.repository.accounts import PartRow
-from services.telemetry.repository.reports import Amounts, Dimensions, GroupRow, Subject, TotalRow
+from services.telemetry.repository.reports import Amounts, Dimensions, GroupRow, Subject, TotalRow, period_end
+from services.telemetry.repository.requests import request_rows, servers_row
+from services.telemetry.repository.rules import breaches_of
 from services.telemetry.settings import TelemetrySettings
 
 
@@ -60,7 +65,7 @@ async def footprint_report(
         }
     totals = {row.idle: row for row in found.totals}
     idle, total = _footprint(totals.get(True)), _footprint(totals.get(None))
-    page = found.groups[: query.limit]
+    page, following = one_page(found.groups, query.limit, lambda group: "\n".join(group[:2]))
     stated = (settings.market_gco2_per_kwh, settings.embodied_kgco2, settings.device_lifetime_s)
     inputs = Inputs(*stated, known_means(rows.means), rows.currency, bool(rows.means))
     sees_all = tenant_id is project is None
@@ -83,9 +88,9 @@ async def footprint_report(
         zones=zone_intensities(rows.parts, inputs),
         units=units,
         currency=rows.currency,
-        demand=[DemandCharge(**row._asdict()) for row in rows.demand] if sees_all and inputs.hourly else [],
+        demand=rows.demand if sees_all and inputs.hourly else [],
         metered_gpu_energy_j=found.metered_gpu_energy_j if sees_all else total.gpu_energy_j,
-        next_cursor=write_cursor("\n".join(page[-1][:2])) if len(found.groups) > query.limit else None,
+        next_cursor=following,
     )
 
 
@@ -110,16 +115,16 @@ async def hourly_report(
     """Return what was used in each hour of a period; the idle part only for a caller who sees everything."""
     rows = await reports.hour_rows(database, Subject(start_at, end_at, tenant_id, project))
     if tenant_id is None and project is None:
-        return HourlyReport(items=[LedgerHour(**row._asdict()) for row in rows])
+        return HourlyReport(items=rows)
     hidden = {"idle_energy_j": None, "idle_carbon_gco2": None}
-    return HourlyReport(items=[LedgerHour(**{**row._asdict(), **hidden}) for row in rows])
+    return HourlyReport(items=[row.model_copy(update=hidden) for row in rows])
 
 
 async def job_footprint(database: Database, job_id: str, cursor: str | None, limit: int) -> JobFootprintReport:
     """Return a job's footprint, and its use under each intensity in order of time."""
     after = int(read_cursor(cursor, r"[0-9]{1,12}") or 0)
     footprint, cells, terms, uses = await reports.uses_of(database, job_id, after=after, limit=limit + 1)
-    page = uses[:limit]
+    page, following = one_page(uses, limit, lambda use: str(use.number))
     return JobFootprintReport(
         job_id=job_id,
         footprint=_footprint(footprint),
@@ -127,18 +132,8 @@ async def job_footprint(database: Database, job_id: str, cursor: str | None, lim
         zone=terms.zone if terms else None,
         signal=Signal(terms.signal) if terms else None,
         pue=terms.pue if terms else None,
-        intervals=[
-            IntensityUse(
-                start_at=use.start_at,
-                end_at=use.end_at,
-                energy_j=use.energy_j,
-                intensity_gco2_per_kwh=use.intensity_gco2_per_kwh,
-                carbon_gco2=use.carbon_gco2,
-                estimated=use.estimated,
-            )
-            for use in page
-        ],
-        next_cursor=write_cursor(str(page[-1].number)) if len(uses) > limit else None,
+        intervals=[IntensityUse(**{name: getattr(use, name) for name in IntensityUse.model_fields}) for use in page],
+        next_cursor=following,
     )
 
 
@@ -155,3 +150,69 @@ def _after(cursor: str | None) -> tuple[str, str] | None:
         return None
     name, _, then_name = text.partition("\n")
     return name, then_name
+
+
+async def past_jobs(database: Database, query: PastJobsQuery, tenant_id: str | None, project: str | None) -> PastJobs:
+    """Return one page of the jobs submitted in a period, those that have not ended too, without service instances.
+
+    Args:
+        tenant_id, project: Whose jobs; None for those of all tenants or projects.
+
+    Raises:
+        ProblemError: 422 for an invalid cursor.
+    """
+    rows = await jobs.past_jobs(
+        database,
+        start_at=query.start,
+        end_at=query.end,
+        tenant_id=tenant_id,
+        project=project,
+        after=read_cursor(query.cursor, r"[A-Za-z0-9_]{1,100}"),
+        limit=query.limit + 1,
+    )
+    items, following = one_page(rows, query.limit, lambda job: job.job_id)
+    return PastJobs(items=items, next_cursor=following)
+
+
+async def request_report(database: Database, query: RequestQuery, tenant_id: str | None) -> RequestReport:
+    """Return requests of a period by group; the servers' whole energy and the unattributed rest for operators only.
+
+    Nothing is added to the ledger for a request: its server's job has lines already. What routers report is the share
+    of the server's time that requests had; it divides these lines when a report is made. So all requests and the
+    unattributed rest add up to what the ledger has for the servers, whatever arrives late or twice.
+
+    Args:
+        tenant_id: Whose requests; None for all, for operators.
+    """
+    async with database.transaction("repeatable_read", readonly=True) as connection:
+        end_at = await period_end(connection, query.start, query.end)
+        rows = await request_rows(connection, query.group_by, start_at=query.start, end_at=end_at, tenant_id=tenant_id)
+        servers = await servers_row(connection, query.start, end_at) if tenant_id is None else None
+    divided_j, divided_gco2 = sum(row.energy_j for row in rows), sum(row.carbon_gco2 for row in rows)
+    return RequestReport(
+        start_at=query.start,
+        end_at=end_at,
+        group_by=query.group_by,
+        lines=rows,
+        servers=None
+        if servers is None
+        else ServersFootprint(
+            energy_j=servers.energy_j,
+            carbon_gco2=servers.carbon_gco2,
+            unattributed_energy_j=max(0.0, servers.energy_j - divided_j),
+            unattributed_carbon_gco2=servers.carbon_gco2 - divided_gco2,
+        ),
+    )
+
+
+BREACHES_SHOWN = 3  #: Of a rule
+
+
+async def invariant_report(database: Database) -> InvariantReport:
+    """Return every rule and whether it holds now."""
+    invariants: list[Invariant] = []
+    for rule, breaches in await breaches_of(database, BREACHES_SHOWN + 1):
+        detail = "; ".join(breaches[:BREACHES_SHOWN]) if breaches else rule.holds
+        more = "; ..." if len(breaches) > BREACHES_SHOWN else ""
+        invariants.append(Invariant(name=rule.name, holds=not breaches, detail=detail + more))
+    return InvariantReport(holds=all(invariant.holds for invariant in invariants), invariants=invariants)

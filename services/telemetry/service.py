@@ -33,7 +33,7 @@ from services.telemetry.batches import Batches
 from services.telemetry.enrolment import Enrolment, known_as
 from services.telemetry.intensity import IntensitySource
 from services.telemetry.job_inputs import open_secrets
-from services.telemetry.ledger import Ledger, Reporter
+from services.telemetry.ledger import Ledger
 from services.telemetry.line_export import LineExports
 from services.telemetry.measured import by_holder
 from services.telemetry.repository import engines, gpu_health, heartbeats, nodes, temperatures
@@ -79,9 +79,10 @@ class Telemetry:
             return await heartbeats.renew(self.database, beats, ttl_s, wait=False)
 
         async def store(reports: Mapping[str, _Energy]) -> dict[str, contracts.EnergyReceipt]:
-            known = await nodes.known_nodes(self.database, {node_id: token for node_id, (token, _) in reports.items()})
+            tokens = {node_id: token for node_id, (token, _) in reports.items()}
+            known = await nodes.reporters(self.database, tokens)
             receipts = await self.ledger.store_all(
-                [(_reporter(node), await self._owned(node, reports[name][1])) for name, node in known.items()]
+                [(node, await self._owned(node, reports[name][1])) for name, node in known.items()]
             )
             return dict(zip(known, receipts, strict=True))
 
@@ -164,7 +165,7 @@ class Telemetry:
         return reply.model_copy(update={"outlooks": [each for each in asked if each is not None]})
 
     async def _owned(
-        self, node: nodes.KnownNode, intervals: Sequence[contracts.EnergyInterval]
+        self, node: nodes.Reporter, intervals: Sequence[contracts.EnergyInterval]
     ) -> Sequence[contracts.EnergyInterval]:
         """Return the intervals of an engine's node by the engine's jobs; those of other nodes as they are."""
         if node.engine_node is None or not intervals:
@@ -190,7 +191,7 @@ class Telemetry:
         if await engines.is_measured(self.database, node_id):
             return contracts.EnergyReceipt(accepted=0, duplicates=len(report.intervals))
         intervals = await engines.by_allocation(self.database, engine, report.intervals)
-        reporter = Reporter(
+        reporter = nodes.Reporter(
             node_id,
             place.zone,
             contracts.EnergySource.MODELLED,
@@ -221,7 +222,7 @@ class Telemetry:
         return StreamEntries(entries=[StreamEntry(id=entry_id, fields=fields) for entry_id, fields in found[0][1]])
 
     async def _check_node(self, node_id: str, token: str) -> None:
-        if await nodes.known_node(self.database, node_id, token) is None:
+        if not await nodes.reporters(self.database, {node_id: token}):
             raise UNKNOWN_NODE
 
     async def open_secrets(self, node_id: str, token: str, allocation_id: str) -> OpenedSecrets:
@@ -342,31 +343,17 @@ class Telemetry:
         return next(each for each in (await self.node(node_id)).partitions if each.gpu == gpu)
 
 
-def _reporter(node: nodes.KnownNode) -> Reporter:
-    most_host_w = UNKNOWN_HOST_W if node.most_host_w is None else node.most_host_w
-    return Reporter(
-        node.id,
-        node.zone,
-        contracts.EnergySource(node.host_power),
-        node.zones,
-        node.engine_node,
-        most_gpu_w=node.most_gpu_w,
-        most_host_w=most_host_w,
-    )
-
-
 def _as_node(
-    row: nodes.NodeRow, power: nodes.PowerRow | None, trend: contracts.NodeTrend | None = None
+    row: nodes.NodeRow, power: contracts.NodePower | None, trend: contracts.NodeTrend | None = None
 ) -> contracts.Node:
     sleeps = power is not None and power.state in _ASLEEP and not row.leased
     is_up = row.state == contracts.NodeState.UP and not sleeps
     shown = {name: value for name, value in row._asdict().items() if name != "leased"}
-    power_shown = {name: value for name, value in power._asdict().items() if name != "node_id"} if power else {}
     return contracts.Node.model_validate(
         {
             **shown,
             "state": contracts.NodeState.ASLEEP if sleeps else row.state,
-            "power": power_shown,
+            "power": power or contracts.NodePower(),
             "trend": trend,
             "gpus": sum(device.get("parent") is None for device in row.devices),
             "power_w": sum(each["power_w"] for each in row.readings if is_gpu(each["index"])) if is_up else 0.0,

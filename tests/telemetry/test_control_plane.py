@@ -8,7 +8,7 @@ import pytest
 
 from services.core.domain.carbon import Signal
 from services.kit.ids import utc_now
-from services.telemetry.control_plane import NODE, SLOT_S, book_control_plane
+from services.telemetry.idle import CONTROL_PLANE, SLOT_S, book_control_plane
 from services.telemetry.intensity import Intensity
 from services.telemetry.ledger import Ledger
 from tests.support.control_plane import OPERATOR, service_headers
@@ -28,7 +28,9 @@ async def test_each_slot_is_booked_once_as_modelled_idle_energy(plane) -> None:
     await asyncio.gather(*book, book_control_plane(ledger, "DE", 200.0, slot_s - SLOT_S + 5))
 
     async with plane.database.connection() as connection:
-        lines = await connection.fetch("SELECT * FROM energy_usages WHERE node_id = $1 ORDER BY start_at", NODE)
+        lines = await connection.fetch(
+            "SELECT * FROM energy_usages WHERE node_id = $1 ORDER BY start_at", CONTROL_PLANE
+        )
     assert [line["end_at"].timestamp() for line in lines] == [slot_s - SLOT_S, slot_s]
     assert {(line["job_id"], line["static_energy_j"], line["gpus"], line["source"]) for line in lines} == {
         (None, 200.0 * SLOT_S, 0, "modelled")

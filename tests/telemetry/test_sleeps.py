@@ -3,7 +3,7 @@
 import pytest
 
 from services.db.database import Database
-from services.telemetry.sleeps import LIFE
+from services.telemetry.idle import LIFE
 from tests.support.control_plane import OPERATOR, eventually, service_headers
 from tests.telemetry.conftest import Plane
 

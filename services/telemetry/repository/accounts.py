@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
 from decimal import Decimal
 from typing import NamedTuple
 
+from services.contracts.reports import DemandCharge
 from services.db.database import Connection
-from services.db.rows import fetch_rows
+from services.db.rows import fetch_messages, fetch_rows
 from services.telemetry.repository.lines import PART_HOURS, RETURNED, SUMS, WHOLE_HOURS
 from services.telemetry.repository.reports import BOARDS, OWNED, PERIOD, Dimensions, Subject
 
@@ -109,16 +109,6 @@ class PartRow(NamedTuple):
     unpriced: bool  #: Whether any hour of it has no price
 
 
-class DemandRow(NamedTuple):
-    """The highest hour of a zone in a calendar month of UTC, and what is charged for it."""
-
-    zone: str
-    month: str
-    peak_at: datetime
-    peak_kw: float
-    money: float
-
-
 class MeanRow(NamedTuple):
     """The mean intensity of a zone, weighted by time."""
 
@@ -151,7 +141,7 @@ class AccountRows(NamedTuple):
     spent: list[SpentRow]
     done: list[DoneRow]
     currency: str | None  #: That of the prices; None: none are known
-    demand: list[DemandRow]
+    demand: list[DemandCharge]
 
 
 async def account_rows(connection: Connection, by: Dimensions, about: Subject) -> AccountRows:
@@ -166,7 +156,7 @@ async def account_rows(connection: Connection, by: Dimensions, about: Subject) -
         spent=await fetch_rows(connection, SpentRow, SPENT_BY_UNIT.format(**_TEXTS), *about),
         done=await fetch_rows(connection, DoneRow, DONE_BY_UNIT.format(**_TEXTS), *about),
         currency=await connection.fetchval(CURRENCY),
-        demand=await fetch_rows(connection, DemandRow, DEMAND.format(**_TEXTS), *about[:2]),
+        demand=await fetch_messages(connection, DemandCharge, DEMAND.format(**_TEXTS), *about[:2]),
     )
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from services.contracts.identity import Identity
 from services.contracts.nodes import NodeKeys, NodeRole
+from services.db import audit
 from services.db.database import Connection
 from services.db.rows import fetch_row, fetch_rows
 
@@ -73,7 +74,6 @@ SELECT node_id, array_remove(ARRAY[redis_sha256, next_redis_sha256], NULL) AS pa
 FROM node_credentials WHERE revoked_at IS NULL
 """
 
-_AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target) VALUES ($1, $2, $3, $4)"
 _REGISTERED_AS = "SELECT CASE WHEN driver = 'engine' THEN 'engine' ELSE 'agent' END FROM nodes WHERE id = $1"
 _EXISTS = """
 SELECT EXISTS (SELECT FROM nodes WHERE id = $1) OR EXISTS (SELECT FROM node_credentials WHERE node_id = $1)
@@ -140,7 +140,7 @@ async def add_token(
 ) -> datetime:
     """Store a one-time token; return when it expires."""
     await connection.execute(_FORGET_TOKENS)
-    await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "node.enrolment_allowed", node_id or "any")
+    await audit.note(connection, operator, "node.enrolment_allowed", node_id or "any")
     return await connection.fetchval(_ADD_TOKEN, sha256(token), node_id, lifetime_s, role)
 
 
@@ -159,7 +159,7 @@ async def enrol(connection: Connection, node_id: str, keys: NodeKeys, enrolment:
     credential = bytes.fromhex(keys.credential_sha256)
     await connection.execute(_ENROL, node_id, credential, keys.redis_sha256, enrolment, role)
     await connection.execute(_END_SESSION, node_id)
-    await connection.execute(_AUDIT, "", "", "node.enrolled", node_id)
+    await audit.note(connection, None, "node.enrolled", node_id)
 
 
 async def replace(connection: Connection, node_id: str, keys: NodeKeys, enrolment: bytes) -> None:
@@ -187,8 +187,7 @@ async def revoke(connection: Connection, node_id: str, operator: Identity | None
     await connection.execute(_REVOKE, node_id)
     await connection.execute(_DROP_TOKENS, node_id)
     await connection.execute(_END_SESSION, node_id)
-    who = ("", "", "node.left") if operator is None else (operator.tenant_id, operator.key_id, "node.revoked")
-    await connection.execute(_AUDIT, *who, node_id)
+    await audit.note(connection, operator, "node.left" if operator is None else "node.revoked", node_id)
     return True
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from services.db.database import Connection, Database
 from services.db.rows import fetch_row, fetch_rows, rows_of
+from services.telemetry.profiles import Profile
 from services.telemetry.repository.lines import GANG_BEGIN, GANG_END
 
 STORE_INTERVALS = """
@@ -63,7 +64,7 @@ ON CONFLICT (job_id) DO UPDATE SET
 
 PROFILES = """
 SELECT p.job_id, p.gpus, p.progress, p.energy_j, p.gpu_energy_j, p.duration_s, coalesce(p.last_done, 0) AS last_done,
-    p.generation, p.since_at
+    p.generation, coalesce(extract(epoch FROM p.since_at), 0)::float8 AS since_s
 FROM job_profiles p JOIN unnest($1::text[], $2::int[]) AS w (job_id, gpus) USING (job_id, gpus)
 ORDER BY p.job_id, p.gpus FOR UPDATE OF p
 """
@@ -71,8 +72,10 @@ ORDER BY p.job_id, p.gpus FOR UPDATE OF p
 STORE_PROFILES = """
 INSERT INTO job_profiles AS known
     (job_id, gpus, progress, energy_j, gpu_energy_j, duration_s, last_done, generation, since_at)
-SELECT * FROM unnest($1::text[], $2::int[], $3::float8[], $4::float8[], $5::float8[], $6::float8[], $7::float8[],
-    $8::int[], $9::timestamptz[]) ORDER BY 1, 2
+SELECT job_id, gpus, progress, energy_j, gpu_energy_j, duration_s, last_done, generation, to_timestamp(since_s)
+FROM unnest($1::text[], $2::int[], $3::float8[], $4::float8[], $5::float8[], $6::float8[], $7::float8[], $8::int[],
+    $9::float8[])
+    AS p (job_id, gpus, progress, energy_j, gpu_energy_j, duration_s, last_done, generation, since_s) ORDER BY 1, 2
 ON CONFLICT (job_id, gpus) DO UPDATE SET
     progress = excluded.progress, energy_j = excluded.energy_j, gpu_energy_j = excluded.gpu_energy_j,
     duration_s = excluded.duration_s, last_done = excluded.last_done, generation = excluded.generation,
@@ -178,20 +181,6 @@ class FootprintRow(NamedTuple):
     gpu_s: float
 
 
-class ProfileRow(NamedTuple):
-    """A job's profile at one gang size, like ``services.telemetry.profiles.Profile``."""
-
-    job_id: str
-    gpus: int
-    progress: float
-    energy_j: float
-    gpu_energy_j: float
-    duration_s: float
-    last_done: float
-    generation: int
-    since_at: datetime | None
-
-
 class LastUsedRow(NamedTuple):
     """The intensity of a line."""
 
@@ -240,15 +229,17 @@ async def add_footprints(connection: Connection, footprints: Sequence[FootprintR
     await connection.execute(ADD_FOOTPRINTS, *_columns(FootprintRow, footprints))
 
 
-async def lock_profiles(connection: Connection, wanted: Sequence[tuple[str, int]]) -> list[ProfileRow]:
-    """Return the existing profiles of these jobs and gang sizes, locked until the transaction ends."""
+async def lock_profiles(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Profile]:
+    """Return the existing profiles by job and gang size, locked until the transaction ends."""
     jobs, sizes = [job for job, _ in wanted], [size for _, size in wanted]
-    return await fetch_rows(connection, ProfileRow, PROFILES, jobs, sizes)
+    records = await connection.fetch(PROFILES, jobs, sizes)
+    return {(record["job_id"], record["gpus"]): Profile(*list(record)[2:]) for record in records}
 
 
-async def store_profiles(connection: Connection, profiles: Sequence[ProfileRow]) -> None:
-    """Store profiles, replacing existing ones."""
-    await connection.execute(STORE_PROFILES, *_columns(ProfileRow, profiles))
+async def store_profiles(connection: Connection, profiles: Mapping[tuple[str, int], Profile]) -> None:
+    """Store profiles by job and gang size, replacing existing ones."""
+    columns = zip(*((*key, *profile) for key, profile in profiles.items()), strict=True)
+    await connection.execute(STORE_PROFILES, *map(list, columns))
 
 
 async def last_used(database: Database, zone: str) -> LastUsedRow | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from services.contracts.identity import Identity
 from services.contracts.nodes import GpuFault
+from services.db import audit
 from services.db.database import Connection, Database
 
 # A fault after which an operator has returned the GPU counts no more: the node is told, and forgets it.
@@ -61,9 +62,6 @@ RETURNING gpu
 
 _LASTS = "SELECT detail FROM gpu_health WHERE node_id = $1 AND gpu = $2 AND lasts AND cause IS NOT NULL"
 
-_AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ($1, $2, $3, $4, $5)"
-"""What a node says itself has no key."""
-
 
 async def worth_a_note(connection: Connection, faults: Mapping[str, list[GpuFault]]) -> list[str]:
     """Return the nodes that have faults, reported now or known from before; nothing changes for the others."""
@@ -88,11 +86,11 @@ async def note(connection: Connection, node_id: str, faults: list[GpuFault]) -> 
     stored = await connection.fetch(_NOTE, node_id, [fault.model_dump(mode="json") for fault in faults])
     new = [record for record in stored if record["fault_id"] not in known]
     for record in new:
-        data = {"gpu": record["gpu"], "cause": record["cause"], "detail": record["detail"]}
-        await connection.execute(_AUDIT, "", "", "gpu.quarantined", node_id, data)
+        data = {name: record[name] for name in ("gpu", "cause", "detail")}
+        await audit.note(connection, None, "gpu.quarantined", node_id, **data)
     well = await connection.fetch(_WELL, node_id, [fault.gpu for fault in faults])
     for record in well:
-        await connection.execute(_AUDIT, "", "", "gpu.recovered", node_id, {"gpu": record["gpu"]})
+        await audit.note(connection, None, "gpu.recovered", node_id, gpu=record["gpu"])
     returned = [record["returned_fault_id"] for record in await connection.fetch(_RETURNED, node_id)]
     if returned:
         await connection.execute(_FORGET_RETURNED, node_id, [fault.id for fault in faults])
@@ -104,7 +102,7 @@ async def drain(database: Database, node_id: str, gpu: int, uuid: str, operator:
     async with database.transaction() as connection:
         if await connection.fetchval(_DRAIN, node_id, gpu, uuid) is None:
             return False
-        await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "gpu.drain", node_id, {"gpu": gpu})
+        await audit.note(connection, operator, "gpu.drain", node_id, gpu=gpu)
     return True
 
 
@@ -119,5 +117,5 @@ async def resume(database: Database, node_id: str, gpu: int, operator: Identity)
             return False, lasting
         if await connection.fetchval(_RETURN, node_id, gpu) is None:
             return False, ""
-        await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "gpu.resume", node_id, {"gpu": gpu})
+        await audit.note(connection, operator, "gpu.resume", node_id, gpu=gpu)
     return True, ""

@@ -3,8 +3,9 @@
 from datetime import datetime
 from typing import NamedTuple
 
+from services.contracts.reports import PastJob
 from services.db.database import Database
-from services.db.rows import fetch_row, fetch_rows
+from services.db.rows import fetch_messages, fetch_row
 
 # Ids sort by the time of submission, so a page needs no sort and a cursor is an id.
 PAST_JOBS = """
@@ -33,26 +34,6 @@ ORDER BY j.id LIMIT $6
 OWNER = "SELECT tenant_id, project FROM reported_jobs WHERE id = $1"
 
 
-class PastJobRow(NamedTuple):
-    """A job as it ran; None for what has not happened yet."""
-
-    job_id: str
-    tenant: str
-    project: str
-    state: str
-    submitted_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-    gpus: int | None
-    run_s: float | None
-    gpu_s: float | None
-    energy_j: float | None
-    array: str | None
-    max_running: int | None
-    after: str | None
-    slice: str | None
-
-
 async def past_jobs(
     database: Database,
     *,
@@ -62,10 +43,11 @@ async def past_jobs(
     project: str | None,
     after: str | None,
     limit: int,
-) -> list[PastJobRow]:
+) -> list[PastJob]:
     """Return at most ``limit`` jobs submitted in a period, in order of submission, from after the job ``after``."""
     async with database.connection() as connection:
-        return await fetch_rows(connection, PastJobRow, PAST_JOBS, start_at, end_at, tenant_id, project, after, limit)
+        given = start_at, end_at, tenant_id, project, after, limit
+        return await fetch_messages(connection, PastJob, PAST_JOBS, *given)
 
 
 class Owner(NamedTuple):

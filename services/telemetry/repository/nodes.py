@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from services.contracts.identity import Identity
-from services.contracts.nodes import NodeRegistration
-from services.core.accounting.meters import board_most_w
-from services.db import gpu_partitions
+from services.contracts.nodes import NodePower, NodeRegistration
+from services.core.accounting.meters import UNKNOWN_HOST_W, board_most_w
+from services.db import audit, gpu_partitions
 from services.db.database import Connection, Database
 from services.db.node_power import NODE_POWER
 from services.db.rows import fetch_rows
@@ -53,8 +53,8 @@ WHERE CASE WHEN $1::text IS NULL THEN n.lease_until > now() OR NOT EXISTS (
 ORDER BY n.id LIMIT $3
 """
 
-_KNOWN = """
-SELECT n.id, n.zone, n.host_power, n.most_gpu_w, n.most_host_w, (
+_REPORTERS = """
+SELECT n.id AS node_id, n.zone, n.host_power, n.most_gpu_w, coalesce(n.most_host_w, $3) AS most_host_w, (
     SELECT e.id FROM nodes e WHERE e.id = n.engine_node AND e.id = e.engine || '.' || n.id) AS engine_node, coalesce((
     SELECT jsonb_agg(jsonb_build_array(extract(epoch FROM z.since), z.zone) ORDER BY z.since)
     FROM node_zones z WHERE z.node_id = n.id), '[]') AS zones
@@ -72,32 +72,32 @@ UNION ALL SELECT $1, now(), $4
 
 _DRAIN = "UPDATE nodes SET draining = $2 WHERE id = $1 AND draining IS DISTINCT FROM $2 RETURNING id"
 
-_AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target) VALUES ($1, $2, $3, $4)"
-_AUDIT_PARTITION = """
-INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ($1, $2, 'node.partition', $3, $4)
-"""
-_AUDIT_ZONE = """
-INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ('', '', 'node.zone_changed', $1, $2)
-"""
-"""No key is named: the node itself registered so."""
 
+class Reporter(NamedTuple):
+    """The node that energy comes from.
 
-class KnownNode(NamedTuple):
-    """What is needed to price a node's energy, and the source of its host's power.
-
-    ``zones`` has every zone the node was ever in with the time when that began, UTC seconds, oldest first; it is empty
-    for a node that was always in ``zone``. ``engine_node`` is the engine's node whose energy it measures.
-    ``most_gpu_w`` and ``most_host_w`` are the most that its GPUs, and the rest of it, could ever draw; None if that was
-    not stated.
+    ``most_gpu_w`` and ``most_host_w`` are the most that its GPUs, and the rest of it, can draw; None for no limit.
+    ``zones`` has every zone that it was ever in with the time when that began, UTC seconds, oldest first; it is empty
+    for a node that was always in ``zone``.
     """
 
-    id: str
+    node_id: str
     zone: str
     host_power: str
-    most_gpu_w: float | None
-    most_host_w: float | None
-    engine_node: str | None
-    zones: list[tuple[float, str]]
+    most_gpu_w: float | None = None
+    most_host_w: float | None = None
+    engine_node: str | None = None
+    zones: Sequence[tuple[float, str]] = ()
+
+    @property
+    def held_as(self) -> str:
+        """The node on which its gangs have their shares: the engine's, if it measures one."""
+        return self.engine_node or self.node_id
+
+    def zone_at(self, time_s: float) -> str:
+        """Return the zone the node was in at ``time_s``, UTC seconds."""
+        began = [zone for since_s, zone in self.zones if since_s <= time_s]
+        return began[-1] if began else self.zones[0][1] if self.zones else self.zone
 
 
 class NodeRow(NamedTuple):
@@ -127,22 +127,6 @@ class NodeRow(NamedTuple):
     leased: bool
     credential: str
     credential_since: datetime | None
-
-
-class PowerRow(NamedTuple):
-    """A node's power state, like ``contracts.nodes.NodePower``."""
-
-    node_id: str
-    state: str
-    since: datetime | None
-    pinned_awake: bool
-    reason: str | None
-    detail: str | None
-    attempts: int
-    wakes: int
-    off_s: float
-    waking_s: float
-    estimated_energy_j: float
 
 
 class OtherKindError(Exception):
@@ -184,7 +168,9 @@ async def register(
         if before is not None and before["zone"] != zone:
             known = before["registered_at"], before["zone"]
             await connection.execute(_CHANGE_ZONE, registration.node_id, *known, zone)
-            await connection.execute(_AUDIT_ZONE, registration.node_id, {"before": before["zone"], "after": zone})
+            await audit.note(
+                connection, None, "node.zone_changed", registration.node_id, before=before["zone"], after=zone
+            )
         await connection.execute(
             _REGISTER,
             registration.node_id,
@@ -207,16 +193,12 @@ async def register(
         await connection.execute(gpu_health.REPLACED, registration.node_id)
 
 
-async def known_node(database: Database, node_id: str, token: str) -> KnownNode | None:
-    """Return what is needed to price the energy of the node whose token this is, or None."""
-    return (await known_nodes(database, {node_id: token})).get(node_id)
-
-
-async def known_nodes(database: Database, tokens: Mapping[str, str]) -> dict[str, KnownNode]:
-    """Return what is needed to price the energy of the nodes whose tokens these are, by node."""
+async def reporters(database: Database, tokens: Mapping[str, str]) -> dict[str, Reporter]:
+    """Return the nodes whose tokens these are, by name."""
     hashes = [token_sha256(token) for token in tokens.values()]
     async with database.connection() as connection:
-        return {row.id: row for row in await fetch_rows(connection, KnownNode, _KNOWN, [*tokens], hashes)}
+        rows = await fetch_rows(connection, Reporter, _REPORTERS, [*tokens], hashes, UNKNOWN_HOST_W)
+    return {row.node_id: row for row in rows}
 
 
 async def nodes(
@@ -226,14 +208,15 @@ async def nodes(
     after: str | None = None,
     limit: int | None = None,
     clocks: bool = True,
-) -> list[tuple[NodeRow, PowerRow | None]]:
+) -> list[tuple[NodeRow, NodePower | None]]:
     """Return all nodes, one node, or at most ``limit`` after the one named ``after``, with power states, by name.
 
     Without ``clocks``, which are most of what there is to read, devices do not state theirs.
     """
     async with database.connection() as connection:
-        power = {row.node_id: row for row in await fetch_rows(connection, PowerRow, NODE_POWER, node_id)}
+        states = [dict(record) for record in await connection.fetch(NODE_POWER, node_id)]
         found = await fetch_rows(connection, NodeRow, _NODES, node_id, after, limit, clocks)
+    power = {state.pop("node_id"): NodePower.model_validate(state) for state in states}
     return [(row, power.get(row.id)) for row in found]
 
 
@@ -243,7 +226,7 @@ async def set_draining(database: Database, node_id: str, draining: bool, operato
     async with database.transaction() as connection:
         changed = await connection.fetchval(_DRAIN, node_id, draining)
         if changed:
-            await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, action, node_id)
+            await audit.note(connection, operator, action, node_id)
     return changed is not None
 
 
@@ -252,6 +235,5 @@ async def want_partition(database: Database, node_id: str, gpu: int, sizes: Sequ
     async with database.transaction() as connection:
         if not await gpu_partitions.want(connection, node_id, gpu, sizes, None):
             return False
-        data = {"gpu": gpu, "sizes": list(sizes)}
-        await connection.execute(_AUDIT_PARTITION, operator.tenant_id, operator.key_id, node_id, data)
+        await audit.note(connection, operator, "node.partition", node_id, gpu=gpu, sizes=list(sizes))
     return True

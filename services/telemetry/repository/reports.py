@@ -5,9 +5,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.contracts.queries import GroupBy
+from services.contracts.reports import LedgerHour
 from services.core.accounting.uncertainty import Cell
 from services.db.database import Connection, Database
-from services.db.rows import fetch_row, fetch_rows
+from services.db.rows import fetch_messages, fetch_row, fetch_rows
 from services.telemetry.repository.lines import LEDGER, METERED, SUMS
 
 _NAMES = ("energy_j", "gpu_energy_j", "estimated_energy_j", "carbon_gco2", "gpu_s")
@@ -149,18 +150,6 @@ class Amounts(NamedTuple):
     gpu_s: float
 
 
-class HourRow(NamedTuple):
-    """What was used in an hour, and by no job; ``covered_s`` is the longest time that any node reported."""
-
-    start_at: datetime
-    covered_s: float
-    energy_j: float
-    carbon_gco2: float
-    idle_energy_j: float
-    idle_carbon_gco2: float
-    money: float | None
-
-
 class GroupRow(NamedTuple):
     """What the jobs of one group used; ``jobs`` is their number, ``label`` the name of the only job or array.
 
@@ -246,10 +235,10 @@ async def sums(
     )
 
 
-async def hour_rows(database: Database, about: Subject) -> list[HourRow]:
+async def hour_rows(database: Database, about: Subject) -> list[LedgerHour]:
     """Return what was used in each hour of a period, which must have both ends."""
     async with database.connection() as connection:
-        return await fetch_rows(connection, HourRow, HOURS, *about)
+        return await fetch_messages(connection, LedgerHour, HOURS, *about)
 
 
 async def group_rows(

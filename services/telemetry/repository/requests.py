@@ -4,12 +4,18 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.contracts.queries import RequestGroup
+from services.contracts.reports import RequestLine
 from services.contracts.routing import UsageReport
 from services.db.database import Connection, Database
-from services.db.rows import fetch_rows
+from services.db.rows import fetch_messages, fetch_rows
 
 FORGET = "DELETE FROM request_usages WHERE router = $1 AND start_at = $2"
 
+_REPORTED = (
+    *("job_id", "tenant_id", "key_id", "model", "request_class", "requests", "input_tokens", "output_tokens"),
+    *("estimated_requests", "share_s", "energy_j", "carbon_gco2"),
+)
+"""What routers say of requests, in the order of the table's columns."""
 ADD = """
 INSERT INTO request_usages
     (router, start_at, job_id, tenant_id, key_id, model, request_class, requests, input_tokens, output_tokens,
@@ -79,7 +85,7 @@ WITH servers AS (
 LINES = (
     DIVIDED
     + """
-SELECT {group} AS name, sum(requests)::bigint AS requests, sum(input_tokens)::bigint AS input_tokens,
+SELECT {group} AS "group", sum(requests)::bigint AS requests, sum(input_tokens)::bigint AS input_tokens,
     sum(output_tokens)::bigint AS output_tokens, sum(estimated_requests)::bigint AS estimated_requests,
     coalesce(sum(spent_j * share_s / nullif(whole_s, 0)), 0)::float8 AS energy_j,
     coalesce(sum(spent_gco2 * share_s / nullif(whole_s, 0)), 0)::float8 AS carbon_gco2,
@@ -98,20 +104,6 @@ SELECT coalesce(sum(energy_j), 0)::float8 AS energy_j, coalesce(sum(carbon_gco2)
 )
 
 
-class RequestRow(NamedTuple):
-    """What one group's requests used: the divided part of the ledger, and estimates of what is outside of it."""
-
-    name: str
-    requests: int
-    input_tokens: int
-    output_tokens: int
-    estimated_requests: int
-    energy_j: float
-    carbon_gco2: float
-    outside_energy_j: float
-    outside_carbon_gco2: float
-
-
 class ServersRow(NamedTuple):
     """What the ledger has for all servers of pools."""
 
@@ -121,25 +113,10 @@ class ServersRow(NamedTuple):
 
 async def replace_usages(database: Database, report: UsageReport) -> None:
     """Write what a router saw in a window, replacing what it reported of it before."""
-    columns = [
-        [getattr(usage, name) for usage in report.usages]
-        for name in ("job_id", "tenant_id", "key_id", "model", "request_class")
-    ]
-    amounts = [
-        [getattr(usage, name) for usage in report.usages]
-        for name in (
-            "requests",
-            "input_tokens",
-            "output_tokens",
-            "estimated_requests",
-            "share_s",
-            "energy_j",
-            "carbon_gco2",
-        )
-    ]
+    columns = [[getattr(usage, name) for usage in report.usages] for name in _REPORTED]
     async with database.transaction() as connection:
         await connection.execute(FORGET, report.router, report.start_at)
-        await connection.execute(ADD, report.router, report.start_at, *columns, *amounts)
+        await connection.execute(ADD, report.router, report.start_at, *columns)
 
 
 async def request_rows(
@@ -149,10 +126,10 @@ async def request_rows(
     start_at: datetime | None,
     end_at: datetime | None,
     tenant_id: str | None,
-) -> list[RequestRow]:
+) -> list[RequestLine]:
     """Return what the requests of each group used in a period, by name."""
     query = LINES.format(group=GROUPS[group_by])
-    return await fetch_rows(connection, RequestRow, query, start_at, end_at, tenant_id)
+    return await fetch_messages(connection, RequestLine, query, start_at, end_at, tenant_id)
 
 
 async def servers_row(connection: Connection, start_at: datetime | None, end_at: datetime | None) -> ServersRow:
