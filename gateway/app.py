@@ -14,11 +14,9 @@ import orjson
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 
-from gateway.dashboard.ended import TELL_S, EndedSessions
-from gateway.dashboard.middleware import SessionMiddleware
 from gateway.dashboard.oidc import Provider
 from gateway.dashboard.pages import Dashboard
-from gateway.dashboard.sessions import PURPOSE, Seals
+from gateway.dashboard.sessions import PURPOSE, TELL_S, EndedSessions, Seals, SessionMiddleware
 from gateway.dispatch import Dispatcher
 from gateway.forward import Forwarder
 from gateway.gather import Gatherer

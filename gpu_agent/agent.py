@@ -43,11 +43,11 @@ from services.contracts.commands import StartGang
 from services.contracts.nodes import DeviceInfo, DeviceReading, Heartbeat, Listener
 from services.contracts.routing import LatencyReport
 from services.core.domain.controls import ControlKind
+from services.kit.command_stream import RelayedRedis
 from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
-from services.kit.relayed import RelayedRedis
 from services.kit.settings import exit_with
 
 log = Log(__name__)

@@ -13,10 +13,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
-from gateway.dashboard.ended import EndedSessions
-from gateway.dashboard.middleware import SCOPE_KEY
 from gateway.dashboard.oidc import Attempt, Provider
-from gateway.dashboard.sessions import Link, Seals, Session, cookie_of, set_cookie
+from gateway.dashboard.sessions import SCOPE_KEY, EndedSessions, Link, Seals, Session, cookie_of, set_cookie
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import ResolvedKey, Role
 from services.kit.edge.keys import KeyCache

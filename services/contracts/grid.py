@@ -1,8 +1,8 @@
-"""Orders of the grid: less power, from when on, for how long, and where."""
+"""Orders of the grid: less power, from when on, for how long, and where; and how far they may slow a job down."""
 
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -135,3 +135,8 @@ class GridOrderReport(Message):
 
 class GridOrderList(Page[GridOrder]):
     """Orders, those that begin last first."""
+
+
+Flex = Literal[0, 10, 25, 50]
+"""Percent: a job of class 0 is spared as long as anything else can meet an order."""
+DEFAULT_FLEX: Flex = 25

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from services.contracts.flex import Flex
+from services.contracts.grid import Flex
 from services.contracts.routing import AccuracyPct, ModelName
 from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Page, Real, Text, is_none, maybe, said
 from services.core.domain.canaries import share_at

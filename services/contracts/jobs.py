@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from services.contracts.arrays import ARRAY_VARIABLES, After, ArrayTasks, ArrayText, TaskCounts, read_array
-from services.contracts.flex import Flex
+from services.contracts.grid import Flex
 from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, many, maybe, said

@@ -8,13 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import asyncpg
 import orjson
 from asyncpg import Connection, Record
-
-from services.db.driver import dumps
 
 __all__ = ["Connection", "Database", "Record", "connect", "ping", "plain_url", "prepare"]
 
@@ -134,3 +132,20 @@ class Database:
                 await self._connections.close()
         except TimeoutError:
             self._connections.terminate()
+
+
+# What a lost or restarting server looks like from here; the next attempt finds it again.
+CONNECTION_ERRORS = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the driver's word for a connection that broke in the middle of an exchange
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+)
+
+
+def dumps(value: Any) -> str:
+    """Return ``value`` as JSON text, in the format of every JSON column of the project."""
+    return orjson.dumps(value).decode()

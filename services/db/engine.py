@@ -13,8 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, ConnectionPoolEntry
 
-from services.db.database import IDLE_S, plain_url, session_settings
-from services.db.driver import CONNECTION_ERRORS, dumps
+from services.db.database import CONNECTION_ERRORS, IDLE_S, dumps, plain_url, session_settings
 
 
 def create_engine(database_url: str, *, pool_size: int = 5, application_name: str = "wattshift") -> AsyncEngine:

@@ -1,6 +1,7 @@
-"""Several processes' ``/metrics`` as one text: each line gets labels that say whose it is."""
+"""Prometheus's metrics of other processes: several as one text whose lines say whose they are, or sums."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 
 import aiohttp
 from yarl import URL
@@ -81,3 +82,24 @@ def _with(line: str, added: str) -> str:
 
 def _quoted(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def metric_sum(metrics: str, names: Collection[str]) -> float | None:
+    """Return the sum of these metrics over all their labels; None if there are none, or one is not a number.
+
+    Args:
+        metrics: Prometheus text format, version 0.0.4.
+    """
+    # The Prometheus client's parser takes 9 s for 1 MB of escaped quotes, and whoever asks has an event loop.
+    found: list[float] = []
+    for line in metrics.split("\n"):
+        name = next((each for each in names if line.startswith((f"{each}{{", f"{each} ", f"{each}\t"))), None)
+        if name is None:
+            continue
+        try:  # behind the labels, which may have braces of their own: a value, and perhaps when it was measured
+            value, *_ = map(float, line[len(name) :].rpartition("}")[2].split())
+        except ValueError:
+            return None
+        found.append(value)
+    total = sum(found)
+    return total if found and math.isfinite(total) else None

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.kit.metric_sums import metric_sum
+from services.kit.scraping import metric_sum
 from services.router.fleet import Server
 from services.router.probes import get
 from services.router.upstream import UpstreamError

@@ -9,8 +9,7 @@ from fastapi import FastAPI
 
 from services.core.domain.errors import WattshiftError
 from services.core.policies.registry import build_policy
-from services.db.database import Database
-from services.db.driver import CONNECTION_ERRORS
+from services.db.database import CONNECTION_ERRORS, Database
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.carbon import Carbon
 from services.kit.http import client_of, new_session

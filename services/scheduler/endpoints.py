@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from services.contracts import policies
 from services.contracts.codes import ProblemCode
-from services.contracts.estimates import StartEstimate
+from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import NodePower
 from services.contracts.predictions import JobPrediction, LengthModel, LengthModelList

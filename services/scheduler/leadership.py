@@ -3,8 +3,7 @@
 import asyncpg
 
 from services.db import locks
-from services.db.database import Connection, connect, ping
-from services.db.driver import CONNECTION_ERRORS
+from services.db.database import CONNECTION_ERRORS, Connection, connect, ping
 from services.kit.logging import Log
 
 log = Log(__name__)

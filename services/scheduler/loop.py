@@ -22,8 +22,7 @@ from services.core.domain.errors import PolicyConfigError, WattshiftError
 from services.core.policies.orders.feedback import with_ratios
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy
-from services.db.database import Database
-from services.db.driver import CONNECTION_ERRORS
+from services.db.database import CONNECTION_ERRORS, Database
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks

@@ -7,8 +7,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.contracts.streams import COMMAND_FIELD, TRACEPARENT_FIELD
-from services.db.database import Database
-from services.db.driver import CONNECTION_ERRORS, dumps
+from services.db.database import CONNECTION_ERRORS, Database, dumps
 from services.kit.logging import Log
 from services.scheduler.repository import outbox
 

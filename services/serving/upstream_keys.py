@@ -1,8 +1,7 @@
 """The keys that servers ask for, of registered endpoints and of instances, opened for routers and nobody else."""
 
 from services.contracts.routing import UpstreamKey, UpstreamKeys
-from services.db.instance_keys import open_instance_key
-from services.db.sealing import Sealer, SealError
+from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.logging import Log
 from services.serving.repository import ServingRepository
 from services.serving.routing import server_id

@@ -9,8 +9,7 @@ from functools import partial
 import asyncpg
 from fastapi import FastAPI
 
-from services.db.database import Database
-from services.db.driver import CONNECTION_ERRORS
+from services.db.database import CONNECTION_ERRORS, Database
 from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.carbon import Carbon

@@ -2,11 +2,10 @@
 
 from services.contracts.secrets import OpenedSecret, OpenedSecrets
 from services.db.database import Database
-from services.db.instance_keys import open_instance_key
 from services.db.job_inputs import sealed_secrets
-from services.db.sealing import Sealer, SealError
+from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.logging import Log
-from services.telemetry.repository.job_inputs import StartingJob
+from services.telemetry.repository.jobs import StartingJob
 
 log = Log(__name__)
 

@@ -37,7 +37,7 @@ from services.telemetry.ledger import Ledger
 from services.telemetry.line_export import LineExports
 from services.telemetry.measured import by_holder
 from services.telemetry.repository import engines, gpu_health, heartbeats, nodes, temperatures
-from services.telemetry.repository.job_inputs import StartingJob, starting_job
+from services.telemetry.repository.jobs import StartingJob, starting_job
 from services.telemetry.seals import Signer
 from services.telemetry.settings import TelemetrySettings
 

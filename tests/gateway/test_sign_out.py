@@ -11,8 +11,7 @@ from aiohttp import web
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
-from gateway.dashboard.ended import AWAY_S, EndedSessions
-from gateway.dashboard.sessions import Session
+from gateway.dashboard.sessions import AWAY_S, EndedSessions, Session
 from services.contracts.streams import ended_session
 from services.kit import redis_users
 from services.kit.redis import connect

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.contracts.estimates import StartEstimate
+from services.contracts.explanations import StartEstimate
 from services.contracts.identity import Identity, Role
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.carbon import CarbonOutlook, Signal

@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 
 from services.contracts.serving import InstanceState
-from services.db.instance_keys import new_instance_key, open_instance_key
-from services.db.sealing import Sealer
+from services.db.sealing import Sealer, new_instance_key, open_instance_key
 from services.serving.controller.controller import Controller
 from services.serving.controller.probes import KEYED_PATH, KeyCheck
 from services.serving.instances import Instance

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from services.kit.metric_sums import metric_sum
+from services.kit.scraping import metric_sum
 from services.serving.controller.probes import LARGEST_ANSWER, Prober, new_probe_session
 from tests.gateway.peer import a_peer
 

@@ -11,8 +11,7 @@ from services.contracts.identity import Role
 from services.contracts.routing import Endpoint, RoutingTable, UpstreamKeys
 from services.contracts.serving import InstanceState
 from services.core.domain.serving import LatencyLimits, MiadConfig
-from services.db.instance_keys import new_instance_key
-from services.db.sealing import Sealer
+from services.db.sealing import Sealer, new_instance_key
 from services.serving.controller.advance import Seen, advance
 from services.serving.settings import ServingSettings
 from tests.serving.test_advance import DRAINING, NOW, PROBES

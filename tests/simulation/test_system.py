@@ -16,8 +16,7 @@ import asyncpg
 import pytest
 from asyncpg.exceptions import DeadlockDetectedError, LockNotAvailableError
 
-from services.db.database import Database, connect
-from services.db.driver import CONNECTION_ERRORS
+from services.db.database import CONNECTION_ERRORS, Database, connect
 from services.standalone.process import StackError
 from tests.simulation import batches, system
 from tests.simulation.loop import Choices, Simulation

@@ -23,8 +23,7 @@ from services.contracts.serving import PoolSpec
 from services.core.domain.solving import Backend, SolveStatus
 from services.db.database import prepare
 from services.db.engine import create_engine
-from services.db.instance_keys import open_instance_key
-from services.db.sealing import Sealer
+from services.db.sealing import Sealer, open_instance_key
 from services.kit.http import ServiceClient, new_session
 from services.kit.ids import new_id
 from services.serving.controller.controller import Controller

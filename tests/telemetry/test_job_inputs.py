@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from services.db.database import Database
-from services.db.instance_keys import new_instance_key, open_instance_key
-from services.db.sealing import Sealer
+from services.db.sealing import Sealer, new_instance_key, open_instance_key
 from tests.support.control_plane import (
     JOIN_TOKEN,
     SERVICE_TOKEN,

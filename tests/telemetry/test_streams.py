@@ -13,10 +13,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from services.contracts.problems import Problem
 from services.contracts.streams import COMMAND_FIELD, LATENCY_FIELD, command_stream, latency_stream
-from services.kit.command_stream import CommandStream
+from services.kit.command_stream import CommandStream, RelayedRedis
 from services.kit.problems import ProblemError, unavailable
 from services.kit.redis import connect
-from services.kit.relayed import RelayedRedis
 from tests.support.control_plane import FakeAgent, eventually
 from tests.telemetry.test_enrolment import allowed, keys, revoked, sent
 

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.jobs import JobEvent
-from services.db.submission_traces import TRACEPARENTS
+from services.db.job_rows import TRACEPARENTS
 from services.kit import traces
 
 PAGE = 500

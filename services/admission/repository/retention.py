@@ -7,7 +7,7 @@ in a transaction of its own, so that nobody waits for long.
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.db.past_jobs import FORGET_RUNS
+from services.db.job_rows import FORGET_RUNS
 
 BATCH = 1_000
 

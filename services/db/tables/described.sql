@@ -8,7 +8,7 @@
 -- `accepted_jobs` counts every job ever accepted. It is raised in the transaction that accepts them, whose lock on the
 -- row makes quotas exact; its increase since the active jobs were last counted is the most by which they can have
 -- grown. `last_number` is the newest number of a job or an array, given under the same lock, and by the scheduler to
--- jobs of engines (`services/db/job_numbers.py`).
+-- jobs of engines (`services/db/job_rows.py`).
 CREATE TABLE tenants (
     id TEXT NOT NULL,
     limits JSONB NOT NULL,

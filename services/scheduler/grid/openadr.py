@@ -28,7 +28,7 @@ from services.contracts.grid import (
     GridStep,
 )
 from services.contracts.identity import Identity, Role
-from services.db.driver import CONNECTION_ERRORS
+from services.db.database import CONNECTION_ERRORS
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.scheduler.grid.orders import GridOrders

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from services.contracts.codes import ProblemCode
-from services.contracts.estimates import EmissionEstimate, StartEstimate
+from services.contracts.explanations import EmissionEstimate, StartEstimate
 from services.contracts.jobs import JobSpec, Share
 from services.core.cycle.plan import Hold, Start
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger

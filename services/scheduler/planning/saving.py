@@ -12,8 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 from services.contracts.engines import EngineSavings
 from services.core.domain.carbon import Measured
 from services.core.domain.units import J_PER_KWH
-from services.db.database import Database
-from services.db.driver import CONNECTION_ERRORS
+from services.db.database import CONNECTION_ERRORS, Database
 from services.kit.logging import Log
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.repository import savings

@@ -15,8 +15,7 @@ import asyncpg
 from services.contracts.nodes import PowerState
 from services.contracts.streams import command_stream
 from services.core.domain.reasons import Reason
-from services.db.database import Connection, Database
-from services.db.driver import CONNECTION_ERRORS
+from services.db.database import CONNECTION_ERRORS, Connection, Database
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.power.hooks import HookError, PowerHook, Target

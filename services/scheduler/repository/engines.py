@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.db.database import Connection
-from services.db.job_numbers import TAKEN
+from services.db.job_rows import TAKEN
 from services.db.rows import fetch_rows
 from services.scheduler.repository.documents import Json, StoredShare
 

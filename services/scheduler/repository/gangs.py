@@ -7,11 +7,10 @@ from typing import NamedTuple
 from services.contracts.nodes import ControlsStatus
 from services.core.domain.controls import ControlKind
 from services.db import nodes
-from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
+from services.db.job_rows import SPEC_TO_RUN, TRACEPARENTS
 from services.db.job_specs import GRACE_S, MAX_RESTARTS, RESTART_AFTER_NODE_LOSS, WORK_TOTAL
 from services.db.rows import fetch_row, fetch_rows
-from services.db.submission_traces import TRACEPARENTS
 from services.scheduler.repository.documents import Json, StoredIdentity, StoredShare
 from services.scheduler.repository.jobs import KEEPS_CHECKPOINTS
 

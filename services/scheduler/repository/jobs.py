@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from services.core.cycle.lifecycle import check_transition
 from services.core.domain.jobs import JobState
-from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
+from services.db.job_rows import SPEC_TO_RUN
 from services.db.job_specs import CHECKPOINT_DIR
 from services.scheduler.repository.documents import Json
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from services.contracts.nodes import PowerState
 from services.db import nodes
 from services.db.database import Connection
-from services.db.node_power import NODE_POWER
+from services.db.nodes import NODE_POWER
 from services.db.rows import fetch_row, fetch_rows
 
 FRESH = "since = now(), attempts = 0, acted_at = NULL, done_at = NULL, next_attempt_at = NULL"

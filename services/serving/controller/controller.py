@@ -20,8 +20,7 @@ from services.contracts.nodes import Listener
 from services.contracts.serving import InstanceState, ServerProbes
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
-from services.db.instance_keys import new_instance_key, open_instance_key
-from services.db.sealing import Sealer, SealError
+from services.db.sealing import Sealer, SealError, new_instance_key, open_instance_key
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import repeat

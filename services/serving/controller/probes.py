@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 import aiohttp
 
-from services.kit.metric_sums import metric_sum
+from services.kit.scraping import metric_sum
 
 LARGEST_ANSWER = 4 * 1024 * 1024  #: Most bytes of metrics that are read; a longer answer is not used
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.contracts.nodes import Heartbeat, PartitionStatus, RankState, RankStatus, WantedPartition
-from services.db.database import Connection, Database
-from services.db.driver import dumps
+from services.db.database import Connection, Database, dumps
 from services.telemetry.repository import gpu_health
 from services.telemetry.repository.nodes import token_sha256
 

@@ -10,7 +10,7 @@ from services.contracts.nodes import NodePower, NodeRegistration
 from services.core.accounting.meters import UNKNOWN_HOST_W, board_most_w
 from services.db import audit, gpu_partitions
 from services.db.database import Connection, Database
-from services.db.node_power import NODE_POWER
+from services.db.nodes import NODE_POWER
 from services.db.rows import fetch_rows
 from services.telemetry.repository import gpu_health
 
