@@ -6,16 +6,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.dependencies import Found
-from services.admission.jobs import tenant_to_list
-from services.admission.repository.arrays import ArrayFilter, ArrayRepository
+from services.admission.jobs import visible
+from services.admission.repository.arrays import ArrayRepository
 from services.admission.steering import Command, decide
 from services.contracts.identity import Identity
 from services.contracts.jobs import JobArray, JobArrayList
 from services.contracts.queries import ArrayQuery
 from services.core.domain.errors import TransitionError
-from services.kit.cursors import one_page, read_cursor
+from services.kit.cursors import one_page
 from services.kit.problems import not_found
-from services.kit.projects import check_project
 
 ARRAY_ID = r"array_[0-9a-z]{26}"
 ATTEMPTS = 4
@@ -31,21 +30,8 @@ class Arrays:
 
     async def page(self, identity: Identity, query: ArrayQuery) -> JobArrayList:
         """Return one page, newest first."""
-        wanted = ArrayFilter(
-            tenant_id=tenant_to_list(identity, query.tenant, "arrays"),
-            states=query.state,
-            user=query.user,
-            project=check_project(query.project, identity.project),
-            name=query.name,
-            labels={key: value for key, _, value in (label.partition("=") for label in query.label)},
-            id_prefix=query.id_prefix,
-            number=query.number,
-            submitted_after=query.submitted_after,
-            submitted_before=query.submitted_before,
-            before_id=read_cursor(query.cursor, ARRAY_ID),
-        )
         async with self._engine.connect() as connection:
-            found = await ArrayRepository(connection).page(wanted, query.limit + 1)
+            found = await ArrayRepository(connection).page(visible(query, identity, "arrays", ARRAY_ID))
         items, following = one_page(found, query.limit, lambda array: array.id)
         return JobArrayList(items=items, next_cursor=following)
 

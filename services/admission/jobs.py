@@ -1,20 +1,21 @@
 """Use cases on existing jobs: list, get, cancel, hold, release."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.repository.jobs import JobFilter, JobRepository, LockedJob
+from services.admission.repository.jobs import JobRepository, LockedJob
 from services.admission.steering import Command, Decision, decide
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobCounts, JobList
-from services.contracts.queries import JobQuery
+from services.contracts.queries import JobFilters, JobQuery
 from services.kit.cursors import one_page, read_cursor
 from services.kit.problems import ProblemError, not_found
 from services.kit.projects import check_project
 
+Q = TypeVar("Q", bound=JobFilters)
 JOB_ID = r"job_[0-9a-z]{26}"
 
 
@@ -23,15 +24,20 @@ def visible_tenant(identity: Identity) -> str | None:
     return None if identity.is_operator else identity.tenant_id
 
 
-def tenant_to_list(identity: Identity, asked: str | None, what: str) -> str | None:
-    """Return the tenant that a list of ``what`` is limited to, given the one that its caller asks for; None: no limit.
+def visible(query: Q, identity: Identity, what: str, id_pattern: str) -> Q:
+    """Return a query for a list of ``what`` with the tenant and project that its caller sees, and the cursor's id.
 
     Raises:
-        ProblemError: 403 if it is not the caller's tenant and the caller is not an operator.
+        ProblemError: 403 if it names a tenant or project that is not the caller's, 422 for an invalid cursor.
     """
-    if not identity.is_operator and asked not in (None, identity.tenant_id):
+    if not identity.is_operator and query.tenant not in (None, identity.tenant_id):
         raise ProblemError(403, ProblemCode.FORBIDDEN, f"Only an operator sees the {what} of other tenants.")
-    return visible_tenant(identity) or asked
+    seen = {
+        "tenant": visible_tenant(identity) or query.tenant,
+        "project": check_project(query.project, identity.project),
+        "cursor": read_cursor(query.cursor, id_pattern),
+    }
+    return query.model_copy(update=seen)
 
 
 class Jobs:
@@ -43,24 +49,8 @@ class Jobs:
 
     async def page(self, identity: Identity, query: JobQuery) -> JobList:
         """Return one page, newest first."""
-        wanted = JobFilter(
-            tenant_id=tenant_to_list(identity, query.tenant, "jobs"),
-            states=query.state,
-            user=query.user,
-            project=check_project(query.project, identity.project),
-            name=query.name,
-            labels=tuple((key, value) for key, _, value in (label.partition("=") for label in query.label)),
-            name_part=query.q,
-            id_prefix=query.id_prefix,
-            number=query.number,
-            array_id=query.array,
-            tasks=query.tasks,
-            submitted_after=query.submitted_after,
-            submitted_before=query.submitted_before,
-            before_id=read_cursor(query.cursor, JOB_ID),
-        )
         async with self._engine.connect() as connection:
-            found = await JobRepository(connection).page(wanted, query.limit + 1)
+            found = await JobRepository(connection).page(visible(query, identity, "jobs", JOB_ID))
         items, following = one_page(found, query.limit, lambda job: job.id)
         return JobList(items=items, next_cursor=following)
 

@@ -2,9 +2,8 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import RowMapping, and_, func, text, update
@@ -12,11 +11,13 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.admission.repository.access import write_audit
+from services.admission.repository.jobs import labels_of
 from services.admission.steering import Decision
 from services.contracts.arrays import TaskCounts
 from services.contracts.identity import Identity
 from services.contracts.invalid import JOB_NUMBER
 from services.contracts.jobs import JobArray, JobFootprint, JobSpec
+from services.contracts.queries import ArrayQuery
 from services.core.domain.jobs import JobState
 from services.db.tables import jobs
 
@@ -46,19 +47,19 @@ ORDER BY a.id DESC
 
 _CONDITIONS = {
     "id": "a.id = :id",
-    "tenant_id": "a.tenant_id = :tenant_id",
+    "tenant": "a.tenant_id = :tenant",
     "user": "coalesce((SELECT u.name FROM users u WHERE u.id = a.user_id), a.labels ->> 'user') = :user",
     "project": "a.project = :project",
     "name": "a.name = :name",
     "number": "a.number = :number",
     "id_prefix": "starts_with(a.id, :id_prefix)",
-    "before_id": "a.id < :before_id",
+    "cursor": "a.id < :cursor",
     "submitted_after": "a.submitted_at > :submitted_after",
     "submitted_before": "a.submitted_at < :submitted_before",
-    "labels": "a.labels @> CAST(:labels AS jsonb)",
-    "states": "EXISTS (SELECT FROM jobs j WHERE j.array_id = a.id AND j.state = ANY(:states))",
+    "label": "a.labels @> CAST(:label AS jsonb)",
+    "state": "EXISTS (SELECT FROM jobs j WHERE j.array_id = a.id AND j.state = ANY(:state))",
 }
-"""What each field of a filter asks of an array."""
+"""What each field of a query asks of an array, if it is given."""
 
 _ALIKE = text("""
 WITH tasks AS (
@@ -103,33 +104,6 @@ _LIVE_FIRST = ("running", "starting", "preempting", "queued", "held")
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayFilter:
-    """Which arrays to list."""
-
-    tenant_id: str | None = None
-    user: str | None = None
-    states: Sequence[JobState] = ()
-    project: str | None = None
-    name: str | None = None
-    labels: Mapping[str, str] | None = None
-    submitted_after: datetime | None = None
-    submitted_before: datetime | None = None
-    before_id: str | None = None
-    id_prefix: str | None = None
-    number: int | None = None
-    id: str | None = None
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the filter as parameters of a query."""
-        given = {name: getattr(self, name) for name in _CONDITIONS if getattr(self, name)}
-        if self.labels:
-            given["labels"] = json.dumps(self.labels)
-        if self.states:
-            given["states"] = [state.value for state in self.states]
-        return given
-
-
-@dataclass(frozen=True, slots=True)
 class AlikeTasks:
     """The tasks of an array on which a command has the same effect."""
 
@@ -144,19 +118,23 @@ class ArrayRepository:
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
-    async def page(self, wanted: ArrayFilter, limit: int) -> list[JobArray]:
-        """Return up to ``limit`` arrays, newest first."""
-        given = wanted.parameters()
+    async def page(self, wanted: ArrayQuery) -> list[JobArray]:
+        """Return a page of arrays and one more, newest first; ``cursor`` is the id of the last of the page before."""
+        given = {name: value for name in _CONDITIONS if (value := getattr(wanted, name, None))}
+        if wanted.label:
+            given["label"] = json.dumps(dict(labels_of(wanted.label)))
+        return await self._found(given, wanted.limit + 1)
+
+    async def find(self, array_id: str, caller: Identity) -> JobArray | None:
+        """Return an array if it exists and the caller may see it."""
+        given = {"id": array_id, "tenant": None if caller.is_operator else caller.tenant_id, "project": caller.project}
+        return next(iter(await self._found({name: value for name, value in given.items() if value}, 1)), None)
+
+    async def _found(self, given: dict[str, Any], limit: int) -> list[JobArray]:
         query = _ARRAYS.format(conditions=" AND ".join(map(_CONDITIONS.__getitem__, given)) or "true")
         typed = text(query).columns(spec=JSONB, waiting=JSONB)
         rows = await self._connection.execute(typed, {**given, "limit": limit})
         return [_array(row) for row in rows.mappings()]
-
-    async def find(self, array_id: str, caller: Identity) -> JobArray | None:
-        """Return an array if it exists and the caller may see it."""
-        tenant_id = None if caller.is_operator else caller.tenant_id
-        wanted = ArrayFilter(id=array_id, tenant_id=tenant_id, project=caller.project)
-        return next(iter(await self.page(wanted, 1)), None)
 
     async def lock_tasks(self, array_id: str) -> list[AlikeTasks]:
         """Lock all tasks until the transaction ends; return the states they are in."""

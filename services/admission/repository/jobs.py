@@ -1,9 +1,8 @@
 """Jobs: reading, cancelling, holding and releasing them, one or a page at a time."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, text, update
@@ -16,6 +15,7 @@ from services.admission.steering import Decision
 from services.contracts.engines import OURS
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobCounts, JobFootprint, JobProgress, JobSpec, Share
+from services.contracts.queries import JobQuery
 from services.core.domain.jobs import JobState
 from services.db.tables import (
     budgets,
@@ -82,57 +82,35 @@ USER_LABEL = "user"
 """The label by which the command line names who submitted a job; it counts for jobs that belong to no user."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobFilter:
-    """Which jobs to list."""
+_CONDITIONS: dict[str, Callable[[Any], ColumnElement[bool]]] = {
+    "tenant": lambda tenant_id: jobs.c.tenant_id == tenant_id,
+    "user": lambda user: or_(
+        users.c.name == user, and_(jobs.c.user_id.is_(None), jobs.c.labels.contains({USER_LABEL: user}))
+    ),
+    "state": jobs.c.state.in_,
+    "project": lambda project: jobs.c.project == project,
+    "name": lambda name: jobs.c.name == name,
+    "label": lambda labels: and_(*(jobs.c.labels.contains({key: value}) for key, value in labels_of(labels))),
+    "q": lambda part: jobs.c.name.icontains(part, autoescape=True),
+    "submitted_after": lambda at: jobs.c.submitted_at > at,
+    "submitted_before": lambda at: jobs.c.submitted_at < at,
+    "id_prefix": lambda prefix: jobs.c.id.startswith(prefix, autoescape=True),
+    "number": lambda number: and_(jobs.c.number == number, jobs.c.array_id.is_(None)),
+    "array": lambda array_id: jobs.c.array_id == array_id,
+    "cursor": lambda job_id: jobs.c.id < job_id,
+}
+"""What each field of a query asks of a job, if it is given."""
 
-    tenant_id: str | None = None
-    user: str | None = None
-    states: Sequence[JobState] = ()
-    project: str | None = None
-    name: str | None = None
-    labels: tuple[tuple[str, str], ...] = ()
-    name_part: str | None = None
-    submitted_after: datetime | None = None
-    submitted_before: datetime | None = None
-    before_id: str | None = None
-    id_prefix: str | None = None
-    number: int | None = None
-    array_id: str | None = None
-    tasks: bool = True
 
-    def conditions(self) -> list[ColumnElement[bool]]:
-        """Return the filter as SQL."""
-        found: list[ColumnElement[bool]] = []
-        if self.tenant_id is not None:
-            found.append(jobs.c.tenant_id == self.tenant_id)
-        if self.user is not None:
-            by_label = and_(jobs.c.user_id.is_(None), jobs.c.labels.contains({USER_LABEL: self.user}))
-            found.append(or_(users.c.name == self.user, by_label))
-        if self.states:
-            found.append(jobs.c.state.in_(self.states))
-        if self.project is not None:
-            found.append(jobs.c.project == self.project)
-        if self.name is not None:
-            found.append(jobs.c.name == self.name)
-        if self.name_part is not None:
-            found.append(jobs.c.name.icontains(self.name_part, autoescape=True))
-        if self.submitted_after is not None:
-            found.append(jobs.c.submitted_at > self.submitted_after)
-        if self.submitted_before is not None:
-            found.append(jobs.c.submitted_at < self.submitted_before)
-        if self.id_prefix is not None:
-            found.append(jobs.c.id.startswith(self.id_prefix, autoescape=True))
-        if self.number is not None:
-            found += [jobs.c.number == self.number, jobs.c.array_id.is_(None)]
-        if self.array_id is not None:
-            found.append(jobs.c.array_id == self.array_id)
-        if not self.tasks:
-            found.append(jobs.c.array_id.is_(None))
-        if self.before_id is not None:
-            found.append(jobs.c.id < self.before_id)
-        found += [jobs.c.labels.contains({key: value}) for key, value in self.labels]
-        return found
+def labels_of(given: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the labels of a query, ``key=value`` each, as pairs."""
+    return [(key, value) for key, _, value in (label.partition("=") for label in given)]
+
+
+def conditions(wanted: JobQuery) -> list[ColumnElement[bool]]:
+    """Return a query as SQL; its ``cursor`` is the id of the last job of the page before."""
+    found = [ask(value) for name, ask in _CONDITIONS.items() if (value := getattr(wanted, name))]
+    return found if wanted.tasks else [*found, jobs.c.array_id.is_(None)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +145,9 @@ class JobRepository:
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
-    async def page(self, wanted: JobFilter, limit: int) -> list[Job]:
-        """Return up to ``limit`` jobs, newest first."""
-        query = _WITH_ALL.where(*wanted.conditions()).order_by(jobs.c.id.desc()).limit(limit)
+    async def page(self, wanted: JobQuery) -> list[Job]:
+        """Return a page of jobs and one more, newest first."""
+        query = _WITH_ALL.where(*conditions(wanted)).order_by(jobs.c.id.desc()).limit(wanted.limit + 1)
         return [_job(row) for row in await self._connection.execute(query)]
 
     async def counts(self, caller: Identity) -> JobCounts:
