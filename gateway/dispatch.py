@@ -38,12 +38,9 @@ class Dispatcher:
         max_body_bytes: int,
         max_batch_bytes: int,
     ) -> None:
-        self._metrics = metrics
-        self._bodies = bodies
-        self._gatherer = gatherer
-        self._forwarder = forwarder
-        self._max_body_bytes = max_body_bytes
-        self._max_batch_bytes = max_batch_bytes
+        self._metrics, self._bodies = metrics, bodies
+        self._gatherer, self._forwarder = gatherer, forwarder
+        self._max_body_bytes, self._max_batch_bytes = max_body_bytes, max_batch_bytes
 
     async def answer(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey) -> None:
         """Answer a request through the service that owns its route, and record how long that took."""

@@ -68,10 +68,8 @@ class Gatherer:
     ) -> None:
         self._session = session
         self._url = url.rstrip("/") + "/internal/submissions"
-        self._tokens = tokens
-        self._group_entries = group_entries
-        self._group_bytes = group_bytes
-        self._free = groups_in_flight
+        self._tokens, self._group_entries = tokens, group_entries
+        self._group_bytes, self._free = group_bytes, groups_in_flight
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._waiting: deque[_Waiting] = deque()
         self._tasks: set[asyncio.Task[None]] = set()

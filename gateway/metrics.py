@@ -74,10 +74,7 @@ class MetricsGatherer:
     def __init__(
         self, session: aiohttp.ClientSession, places: Places, tokens: Mapping[Upstream, Outgoing], own: Metrics
     ) -> None:
-        self._session = session
-        self._places = places
-        self._tokens = tokens
-        self._own = own
+        self._session, self._places, self._tokens, self._own = session, places, tokens, own
 
     async def answer(self, exchange: Exchange, key: ResolvedKey) -> None:
         """Answer with the metrics of the services and the router, or of the agents if the query asks for them.

@@ -105,12 +105,9 @@ class Dashboard:
         provider: Provider | None,
     ) -> None:
         """Take seals, ended sessions, how long sessions last, the first zone to show, and the sign-in provider."""
-        self._seals = seals
-        self._ended_sessions = ended
+        self._seals, self._ended_sessions = seals, ended
         self.provider = provider
-        self._valid_s = valid_s
-        self._zone = zone
-        self._limiter = limiter
+        self._valid_s, self._zone, self._limiter = valid_s, zone, limiter
         self._version = version_of(HERE / "static")
         self._templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),

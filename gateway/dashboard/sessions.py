@@ -132,8 +132,7 @@ class EndedSessions:
 
     def __init__(self, valid_s: int, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Take how long cookies are valid; ``redis`` is set once the process has started."""
-        self._valid_s = valid_s
-        self._clock_s = clock_s
+        self._valid_s, self._clock_s = valid_s, clock_s
         self._unshared: dict[str, float] = {}
         self._is_away = False
         self._away_until_s = 0.0
@@ -192,10 +191,7 @@ class SessionMiddleware:
     """
 
     def __init__(self, app: ASGIApp, seals: Seals, ended: EndedSessions, valid_s: int) -> None:
-        self._app = app
-        self._seals = seals
-        self._ended = ended
-        self._valid_s = valid_s
+        self._app, self._seals, self._ended, self._valid_s = app, seals, ended, valid_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

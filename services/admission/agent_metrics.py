@@ -22,9 +22,7 @@ class AgentMetrics:
     """Gathers the metrics of the agents of all nodes that are up."""
 
     def __init__(self, engine: AsyncEngine, session: aiohttp.ClientSession, tokens: AgentTokens) -> None:
-        self._engine = engine
-        self._session = session
-        self._tokens = tokens
+        self._engine, self._session, self._tokens = engine, session, tokens
         self._free = asyncio.Semaphore(AT_ONCE)
 
     async def text(self, caller: Identity) -> str:

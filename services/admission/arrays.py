@@ -25,8 +25,7 @@ class Arrays:
     """Reads arrays, and cancels, holds and releases their tasks."""
 
     def __init__(self, engine: AsyncEngine, on_change: Callable[[], None]) -> None:
-        self._engine = engine
-        self._on_change = on_change
+        self._engine, self._on_change = engine, on_change
 
     async def page(self, identity: Identity, query: ArrayQuery) -> JobArrayList:
         """Return one page, newest first."""

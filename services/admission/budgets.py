@@ -42,9 +42,7 @@ class Budgets:
         prices: Mapping[str, ModelPrice] | None = None,
     ) -> None:
         """Take whom to tell of held and released jobs, and the prices of models."""
-        self._engine = engine
-        self._on_change = on_change
-        self._now = now
+        self._engine, self._on_change, self._now = engine, on_change, now
         self._prices = prices or {}
 
     async def put(self, caller: Identity, spec: BudgetSpec) -> Budget:

@@ -79,8 +79,7 @@ class CapacityCache:
     """Caches the capacity. Jobs are refused only on a fresh reading, so that a new node counts at once."""
 
     def __init__(self, read: Callable[[], Awaitable[Capacity]], max_age_s: float) -> None:
-        self._read = read
-        self._max_age_s = max_age_s
+        self._read, self._max_age_s = read, max_age_s
         self._capacity: Capacity = ()
         self._read_at_s = float("-inf")
 

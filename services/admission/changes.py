@@ -27,8 +27,7 @@ class Changes:
     """Reads which tables were written to, as long as anyone follows."""
 
     def __init__(self, engine: AsyncEngine, *, poll_s: float) -> None:
-        self._engine = engine
-        self._poll_s = poll_s
+        self._engine, self._poll_s = engine, poll_s
         self._tables = sorted({table for tables in TABLES.values() for table in tables})
         self._writes: dict[str, int] = {}
         self._moved = asyncio.Event()

@@ -40,10 +40,8 @@ class Committer:
     def __init__(
         self, repository: SubmissionRepository, on_commit: Callable[[], None], *, max_jobs: int, patience_s: float
     ) -> None:
-        self._repository = repository
-        self._on_commit = on_commit
-        self._max_jobs = max_jobs
-        self._patience_s = patience_s
+        self._repository, self._on_commit = repository, on_commit
+        self._max_jobs, self._patience_s = max_jobs, patience_s
         self._parcels: deque[_Parcel] = deque()
         self._arrived = asyncio.Event()
         self._has_ended = False

@@ -68,10 +68,7 @@ class Exec:
             timeout_s: How long a node may take to begin an answer.
             most_per_key: Most sessions that one API key may have open in this process.
         """
-        self._engine = engine
-        self._jobs = jobs
-        self._session = session
-        self._tokens = tokens
+        self._engine, self._jobs, self._session, self._tokens = engine, jobs, session, tokens
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._streamed = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=SILENCE_S)
         self._most_per_key = most_per_key

@@ -26,9 +26,7 @@ class EventFeed:
     """Reads the table while any client follows, and keeps the latest events in memory."""
 
     def __init__(self, engine: AsyncEngine, *, poll_s: float, buffer: int) -> None:
-        self._engine = engine
-        self._poll_s = poll_s
-        self._buffer = buffer
+        self._engine, self._poll_s, self._buffer = engine, poll_s, buffer
         self._events: list[StoredEvent] = []
         self._begins_after = BEGINNING
         self._head = BEGINNING

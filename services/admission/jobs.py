@@ -44,8 +44,7 @@ class Jobs:
     """Reads jobs, and cancels, holds and releases them."""
 
     def __init__(self, engine: AsyncEngine, on_change: Callable[[], None]) -> None:
-        self._engine = engine
-        self._on_change = on_change
+        self._engine, self._on_change = engine, on_change
 
     async def page(self, identity: Identity, query: JobQuery) -> JobList:
         """Return one page, newest first."""

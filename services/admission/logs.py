@@ -64,10 +64,7 @@ class Logs:
         timeout_s: float,
         poll_s: float,
     ) -> None:
-        self._engine = engine
-        self._jobs = jobs
-        self._session = session
-        self._tokens = tokens
+        self._engine, self._jobs, self._session, self._tokens = engine, jobs, session, tokens
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._poll_s = poll_s
 

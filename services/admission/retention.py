@@ -33,8 +33,7 @@ class Retention:
     """Forgets what is old. Several processes may do so at the same time."""
 
     def __init__(self, engine: AsyncEngine, kept: Kept) -> None:
-        self._engine = engine
-        self._kept = kept
+        self._engine, self._kept = engine, kept
 
     async def forget(self) -> int:
         """Forget everything past its time; return how many jobs were forgotten."""

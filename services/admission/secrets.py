@@ -28,8 +28,7 @@ class Secrets:
     """Manages the secrets of tenants; values go in and never come out."""
 
     def __init__(self, engine: AsyncEngine, sealer: Sealer) -> None:
-        self._engine = engine
-        self._sealer = sealer
+        self._engine, self._sealer = engine, sealer
 
     async def put(self, caller: Identity, name: str, spec: SecretSpec) -> Secret:
         """Set a secret of the caller's tenant.

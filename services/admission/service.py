@@ -76,10 +76,8 @@ class Submissions:
         find: FindJobs,
         disk: DiskWatch | None = None,
     ) -> None:
-        self._committer = committer
-        self._capacity = capacity
-        self._references = references
-        self._find = find
+        self._committer, self._capacity = committer, capacity
+        self._references, self._find = references, find
         self._disk = disk or DiskWatch(None, 0)
 
     async def submit(self, entries: Sequence[SubmissionEntry]) -> list[SubmissionAnswer]:

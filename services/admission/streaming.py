@@ -48,10 +48,7 @@ class EventStreams:
     """Opens streams of events."""
 
     def __init__(self, feed: EventFeed, changes: Changes, jobs: Jobs, keep_alive_s: float) -> None:
-        self._feed = feed
-        self._changes = changes
-        self._jobs = jobs
-        self._keep_alive_s = keep_alive_s
+        self._feed, self._changes, self._jobs, self._keep_alive_s = feed, changes, jobs, keep_alive_s
 
     async def of_all(
         self, scope: Scope, after: Position | None, *, follow: bool, changes: bool = False

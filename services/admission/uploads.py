@@ -40,8 +40,7 @@ class Uploads:
     """Receives archives in chunks. A tenant sees only its own: another's is not found, even by its hash."""
 
     def __init__(self, engine: AsyncEngine, limits: UploadLimits, disk: DiskWatch | None = None) -> None:
-        self._engine = engine
-        self._limits = limits
+        self._engine, self._limits = engine, limits
         self._disk = disk or DiskWatch(None, 0)
 
     async def start(self, caller: Identity, sha256: str, size_bytes: int) -> Upload:

@@ -66,8 +66,7 @@ class WorkRepository:
         condition: a table whose work goes to several queues has a sweeper for each. Work that is ``urgent`` is listed
         as queued before all other work.
         """
-        self._engine = engine
-        self._work = work
+        self._engine, self._work = engine, work
         self._submissions = work if submissions is None else submissions
         self._stands_for = self._submissions.c.get(f"{what}_id", work.c.id)
         self._what = what

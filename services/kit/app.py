@@ -69,10 +69,8 @@ class ServiceTokenMiddleware:
         open_prefixes: tuple[str, ...] = (),
         open_paths: re.Pattern[str] | None = None,
     ) -> None:
-        self._app = app
-        self._incoming = incoming
-        self._open_prefixes = open_prefixes
-        self._open_paths = open_paths
+        self._app, self._incoming = app, incoming
+        self._open_prefixes, self._open_paths = open_prefixes, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -121,8 +119,7 @@ class BodyLimitMiddleware:
     """Refuse a body larger than ``max_bytes``: at once by its announced length, otherwise as it grows."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
+        self._app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -29,9 +29,7 @@ class ControlPlane:
     """
 
     def __init__(self, client: ServiceClient, enrolment: Enrolment, registration: nodes.NodeRegistration) -> None:
-        self._client = client
-        self._enrolment = enrolment
-        self._registration = registration
+        self._client, self._enrolment, self._registration = client, enrolment, registration
         self._credentials: nodes.NodeCredentials | None = None
         self._registering = asyncio.Lock()
 

@@ -70,8 +70,7 @@ class DiskWatch:
     """
 
     def __init__(self, folder: Path | None, reserve_bytes: int) -> None:
-        self._folder = folder
-        self._reserve_bytes = reserve_bytes
+        self._folder, self._reserve_bytes = folder, reserve_bytes
         self._is_low = False
 
     def space(self) -> DiskSpace | None:

@@ -115,9 +115,7 @@ class Enrolment:
     """The credential of this node."""
 
     def __init__(self, settings: NodeSettings, client: ServiceClient, role: NodeRole) -> None:
-        self._settings = settings
-        self._client = client
-        self._role = role
+        self._settings, self._client, self._role = settings, client, role
         self._path = settings.state_folder / FILE
         self._busy = asyncio.Lock()
         self._is_refused = False
@@ -288,8 +286,7 @@ class NodeRedis:
     """The client of Valkey or Redis that this node may use now: with its own user, once it has enrolled."""
 
     def __init__(self, settings: NodeSettings, enrolment: Enrolment) -> None:
-        self._settings = settings
-        self._enrolment = enrolment
+        self._settings, self._enrolment = settings, enrolment
         self._held: Held | None = None
         self._client: Any = None
 

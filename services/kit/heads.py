@@ -211,8 +211,7 @@ class _Joined:
     __slots__ = ("_head", "_loop", "_transport")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
+        self._transport, self._loop = transport, loop
         self._head = b""
 
     def write(self, data: bytes) -> None:

@@ -47,9 +47,7 @@ class ServiceClient:
         """Take what signs the requests; without it, they carry only the tokens that are passed with them."""
         self._session = session
         self._base_url = base_url.rstrip("/")
-        self._name = name
-        self._tokens = tokens
-        self._timeout_s = timeout_s
+        self._name, self._tokens, self._timeout_s = name, tokens, timeout_s
 
     async def request(
         self,

@@ -95,8 +95,7 @@ def _shown(at_s: int) -> str:
 class _Formatter(logging.Formatter):
     def __init__(self, process: str, *, as_json: bool) -> None:
         super().__init__()
-        self._process = process
-        self._as_json = as_json
+        self._process, self._as_json = process, as_json
 
     def format(self, record: logging.LogRecord) -> str:
         trace = self.formatException(record.exc_info) if record.exc_info else ""

@@ -116,8 +116,7 @@ class Metrics:
     """The metrics of one process."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._registry = registry
-        self._clock_s = clock_s
+        self._registry, self._clock_s = registry, clock_s
         self._sources: list[_Source] = []
 
     def add(self, name: str, read: Read) -> None:

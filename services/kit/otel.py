@@ -139,8 +139,7 @@ class NotedSpan:
     """An OpenTelemetry span behind the interface of ``services.kit.traces``."""
 
     def __init__(self, span: trace.Span, request: str = "") -> None:
-        self._span = span
-        self._request = request
+        self._span, self._request = span, request
 
     @property
     def traceparent(self) -> str | None:

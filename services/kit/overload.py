@@ -26,9 +26,7 @@ class OverloadMiddleware:
     def __init__(
         self, app: ASGIApp, max_requests: int, wait_s: Callable[[int, int], int] = random.SystemRandom().randint
     ) -> None:
-        self._app = app
-        self._max_requests = max_requests
-        self._wait_s = wait_s
+        self._app, self._max_requests, self._wait_s = app, max_requests, wait_s
         self._unanswered = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

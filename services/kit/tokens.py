@@ -40,10 +40,7 @@ class Outgoing:
     """Makes the tokens that one service sends to another."""
 
     def __init__(self, issuer: str, audience: str, key: bytes, clock_s: Callable[[], float] = _unix_s) -> None:
-        self._issuer = issuer
-        self._audience = audience
-        self._key = key
-        self._clock_s = clock_s
+        self._issuer, self._audience, self._key, self._clock_s = issuer, audience, key, clock_s
         self._made: OrderedDict[tuple[str | None, ...], tuple[float, str]] = OrderedDict()
 
     def authorization(self, identity: Identity | None = None) -> str:
@@ -111,8 +108,7 @@ class Incoming:
         self, audience: str, secrets: Sequence[bytes], kind: str | None = None, clock_s: Callable[[], float] = _unix_s
     ) -> None:
         callers = CALLERS.get(kind or audience, {})
-        self._audience = audience
-        self._clock_s = clock_s
+        self._audience, self._clock_s = audience, clock_s
         self._callers = {issuer: (calls, [caller_key(s, issuer) for s in secrets]) for issuer, calls in callers.items()}
         self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
 

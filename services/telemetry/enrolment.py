@@ -32,9 +32,7 @@ class Enrolment:
 
     def __init__(self, settings: TelemetrySettings, database: Database, users: RedisUsers | None) -> None:
         """Take what manages users in Valkey or Redis; None if nodes share one."""
-        self._settings = settings
-        self._database = database
-        self._users = users
+        self._settings, self._database, self._users = settings, database, users
         self._nodes_secrets = settings.credential.nodes
 
     async def allow(self, node_id: str, spec: nodes.NodeEnrolmentSpec, operator: Identity) -> nodes.NodeEnrolment:

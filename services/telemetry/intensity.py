@@ -112,10 +112,8 @@ class IntensitySource:
     def __init__(
         self, carbon: Carbon, last_used: LastUsed, *, signal: Signal | None = None, refresh_s: float = 1.0
     ) -> None:
-        self._carbon = carbon
-        self._last_used = last_used
-        self._signal = signal
-        self._refresh_s = refresh_s
+        self._carbon, self._last_used = carbon, last_used
+        self._signal, self._refresh_s = signal, refresh_s
         self._known: dict[str, KnownCurve] = {}
         self._asked: dict[str, float] = {}
         self._unknown: dict[str, str] = {}

@@ -121,9 +121,7 @@ class Ledger:
     """Writes the ledger."""
 
     def __init__(self, database: Database, intensities: IntensitySource, pue: float) -> None:
-        self._database = database
-        self._intensities = intensities
-        self._pue = pue
+        self._database, self._intensities, self._pue = database, intensities, pue
 
     async def store(self, reporter: Reporter, intervals: Sequence[EnergyInterval]) -> EnergyReceipt:
         """Store intervals that are not stored yet, and update everything that depends on them.

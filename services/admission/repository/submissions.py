@@ -228,9 +228,7 @@ class _Resolver:
     def __init__(
         self, accounts: dict[str, Account], stored: dict[tuple[str, str], _StoredSubmission], there: dict[str, MadeJob]
     ) -> None:
-        self._accounts = accounts
-        self._stored = stored
-        self._there = there
+        self._accounts, self._stored, self._there = accounts, stored, there
         self.new: list[Draft] = []
 
     def answer(self, draft: Draft) -> SubmissionAnswer:

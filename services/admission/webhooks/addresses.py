@@ -55,8 +55,7 @@ class CheckedResolver(AbstractResolver):
     """Looks names up afresh each time, and returns only addresses that are allowed."""
 
     def __init__(self, rules: AddressRules, *, encrypted: bool) -> None:
-        self._rules = rules
-        self._encrypted = encrypted
+        self._rules, self._encrypted = rules, encrypted
         self._executor = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="webhook-names")
 
     async def resolve(

@@ -23,8 +23,7 @@ class Publisher:
     """Turns what has happened since the last time into deliveries."""
 
     def __init__(self, engine: AsyncEngine, settle_s: float) -> None:
-        self._engine = engine
-        self._settle_s = settle_s
+        self._engine, self._settle_s = engine, settle_s
 
     async def publish(self) -> int:
         """Make the deliveries of all events that are ready, and return how many.

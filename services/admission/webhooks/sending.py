@@ -64,10 +64,8 @@ class Sender:
         rules: SendingRules,
         random_factor: Callable[[], float] = lambda: random.uniform(0.8, 1.2),
     ) -> None:
-        self._engine = engine
-        self._signer = signer
-        self._rules = rules
-        self._random_factor = random_factor
+        self._engine, self._signer = engine, signer
+        self._rules, self._random_factor = rules, random_factor
         self._sessions = {
             "https": checked_session(addresses, encrypted=True),
             "http": checked_session(addresses, encrypted=False),

@@ -25,11 +25,8 @@ class Webhooks:
     def __init__(
         self, engine: AsyncEngine, signer: Signer, addresses: AddressRules, sender: Sender, *, max_per_tenant: int
     ) -> None:
-        self._engine = engine
-        self._signer = signer
-        self._addresses = addresses
-        self._sender = sender
-        self._max_per_tenant = max_per_tenant
+        self._engine, self._signer, self._addresses = engine, signer, addresses
+        self._sender, self._max_per_tenant = sender, max_per_tenant
 
     async def create(self, caller: Identity, spec: webhooks.WebhookSpec) -> webhooks.NewWebhook:
         """Create a webhook of the caller's tenant; only this answer contains its secret.

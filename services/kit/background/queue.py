@@ -20,9 +20,7 @@ class TaskQueue:
 
     def __init__(self, celery: Celery, redis: Redis, queue: str, task: str) -> None:
         self._publish = cast("Callable[..., object]", celery.send_task)  # pyright: ignore[reportUnknownMemberType]
-        self._redis = redis
-        self._queue = queue
-        self._task = task
+        self._redis, self._queue, self._task = redis, queue, task
 
     async def send(self, work_id: str) -> bool:
         """Send a message for work that has been committed, and return whether the broker took it.

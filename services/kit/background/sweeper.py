@@ -19,10 +19,7 @@ class Sweeper:
 
     def __init__(self, what: str, store: WorkStore, queue: TaskQueue | None, settings: WorkSettings) -> None:
         """Create a sweeper for a kind of work, its table, and its queue if workers get messages."""
-        self._what = what
-        self._store = store
-        self._queue = queue
-        self._settings = settings
+        self._what, self._store, self._queue, self._settings = what, store, queue, settings
 
     async def run(self) -> None:
         """Sweep until cancelled. A sweep that fails (the database or the broker is unreachable) is left to the next."""

@@ -40,10 +40,8 @@ class WorkQueue:
     """
 
     def __init__(self, what: str, store: WorkStore, queue: TaskQueue, max_pending_per_tenant: int) -> None:
-        self._what = what
-        self._store = store
-        self._queue = queue
-        self._max_pending = max_pending_per_tenant
+        self._what, self._store = what, store
+        self._queue, self._max_pending = queue, max_pending_per_tenant
         self._id = re.compile(rf"{what}_[0-9a-z]{{26}}")
 
     async def submit(

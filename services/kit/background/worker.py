@@ -65,14 +65,9 @@ class Worker:
             on_written: Called in the main thread once an answer was written, or could not be.
         """
         self.progress: dict[str, Any] = {}
-        self._what = what
-        self._store = store
-        self._answer = answer
-        self._lease_s = lease_s
-        self._took = took
-        self._is_away = is_away
-        self._on_lost_claim = on_lost_claim
-        self._on_written = on_written
+        self._what, self._store, self._answer = what, store, answer
+        self._lease_s, self._took, self._is_away = lease_s, took, is_away
+        self._on_lost_claim, self._on_written = on_lost_claim, on_written
         self._claimed: tuple[str, str] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="claims", daemon=True)

@@ -78,8 +78,7 @@ class Decisions(CommandStream):
 
     def __init__(self, redis: StreamSource, node_id: str, bridge: SomeBridge, figures: BridgeFigures) -> None:
         super().__init__(redis, node_id, retry_s=1.0)
-        self._bridge = bridge
-        self._figures = figures
+        self._bridge, self._figures = bridge, figures
 
     def obey(self, text: str) -> None:
         """Take the decisions of one command; an unreadable one is skipped."""

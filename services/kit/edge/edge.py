@@ -81,10 +81,7 @@ class Edge(Generic[R]):
         open_routes: OpenRoutes[R] | None = None,
     ) -> None:
         self._matcher = Matcher((route.method, route.path, route) for route in routes)
-        self._keys = keys
-        self._limiter = limiter
-        self._answer = answer
-        self._open_routes = open_routes
+        self._keys, self._limiter, self._answer, self._open_routes = keys, limiter, answer, open_routes
 
     async def handle(self, exchange: Exchange) -> bool:
         """Answer a request; return False when its path is not in the table.
@@ -133,8 +130,7 @@ class EdgeMiddleware:
     """Puts the edge in front of an app that answers whatever is not in the table, such as pages and 404."""
 
     def __init__(self, app: ASGIApp, opened: OpenedEdge[R]) -> None:
-        self._app = app
-        self._opened = opened
+        self._app, self._opened = app, opened
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

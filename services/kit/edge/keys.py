@@ -61,11 +61,8 @@ class KeyCache:
 
         It returns None for a key that does not exist, and raises ProblemError while admission does not answer.
         """
-        self._resolve = resolve
-        self._max_age_s = max_age_s
-        self._grace_s = grace_s
-        self._size = size
-        self._clock_s = clock_s
+        self._resolve, self._max_age_s, self._grace_s = resolve, max_age_s, grace_s
+        self._size, self._clock_s = size, clock_s
         self._answers: OrderedDict[Named, _Answer] = OrderedDict()
         self._asking: dict[Named, asyncio.Task[ResolvedKey | None]] = {}
 

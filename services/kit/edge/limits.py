@@ -142,9 +142,7 @@ class AddressLimiter:
     """Counts requests per client address; an IPv6 client is its network of 64 bits, which one host may own."""
 
     def __init__(self, requests_per_s: float, burst: int, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._requests_per_s = requests_per_s
-        self._burst = burst
-        self._clock_s = clock_s
+        self._requests_per_s, self._burst, self._clock_s = requests_per_s, burst, clock_s
         self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._policy: Header = (
             b"ratelimit-policy",
@@ -181,9 +179,7 @@ class ConcurrencyLimiter:
     """Counts what each tenant has open at the same time in this process, such as streams or requests."""
 
     def __init__(self, most: int, what: str, retry_after_s: int = 5) -> None:
-        self._most = most
-        self._what = what
-        self._retry_after_s = retry_after_s
+        self._most, self._what, self._retry_after_s = most, what, retry_after_s
         self._open: dict[str, int] = {}
         self.elsewhere: Mapping[str, int] = {}  #: What other processes that share the limit reported as open, by tenant
 

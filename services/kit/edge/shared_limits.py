@@ -54,13 +54,8 @@ class SharedLimits:
             at_once: Limits what tenants have open in this process.
             process: Its name, a new one after each start.
         """
-        self._redis = redis
-        self._key = key
-        self._limiter = limiter
-        self._at_once = at_once
-        self._process = process
-        self._started_at_s = started_at_s
-        self._clock_s = clock_s
+        self._redis, self._key, self._limiter, self._at_once = redis, key, limiter, at_once
+        self._process, self._started_at_s, self._clock_s = process, started_at_s, clock_s
         self._known: dict[str, dict[str, int]] = {}
         self._is_away = False
         self._written: LimitsState | None = None
