@@ -1,4 +1,5 @@
-"""The one database: engine, tables (one module per owning process) and transactions.
+"""The one database: engine, tables and transactions.
 
-Alembic owns the schema (``migrations/``); the tables here describe it to queries, and a test compares the two.
+Alembic owns the schema (``migrations/``); ``tables`` describes it to people and to queries,
+and a test compares the two.
 """

@@ -2,5 +2,5 @@
 
 ``nodes`` has registration, heartbeats and leases; ``ledger`` turns energy intervals into ledger lines, footprints and
 profiles (``profiles`` is the arithmetic of one); ``intensity`` is the grid's intensity while the energy was used;
-``reports`` and ``invariants`` are the queries on all this; ``retention`` says how long raw lines are kept.
+``reports`` are the queries on all this; ``retention`` says how long raw lines are kept.
 """

@@ -1,5 +1,30 @@
 """All SQL of admission.
 
 ``jobs`` reads and changes single jobs, ``submissions`` accepts many in one transaction, ``accounts`` counts what
-tenants may still submit, ``access`` and ``audit`` are tenants, keys and the audit log, ``events`` reads the events.
+tenants may still submit, ``access`` is tenants, keys and the audit log, ``events`` reads the events.
 """
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Executable, RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+T = TypeVar("T")
+
+
+class Repository:
+    """Queries on one connection, within the caller's transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def _all(self, query: Executable, made_of: Callable[[RowMapping], T]) -> list[T]:
+        return [made_of(row) for row in (await self._connection.execute(query)).mappings()]
+
+    async def _one(self, query: Executable, made_of: Callable[[RowMapping], T]) -> T | None:
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else made_of(row)
+
+    async def _value(self, query: Executable) -> Any:
+        return (await self._connection.execute(query)).scalar_one_or_none()

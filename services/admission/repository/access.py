@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, RowMapping, and_, exists, func, select, up
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.admission.repository import Repository
 from services.contracts.identity import (
     ApiKey,
     AuditEntry,
@@ -54,11 +55,8 @@ class AuditRow:
     entry: AuditEntry
 
 
-class AccessRepository:
-    """Queries on one connection, within the caller's transaction."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+class AccessRepository(Repository):
+    """Tenants, users, keys and the audit log."""
 
     async def resolve(self, key: bytes | str) -> ResolvedKey | None:
         """Return the identity of the key with this hash or id, unless it or its user no longer works; note its use."""
@@ -99,23 +97,21 @@ class AccessRepository:
         """Store a tenant; return None if one with its id already exists."""
         values = {"id": spec.id, "limits": spec.limits.model_dump(exclude_none=True)}
         query = insert(tenants).values(values).on_conflict_do_nothing().returning(tenants)
-        row = (await self._connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _tenant(row)
+        return await self._one(query, _tenant)
 
     async def tenant(self, tenant_id: str, *, lock: bool = False) -> Tenant | None:
         """Return a tenant; with ``lock``, no other transaction can change it until this one ends."""
         query = select(tenants).where(tenants.c.id == tenant_id)
         if lock:
             query = query.with_for_update(key_share=True)
-        row = (await self._connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _tenant(row)
+        return await self._one(query, _tenant)
 
     async def tenants(self, after_id: str | None, limit: int) -> list[Tenant]:
         """Return up to ``limit`` tenants in order of id, after ``after_id``."""
         query = select(tenants).order_by(tenants.c.id).limit(limit)
         if after_id is not None:
             query = query.where(tenants.c.id > after_id)
-        return [_tenant(row) for row in (await self._connection.execute(query)).mappings()]
+        return await self._all(query, _tenant)
 
     async def set_limits(self, tenant_id: str, limits: TenantLimits) -> None:
         """Replace a tenant's limits."""
@@ -126,27 +122,24 @@ class AccessRepository:
         """Store a user; return None if the tenant already has one of that name."""
         values = {"id": new_id("user"), "tenant_id": tenant_id, **spec.model_dump()}
         query = insert(users).values(values).on_conflict_do_nothing().returning(users)
-        row = (await self._connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _user(row)
+        return await self._one(query, _user)
 
     async def user(self, tenant_id: str, name: str, *, lock: bool = False) -> User | None:
         """Return a user; with ``lock``, no other transaction can change it until this one ends."""
         query = select(users).where(users.c.tenant_id == tenant_id, users.c.name == name)
         if lock:
             query = query.with_for_update()
-        row = (await self._connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _user(row)
+        return await self._one(query, _user)
 
     async def user_of_id(self, user_id: str) -> User | None:
-        row = (await self._connection.execute(select(users).where(users.c.id == user_id))).mappings().one_or_none()
-        return None if row is None else _user(row)
+        return await self._one(select(users).where(users.c.id == user_id), _user)
 
     async def users(self, tenant_id: str, after: str | None, limit: int) -> list[User]:
         """Return up to ``limit`` users of a tenant in order of name, after ``after``."""
         query = select(users).where(users.c.tenant_id == tenant_id).order_by(users.c.name).limit(limit)
         if after is not None:
             query = query.where(users.c.name > after)
-        return [_user(row) for row in (await self._connection.execute(query)).mappings()]
+        return await self._all(query, _user)
 
     async def change_user(self, user_id: str, *, account: str | None, disabled_at: datetime | None) -> None:
         """Set a user's account, and since when the user has been disabled."""
@@ -161,7 +154,7 @@ class AccessRepository:
     async def has_unowned_admin_key(self, labels: Collection[str]) -> bool:
         """Return whether an admin key with one of these labels belongs to no user."""
         query = select(api_keys.c.id).where(*_unowned(labels)).limit(1)
-        return (await self._connection.execute(query)).one_or_none() is not None
+        return await self._value(query) is not None
 
     async def own_admin_keys(self, labels: Collection[str], user_id: str) -> None:
         """Give the admin keys that have one of these labels and no owner to a user."""
@@ -196,7 +189,7 @@ class AccessRepository:
     async def has_key(self, key_id: str) -> bool:
         """Return whether there is such a key, revoked or not."""
         query = select(api_keys.c.id).where(api_keys.c.id == key_id)
-        return (await self._connection.execute(query)).one_or_none() is not None
+        return await self._value(query) is not None
 
     async def lock_key_and_admins(self, key_id: str) -> list[KeyRole]:
         """Return the key, if it is not revoked, and all valid admin keys; lock them until the transaction ends."""
@@ -271,7 +264,7 @@ class AccessRepository:
     async def has_admin_key(self) -> bool:
         """Return whether there is an admin key, revoked or not."""
         query = select(api_keys.c.id).where(api_keys.c.role == Role.ADMIN).limit(1)
-        return (await self._connection.execute(query)).one_or_none() is not None
+        return await self._value(query) is not None
 
 
 def _unowned(labels: Collection[str]) -> tuple[ColumnElement[bool], ...]:

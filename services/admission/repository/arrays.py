@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import RowMapping, and_, func, text, update
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.admission.repository import Repository
 from services.admission.repository.access import write_audit
 from services.admission.repository.jobs import labels_of
 from services.admission.steering import Decision
@@ -112,11 +112,8 @@ class AlikeTasks:
     hold_requested: bool
 
 
-class ArrayRepository:
-    """Queries on one connection, within the caller's transaction."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+class ArrayRepository(Repository):
+    """Arrays, and their tasks together."""
 
     async def page(self, wanted: ArrayQuery) -> list[JobArray]:
         """Return a page of arrays and one more, newest first; ``cursor`` is the id of the last of the page before."""

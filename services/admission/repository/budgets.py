@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import RowMapping, delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.admission.repository import Repository
 from services.contracts.budgets import Budget, BudgetSpec
 from services.contracts.identity import KeyUse
 from services.db.tables import api_keys, budgets
@@ -72,11 +72,8 @@ RETURNING job_id
 """)
 
 
-class BudgetRepository:
-    """Queries on one connection, within the caller's transaction."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+class BudgetRepository(Repository):
+    """Budgets, what is used of them, and jobs that they hold."""
 
     async def put(self, spec: BudgetSpec) -> Budget:
         """Store a budget in place of the one of the same tenant, project and quantity."""
@@ -97,12 +94,12 @@ class BudgetRepository:
             query = query.where(budgets.c.tenant_id == tenant_id)
         if lock:
             query = query.with_for_update()
-        return [_budget(row) for row in (await self._connection.execute(query)).mappings()]
+        return await self._all(query, _budget)
 
     async def remove(self, budget_id: str) -> bool:
         """Delete a budget; return whether there was one."""
         query = delete(budgets).where(budgets.c.id == budget_id).returning(budgets.c.id)
-        return (await self._connection.execute(query)).one_or_none() is not None
+        return await self._value(query) is not None
 
     async def spent(self, start_at: datetime) -> Sequence[RowMapping]:
         """Return what projects of tenants with budgets used since ``start_at``: ``gpu_h``, ``kwh`` and ``gco2``."""

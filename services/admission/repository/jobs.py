@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, text, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.admission.agents import Agent
 from services.admission.capacity import DeviceKind
+from services.admission.repository import Repository
 from services.admission.repository.access import write_audit
 from services.admission.steering import Decision
 from services.contracts.engines import OURS
@@ -139,11 +139,8 @@ def _agent(found: Any) -> Agent:
     return Agent(found.agent_url.rstrip("/"), found.enrolment, found.certificate_sha256)
 
 
-class JobRepository:
-    """Queries on one connection, within the caller's transaction."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+class JobRepository(Repository):
+    """Single jobs, and pages of them."""
 
     async def page(self, wanted: JobQuery) -> list[Job]:
         """Return a page of jobs and one more, newest first."""
@@ -174,7 +171,7 @@ class JobRepository:
 
     async def submitter(self, job_id: str) -> str | None:
         """Return the user whose key submitted a job; None if the key belonged to no user."""
-        return (await self._connection.execute(select(jobs.c.user_id).where(jobs.c.id == job_id))).scalar_one_or_none()
+        return await self._value(select(jobs.c.user_id).where(jobs.c.id == job_id))
 
     async def lock(self, job_id: str, caller: Identity) -> LockedJob | None:
         """Return what commands on a job depend on, if the caller may see it; lock it until the transaction ends."""

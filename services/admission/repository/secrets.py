@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.admission.repository import Repository
 from services.contracts.secrets import Secret
 from services.db.locks import SECRETS
 from services.db.tables import secrets
@@ -32,11 +32,8 @@ class SecretWanted(NamedTuple):
     name: str
 
 
-class SecretRepository:
-    """Queries on one connection, within the caller's transaction."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+class SecretRepository(Repository):
+    """Secrets in their sealed form."""
 
     async def lock_tenant(self, tenant_id: str) -> None:
         """Keep other transactions from setting secrets of this tenant meanwhile; submissions are not held up."""
@@ -44,14 +41,14 @@ class SecretRepository:
 
     async def count(self, tenant_id: str) -> int:
         query = select(func.count()).select_from(secrets).where(secrets.c.tenant_id == tenant_id)
-        return (await self._connection.execute(query)).scalar_one()
+        return await self._value(query)
 
     async def version(self, tenant_id: str, project: str, name: str) -> int:
         """Return how often a secret has been set; 0 if there is none."""
         query = select(secrets.c.version).where(
             secrets.c.tenant_id == tenant_id, secrets.c.project == project, secrets.c.name == name
         )
-        return (await self._connection.execute(query)).scalar_one_or_none() or 0
+        return await self._value(query) or 0
 
     async def put(self, tenant_id: str, project: str, name: str, sealed: bytes, now: datetime) -> Secret:
         """Store a sealed value in place of any earlier one."""
@@ -74,7 +71,7 @@ class SecretRepository:
         query = delete(secrets).where(
             secrets.c.tenant_id == tenant_id, secrets.c.project == project, secrets.c.name == name
         )
-        return (await self._connection.execute(query.returning(secrets.c.name))).one_or_none() is not None
+        return await self._value(query.returning(secrets.c.name)) is not None
 
     async def missing(self, tenant_id: str, wanted: Sequence[SecretWanted]) -> list[tuple[int, str]]:
         """Return position and name of the secrets that the jobs name but that do not exist."""

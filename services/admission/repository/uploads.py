@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.admission.repository import Repository
 from services.db.locks import UPLOADS
 from services.db.tables import upload_chunks, uploads
 
@@ -32,11 +32,8 @@ class StoredUpload(NamedTuple):
     created_at: datetime
 
 
-class UploadRepository:
-    """Queries on one connection, within the caller's transaction."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+class UploadRepository(Repository):
+    """Archives, and their chunks."""
 
     async def lock_tenant(self, tenant_id: str) -> None:
         """Keep other uploads of this tenant from beginning meanwhile."""

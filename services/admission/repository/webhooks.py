@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import RowMapping, delete, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.admission.repository import Repository
 from services.admission.repository.events import LAST, Position
 from services.contracts.webhooks import Webhook, WebhookDelivery, WebhookEvent, WebhookSpec
 from services.db.tables import webhook_deliveries, webhook_events, webhooks
@@ -137,11 +138,8 @@ async def write_event(
     await connection.execute(insert(webhook_events).values(**values))
 
 
-class WebhookRepository:
-    """Queries on one connection, within the caller's transaction."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+class WebhookRepository(Repository):
+    """Webhooks, events and deliveries."""
 
     async def insert(self, webhook_id: str, tenant_id: str, spec: WebhookSpec, secret_sha256: bytes) -> Webhook:
         values = {**spec.model_dump(mode="json"), "id": webhook_id, "tenant_id": tenant_id}
@@ -153,13 +151,13 @@ class WebhookRepository:
         query = select(webhooks).order_by(webhooks.c.id)
         if tenant_id is not None:
             query = query.where(webhooks.c.tenant_id == tenant_id)
-        return [_webhook(row) for row in (await self._connection.execute(query)).mappings()]
+        return await self._all(query, _webhook)
 
     async def count(self, tenant_id: str) -> int:
         """Return how many webhooks a tenant has; the tenant's row is locked, so that none is added meanwhile."""
         await self._connection.execute(text("SELECT id FROM tenants WHERE id = :id FOR UPDATE"), {"id": tenant_id})
         query = select(func.count()).select_from(webhooks).where(webhooks.c.tenant_id == tenant_id)
-        return (await self._connection.execute(query)).scalar_one()
+        return await self._value(query)
 
     async def find(self, webhook_id: str, tenant_id: str | None, *, lock: bool = False) -> Webhook | None:
         """Return a webhook if it exists and belongs to ``tenant_id`` (None: to any tenant)."""
@@ -168,25 +166,23 @@ class WebhookRepository:
             query = query.where(webhooks.c.tenant_id == tenant_id)
         if lock:
             query = query.with_for_update()
-        row = (await self._connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _webhook(row)
+        return await self._one(query, _webhook)
 
     async def waiting(self) -> int:
         """Return how many messages have not been delivered yet."""
         query = select(func.count()).select_from(webhook_deliveries).where(webhook_deliveries.c.state == "pending")
-        return (await self._connection.execute(query)).scalar_one()
+        return await self._value(query)
 
     async def deliveries(self, webhook_id: str) -> list[WebhookDelivery]:
         """Return the last messages of a webhook, newest first."""
         query = select(webhook_deliveries).where(webhook_deliveries.c.webhook_id == webhook_id)
         query = query.order_by(webhook_deliveries.c.id.desc()).limit(SHOWN)
-        return [_delivery(row) for row in (await self._connection.execute(query)).mappings()]
+        return await self._all(query, _delivery)
 
     async def delivery(self, delivery_id: str) -> WebhookDelivery | None:
         """Return a message; None if its webhook was deleted meanwhile."""
         query = select(webhook_deliveries).where(webhook_deliveries.c.id == delivery_id)
-        row = (await self._connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _delivery(row)
+        return await self._one(query, _delivery)
 
     async def delete(self, webhook_id: str) -> None:
         await self._connection.execute(delete(webhooks).where(webhooks.c.id == webhook_id))
@@ -194,7 +190,7 @@ class WebhookRepository:
     async def revision(self, webhook_id: str) -> int:
         """Return the revision of a webhook's secret."""
         query = select(webhooks.c.secret_revision).where(webhooks.c.id == webhook_id)
-        return (await self._connection.execute(query)).scalar_one()
+        return await self._value(query)
 
     async def rotate(self, webhook_id: str, revision: int, secret_sha256: bytes, overlap_s: float) -> None:
         """Give a webhook a new secret; for ``overlap_s``, messages are also signed with the previous one."""

@@ -7,11 +7,11 @@ the gangs are no longer the node's.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.contracts.nodes import Heartbeat, PartitionStatus, RankState, RankStatus, WantedPartition
+from services.contracts.nodes import Heartbeat, RankState, RankStatus, WantedPartition
 from services.db.database import Connection, Database, dumps
 from services.telemetry.repository import gpu_health
 from services.telemetry.repository.nodes import token_sha256
@@ -57,7 +57,7 @@ INSERT INTO rank_statuses AS known
     (allocation_id, node_id, state, exit_code, ended_by, detail, started_at, ended_at, holds_checkpoint)
 SELECT a.id, r.node_id, r.state, r.exit_code, r.ended_by, r.detail, r.started_at, r.ended_at, r.holds_checkpoint
 FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[], $6::text[], $7::timestamptz[], $8::timestamptz[],
-        $10::bool[])
+        $9::bool[])
     AS r (node_id, allocation_id, state, exit_code, ended_by, detail, started_at, ended_at, holds_checkpoint)
 JOIN gangs a ON a.id = r.allocation_id
     AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', r.node_id))
@@ -66,10 +66,11 @@ ON CONFLICT (allocation_id, node_id) DO UPDATE SET
     state = excluded.state, exit_code = excluded.exit_code, ended_by = excluded.ended_by, detail = excluded.detail,
     started_at = coalesce(excluded.started_at, known.started_at), ended_at = excluded.ended_at,
     holds_checkpoint = excluded.holds_checkpoint, updated_at = now()
-WHERE array_position($9::text[], excluded.state) > array_position($9::text[], known.state)
+WHERE array_position($10::text[], excluded.state) > array_position($10::text[], known.state)
 RETURNING node_id
 """
 
+_NOTED = ("allocation_id", "state", "exit_code", "ended_by", "detail", "started_at", "ended_at", "holds_checkpoint")
 # What a node made of its gangs' controls; it may say less than before, for a gang that is over has none.
 _NOTE_SETTINGS = """
 UPDATE rank_statuses s SET settings = r.settings
@@ -195,10 +196,9 @@ async def renew(
         (token_sha256(token), beat.boot_id, dumps([each.model_dump(mode="json") for each in beat.devices]), beat.closed)
         for token, beat in (beats[node] for node in ordered)
     ]
-    columns = [list(column) for column in zip(*said, strict=True)]
     async with database.transaction() as connection:
         renew_them = _RENEW.format(wait="" if wait else "SKIP LOCKED")
-        renewed = await connection.fetch(renew_them, ordered, *columns, lease_ttl_s)
+        renewed = await connection.fetch(renew_them, ordered, *_columns(said), lease_ttl_s)
         results = {row["id"]: Renewal([], "node" if row["changed"] else None, [], []) for row in renewed}
         heard = {node: beats[node][1] for node in sorted(results)}
         if heard:
@@ -216,16 +216,16 @@ async def _note_ranks(connection: Connection, heard: Mapping[str, Heartbeat], re
     ranks = [(node, rank) for node, beat in heard.items() for rank in _newest(beat.ranks)]
     if not ranks:
         return
-    holds = [rank.holds_checkpoint for _, rank in ranks]
-    changed = await connection.fetch(_NOTE_RANKS, *_columns(ranks), list(RankState), holds)
+    columns = _columns((node, *(getattr(rank, name) for name in _NOTED)) for node, rank in ranks)
+    changed = await connection.fetch(_NOTE_RANKS, *columns, list(RankState))
     listeners = [(node, rank.allocation_id, rank.listener.value) for node, rank in ranks if rank.listener]
     if listeners:
-        await connection.execute(_NOTE_LISTENERS, *(list(column) for column in zip(*listeners, strict=True)))
+        await connection.execute(_NOTE_LISTENERS, *_columns(listeners))
     settings = [
         (node, rank.allocation_id, rank.settings.model_dump(mode="json")) for node, rank in ranks if rank.settings
     ]
     if settings:
-        names, gangs, values = (list(column) for column in zip(*settings, strict=True))
+        names, gangs, values = _columns(settings)
         if found := await connection.fetch(_NOTE_SETTINGS, names, gangs, values):
             changed += found
             await connection.execute(_RECORD_SETTINGS, names, gangs)
@@ -237,7 +237,7 @@ async def _note_ranks(connection: Connection, heard: Mapping[str, Heartbeat], re
         if rank.progress_done is not None
     ]
     if progress:
-        await connection.execute(_NOTE_PROGRESS, *(list(column) for column in zip(*progress, strict=True)))
+        await connection.execute(_NOTE_PROGRESS, *_columns(progress))
     clocks: defaultdict[str, list[Json]] = defaultdict(list)
     for node, rank in ranks:
         clocks[node] += [{"allocation_id": rank.allocation_id, **each.model_dump(mode="json")} for each in rank.clocks]
@@ -254,7 +254,8 @@ async def _note_partitions(
         if beat.partitions is None:
             uncut.append(node)
             continue
-        if await connection.fetch(_NOTE_PARTITIONS, node, *_partition_columns(beat.partitions)):
+        said = [(each.gpu, each.revision, each.state, each.detail) for each in beat.partitions]
+        if said and await connection.fetch(_NOTE_PARTITIONS, node, *_columns(said)):
             results[node].changed = results[node].changed or "node"
         found = await connection.fetch(_WANTED_PARTITIONS, node)
         results[node].partitions = [WantedPartition.model_validate(dict(record)) for record in found]
@@ -283,23 +284,6 @@ def _newest(ranks: list[RankStatus]) -> list[RankStatus]:
     return [furthest[allocation_id] for allocation_id in sorted(furthest)]
 
 
-def _partition_columns(partitions: list[PartitionStatus]) -> list[list[Any]]:
-    return [
-        [each.gpu for each in partitions],
-        [each.revision for each in partitions],
-        [each.state for each in partitions],
-        [each.detail for each in partitions],
-    ]
-
-
-def _columns(ranks: Sequence[tuple[str, RankStatus]]) -> list[list[Any]]:
-    return [
-        [node for node, _ in ranks],
-        [rank.allocation_id for _, rank in ranks],
-        [rank.state for _, rank in ranks],
-        [rank.exit_code for _, rank in ranks],
-        [rank.ended_by for _, rank in ranks],
-        [rank.detail for _, rank in ranks],
-        [rank.started_at for _, rank in ranks],
-        [rank.ended_at for _, rank in ranks],
-    ]
+def _columns(rows: Iterable[tuple[object, ...]]) -> list[list[Any]]:
+    """Return rows, of which there must be some, column by column, as ``unnest`` needs them."""
+    return [list(column) for column in zip(*rows, strict=True)]
