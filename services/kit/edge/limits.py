@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import TenantLimits
@@ -20,8 +21,40 @@ class _Bucket:
     burst: int
     tokens: float
     at_s: float
+    whose: bytes
     policy: Header
     taken: int = 0
+
+    @classmethod
+    def full(cls, whose: bytes, rate: float, burst: int, now_s: float) -> Self:
+        window_s = max(1, math.ceil(burst / rate))
+        return cls(
+            rate, burst, burst, now_s, whose, (b"ratelimit-policy", b'"%s";q=%d;w=%d' % (whose, burst, window_s))
+        )
+
+    def fill(self, now_s: float) -> None:
+        self.tokens = min(self.burst, self.tokens + (now_s - self.at_s) * self.rate)
+        self.at_s = now_s
+
+    def take(self, who: str, now_s: float) -> list[Header]:
+        """Count a request; return the headers of draft-ietf-httpapi-ratelimit-headers, which say how much is left.
+
+        Raises:
+            ProblemError: 429, with the time after which ``who`` may send requests again.
+        """
+        self.fill(now_s)
+        if self.tokens < 1:
+            wait_s = max(1, math.ceil((1 - self.tokens) / self.rate))
+            raise ProblemError(
+                429,
+                ProblemCode.RATE_LIMITED,
+                f"{who} may make {self.rate:g} requests per second; try again in {wait_s} s.",
+                headers={"retry-after": str(wait_s), "ratelimit": f'"{self.whose.decode()}";r=0;t={wait_s}'},
+            )
+        self.tokens -= 1
+        self.taken += 1
+        full_in_s = math.ceil((self.burst - self.tokens) / self.rate)
+        return [self.policy, (b"ratelimit", b'"%s";r=%d;t=%d' % (self.whose, self.tokens, full_in_s))]
 
 
 MOST_ADDRESSES = 10_000  #: Addresses remembered at once; the one that has been silent longest is forgotten first
@@ -41,30 +74,14 @@ class RateLimiter:
     def take(self, tenant_id: str, limits: TenantLimits) -> list[Header]:
         """Count a request; return the headers that say how much is left.
 
-        The headers are those of draft-ietf-httpapi-ratelimit-headers.
-
         Raises:
             ProblemError: 429, with the time after which the tenant may send requests again.
         """
         now_s = self._clock_s()
         bucket = self._buckets.get(tenant_id)
         if bucket is None or bucket.rate != limits.requests_per_s or bucket.burst != limits.burst:
-            bucket = self._buckets[tenant_id] = self._refit(bucket, limits, now_s)
-        tokens = min(bucket.burst, bucket.tokens + (now_s - bucket.at_s) * bucket.rate)
-        bucket.at_s = now_s
-        if tokens < 1:
-            bucket.tokens = tokens
-            wait_s = max(1, math.ceil((1 - tokens) / bucket.rate))
-            raise ProblemError(
-                429,
-                ProblemCode.RATE_LIMITED,
-                f"Tenant {tenant_id} may make {bucket.rate:g} requests per second; try again in {wait_s} s.",
-                headers={"retry-after": str(wait_s), "ratelimit": f'"tenant";r=0;t={wait_s}'},
-            )
-        bucket.tokens = tokens - 1
-        bucket.taken += 1
-        full_in_s = math.ceil((bucket.burst - bucket.tokens) / bucket.rate)
-        return [bucket.policy, (b"ratelimit", b'"tenant";r=%d;t=%d' % (bucket.tokens, full_in_s))]
+            bucket = self._refit(tenant_id, limits.requests_per_s, limits.burst, now_s)
+        return bucket.take(f"Tenant {tenant_id}", now_s)
 
     def draw(self, name: str, per_min: int, amount: int) -> tuple[float, float, float]:
         """Count ``amount`` of something that is limited per minute; a burst may be as much as a minute's.
@@ -78,10 +95,8 @@ class RateLimiter:
         now_s, rate = self._clock_s(), per_min / 60
         bucket = self._buckets.get(name)
         if bucket is None or bucket.burst != per_min:
-            limits = TenantLimits.model_construct(requests_per_s=rate, burst=per_min)
-            bucket = self._buckets[name] = self._refit(bucket, limits, now_s)
-        bucket.tokens = min(per_min, bucket.tokens + (now_s - bucket.at_s) * rate)
-        bucket.at_s = now_s
+            bucket = self._refit(name, rate, per_min, now_s)
+        bucket.fill(now_s)
         wait_s = max(min(amount, per_min) - bucket.tokens, 0.0) / rate
         if not wait_s:
             bucket.tokens -= amount
@@ -117,25 +132,17 @@ class RateLimiter:
         A tenant that has sent this process nothing yet still begins with a full burst.
         """
         bucket = self._buckets.get(tenant_id)
-        if bucket is None:
-            return
-        now_s = self._clock_s()
-        left = min(bucket.burst, bucket.tokens + (now_s - bucket.at_s) * bucket.rate)
-        bucket.tokens = min(bucket.burst, left - requests)
-        bucket.at_s = now_s
+        if bucket is not None:
+            bucket.fill(self._clock_s())
+            bucket.tokens = min(bucket.burst, bucket.tokens - requests)
 
-    @staticmethod
-    def _refit(old: _Bucket | None, limits: TenantLimits, now_s: float) -> _Bucket:
-        rate, burst = limits.requests_per_s, limits.burst
-        window_s = max(1, math.ceil(burst / rate))
-        return _Bucket(
-            rate=rate,
-            burst=burst,
-            tokens=burst if old is None else min(burst, old.tokens + (now_s - old.at_s) * old.rate),
-            at_s=now_s,
-            policy=(b"ratelimit-policy", b'"tenant";q=%d;w=%d' % (burst, window_s)),
-            taken=0 if old is None else old.taken,
-        )
+    def _refit(self, name: str, rate: float, burst: int, now_s: float) -> _Bucket:
+        bucket = _Bucket.full(b"tenant", rate, burst, now_s)
+        if (old := self._buckets.get(name)) is not None:
+            bucket.tokens = min(burst, old.tokens + (now_s - old.at_s) * old.rate)
+            bucket.taken = old.taken
+        self._buckets[name] = bucket
+        return bucket
 
 
 class AddressLimiter:
@@ -143,11 +150,7 @@ class AddressLimiter:
 
     def __init__(self, requests_per_s: float, burst: int, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._requests_per_s, self._burst, self._clock_s = requests_per_s, burst, clock_s
-        self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        self._policy: Header = (
-            b"ratelimit-policy",
-            b'"address";q=%d;w=%d' % (burst, max(1, math.ceil(burst / requests_per_s))),
-        )
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def take(self, address: str) -> list[Header]:
         """Count a request; return the headers that say how much is left.
@@ -156,23 +159,11 @@ class AddressLimiter:
             ProblemError: 429, with the time after which the address may send requests again.
         """
         who, now_s = peer_network(address), self._clock_s()
-        left, at_s = self._tokens.pop(who, (float(self._burst), now_s))
-        tokens = min(self._burst, left + (now_s - at_s) * self._requests_per_s)
-        is_allowed = tokens >= 1
-        self._tokens[who] = (tokens - 1 if is_allowed else tokens, now_s)
-        if len(self._tokens) > MOST_ADDRESSES:
-            self._tokens.popitem(last=False)
-        if not is_allowed:
-            wait_s = max(1, math.ceil((1 - tokens) / self._requests_per_s))
-            raise ProblemError(
-                429,
-                ProblemCode.RATE_LIMITED,
-                f"An address without a key may make {self._requests_per_s:g} requests per second; try again in "
-                f"{wait_s} s.",
-                headers={"retry-after": str(wait_s), "ratelimit": f'"address";r=0;t={wait_s}'},
-            )
-        full_in_s = math.ceil((self._burst - tokens + 1) / self._requests_per_s)
-        return [self._policy, (b"ratelimit", b'"address";r=%d;t=%d' % (tokens - 1, full_in_s))]
+        bucket = self._buckets.pop(who, None) or _Bucket.full(b"address", self._requests_per_s, self._burst, now_s)
+        self._buckets[who] = bucket
+        if len(self._buckets) > MOST_ADDRESSES:
+            self._buckets.popitem(last=False)
+        return bucket.take("An address without a key", now_s)
 
 
 class ConcurrencyLimiter:
