@@ -207,7 +207,9 @@ class Scheduler:
             return
         await prepare(self._database)
         async with self._database.connection() as connection:
-            due_in_s = await rounds.due_in_s(connection, self._settings.round_interval_s)
+            due_in_s = await rounds.due_in_s(
+                connection, self._settings.round_interval_s, self._settings.engine_new_jobs_s
+            )
             now = (*await rounds.fingerprint(connection, self._settings.node_min_on_s), dependencies.still_open)
         if due_in_s <= 0:
             await self.hold(Trigger.ACTIVE)
@@ -353,7 +355,9 @@ class Scheduler:
     async def _sleep_until_woken(self) -> None:
         """Return at the next hint, and at the latest when the next check is due."""
         async with self._database.connection() as connection:
-            due_in_s = await rounds.due_in_s(connection, self._settings.round_interval_s)
+            due_in_s = await rounds.due_in_s(
+                connection, self._settings.round_interval_s, self._settings.engine_new_jobs_s
+            )
         again_in_s = self._look_again_at_s - time.monotonic()
         wait_s = min(self._settings.tick_s, max(min(due_in_s, again_in_s), 0.01))
         try:

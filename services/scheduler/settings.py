@@ -51,6 +51,9 @@ class SchedulerSettings(SharedSettings):
     engine_start_timeout_s: float = Field(
         600, gt=0, description="How long an engine may take to start a job that was released; then it is planned again."
     )
+    engine_new_jobs_s: float = Field(
+        5, ge=0, description="How soon after another one an active round is held for new jobs of Slurm or Kueue."
+    )
     engine_tenant: str = Field("default", description="Whose the jobs of engines are.")
     republish_after_s: float = Field(5, gt=0, description="A command that has shown no effect is sent again.")
     master_ports: tuple[int, int] = Field(

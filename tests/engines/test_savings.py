@@ -61,12 +61,14 @@ class Grid:
         return web.json_response(page)
 
 
-async def until_green(world: World, green_s: float) -> None:
+async def until_green(world: World, green_s: float, policy: str = "wait-awhile", **parameters: float) -> None:
     """Have a policy hold jobs until the grid is green."""
     await world.scheduler.prepare()
     await world.fetch(
-        "UPDATE scheduler_state SET policy = 'wait-awhile', parameters = '{}', memory = '{}', last_active_at = NULL, "
-        "version = version + 1 RETURNING 1"
+        "UPDATE scheduler_state SET policy = $1, parameters = $2, memory = '{}', last_active_at = NULL, "
+        "version = version + 1 RETURNING 1",
+        policy,
+        parameters,
     )
     times, values = np.array([green_s - 48 * HOUR_S, green_s, green_s + 2 * HOUR_S]), np.array([DIRTY, GREEN, DIRTY])
     curve = CarbonCurve(times, values, green_s + 48 * HOUR_S)

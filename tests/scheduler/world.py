@@ -174,6 +174,7 @@ async def a_world(database_url: str, redis_url: str, **options: Any) -> AsyncIte
             "carbon_refresh_s": 1e9,
             "node_return_s": 0,
             "restart_pause_s": 0,
+            "engine_new_jobs_s": 0,
             **options,
         },
     )

@@ -62,6 +62,7 @@ class Theirs:
 
     def carried_out(self, starts: Sequence[Start], preempts: Sequence[Preempt]) -> tuple[list[Start], list[Preempt]]:
         """Return the starts and stops of a plan to carry out, and note what would become of the jobs of dry runs."""
+        starts = [each for each in starts if not self._awaits_active(each.job_id)]
         preempts = [each for each in preempts if each.reason in STOPS or not self._queues_itself(each.job_id)]
         self.would |= {each.job_id: released(each.gpus, "") for each in starts if self._is_watched(each.job_id)}
         self.would_start |= {each.job_id: (None, None) for each in starts if each.job_id in self.live}
@@ -85,7 +86,7 @@ class Theirs:
                 gco2 = start_gco2(self.snapshot, start)
                 wanted[start.job_id] = released(start.gpus, note, zone, gco2)
         for hold in holds if self.live else ():
-            if (row := self.live.get(hold.job_id)) is None:
+            if (row := self.live.get(hold.job_id)) is None or self._awaits_active(hold.job_id):
                 continue
             waits_here = hold.reason in HOLDS or row.kind not in QUEUEING
             start_s = hold.expected_start_s if waits_here else None
@@ -112,6 +113,10 @@ class Theirs:
         at = jobs.index[hold.job_id]
         low, high = int(jobs.min_gpus[at]), int(jobs.max_gpus[at])
         return low if low == high else None
+
+    def _awaits_active(self, job_id: str) -> bool:
+        """Return whether a job is new to a passive round, and left for the active one that is held for it."""
+        return self._queues_itself(job_id) and self.live[job_id].unplanned
 
     def _is_watched(self, job_id: str) -> bool:
         return job_id in self.live and self.live[job_id].mode != EngineMode.CONTROL

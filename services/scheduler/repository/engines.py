@@ -119,8 +119,10 @@ SELECT e.job_id FROM engine_jobs e JOIN known_engines g ON g.name = e.engine AND
 """
 
 LIVE_JOBS = """
-SELECT e.job_id, e.engine, g.mode, g.kind, coalesce(e.decision ->> 'action', '') AS action
-  FROM engine_jobs e JOIN known_engines g ON g.name = e.engine WHERE NOT e.over AND e.job_id IS NOT NULL
+SELECT e.job_id, e.engine, g.mode, g.kind, coalesce(e.decision ->> 'action', '') AS action,
+       coalesce(e.decision IS NULL AND j.queued_at > s.last_active_at, false) AS unplanned
+  FROM engine_jobs e JOIN known_engines g ON g.name = e.engine JOIN jobs j ON j.id = e.job_id
+  LEFT JOIN scheduler_state s ON s.id = 1 WHERE NOT e.over
 """
 
 GATE = """
@@ -272,6 +274,7 @@ class LiveRow(NamedTuple):
     mode: str
     kind: str
     action: str
+    unplanned: bool = False  #: Nothing was decided yet, and it is newer than the last active round
 
 
 class HeldRow(NamedTuple):

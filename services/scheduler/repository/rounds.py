@@ -3,6 +3,7 @@
 from datetime import datetime
 from typing import NamedTuple
 
+from services.contracts.engines import QUEUEING
 from services.db.database import Connection
 from services.db.rows import fetch_row, fetch_rows
 from services.scheduler.repository.documents import Json
@@ -20,9 +21,18 @@ SELECT version, policy, parameters, CASE WHEN version IS DISTINCT FROM $1 THEN m
 """
 
 DUE = """
-SELECT coalesce(extract(epoch FROM last_active_at)::float8 + $1, 0) - extract(epoch FROM now())::float8
-  FROM scheduler_state WHERE id = 1
+WITH new AS (
+    SELECT max(j.queued_at) AS at FROM engine_jobs e JOIN jobs j ON j.id = e.job_id
+      JOIN known_engines g ON g.name = e.engine AND g.kind = ANY($2)
+     WHERE NOT e.over AND e.decision IS NULL AND j.state = 'queued' AND NOT j.gated
+)
+SELECT coalesce(extract(epoch FROM last_active_at)::float8
+                + CASE WHEN new.at > last_active_at THEN least($1::float8, $3::float8) ELSE $1::float8 END, 0)
+       - extract(epoch FROM now())::float8
+  FROM scheduler_state, new WHERE id = 1
 """
+"""An active round is held for new jobs of an engine with a queue of its own, too: as a passive one plans no hours, it
+would have them started, and an engine stops a job only by starting it again."""
 
 FINGERPRINT = """
 SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(queued_at)::text, '')
@@ -151,9 +161,12 @@ async def state(connection: Connection, known_version: int | None = None) -> Sta
     return found
 
 
-async def due_in_s(connection: Connection, interval_s: float) -> float:
-    """Return in how many seconds the next active round is due; 0 or less: now."""
-    return await connection.fetchval(DUE, interval_s) or 0.0
+async def due_in_s(connection: Connection, interval_s: float, new_jobs_s: float) -> float:
+    """Return in how many seconds the next active round is due; 0 or less: now.
+
+    It is due ``interval_s`` after the last one, or ``new_jobs_s`` where engines have new jobs.
+    """
+    return await connection.fetchval(DUE, interval_s, sorted(QUEUEING), new_jobs_s) or 0.0
 
 
 async def fingerprint(connection: Connection, node_min_on_s: float) -> tuple[object, ...]:
