@@ -128,7 +128,8 @@ async def test_of_an_array_with_a_limit_only_so_many_take_gpus_in_plans() -> Non
     assert all(each.steered for each in said)
 
 
-async def test_what_cannot_start_yet_is_held_only_while_others_are() -> None:
+@pytest.mark.parametrize("why", [GREENER, {"note": GREENER["note"]}], ids=["until", "no moment is foreseen"])
+async def test_what_cannot_start_yet_is_held_only_while_others_are(why: dict[str, Any]) -> None:
     """So it cannot slip through in the second in which the job that it depends on ends."""
     site = Site()
     other = site.slurm.submit()
@@ -139,7 +140,7 @@ async def test_what_cannot_start_yet_is_held_only_while_others_are() -> None:
     await site.look()
     row = site.slurm.rows[1]
     assert row["eligible_time"] == 0, "nobody waits for greener hours"
-    site.plane.decide(other, HOLD, **GREENER)
+    site.plane.decide(other, HOLD, **why)
     await site.look()
     assert row["eligible_time"] > site.slurm.now_s
     assert site.plane.last(dependent).revision > 0, "nothing is left to be done"

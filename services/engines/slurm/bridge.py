@@ -15,7 +15,7 @@ from services.engines.slurm.commands import SlurmSilentError
 from services.engines.slurm.identities import Identities
 from services.engines.slurm.reading import Rows, SlurmJob, SlurmNode
 from services.engines.slurm.settings import SlurmSettings
-from services.engines.slurm.steering import Changes, Memory, changes_of, is_same_run, report_of
+from services.engines.slurm.steering import Changes, Memory, changes_of, is_for_hours, is_same_run, report_of
 from services.kit.bridges.energy import ModelledEnergy
 from services.kit.bridges.figures import IDLED
 from services.kit.bridges.talk import Talk
@@ -222,7 +222,7 @@ class Bridge:
         gpus = {"greener_hours": 0, "other": 0}
         for job, name in held:
             decision = self._talk.decisions.get(name)
-            gpus["greener_hours" if decision and decision.until else "other"] += job.gpus
+            gpus["greener_hours" if decision and is_for_hours(decision) else "other"] += job.gpus
         for reason in ("other", "greener_hours"):
             idle = max(min(free, gpus[reason]), 0)
             free -= idle

@@ -213,7 +213,7 @@ def changes_of(
     shrinks: list[tuple[str, int]] = []
     requeues: list[str] = []
     cancels: list[str] = []
-    brown = any(job.waits and name in decisions and _holds(decisions[name]) for job, name in jobs)
+    brown = any(job.waits and name in decisions and is_for_hours(decisions[name]) for job, name in jobs)
     of_array: dict[str, EngineDecision | None] = {}
     for job, name in jobs:
         if why_not(job, settings, now_s):
@@ -264,9 +264,10 @@ def changes_of(
     return Changes([*updates, *of_tasks], signals, shrinks, requeues, cancels)
 
 
-def _holds(decision: EngineDecision) -> bool:
-    """Return whether a job is held for greener hours, and for no size."""
-    return decision.action is EngineAction.HOLD and decision.until is not None
+def is_for_hours(decision: EngineDecision) -> bool:
+    """Return whether a job is held for greener hours, and for no size; not every policy says until when."""
+    foreseen = decision.until is not None or decision.note.startswith("waits:greener_hours")
+    return decision.action is EngineAction.HOLD and foreseen
 
 
 def _until_it_can_start(name: str, *, brown: bool) -> EngineDecision:
