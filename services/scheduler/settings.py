@@ -26,6 +26,9 @@ class SchedulerSettings(SharedSettings):
     )
     round_interval_s: float = Field(1_800, gt=0, description="Between active rounds; GREEN's is 30 minutes.")
     passive_interval_s: float = Field(0.2, ge=0, description="Shortest time between passive rounds.")
+    min_run_s: float = Field(
+        0, ge=0, description="How long a gang has its GPUs before a policy may stop it; see docs/steering.md."
+    )
     tick_s: float = Field(
         1.0, gt=0, le=60, description="How often the scheduler checks by itself when nothing wakes it."
     )

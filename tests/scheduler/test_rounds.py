@@ -197,3 +197,20 @@ async def test_a_recorded_round_replays_to_the_same_plan(postgres_url: str, redi
         memory = policy.load(record["memory"]) if record["memory"] else policy.initial()
         result = run_cycle(policy, snapshot_from_json(record["snapshot"]), memory)
         assert plan_to_json(result.plan) == record["plan"]
+
+
+async def test_no_policy_stops_a_gang_before_its_guaranteed_run_is_over(postgres_url: str, redis_url: str) -> None:
+    async with a_world(fresh_database(postgres_url), redis_url, policy="las", min_run_s=3_600) as world:
+        await world.node("n1", 1)
+        job = await world.running(1)
+        await world.fetch("UPDATE jobs SET attained_gpu_s = 1e6 WHERE id = $1 RETURNING 1", job)
+        await world.job(1)
+        states = list[str]()
+        for hours in (0.5, 1):
+            await world.fetch(
+                "UPDATE allocations SET started_at = started_at - make_interval(secs => $1) RETURNING 1", 3_600 * hours
+            )
+            await world.fetch("UPDATE scheduler_state SET last_active_at = NULL RETURNING 1")
+            await world.scheduler.turn()
+            states.append(await world.state(job))
+        assert states == ["running", "preempting"]

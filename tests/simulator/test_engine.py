@@ -9,10 +9,11 @@ import pytest
 
 from services.core.domain.errors import DomainError
 from services.core.parallel.graph import data_parallel
-from services.core.policies.registry import POLICIES
+from services.core.policies.registry import POLICIES, build_policy
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.behaviour import GangTables
 from services.simulator.engine.grid import Grid
+from services.simulator.engine.simulation import Simulation
 from services.simulator.workload import Behaviour, ClusterSpec, ForecastKind
 from tests.support.workloads import START_S, a_profile, a_trace, a_wave, a_workload, a_year
 
@@ -103,10 +104,22 @@ def test_a_preempted_job_pays_for_its_checkpoint_and_its_restart() -> None:
 def test_a_job_longer_to_checkpoint_than_its_grace_falls_back() -> None:
     profile = a_profile(restart_s=0.0, checkpoint_s=300.0)
     jobs = a_workload([(0.0, 7_200.0, 1), (3_500.0, 600.0, 1)], [profile])
+    options = EngineOptions(grace_s=120.0, checkpoint_every_s=2_000.0)
 
-    result = simulate("las", jobs, ONE, a_trace(), options=EngineOptions(grace_s=120.0, checkpoint_every_s=2_000.0))
+    run = Simulation(build_policy("las", {}), jobs, ONE, a_trace(), options)
+    result = run.run({})
 
     assert result.columns.gpu_s[0] == pytest.approx(7_200.0 + 1_600.0 + 120.0)
+    assert (run.gangs.stopped_gpus, run.gangs.lost_gpu_s) == (1, pytest.approx(1_600.0))
+
+
+def test_a_gang_is_stopped_in_the_round_after_its_guaranteed_run() -> None:
+    jobs = a_workload([(0.0, 7_200.0, 1), (3_500.0, 600.0, 1)], [a_profile(checkpoint_s=20.0)])
+
+    result = simulate("las", jobs, ONE, a_trace(), options=EngineOptions(min_run_s=5_000.0))
+
+    assert result.preemptions == 1
+    assert result.columns.started_s[1] - START_S == pytest.approx(5_400.0 + 20.0)
 
 
 def test_a_lost_node_costs_the_work_since_the_last_checkpoint_and_the_job_still_ends() -> None:

@@ -346,6 +346,8 @@ class Snapshot:
             ``services.core.policies.windows`` under every policy.
         endings: How gangs of jobs end, where there are windows; jobs that have no time limit and the usual grace period
             are left out.
+        min_run_s: How long a gang holds its GPUs before a policy may stop it, seconds; kept by the layer of
+            ``services.core.policies.sparing`` under every policy.
         limit_range_w: (n_gpu_models, 2) the lowest power limit that devices take and their default one, watts, NaN
             where devices do not say; empty: unknown.
         shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.shares``).
@@ -394,6 +396,7 @@ class Snapshot:
     orders: tuple[PowerOrder, ...] = ()
     windows: tuple[Window, ...] = ()
     endings: Mapping[JobId, Ending] = field(default_factory=dict[JobId, Ending])
+    min_run_s: float = 0.0
     limit_range_w: Floats = field(default_factory=lambda: np.empty((0, 2)))
 
     def again(self, **changed: Any) -> Snapshot:

@@ -213,6 +213,7 @@ def snapshot_of(
             rows.orders, cluster, zones, held, now_s, rows.asleep_w, settings.power_limit_w, at_rest=at_rest
         ),
         limit_range_w=limit_range_w(cluster),
+        min_run_s=settings.min_run_s,
         windows=tuple(map(window_of, rows.reservations)),
         endings={JobId(row.id): ending_of(row, now_s) for row in rows.endings},
     )

@@ -39,6 +39,8 @@ class Gangs:
         zone_w: The same by zone.
         intensities: The present intensity of each zone's grid, gCO2/kWh, if there are several zones.
         arrivals: The checkpoints that have moved to each zone.
+        stopped_gpus: The GPUs of gangs that were stopped before their end, each stop counted.
+        lost_gpu_s: Their work since the last checkpoint, GPU seconds.
         transferred: What that took without the gangs that waited: J, gCO2 at the mean of both zones.
     """
 
@@ -61,7 +63,8 @@ class Gangs:
         Args:
             tunes: (n_jobs,) the jobs whose batch follows the gang; None: no job's does.
         """
-        self.now_s = self.power_w = 0.0
+        self.now_s = self.power_w = self.lost_gpu_s = 0.0
+        self.stopped_gpus = 0
         self.integrals = [0.0] * len(nodes.zones)
         self.zone_w = [0.0] * len(nodes.zones)
         self.intensities: Callable[[], list[float]] = list
@@ -197,7 +200,10 @@ class Gangs:
                     live.measured(slot)
             kept = math.inf if keeps_work else self._kept(slot)
             self.settle(slot)
-            if kept < live.floats.item(FloatRow.SET_DONE, slot):
+            done, gpus = live.floats.item(FloatRow.SET_DONE, slot), live.ints.item(IntRow.GPUS, slot)
+            self.stopped_gpus += gpus
+            if kept < done:
+                self.lost_gpu_s += (done - kept) / live.floats.item(FloatRow.SPEED, slot) * gpus
                 live.floats[FloatRow.SET_DONE, slot] = kept
         live.floats[FloatRow.SPEED, slot] = 0.0
         live.ints[IntRow.PHASE, slot] = PREEMPTING

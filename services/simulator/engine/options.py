@@ -24,6 +24,7 @@ class EngineOptions:
         seed: Seed of the random draws; equal input and equal seed give equal results.
         round_interval_s: Between active rounds.
         passive_interval_s: Least time between passive rounds; what happens in between waits for the next one.
+        min_run_s: How long a gang holds its GPUs before a policy may stop it.
         grace_s: From asking a gang to stop until it is killed.
         checkpoint_every_s: Interval of a run's checkpoints; a job falls back to the last when killed or when its node
             fails.
@@ -64,6 +65,7 @@ class EngineOptions:
     seed: int = 1
     round_interval_s: float = 1_800.0
     passive_interval_s: float = 0.0
+    min_run_s: float = 0.0
     grace_s: float = 120.0
     checkpoint_every_s: float = 1_800.0
     min_profile_s: float = 60.0
@@ -99,6 +101,7 @@ class EngineOptions:
             each for each in (self.node_mtbf_s, self.power_down_after_s, self.power_limit_w) if each is not None
         ]
         least = [self.passive_interval_s, self.grace_s, self.min_profile_s, self.lease_s, self.boot_s, self.host_idle_w]
+        least.append(self.min_run_s)
         least.append(self.host_per_job_w or 0.0)
         if self.host_per_job_once and self.host_per_job_w is None:
             raise DomainError("host_per_job_once needs host_per_job_w: the watts that a job is charged")

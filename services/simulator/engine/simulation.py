@@ -172,6 +172,7 @@ class Simulation:
             network=self.network,
             transfer=options.transfer,
             length_spreads={} if self._foresight is None else self._foresight.spreads,
+            min_run_s=options.min_run_s,
             measures=True,
             reasons=False,
             **shown_curves,
