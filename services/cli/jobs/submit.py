@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -191,7 +192,9 @@ def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | No
 
 
 OF_JOBS = {"job.started", "job.ended"}  #: Events of webhooks that take messages about jobs
-JOB, RUN, SENT = "What the job is", "How it may run", "Submitting"
+of_job, of_run, of_sending = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("What the job is", "How it may run", "Submitting")
+)
 
 
 def submit(
@@ -208,226 +211,139 @@ def submit(
     ] = None,
     command: Annotated[
         str | None,
-        typer.Option(
-            "--command",
-            "-c",
-            help="The command, as typed into a shell; a shell runs it if it needs one.",
-            rich_help_panel=JOB,
-        ),
+        of_job("--command", "-c", help="The command, as typed into a shell; a shell runs it if it needs one."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="By default the script's or program's.", rich_help_panel=JOB)] = None,
+    name: Annotated[str | None, of_job(help="By default the script's or program's.")] = None,
     gpus: Annotated[
-        str | None,
-        typer.Option(
-            help="N, MIN-MAX or MIN-MAX:STEP, and @ASKED for the size you would ask for; 1 by default.",
-            rich_help_panel=JOB,
-        ),
+        str | None, of_job(help="N, MIN-MAX or MIN-MAX:STEP, and @ASKED for the size you would ask for; 1 by default.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="GPU model, as nodes report it.", rich_help_panel=JOB)] = None,
-    memory: Annotated[str | None, typer.Option(help="Least memory of each GPU, GiB.", rich_help_panel=JOB)] = None,
-    slice: Annotated[
-        str | None, typer.Option(help="Run on a MIG slice of this size, 1g, 2g, 3g, 4g or 7g.", rich_help_panel=JOB)
-    ] = None,
-    zone: Annotated[
-        str | None, typer.Option(help="Grid zone to stay in, as with data that are there.", rich_help_panel=JOB)
-    ] = None,
-    container: Annotated[
-        str | None, typer.Option(help="Container image to run in.", metavar="IMAGE", rich_help_panel=JOB)
-    ] = None,
-    workdir: Annotated[
-        Path | None, typer.Option(help="Folder to run in; by default the present one.", rich_help_panel=JOB)
-    ] = None,
+    model: Annotated[str | None, of_job(help="GPU model, as nodes report it.")] = None,
+    memory: Annotated[str | None, of_job(help="Least memory of each GPU, GiB.")] = None,
+    slice: Annotated[str | None, of_job(help="Run on a MIG slice of this size, 1g, 2g, 3g, 4g or 7g.")] = None,
+    zone: Annotated[str | None, of_job(help="Grid zone to stay in, as with data that are there.")] = None,
+    container: Annotated[str | None, of_job(help="Container image to run in.", metavar="IMAGE")] = None,
+    workdir: Annotated[Path | None, of_job(help="Folder to run in; by default the present one.")] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(
+        of_job(
             metavar="NAME[=VALUE]",
             help="A variable for the job, by default with its value here; may be repeated; '*' is every one. PATH, "
             "VIRTUAL_ENV and CONDA_PREFIX are always passed on, except to containers.",
-            rich_help_panel=JOB,
         ),
     ] = None,
     clean_env: Annotated[
-        bool | None,
-        typer.Option("--clean-env", help="Pass on what --env names alone, and no PATH.", rich_help_panel=JOB),
+        bool | None, of_job("--clean-env", help="Pass on what --env names alone, and no PATH.")
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write what the job prints to a file too; its name may have Slurm's %j, %x, %A, %a.",
-            rich_help_panel=JOB,
+        of_job(
+            metavar="FILE", help="Write what the job prints to a file too; its name may have Slurm's %j, %x, %A, %a."
         ),
     ] = None,
-    error: Annotated[
-        str | None, typer.Option(metavar="FILE", help="As --output, for standard error alone.", rich_help_panel=JOB)
-    ] = None,
-    env_file: Annotated[
-        list[Path] | None, typer.Option(help="File with lines NAME=VALUE; may be repeated.", rich_help_panel=JOB)
-    ] = None,
+    error: Annotated[str | None, of_job(metavar="FILE", help="As --output, for standard error alone.")] = None,
+    env_file: Annotated[list[Path] | None, of_job(help="File with lines NAME=VALUE; may be repeated.")] = None,
     upload: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Send the folder's files that git does not ignore along; the job runs in them.",
-            rich_help_panel=JOB,
-        ),
+        of_job(metavar="FOLDER", help="Send the folder's files that git does not ignore along; the job runs in them."),
     ] = None,
     results: Annotated[
         list[str] | None,
-        typer.Option(
+        of_job(
             metavar="PATH",
             help="With --upload or --git, and --wait or --follow: bring this back when the job ends; may be repeated.",
-            rich_help_panel=JOB,
         ),
     ] = None,
     git: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL[@REVISION]", help="Run in the files of a repository that nodes reach.", rich_help_panel=JOB
-        ),
+        str | None, of_job(metavar="URL[@REVISION]", help="Run in the files of a repository that nodes reach.")
     ] = None,
     git_secret: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Secret with the token or SSH key of the repository.", rich_help_panel=JOB),
+        str | None, of_job(metavar="NAME", help="Secret with the token or SSH key of the repository.")
     ] = None,
     secret: Annotated[
         list[str] | None,
-        typer.Option(
+        of_job(
             metavar="NAME[=VARIABLE]",
             help="A secret as a variable, by default of the same name; may be repeated. See `wattshift secrets`.",
-            rich_help_panel=JOB,
         ),
     ] = None,
     secret_file: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME[=FILE]",
-            help="A secret as a file in $WATTSHIFT_SECRETS_DIR; may be repeated.",
-            rich_help_panel=JOB,
-        ),
+        of_job(metavar="NAME[=FILE]", help="A secret as a file in $WATTSHIFT_SECRETS_DIR; may be repeated."),
     ] = None,
     checkpoint_dir: Annotated[
-        Path | None,
-        typer.Option(help="Kept between restarts; by default a folder of the job's own.", rich_help_panel=JOB),
+        Path | None, of_job(help="Kept between restarts; by default a folder of the job's own.")
     ] = None,
-    work: Annotated[
-        str | None,
-        typer.Option(metavar="TOTAL:UNIT", help="30000:steps, 90:epochs or 1e6:samples.", rich_help_panel=JOB),
-    ] = None,
+    work: Annotated[str | None, of_job(metavar="TOTAL:UNIT", help="30000:steps, 90:epochs or 1e6:samples.")] = None,
     progress: Annotated[
-        str | None,
-        typer.Option(metavar="SOURCE", help="file (the default), http, none or log:PATTERN.", rich_help_panel=JOB),
+        str | None, of_job(metavar="SOURCE", help="file (the default), http, none or log:PATTERN.")
     ] = None,
     processes: Annotated[
-        str | None,
-        typer.Option(metavar="per_gpu|per_node", help="How many copies of the command start.", rich_help_panel=JOB),
+        str | None, of_job(metavar="per_gpu|per_node", help="How many copies of the command start.")
     ] = None,
     batch: Annotated[
         str | None,
-        typer.Option(
+        of_job(
             metavar="SAMPLES",
             help="Samples per step of the whole gang: 256; or 256-4096: a policy may choose, and the code reads it.",
-            rich_help_panel=JOB,
         ),
     ] = None,
-    family: Annotated[
-        str | None, typer.Option(help="vision, language, speech or recommendation.", rich_help_panel=JOB)
-    ] = None,
+    family: Annotated[str | None, of_job(help="vision, language, speech or recommendation.")] = None,
     notify: Annotated[
         str | None,
-        typer.Option(
+        of_job(
             metavar="EVENTS",
             help="Post messages to the tenant's webhooks: started, ended or failed, separated by commas.",
-            rich_help_panel=JOB,
         ),
     ] = None,
-    project: Annotated[str | None, typer.Option(help="For reports and filters.", rich_help_panel=JOB)] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be repeated.", rich_help_panel=JOB)
-    ] = None,
+    project: Annotated[str | None, of_job(help="For reports and filters.")] = None,
+    label: Annotated[list[str] | None, of_job(metavar="KEY=VALUE", help="May be repeated.")] = None,
     time: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Longest run: 90s, 15m, 6h, 06:00:00, 1-06:00:00.", rich_help_panel=RUN),
+        str | None, of_run(metavar="DURATION", help="Longest run: 90s, 15m, 6h, 06:00:00, 1-06:00:00.")
     ] = None,
-    deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help="2026-03-01T18:00, or +6h from now.", rich_help_panel=RUN)
-    ] = None,
+    deadline: Annotated[str | None, of_run(metavar="TIME", help="2026-03-01T18:00, or +6h from now.")] = None,
     flexible: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="How long it may be delayed for greener hours.", rich_help_panel=RUN),
+        str | None, of_run(metavar="DURATION", help="How long it may be delayed for greener hours.")
     ] = None,
-    priority: Annotated[int | None, typer.Option(help="-100 to 100; higher goes first.", rich_help_panel=RUN)] = None,
+    priority: Annotated[int | None, of_run(help="-100 to 100; higher goes first.")] = None,
     preemptible: Annotated[
-        bool | None,
-        typer.Option("--preemptible/--not-preemptible", help="Whether it may be stopped.", rich_help_panel=RUN),
+        bool | None, of_run("--preemptible/--not-preemptible", help="Whether it may be stopped.")
     ] = None,
     may_share_gpu: Annotated[
-        bool | None,
-        typer.Option(
-            "--may-share-gpu",
-            help="It may share its GPU with another job that may; needs --memory.",
-            rich_help_panel=RUN,
-        ),
+        bool | None, of_run("--may-share-gpu", help="It may share its GPU with another job that may; needs --memory.")
     ] = None,
     flex: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PERCENT",
-            help="How much slower orders of the grid may make it: 0, 10, 25 or 50.",
-            rich_help_panel=RUN,
-        ),
+        int | None, of_run(metavar="PERCENT", help="How much slower orders of the grid may make it: 0, 10, 25 or 50.")
     ] = None,
-    grace: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="From SIGTERM to SIGKILL; 120s by default.", rich_help_panel=RUN),
-    ] = None,
-    max_restarts: Annotated[
-        int | None, typer.Option(help="How often it is restarted if it fails.", rich_help_panel=RUN)
-    ] = None,
-    restart_after_node_loss: Annotated[
-        bool | None, typer.Option(help="Whether it runs again if its node is lost.", rich_help_panel=RUN)
-    ] = None,
-    hold: Annotated[bool | None, typer.Option("--hold", help="Start after a release.", rich_help_panel=RUN)] = None,
+    grace: Annotated[str | None, of_run(metavar="DURATION", help="From SIGTERM to SIGKILL; 120s by default.")] = None,
+    max_restarts: Annotated[int | None, of_run(help="How often it is restarted if it fails.")] = None,
+    restart_after_node_loss: Annotated[bool | None, of_run(help="Whether it runs again if its node is lost.")] = None,
+    hold: Annotated[bool | None, of_run("--hold", help="Start after a release.")] = None,
     array: Annotated[
         str | None,
-        typer.Option(
-            metavar="INDICES",
-            help="One job for each index: 0-99, 0-99:10, 1,3,5-9; 0-99%8 runs at most 8 at once.",
-            rich_help_panel=RUN,
+        of_run(
+            metavar="INDICES", help="One job for each index: 0-99, 0-99:10, 1,3,5-9; 0-99%8 runs at most 8 at once."
         ),
     ] = None,
     after: Annotated[
         list[str] | None,
-        typer.Option(
+        of_run(
             metavar="HOW:JOB",
             help="Start when a job or array has ended: ok:JOB, any:JOB or not_ok:JOB; may be repeated.",
-            rich_help_panel=RUN,
         ),
     ] = None,
-    idempotency_key: Annotated[
-        str | None, typer.Option(help="Submitting again with the same key is safe.", rich_help_panel=SENT)
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the end; exit 1 unless every job succeeds.", rich_help_panel=SENT)
-    ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="As --wait, and print the job's output.", rich_help_panel=SENT)
-    ] = False,
+    idempotency_key: Annotated[str | None, of_sending(help="Submitting again with the same key is safe.")] = None,
+    wait: Annotated[bool, of_sending("--wait", help="Wait for the end; exit 1 unless every job succeeds.")] = False,
+    follow: Annotated[bool, of_sending("--follow", "-f", help="As --wait, and print the job's output.")] = False,
     read_only: Annotated[
-        bool,
-        typer.Option(
-            "--read-only", help="The job writes nothing to its folder, which need not let it.", rich_help_panel=RUN
-        ),
+        bool, of_run("--read-only", help="The job writes nothing to its folder, which need not let it.")
     ] = False,
     test_only: Annotated[
         bool,
-        typer.Option(
-            "--test-only",
-            help="Check the jobs; say when they would start and what they would emit. Submits nothing.",
-            rich_help_panel=SENT,
+        of_sending(
+            "--test-only", help="Check the jobs; say when they would start and what they would emit. Submits nothing."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.", rich_help_panel=SENT)] = False,
+    as_json: Annotated[bool, of_sending("--json", help="Print JSON for a program.")] = False,
 ) -> None:
     """Submit jobs; print their ids.
 
