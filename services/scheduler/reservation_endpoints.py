@@ -41,7 +41,7 @@ async def reserve_gpus(
     """Reserve GPUs for a time, or take nodes out for maintenance.
 
     Until then, and where its holder leaves them unused, others use them. A user reserves within its tenant's
-    `max_gpus`; an operator reserves for any tenant, and for maintenance.
+    `max_gpus`, if it has that limit; an operator reserves for any tenant, and for maintenance.
     """
     made, is_new = await reserving.make(body, caller, idempotency_key)
     if not is_new:

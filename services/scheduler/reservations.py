@@ -121,7 +121,7 @@ class Reservations:
                 )
                 raise conflict(detail)
             gpus, start_s = {str(node_id): count for node_id, count in found[0].gpus.items()}, found[0].start_s
-            self._check_quota(spec, caller, snapshot, tenant_id or "", start_s)
+            self._check_quota(spec, snapshot, tenant_id or "", start_s)
         return NewReservation(
             id=new_id("res"),
             key_id="",
@@ -138,20 +138,15 @@ class Reservations:
         )
 
     @staticmethod
-    def _check_quota(
-        spec: ReservationSpec, caller: Identity, snapshot: Snapshot, tenant_id: str, start_s: float
-    ) -> None:
-        """Refuse what a tenant could not hold, and what a user reserves without a limit."""
-        most = snapshot.tenant_gpu_quota.get(tenant_id)
-        if most is None and not caller.is_operator:
-            detail = "Your tenant has no max_gpus to reserve within: an operator reserves for it."
-            raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
+    def _check_quota(spec: ReservationSpec, snapshot: Snapshot, tenant_id: str, start_s: float) -> None:
+        """Refuse what a tenant could not hold; one without a limit may hold all, as by its jobs."""
+        most = snapshot.tenant_gpu_quota.get(tenant_id, math.inf)
         at_once = [
             sum(each.gpus.values())
             for each in snapshot.windows
             if each.holder == tenant_id and each.start_s < start_s + spec.duration_s and each.end_s > start_s
         ]
-        if most is not None and sum(at_once) + (spec.gpus or 0) > most:
+        if sum(at_once) + (spec.gpus or 0) > most:
             detail = f"The tenant may hold {most} GPUs, and has reserved {sum(at_once)} in that time."
             raise ProblemError(403, ProblemCode.QUOTA_EXCEEDED, detail)
 

@@ -168,7 +168,8 @@ async def test_the_cleanest_slot_is_chosen_and_the_others_are_shown(world: World
 async def test_who_may_reserve_what(world: World) -> None:
     await world.node("n1", 4)
     user, ahead = Role.USER, at(3_600)
-    assert (await make(world, 403, user, gpus=1, start_at=ahead))["code"] == "forbidden"
+    free = await make(world, 201, user, gpus=4, start_at=at(90_000))
+    assert free["gpus"] == {"n1": 4}, "a tenant without a limit may hold all"
     assert (await make(world, 403, user, maintenance=True, nodes=["n1"]))["code"] == "forbidden"
     assert (await make(world, 403, user, gpus=1, tenant_id="b"))["code"] == "forbidden"
     await world.fetch(
@@ -181,7 +182,7 @@ async def test_who_may_reserve_what(world: World) -> None:
     theirs = await make(world, 201, gpus=1, start_at=ahead, tenant_id="b")
     async with reserving(world, user) as api:
         assert (await api.delete(f"/v1/reservations/{theirs['id']}")).status_code == 404
-        assert len((await api.get("/v1/reservations")).json()["items"]) == 1
+        assert len((await api.get("/v1/reservations")).json()["items"]) == 2
 
 
 @pytest.mark.parametrize(
