@@ -43,7 +43,7 @@ def row(cluster: str, policy: str, min_run_s: float) -> str:
 
 def table() -> str:
     """Return a row per cluster, policy and guaranteed run."""
-    lines = ["| nodes | policy | guaranteed, s | stops by it | by lost nodes | lost, s per GPU and stop |"]
+    lines = ["| nodes | policy | run, s | stops by it | by lost nodes | lost, s per GPU and stop |"]
     lines[0] += " GPU h in all | carbon, kg | mean JCT, h |"
     lines.append("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     return "\n".join([*lines, *(row(*each) for each in product(CLUSTERS, PREEMPTING, RUNS_S))])
