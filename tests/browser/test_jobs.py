@@ -55,6 +55,24 @@ def test_a_job_is_held_and_released(open_page: OpenPage, site: Installation) -> 
     assert site.job(page.url.rsplit("/", 1)[1])["state"] == "succeeded"
 
 
+def test_a_waiting_job_is_asked_what_would_start_it(open_page: OpenPage, site: Installation) -> None:
+    spec = {"name": "in-the-way", "command": ["sleep", "600"], "gpus": {"min": 4}, "preemptible": False}
+    first = site.gateway.call("POST", "/v1/jobs", body=spec)["id"]
+    site.wait_for(first, lambda job: job["state"] == "running")
+    waits = site.gateway.call("POST", "/v1/jobs", body={**spec, "name": "wide", "gpus": {"min": 8}})["id"]
+    page = open_page(f"/jobs/{waits}")
+
+    page.get_by_role("button", name="What would start it now?").click()
+    expect(page.locator("#why")).to_contain_text("submitted again with 4 GPUs instead of 8, it would start now.")
+    site.gateway.call("POST", f"/v1/jobs/{waits}/hold")
+    expect(page.locator("#summary .badge")).to_have_text("held")
+    expect(page.locator("#why")).not_to_contain_text("it would start now")
+    expect(page.get_by_role("button", name="What would start it now?")).to_have_count(0)
+    for job_id in (waits, first):
+        site.gateway.call("POST", f"/v1/jobs/{job_id}/cancel")
+    site.wait_for_ends([waits, first], 60)
+
+
 def test_the_list_changes_by_itself_and_is_filtered(open_page: OpenPage, site: Installation) -> None:
     page = open_page("/jobs")
     expect(page.locator("#live")).to_have_text("live")

@@ -22,6 +22,7 @@ const usedChart = new Chart(by("used"), () => ({
 const output = new Output(path, by("log"), by("log-note"), by("tail"));
 const LINES = 100;
 const events = [];
+const change = h("div", { "aria-live": "polite" }); // the last answer, kept while what is around it is filled anew
 let job = null;
 
 const ended = () => job.ended_at !== null;
@@ -149,9 +150,17 @@ function emission(text, estimate) {
     h("span", { class: "sub" }, grams === null ? ["emissions ", unknown()] : `${carbon(grams)}${estimate.carbon_gco2 === null ? " an hour" : ""}`)];
 }
 
+/** Ask which one change would start a waiting job: the queue is replayed for it, so only when somebody wants to know. */
+async function showChange(button) {
+  const why = await busy(button, () => trying(() => get(`${path}/explain`, { one_change: true })));
+  if (why) fill(change, h("p", {}, why.waiting?.one_change?.detail ?? "No one change is known with which it would start now."), h("p", { class: "note" }, "By the queue of ", at(new Date().toISOString()), ". The job itself is not changed."));
+}
+
 async function showWhy() {
   const why = await get(`${path}/explain`);
   const { waiting, running, ended: over } = why;
+  const mayChange = waiting?.place && !waiting.starts_now;
+  if (!mayChange) fill(change);
   const length = (waiting ?? running)?.length;
   fill(by("why"), h("p", {}, why.summary), facts([
     waiting?.place?.position ? ["Place in the queue", `${count(waiting.place.position)} of ${count(waiting.place.waiting_jobs)}`] : null,
@@ -163,7 +172,8 @@ async function showWhy() {
     length?.seconds ? ["Still runs", duration(length.seconds), h("span", { class: "sub" }, `by its ${words(length.source)}`)] : null,
     over ? ["Waited", duration(over.waited_s)] : null, over ? ["Held GPUs", duration(over.held_gpus_s)] : null,
     why.baseline_gco2 !== null ? ["At the mean intensity", carbon(why.baseline_gco2)] : null,
-  ].filter((each) => each)), running?.why.length ? h("ul", { class: "small" }, running.why.map((line) => h("li", {}, line))) : null,
+  ].filter((each) => each)), mayChange ? h("div", { class: "buttons" }, h("button", { type: "button", "data-focus": "change", onclick: (event) => showChange(event.currentTarget) }, "What would start it now?")) : null, mayChange ? change : null,
+  running?.why.length ? h("ul", { class: "small" }, running.why.map((line) => h("li", {}, line))) : null,
   why.levers.length ? h("details", {}, h("summary", {}, "What each lever of the policy does for it"), table("Levers", [["Lever"], ["Carbon saved", "number"], ["Later by", "number"], ["Against"]],
     why.levers.map((each) => h("tr", {}, h("td", {}, words(each.lever)), h("td", { class: "number" }, figure(each.carbon_saved_gco2, carbon.of(why.levers.map((lever) => lever.carbon_saved_gco2)))),
       h("td", { class: "number" }, each.minutes_added === null ? unknown() : duration(each.minutes_added * 60)), h("td", { class: "why" }, each.detail))))) : null,
