@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.cycle.plan import Hold, Plan, Preempt, SetClock, SetPowerLimit, Start
+from services.core.cycle.policy import StatelessPolicy
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
 from services.core.domain.controls import ControlKind
+from services.core.domain.ids import JobId
 from services.core.domain.orders import PowerOrder
 from services.core.domain.reasons import Reason
 from services.core.policies.orders.layer import run_under_orders
@@ -21,7 +23,7 @@ from services.core.policies.orders.tables import OrderTables
 from services.core.policies.orders.widths import without_growth
 from services.core.policies.powerflow.watts import Idle, draw_of
 from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
-from tests.support.builders import NOON_S
+from tests.support.builders import NOON_S, a_job, a_node, a_snapshot
 from tests.support.strategies import snapshots
 
 EVERYONE = (*POLICIES, f"{FAIR}joint")
@@ -191,3 +193,22 @@ def test_what_an_order_stopped_waits_with_the_order_as_its_reason(first: Snapsho
     assert not any(isinstance(each, Start) for each in plan.actions)
     waits = {each.job_id for each in plan.actions if isinstance(each, Hold)}
     assert waits == {jid for jid, phase in zip(first.jobs.ids, first.jobs.phase, strict=True) if phase == QUEUED}
+
+
+class Packing(StatelessPolicy):
+    """A policy that lets a waiting job share the GPU of a running one."""
+
+    name, packs = "packing", True
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        (host,) = (each for each in snapshot.jobs.placements if each is not None)
+        start = Start(JobId("guest"), host, Reason.PACKED, shares=True)
+        return Plan(snapshot.version, (start,)), memory
+
+
+def test_a_device_that_two_gangs_share_is_set_by_one_of_them() -> None:
+    jobs = [a_job("host", on={"n0": (0,)}, shareable=True), a_job("guest", shareable=True)]
+    snapshot = ordered(a_snapshot(jobs, [a_node("n0", gpus=1)]), 250.0, [0.5, 0.5])
+    plan = run_under_orders(Packing(), snapshot, None).plan
+    assert [each.job_id for each in plan.actions if isinstance(each, Start)] == ["guest"]
+    assert [each.job_id for each in plan.actions if isinstance(each, SetPowerLimit)] == ["host"]

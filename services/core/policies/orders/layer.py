@@ -127,9 +127,9 @@ def _controls(
     by_policy: Values,
     reasons: dict[tuple[JobId, ControlKind], Reason],
 ) -> Iterator[SetPowerLimit | SetClock]:
-    """Yield what has to be set for gangs that go on or start."""
+    """Yield what has to be set for gangs that go on or start; a device that two share is its first one's to set."""
     jobs = snapshot.jobs
-    starts = {each.job_id for each in actions if isinstance(each, Start)}
+    starts = {each.job_id for each in actions if isinstance(each, Start) and not each.shares}
     stops = {each.job_id for each in actions if isinstance(each, Preempt)}
     for (job_id, kind), value in values.items():
         job = jobs.index[job_id]
