@@ -13,7 +13,7 @@ from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
 from services.contracts.schema import Message
 from services.contracts.solver import SolveOutcome
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Report
+from services.core.domain.solving import Report
 from services.core.policies.clover.partition import checked
 from services.kit.plugins import load_plugins
 from services.kit.problems import ProblemError

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from optimizer_service.repository import lengths
 from services.contracts.background import WorkRecord
 from services.core.domain.errors import DomainError
-from services.core.profiles.job_group import GROUP_VERSION
+from services.core.profiles.recurrence import GROUP_VERSION
 from services.db.engine import is_connection_error
 from services.kit.background.worker import Worker
 from services.kit.celery import leave_process

@@ -11,7 +11,7 @@ from optimizer_service.repository.solves import solve_repository
 from services.contracts.background import WorkRecord
 from services.contracts.solver import SolveProgress
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Progress
+from services.core.domain.solving import Progress
 from services.db.engine import is_connection_error
 from services.kit.background.worker import Worker
 from services.kit.celery import leave_process

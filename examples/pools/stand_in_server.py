@@ -41,8 +41,7 @@ from typing import Any
 
 from aiohttp import web
 
-from services.core.profiles.model_server import LLAMA_70B, ModelServer
-from services.core.profiles.prefix_cache import PrefixCache
+from services.core.profiles.model_server import LLAMA_70B, ModelServer, PrefixCache
 
 WORDS = ("the", "wind", "turns", "north", "and", "the", "lights", "stay", "on", "over", "a", "quiet", "town")
 CHARACTERS_PER_TOKEN = 4

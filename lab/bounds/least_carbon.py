@@ -39,8 +39,7 @@ from numpy.typing import NDArray
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Report, part_of, unreported
-from services.core.domain.solving import Backend, SolveStatus
+from services.core.domain.solving import Backend, Report, SolveStatus, part_of, unreported
 from services.core.domain.units import S_PER_HOUR
 from services.core.solvers.model import LinearModel, ModelBuilder, Solution
 from services.core.solvers.solve import solve

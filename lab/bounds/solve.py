@@ -23,7 +23,7 @@ from services.contracts.optimize import (
 )
 from services.contracts.problems import FieldError
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Report, unreported
+from services.core.domain.solving import Report, unreported
 from services.core.domain.units import S_PER_HOUR
 from services.kit.problems import ProblemError
 

@@ -25,12 +25,11 @@ from services.core.domain.units import J_PER_KWH
 from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
-from services.core.policies.clover.evaluation import QueueEvaluator
+from services.core.policies.clover.evaluation import Arrivals, QueueEvaluator
 from services.core.policies.clover.layouts import LAYOUT_COUNTS
 from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.prediction import predict
-from services.core.policies.clover.request_queue import Arrivals
 from services.core.policies.clover.screen import Screen, ScreenConfig, search_screened
 from services.simulator.inference.profiles import read_application
 

@@ -11,8 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.profiles.job_group import GROUP_VERSION, job_group
-from services.core.profiles.recurrence import Runs
+from services.core.profiles.recurrence import GROUP_VERSION, Runs, job_group
 from services.db.background import WorkRepository
 from services.db.database import connect
 from services.db.lengths import HISTORY

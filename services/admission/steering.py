@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from services.core.cycle.lifecycle import check_transition
 from services.core.domain.errors import TransitionError
-from services.core.domain.jobs import JobState
+from services.core.domain.jobs import JobState, check_transition
 
 
 class Command(StrEnum):

@@ -17,8 +17,8 @@ from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import NodeId
 from services.core.domain.units import J_PER_KWH
 from services.core.domain.windows import most_taken
-from services.core.policies.windows.slots import Slot as Found
-from services.core.policies.windows.slots import Stuck, slots, stuck
+from services.core.policies.windows import Slot as Found
+from services.core.policies.windows import Stuck, slots, stuck
 from services.core.profiles.priors import usual_w
 from services.db.database import Database
 from services.kit.ids import new_id

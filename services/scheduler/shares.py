@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 from services.contracts.policies import TenantShare, TenantShares
-from services.core.accounting.fairness import jain_index
+from services.core.accounting.completion import jain_index
 from services.core.domain.errors import PolicyConfigError
-from services.core.policies.fair.wrapper import Fair
+from services.core.policies.fair import Fair
 from services.core.policies.registry import build_policy
 from services.scheduler.repository.rounds import State
 from services.scheduler.repository.shares import ShareRow

@@ -5,12 +5,10 @@ import numpy as np
 from services.contracts.allocation import AllocationProblem, AllocationResult, GpuShare, JobAllocation
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import likeliest_gpu_model
-from services.core.domain.progress import Report, unreported
-from services.core.domain.solving import Method, SolveStatus
+from services.core.domain.solving import Method, Report, SolveStatus, unreported
 from services.core.parallel.iteration import Network
 from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, allocate
-from services.core.policies.powerflow.allocate import Greedy
-from services.core.policies.powerflow.choices import Choices
+from services.core.policies.powerflow.allocate import Choices, Greedy
 from services.solving.layouts import graph_of
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.contracts import partition as contracts
-from services.core.domain.progress import Report, unreported
-from services.core.domain.solving import Backend, SolveStatus
+from services.core.domain.solving import Backend, Report, SolveStatus, unreported
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.application import Application

@@ -4,8 +4,7 @@ import numpy as np
 
 from services.contracts import pools
 from services.core.domain.arrays import Bools, Floats, Ints
-from services.core.domain.progress import Report, unreported
-from services.core.domain.solving import SolveStatus
+from services.core.domain.solving import Report, SolveStatus, unreported
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.pool_planning import plan_pools
 from services.core.policies.freesh.pools import (

@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from services.core.domain.progress import Progress
+from services.core.domain.solving import Progress
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.partition import Demand, Fleet, partition

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from services.cli.planning import solving
 from services.cli.planning.solving import solving_bar
-from services.core.domain.progress import Progress, unreported
+from services.core.domain.solving import Progress, unreported
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from services.cli import bars, main, output
 from services.cli.errors import CliError
 from services.cli.jobs import jobs
 from services.cli.planning import solving
-from services.core.domain.progress import Progress
+from services.core.domain.solving import Progress
 from services.kit import logging as service_logging
 from services.kit.scraping import merged
 from services.kit.text import CONTROLS, write_row

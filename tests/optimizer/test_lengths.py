@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from optimizer_service.repository.lengths import read_history
-from services.core.profiles.job_group import GROUP_VERSION, job_group
+from services.core.profiles.recurrence import GROUP_VERSION, job_group
 from services.db.database import connect
 from services.learning.length_table import LengthTable
 from tests.optimizer.installation import installed

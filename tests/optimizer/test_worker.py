@@ -23,7 +23,7 @@ from optimizer_service.worker import solve_worker
 from services.contracts.background import Draft, WorkProblem
 from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Progress, Report
+from services.core.domain.solving import Progress, Report
 from services.db.background import WorkRepository
 from services.db.engine import create_engine
 from services.kit.background.sweeper import Sweeper

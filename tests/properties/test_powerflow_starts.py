@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.core.cycle.capacity import powers_of_two
 from services.core.cycle.plan import Start
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.sizes import powers_of_two
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.arrays import Bools
 from services.core.policies.powerflow.config import PowerflowConfig
-from services.core.policies.powerflow.memory import PowerflowMemory
+from services.core.policies.powerflow.profiling import PowerflowMemory
 from services.core.policies.powerflow.view import Tables
 from services.core.policies.registry import build_policy
 from tests.support.powerflow_clusters import IDLE_W, PER_NODE, fitted_models, gangs_of, waiting_cluster

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.ids import JobId
-from services.core.policies.asrpt.heap import Heap
-from services.core.policies.asrpt.virtual_machine import EndedJob, VirtualJob, VirtualMachine
+from services.core.policies.asrpt.virtual_machine import EndedJob, Heap, VirtualJob, VirtualMachine
 
 Arrivals = list[tuple[float, VirtualJob]]
 LATE_S = 10_000.0

@@ -17,7 +17,7 @@ from services.core.domain.reasons import Reason
 from services.core.domain.windows import GRACE_S, Ending, Window, most_taken
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import FAIR, POLICIES, build_policy
-from services.core.policies.windows.layer import LENT_AFTER_S, MARGIN_S, SHORTEST_S
+from services.core.policies.windows import LENT_AFTER_S, MARGIN_S, SHORTEST_S
 from tests.support.builders import NOON_S
 from tests.support.strategies import snapshots
 

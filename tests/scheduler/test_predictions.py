@@ -10,8 +10,7 @@ import pytest
 
 from services.contracts.identity import Role
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.profiles.job_group import GROUP_VERSION, job_group
-from services.core.profiles.recurrence import Runs
+from services.core.profiles.recurrence import GROUP_VERSION, Runs, job_group
 from services.learning.forest import Forest
 from services.learning.length_table import LengthTable
 from services.scheduler.learning.predicting import Predicting, remaining_s

@@ -8,9 +8,8 @@ import numpy as np
 
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
-from services.core.policies.clover.evaluation import QueueEvaluator
+from services.core.policies.clover.evaluation import Arrivals, QueueEvaluator
 from services.core.policies.clover.objective import Baseline, Goal
-from services.core.policies.clover.request_queue import Arrivals
 
 SPEED = np.array([0.35, 0.55, 0.7, 0.8, 1.0])
 """Of the slices 1g to 7g, against a whole GPU."""

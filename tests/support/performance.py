@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from services.core.domain.arrays import Floats
-from services.core.profiles.energy import EnergyParameters, energy_j
 from services.core.profiles.observations import Observations
-from services.core.profiles.throughput import ThroughputParameters, times
+from services.core.profiles.throughput import EnergyParameters, ThroughputParameters, energy_j, times
 
 CLOCKS_MHZ = tuple(range(510, 1_531, 102))
 SPEED = ThroughputParameters(

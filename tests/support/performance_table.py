@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.capped import CappedModel, step_and_energy, unpacked
-from services.core.profiles.energy import EnergyParameters, energy_j
 from services.core.profiles.profile import JobModel
-from services.core.profiles.throughput import ThroughputParameters, times
+from services.core.profiles.throughput import EnergyParameters, ThroughputParameters, energy_j, times
 
 N_SPEED = len(ThroughputParameters._fields)
 BLOCK = 65_536

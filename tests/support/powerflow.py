@@ -7,10 +7,9 @@ from itertools import product
 
 import numpy as np
 
-from services.core.cycle.sizes import powers_of_two
+from services.core.cycle.capacity import powers_of_two
 from services.core.domain.arrays import Floats, Ints
-from services.core.policies.powerflow.allocate import Greedy, Room, allocate_gpus
-from services.core.policies.powerflow.choices import Choices
+from services.core.policies.powerflow.allocate import Choices, Greedy, Room, allocate_gpus
 from services.core.policies.powerflow.controls import allocate_controls
 
 IDLE_W = 30.0

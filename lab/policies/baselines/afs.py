@@ -32,11 +32,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from services.core.cycle.capacity import possible_sizes, powers_of_two
 from services.core.cycle.plan import Plan
 from services.core.cycle.ranking import Ranking, rank
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, contenders
-from services.core.cycle.sizes import possible_sizes, powers_of_two
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.cycle.sorting import order_by, wishes_first
 from services.core.domain.arrays import Bools, Floats, Ints

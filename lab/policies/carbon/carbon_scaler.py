@@ -34,20 +34,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.policies.carbon.left import left_and_due_s
-from services.core.cycle.capacity import Capacity
+from services.core.cycle.capacity import Capacity, possible_sizes, powers_of_two
 from services.core.cycle.grids import eligible_curves
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StatelessPolicy
 from services.core.cycle.ranking import Ranking, rank
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, contenders
-from services.core.cycle.sizes import possible_sizes, powers_of_two
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.reasons import Reason
-from services.core.policies.batches import with_batches
-from services.core.policies.goodput_by_size import goodput_of
+from services.core.policies.batches import goodput_of, with_batches
 from services.core.policies.parameters import check_parameters, parameter
 
 LEAST_INTENSITY = 0.1

@@ -22,18 +22,16 @@ from lab.policies.pollux.config import PolluxConfig
 from lab.policies.pollux.memory import PolluxMemory, dump_memory, load_memory
 from lab.policies.pollux.packing import Apart, even_sizes, fit, spanned_nodes
 from lab.policies.pollux.speedup import costs, restart_factor, speedups
-from services.core.cycle.capacity import Capacity
+from services.core.cycle.capacity import Capacity, possible_sizes
 from services.core.cycle.placing import consolidated
 from services.core.cycle.plan import Plan, Preempt
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption
-from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.cycle.sorting import order_by, wishes_first
 from services.core.domain.arrays import Bools, Floats, Ints
-from services.core.policies.batches import with_batches
-from services.core.policies.goodput_by_size import goodput_of
+from services.core.policies.batches import goodput_of, with_batches
 
 NOTHING = 1e-9
 """A cost that is rounding."""

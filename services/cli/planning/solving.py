@@ -14,8 +14,8 @@ from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.output import errors, print_json
 from services.contracts.invalid import first_error
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Progress as HowFar
-from services.core.domain.progress import Report, unreported
+from services.core.domain.solving import Progress as HowFar
+from services.core.domain.solving import Report, unreported
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

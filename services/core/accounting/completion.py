@@ -1,5 +1,6 @@
-"""How long jobs took."""
+"""How long jobs took, and how evenly tenants are served."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,3 +38,21 @@ def completion_times(submitted_s: Floats, ended_s: Floats) -> CompletionTimes:
         return CompletionTimes(0, float("nan"), float("nan"))
     jct_s = ended_s - submitted_s
     return CompletionTimes(jct_s.size, float(jct_s.mean()), float(np.quantile(jct_s, 0.99)))
+
+
+def jain_index(served: Iterable[float]) -> float:
+    """Return Jain's index, ``(sum x)^2 / (n * sum x^2)``: 1 if all are served equally, 1/n if one gets everything.
+
+    NaN if there are no tenants, and 1 if none has received anything.
+
+    Args:
+        served: What each has received relative to its weight, in any unit, >= 0. Here: the GPU time of tenants that
+            had jobs waiting, since a tenant that wants no more is not served badly.
+
+    Source: Jain, Chiu and Hawe, A Quantitative Measure of Fairness and Discrimination, DEC-TR-301, 1984.
+    """
+    values = [*served]
+    if not values:
+        return float("nan")
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0

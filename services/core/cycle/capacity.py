@@ -1,13 +1,103 @@
-"""What the cluster holds, by GPU model: free, being released, in use."""
+"""What the cluster holds, by GPU model: free, being released, in use; and the sizes that gangs can have on it."""
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from services.core.cycle.rounds import is_uniform, stopping
-from services.core.cycle.sizes import model_gpus
-from services.core.cycle.snapshot import Snapshot
+from services.core.cycle.snapshot import JobTable, Snapshot
 from services.core.domain.arrays import Bools, Ints
+
+
+def model_gpus(snapshot: Snapshot) -> Ints:
+    """Return the number of GPUs of each model on schedulable nodes: (n_gpu_models,)."""
+    nodes = snapshot.nodes
+    if len(snapshot.gpu_models) == 1:
+        return np.array([snapshot.total_gpus])
+    taking = nodes.schedulable
+    return np.bincount(nodes.gpu_model[taking], weights=nodes.gpus[taking], minlength=len(snapshot.gpu_models)).astype(
+        np.int64
+    )
+
+
+def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = None) -> Ints:
+    """Return the largest size up to ``wanted_gpus`` that each job could ever run at, and at least its minimum.
+
+    The size lies on the job's grid ``min, min + step, ..., max``, within the largest model the job may use (a gang
+    never spans models) and within its tenant's quota. A job whose minimum exceeds these keeps it: it cannot run,
+    and a round says so.
+
+    Args:
+        wanted_gpus: (n_jobs,) any integers; (n_which,) where ``which`` is given.
+        which: (n_which,) indices of the jobs meant; None for all.
+
+    Returns:
+        Sizes of the jobs' grids, in the shape of ``wanted_gpus``.
+    """
+    jobs = snapshot.jobs
+    low, high, step, eligible = jobs.min_gpus, jobs.max_gpus, jobs.step_gpus, jobs.eligible
+    if which is not None:
+        if which.size == 1 and len(snapshot.gpu_models) == 1 and not snapshot.tenant_gpu_quota:
+            job = int(which[0])  # as most rounds of a simulation ask: plain numbers take a third of the time
+            grid = low.item(job), high.item(job), step.item(job)
+            return np.array([possible_size(wanted_gpus.item(0), *grid, eligible.item(job, 0) * snapshot.total_gpus)])
+        low = low[which]
+        more = np.flatnonzero(wanted_gpus > low)
+        if more.size < which.size:  # of a long queue most wait at their minimum
+            if more.size:
+                low[more] = possible_sizes(snapshot, wanted_gpus[more], which[more])
+            return low
+        high, step, eligible = high[which], step[which], eligible[which]
+    if len(snapshot.gpu_models) == 1:
+        largest = eligible[:, 0] * snapshot.total_gpus
+    else:
+        largest = np.where(eligible, model_gpus(snapshot)[None, :], 0).max(axis=1, initial=0)
+    if snapshot.tenant_gpu_quota:
+        quota = snapshot.tenant_gpu_quota
+        boundless = int(largest.max(initial=0))
+        tenants = jobs.tenants if which is None else map(jobs.tenants.__getitem__, which.tolist())
+        limits = np.fromiter((quota.get(tenant, boundless) for tenant in tenants), np.int64, largest.size)
+        largest = np.minimum(largest, limits)
+    upper = np.minimum(np.minimum(wanted_gpus, high), largest)
+    steps = np.maximum(upper - low, 0) // step
+    return low + steps * step
+
+
+def possible_size(wanted_gpus: int, low: int, high: int, step: int, largest: int) -> int:
+    """Return the same for one job on a grid, with at most ``largest`` devices."""
+    return low + max(min(wanted_gpus, high, largest) - low, 0) // step * step
+
+
+def resumed_size(jobs: JobTable, job: int) -> int:
+    """Return the size at which a gang that is stopped waits again: its present one if its grid has it, or the least."""
+    held, low, high, step = (column.item(job) for column in (jobs.gpus, jobs.min_gpus, jobs.max_gpus, jobs.step_gpus))
+    return held if low <= held <= high and not (held - low) % step else low
+
+
+def powers_of_two(low: Ints, high: Ints, step: Ints) -> Ints:
+    """Return the powers of two on each job's grid ``low, low + step, ..., high``.
+
+    A job whose grid has none, such as a rigid gang of three, gets only its smallest size.
+
+    Args:
+        low, high, step: (n_jobs,) the grids.
+
+    Returns:
+        (n_jobs, n_sizes) sizes, ascending along a row; 0 beyond a job's last size.
+
+    Source: PowerFlow section 5.3.
+    """
+    rows = list(map(_powers_on, low.tolist(), high.tolist(), step.tolist()))
+    width = max(map(len, rows), default=1)
+    table = [row + (0,) * (width - len(row)) for row in rows]
+    return np.array(table, dtype=np.int64).reshape(len(rows), width)
+
+
+@lru_cache(maxsize=1 << 12)
+def _powers_on(low: int, high: int, step: int) -> tuple[int, ...]:
+    """Return the powers of two on one grid; cached, since a workload has few grids and rounds reuse them."""
+    powers = (1 << bit for bit in range(max(high, 1).bit_length()))
+    return tuple(size for size in powers if low <= size <= high and not (size - low) % step) or (low,)
 
 
 class Capacity:

@@ -1,4 +1,10 @@
-"""What a policy may ask for: a tuple of actions, each with a reason that an operator can read."""
+"""What a policy may ask for: a tuple of actions, each with a reason that an operator can read.
+
+A round's plan also tells the order in which jobs wait (``queue_order``): ``reconcile`` fills free devices in rank
+order, so the gangs it starts come first, and those it leaves waiting follow in rank order, ahead of the jobs that the
+policy did not rank at all. When GPUs become free, the first in this order that fits starts next, as long as the
+ranking stays the same.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -134,3 +140,32 @@ class Plan:
     actions: tuple[Action, ...]
     nodes: tuple[PowerNode, ...] = ()
     look_again_s: float | None = None
+
+
+UNRANKED = frozenset({Reason.GREENER_HOURS, Reason.SHORTER_FIRST})
+"""Why jobs wait that a policy leaves out of its ranking for now."""
+
+
+@dataclass(frozen=True)
+class QueueOrder:
+    """The jobs that wait."""
+
+    ranked: tuple[JobId, ...]  #: Best first; includes the jobs that the round would start
+    unranked: tuple[JobId, ...]  #: Those that the policy does not want to start yet, whatever is free
+
+    def ahead_of(self, job_id: JobId) -> tuple[JobId, ...] | None:
+        """Return the jobs that come before the given one; None if it is not ranked."""
+        try:
+            return self.ranked[: self.ranked.index(job_id)]
+        except ValueError:
+            return None
+
+
+def queue_order(plan: Plan) -> QueueOrder:
+    """Return the order of the waiting jobs in a plan that was made with reasons."""
+    ranked: list[JobId] = [action.job_id for action in plan.actions if isinstance(action, Start)]
+    unranked: list[JobId] = []
+    for action in plan.actions:
+        if isinstance(action, Hold):
+            (unranked if action.reason in UNRANKED else ranked).append(action.job_id)
+    return QueueOrder(tuple(ranked), tuple(unranked))

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from services.core.cycle.sizes import model_gpus
+from services.core.cycle.capacity import model_gpus
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.units import J_PER_KWH, S_PER_HOUR

@@ -9,7 +9,7 @@ from services.core.domain.errors import DomainError
 
 CLASSES = ("SS", "SL", "LS", "LL")  #: Of requests: input length first: ``SL`` is a short input with a long output
 
-MAX_REGIONS = 6  #: Of clients: one more would make a plan's model 127 rows for each class (``freesh.coverage``)
+MAX_REGIONS = 6  #: Of clients: one more would make a plan's model 127 rows for each class (``freesh.pools``)
 
 
 @dataclass(frozen=True, slots=True)

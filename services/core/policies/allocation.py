@@ -17,12 +17,10 @@ import numpy as np
 from services.core.cycle.graph_placing import mapper_of, seats, servers_for
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Progress, Report, part_of, unreported
-from services.core.domain.solving import Method, Wait
+from services.core.domain.solving import Method, Progress, Report, Wait, part_of, unreported
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.iteration import Network
-from services.core.policies.powerflow.allocate import Greedy, Room, allocate_gpus, known_work_s
-from services.core.policies.powerflow.choices import Choices
+from services.core.policies.powerflow.allocate import Choices, Greedy, Room, allocate_gpus, known_work_s
 from services.core.policies.powerflow.controls import allocate_controls
 
 _W = 1e-6  #: Watts by which sums of watts may differ from one another

@@ -14,8 +14,7 @@ from services.core.domain.errors import PolicyConfigError
 from services.core.policies.asrpt.policy import Asrpt, AsrptConfig
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.core.policies.baselines.las import Las, LasConfig
-from services.core.policies.fair.config import FairConfig
-from services.core.policies.fair.wrapper import fair
+from services.core.policies.fair import FairConfig, fair
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.mlfq import Green
 from services.core.policies.joint.config import JointConfig

@@ -1,7 +1,7 @@
 """What a job would do in another configuration: step time and energy, learned from what it did in a few.
 
-``observations`` holds measured points, merged by configuration, and rejects nonsense; ``throughput`` and ``energy`` are
-PowerFlow's two models as array functions; ``fitting`` is the bounded least squares beneath both; ``learn`` fits them
+``observations`` holds measured points, merged by configuration, and rejects nonsense; ``throughput`` has PowerFlow's
+two models as array functions; ``fitting`` is the bounded least squares beneath both; ``learn`` fits them
 and says how good the fit is; ``boards`` and ``priors`` describe GPU models and families of jobs before the first point;
 ``profile`` is what is kept for one job, grown point by point; ``grid`` evaluates many jobs over (gpus x controls) at
 once.

@@ -7,7 +7,6 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.profiles.energy import EnergyParameters, energy_j
 from services.core.profiles.fitting import Problem, Solution, solve
 from services.core.profiles.judging import MIN_CONFIGURATIONS, judged, quality_of, where_of
 from services.core.profiles.models import EnergyModel, ThroughputModel
@@ -23,7 +22,7 @@ from services.core.profiles.terms import (
     throughput_terms,
     throughput_units,
 )
-from services.core.profiles.throughput import ThroughputParameters, times
+from services.core.profiles.throughput import EnergyParameters, ThroughputParameters, energy_j, times
 
 LOOSE = 1e-3  #: Pull of a parameter without a prior: enough to choose between equals, too little to bias
 MAX_BREAKS = 6

@@ -9,10 +9,9 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
-from services.core.profiles.energy import EnergyParameters, energy_j
 from services.core.profiles.judging import Quality
 from services.core.profiles.residuals import Residuals
-from services.core.profiles.throughput import ThroughputParameters, Times, times
+from services.core.profiles.throughput import EnergyParameters, ThroughputParameters, Times, energy_j, times
 
 
 @dataclass(frozen=True)

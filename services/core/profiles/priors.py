@@ -14,8 +14,7 @@ from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.boards import Board, board_of
 from services.core.profiles.capped import CappedParameters
-from services.core.profiles.energy import EnergyParameters
-from services.core.profiles.throughput import ThroughputParameters
+from services.core.profiles.throughput import EnergyParameters, ThroughputParameters
 
 VOLTAGE_RISE = 1.3
 """Voltage at the top clock against that at ``f0``: our reading, which puts the best clock near ``f0``."""

@@ -14,13 +14,12 @@ from services.core.domain.errors import DomainError
 from services.core.profiles.boards import board_of
 from services.core.profiles.capped import NAMES as CAPPED
 from services.core.profiles.capped import CappedModel, fit_capped
-from services.core.profiles.energy import EnergyParameters
 from services.core.profiles.judging import Quality, where_of
 from services.core.profiles.learn import Belief, fit_energy, fit_throughput
 from services.core.profiles.models import EnergyModel, ThroughputModel
 from services.core.profiles.observations import Observations
 from services.core.profiles.priors import believed_capped, believed_draw, believed_speed, family_of
-from services.core.profiles.throughput import ThroughputParameters
+from services.core.profiles.throughput import EnergyParameters, ThroughputParameters
 
 JobModel = EnergyModel | CappedModel  #: By clock, or by power limit
 MAX_CONFIGURATIONS = 128  #: Configurations kept of a job, those seen last; a gang of twelve sizes at ten clocks each

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.core.domain.arrays import Bools, Floats
-from services.core.profiles.energy import EnergyParameters
 from services.core.profiles.fitting import non_negative
 from services.core.profiles.observations import COLUMN_OF, Observations
-from services.core.profiles.throughput import MAX_OVERLAP, ThroughputParameters, Times
+from services.core.profiles.throughput import MAX_OVERLAP, EnergyParameters, ThroughputParameters, Times
 
 SPEED = ThroughputParameters._fields
 DRAW = EnergyParameters._fields

@@ -8,8 +8,7 @@ import highspy
 import numpy as np
 
 from services.core.domain.arrays import Floats
-from services.core.domain.progress import Progress, Report, unreported
-from services.core.domain.solving import Backend, SolveStatus
+from services.core.domain.solving import Backend, Progress, Report, SolveStatus, unreported
 from services.core.solvers.model import LinearModel, Patience, Solution, solution_of
 
 _FEASIBLE_POINT = 2  # HighsInfo.primal_solution_status

@@ -4,8 +4,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Report, unreported
-from services.core.domain.solving import Backend, SolveStatus
+from services.core.domain.solving import Backend, Report, SolveStatus, unreported
 from services.core.solvers import cbc, gurobi, highs
 from services.core.solvers.model import LinearModel, Patience, Solution, solution_of
 

@@ -2,7 +2,7 @@
 
 A request takes a free instance, the one that has been free the longest if there are several; otherwise it waits, and an
 instance that becomes free takes the head of the queue. This is the queue by which configurations are evaluated
-(``services/core/policies/clover/request_queue.py``). Where several tenants share an application and some hold more than
+(``services/core/policies/clover/evaluation.py``). Where several tenants share an application and some hold more than
 an equal part of it, those come after the others; within a tenant the order is that of arrival.
 """
 

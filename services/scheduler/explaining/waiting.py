@@ -7,8 +7,7 @@ import numpy as np
 
 from services.contracts.explanations import AskedGpus, GridForecast, LeverEffect, WaitingExplanation
 from services.contracts.jobs import JobSpec
-from services.core.cycle.plan import Hold, Start
-from services.core.cycle.queue_order import queue_order
+from services.core.cycle.plan import Hold, Start, queue_order
 from services.core.cycle.snapshot import QUEUED
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason

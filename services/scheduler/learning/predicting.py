@@ -15,7 +15,7 @@ import numpy as np
 from services.contracts.engines import ENGINE_LABEL
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.profiles.job_group import GROUP_VERSION, job_group
+from services.core.profiles.recurrence import GROUP_VERSION, job_group
 from services.db.database import Database
 from services.kit.logging import Log
 from services.learning.length_table import LengthTable

@@ -1,6 +1,6 @@
 """When to check the cluster's power: a policy with a power limit enforces it by measurements.
 
-The policy corrects its models (``services.core.policies.powerflow.feedback``); this says when a round is due for it,
+The policy corrects its models (``services.core.policies.powerflow.watts``); this says when a round is due for it,
 and when the measured power can be used. If the controls of devices alone do not keep the limit, a round has to stop
 gangs.
 """

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from services.core.cycle.lifecycle import check_transition
-from services.core.domain.jobs import JobState
+from services.core.domain.jobs import JobState, check_transition
 from services.db.database import Connection
 from services.db.job_rows import SPEC_TO_RUN
 from services.db.job_specs import CHECKPOINT_DIR

@@ -50,7 +50,7 @@ class Predictions(NamedTuple):
     """What is predicted for some jobs; every column is (n_jobs,).
 
     Attributes:
-        group_id, user_id: Their groups, by ``core.profiles.job_group``.
+        group_id, user_id: Their groups, by ``core.profiles.recurrence``.
         low_gpu_s, median_gpu_s, high_gpu_s: Deciles and median of the group, None for one that is new.
     """
 

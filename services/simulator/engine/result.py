@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from services.core.accounting.completion import completion_times
-from services.core.accounting.fairness import jain_index
+from services.core.accounting.completion import completion_times, jain_index
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.units import J_PER_KWH
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from services.core.domain.errors import DomainError
+from services.core.policies.clover.evaluation import REQUESTS, WARM_UP, Arrivals, serve
 from services.core.policies.clover.prediction import predict
-from services.core.policies.clover.request_queue import REQUESTS, WARM_UP, Arrivals, serve
 from tests.support.clover import a_graph, an_application, an_evaluator
 
 

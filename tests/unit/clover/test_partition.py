@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.core.domain.progress import Progress
+from services.core.domain.solving import Progress
 from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.partition import Demand, Fleet, partition, split

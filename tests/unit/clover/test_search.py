@@ -13,11 +13,10 @@ from services.core.domain.errors import DomainError
 from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
-from services.core.policies.clover.evaluation import Outcome, QueueEvaluator
+from services.core.policies.clover.evaluation import Arrivals, Outcome, QueueEvaluator
 from services.core.policies.clover.layouts import can_be_cut
 from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
-from services.core.policies.clover.request_queue import Arrivals
 from services.core.policies.clover.screen import Screen, search_screened
 from tests.support.clover import a_goal, a_graph, an_application, an_evaluator
 

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Progress
-from services.core.domain.solving import Method, Wait
+from services.core.domain.solving import Method, Progress, Wait
 from services.core.parallel.graph import JobGraph, Stage
 from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, allocate
-from services.core.policies.powerflow.allocate import Greedy
-from services.core.policies.powerflow.choices import Choices
+from services.core.policies.powerflow.allocate import Choices, Greedy
 from tests.support.powerflow import random_choices
 
 TENSOR_PARALLEL_4 = JobGraph((Stage(1, 0.1, 0.2, 1e9, tensor_parallel=4),))

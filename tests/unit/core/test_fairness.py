@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from services.core.accounting.fairness import jain_index
+from services.core.accounting.completion import jain_index
 
 
 @pytest.mark.parametrize(

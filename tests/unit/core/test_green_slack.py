@@ -10,7 +10,7 @@ from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.memory import dump_memory, load_memory
 from services.core.policies.green.mlfq import Green
-from services.core.policies.green.slack import remaining_s
+from services.core.policies.greener_hours import remaining_s
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, hourly_curve, story
 from tests.support.green import a_memory, held_by
 

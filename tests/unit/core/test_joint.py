@@ -20,12 +20,11 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import least_cost_at, limit_at
-from services.core.policies.joint.hosts import hosts_w
 from services.core.policies.joint.hours import HORIZON_S, column_now, runs_now, steps_ahead
-from services.core.policies.joint.left import left_of
 from services.core.policies.joint.memory import JointMemory
-from services.core.policies.joint.modes import lead_of, modes_of
+from services.core.policies.joint.modes import hosts_w, lead_of, modes_of
 from services.core.policies.joint.policy import Joint, _steps  # pyright: ignore[reportPrivateUsage]
+from services.core.policies.joint.quantiles import left_of
 from services.core.policies.joint.worth import Worth
 from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, hourly_curve, started

@@ -19,9 +19,8 @@ from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 from services.core.parallel.graph import JobGraph, data_parallel
 from services.core.parallel.iteration import Network
-from services.core.policies.joint.left import left_of
 from services.core.policies.joint.memory import JointMemory
-from services.core.policies.joint.quantiles import at_quantile, length_factors
+from services.core.policies.joint.quantiles import at_quantile, left_of, length_factors
 from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, JobRow, NodeRow, a_job, a_node, a_snapshot, hourly_curve, started, story
 

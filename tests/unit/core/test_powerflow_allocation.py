@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.core.cycle.sizes import powers_of_two
+from services.core.cycle.capacity import powers_of_two
 from services.core.domain.errors import DomainError
-from services.core.policies.powerflow.allocate import Greedy, Room, allocate_gpus
-from services.core.policies.powerflow.choices import Choices
+from services.core.policies.powerflow.allocate import Choices, Greedy, Room, allocate_gpus
 from services.core.policies.powerflow.controls import allocate_controls
 from tests.support.powerflow import gaps
 

@@ -15,7 +15,7 @@ from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId
-from services.core.policies.powerflow.memory import PowerflowMemory
+from services.core.policies.powerflow.profiling import PowerflowMemory
 from services.core.policies.registry import build_policy
 from tests.support.builders import a_job, a_node, a_snapshot
 

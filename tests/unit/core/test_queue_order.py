@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Start
-from services.core.cycle.queue_order import queue_order
+from services.core.cycle.plan import Hold, Plan, Start, queue_order
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.ids import JobId, NodeId

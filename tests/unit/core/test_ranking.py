@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from services.core.cycle import sorting
+from services.core.cycle.capacity import model_gpus, possible_sizes
 from services.core.cycle.plan import Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.sizes import model_gpus, possible_sizes
 from services.core.cycle.snapshot import Trigger
 from services.core.cycle.sorting import among_first, order_by, wishes_first
 from services.core.domain.errors import DomainError

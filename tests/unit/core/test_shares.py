@@ -10,8 +10,7 @@ from services.core.cycle.plan import Plan, Preempt
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.errors import PolicyConfigError
-from services.core.policies.fair.usage import Usage
-from services.core.policies.fair.wrapper import FairMemory
+from services.core.policies.fair import FairMemory, Usage
 from services.core.policies.registry import build_policy, describe_policy, entry_of
 from tests.support.builders import NOON_S, JobRow, NodeRow, a_job, a_node, a_snapshot, held, started, story
 

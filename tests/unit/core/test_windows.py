@@ -13,7 +13,7 @@ from services.core.domain.ids import NodeId
 from services.core.domain.windows import Ending, Window, most_taken
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy
-from services.core.policies.windows.slots import slots
+from services.core.policies.windows import slots
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, story
 
 N0 = NodeId("n0")

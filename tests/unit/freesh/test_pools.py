@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from services.contracts.pools import PoolsRequest
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Progress
 from services.core.domain.serving import NegativeRates
-from services.core.domain.solving import Backend, SolveStatus
+from services.core.domain.solving import Backend, Progress, SolveStatus
 from services.core.policies.freesh import pool_planning
 from services.core.policies.freesh.pool_planning import objective_of, plan_pools, without_needless
 from services.core.policies.freesh.pools import NodeKind, Partition, PoolPlan, PoolProblem, drawn_w, switches

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Progress
-from services.core.domain.solving import Backend, SolveStatus
+from services.core.domain.solving import Backend, Progress, SolveStatus
 from services.core.solvers import highs
 from services.core.solvers.model import LinearModel, ModelBuilder, Patience, Solution
 from services.core.solvers.solve import solve

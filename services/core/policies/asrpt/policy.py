@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from services.core.cycle.capacity import Capacity
+from services.core.cycle.capacity import Capacity, model_gpus
 from services.core.cycle.filling import Quota
 from services.core.cycle.graph_placing import COMM_HEAVY, Seats, Servers, extremes_s, mapper_of, place_by_graph, seats
 from services.core.cycle.placing import FreeDevices
@@ -40,7 +40,6 @@ from services.core.cycle.plan import Action, Hold, Plan, Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, queue_changes, ranks_whole_queue
-from services.core.cycle.sizes import model_gpus
 from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
@@ -48,8 +47,7 @@ from services.core.domain.placement import Placement
 from services.core.domain.reasons import Reason
 from services.core.domain.solving import Method
 from services.core.parallel.mapping import Mapper
-from services.core.policies.asrpt.heap import Heap
-from services.core.policies.asrpt.virtual_machine import EndedJob, VirtualJob, VirtualMachine
+from services.core.policies.asrpt.virtual_machine import EndedJob, Heap, VirtualJob, VirtualMachine
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import check_parameters, parameter
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from services.core.cycle.sizes import possible_sizes
+from services.core.cycle.capacity import possible_sizes
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Ints
 from services.core.policies.parameters import Parameter

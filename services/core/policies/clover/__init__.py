@@ -1,7 +1,7 @@
 """Clover: inference with model variants of mixed quality on slices of GPUs, chosen anew as the grid changes.
 
 ``layouts``: what can be cut from a GPU; ``config_graph``: a configuration and its neighbours; ``objective``: what is
-maximised; ``application``: the measured profile; ``request_queue`` and ``evaluation``: what a configuration would do;
+maximised; ``application``: the measured profile; ``evaluation``: what a configuration would do;
 ``prediction``: the same in closed form; ``anneal``: the paper's search; ``screen``: ours; ``schemes``: what the paper
 compares its own with; ``optimum``: an upper bound by an integer programme.
 """

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from services.core.domain.arrays import Floats
-from services.core.domain.progress import Progress, Report, unreported
+from services.core.domain.solving import Progress, Report, unreported
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
 from services.core.policies.clover.layouts import LAYOUT_COUNTS, SLICES

@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.core.domain.errors import DomainError
-from services.core.domain.progress import Progress, Report, part_of, unreported
-from services.core.domain.solving import MAX_LEADING
+from services.core.domain.solving import MAX_LEADING, Progress, Report, part_of, unreported
 from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
-from services.core.policies.clover.evaluation import Outcome, QueueEvaluator
+from services.core.policies.clover.evaluation import Arrivals, Outcome, QueueEvaluator
 from services.core.policies.clover.layouts import Realisation, SliceCounts, can_be_cut, realise
 from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
-from services.core.policies.clover.request_queue import Arrivals
 from services.core.policies.clover.screen import Screen, search_screened
 
 _SPLIT_INTERVALS = 8

@@ -8,7 +8,7 @@ Variables: integer numbers of instances ``x`` by location, class and mode, for t
 
     minimise    sum of rate x power x step x (x, kept) + price x (starts, stops)
     subject to  sum of max_qps x over a class        >= head_room * greatest demand     (1b)
-                the same over the instances that some regions reach, for their demand (``coverage``)
+                the same over the instances that some regions reach, for their demand (``coverages``)
                 sum of GPUs of (x, kept)             <= GPUs of a location and type     (1c)
                 instances of each size               <= those of the ways in which its nodes are filled
                 instances of a location and mode     >= those that may not be stopped
@@ -32,8 +32,7 @@ import numpy as np
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.packing import patterns
 from services.core.domain.serving import NegativeRates
-from services.core.policies.freesh.coverage import Coverage, coverages
-from services.core.policies.freesh.pools import PoolProblem
+from services.core.policies.freesh.pools import Coverage, PoolProblem, coverages
 from services.core.solvers.model import LinearModel, ModelBuilder
 
 STRICTLY = 1e-6  #: Share of an instance's throughput by which "less than" is kept: solvers know "at most" only

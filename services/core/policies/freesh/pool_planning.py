@@ -13,12 +13,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
-from services.core.domain.progress import Progress, Report, unreported
 from services.core.domain.serving import NegativeRates
-from services.core.domain.solving import Backend, SolveStatus
-from services.core.policies.freesh.coverage import coverages
+from services.core.domain.solving import Backend, Progress, Report, SolveStatus, unreported
 from services.core.policies.freesh.pool_model import PoolModel, pool_model, switch_price
-from services.core.policies.freesh.pools import PoolPlan, PoolProblem, Shortfall, energy_j, switching_j
+from services.core.policies.freesh.pools import PoolPlan, PoolProblem, Shortfall, coverages, energy_j, switching_j
 from services.core.solvers.model import LinearModel, Patience, Solution
 from services.core.solvers.solve import solve
 

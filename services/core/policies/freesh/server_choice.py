@@ -21,8 +21,7 @@ from math import inf
 from typing import NamedTuple, Protocol, TypeVar
 
 from services.core.domain.units import J_PER_KWH
-from services.core.profiles.model_server import BATCH_SLOWDOWN, PREFILL_BASE_TOKENS
-from services.core.profiles.prefix_cache import PrefixCache
+from services.core.profiles.model_server import BATCH_SLOWDOWN, PREFILL_BASE_TOKENS, PrefixCache
 
 ALIKE = 0.05  #: Carbon within so much of the least is as good: among those, the one that answers first is taken
 ALIKE_PACE = 0.25

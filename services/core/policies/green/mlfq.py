@@ -5,7 +5,7 @@ An active round sorts the jobs into queues, sets their sizes and ranks them:
 1. starving jobs, then the upper queue in order of submission as long as its gangs keep within theta of the cluster;
 2. the lower queue, together with what theta kept out of the upper one, by PRIORITY (``carbon.lower_priority``).
 
-If ``slack_s`` allows it, jobs of the lower queue that can still wait for greener hours are left out (``slack``).
+If ``slack_s`` allows it, jobs of the lower queue that can still wait for greener hours are left out (``can_wait``).
 
 A passive round fills free GPUs by the last active ranking; jobs that arrived since stand right behind the first group,
 at their minimum gang, or at ``fixed_gpus``. A passive round stops no job, so theta does not limit them.
@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from services.core.cycle.capacity import possible_sizes
 from services.core.cycle.grids import present_curves
 from services.core.cycle.plan import Plan
 from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, contenders, every_job, last_index
-from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot
 from services.core.cycle.sorting import among_first, order_by
 from services.core.domain.arrays import Bools, Floats, Ints
@@ -41,8 +41,7 @@ from services.core.policies.green.efficiency import (
     occupancy_of,
 )
 from services.core.policies.green.memory import AHEAD, BEHIND, STARVING, GreenMemory, dump_memory, load_memory
-from services.core.policies.green.slack import can_wait, left_and_deadline_s
-from services.core.policies.greener_hours import expected_start_s
+from services.core.policies.greener_hours import can_wait, expected_start_s, left_and_deadline_s
 
 
 class Green:

@@ -34,9 +34,9 @@ instead.
   are then those with the tuned batch (``policies.batches``).
 - *Seats*: a gang whose stages and bytes are known sits where its iterations are shortest, and waits a while for that
   rather than crawl (``placing``).
-- *Sleep*: nodes that nobody uses are powered down (``sleep``).
+- *Sleep*: nodes that nobody uses are powered down (``placing``).
 
 How long a job still needs is the prediction or a quantile of it, if there is one, and otherwise follows from the job's
-own progress (``left``); until then it is unknown. Speeds by size are those predicted for its kind, power by limit is
-measured when its kind first runs, and the draw of a GPU is the job's own so far.
+own progress (``quantiles``); until then it is unknown. Speeds by size are those predicted for its kind, power by limit
+is measured when its kind first runs, and the draw of a GPU is the job's own so far.
 """

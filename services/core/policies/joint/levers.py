@@ -13,10 +13,9 @@ from services.core.domain.carbon import CarbonCurve
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import limit_at
 from services.core.policies.joint.costs import counted
-from services.core.policies.joint.hosts import hosts_w
 from services.core.policies.joint.hours import hours_of
 from services.core.policies.joint.memory import JointMemory
-from services.core.policies.joint.modes import Modes
+from services.core.policies.joint.modes import Modes, hosts_w
 from services.core.policies.joint.quantiles import at_quantile
 from services.core.policies.joint.worth import Worth
 from services.core.policies.levers import Effect, Lever, Runs, Way, carbon_g, compared, nothing, unknown

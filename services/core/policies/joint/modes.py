@@ -12,12 +12,34 @@ from functools import cached_property
 
 import numpy as np
 
-from services.core.cycle.sizes import possible_sizes, powers_of_two
+from services.core.cycle.capacity import Capacity, possible_sizes, powers_of_two
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats, Ints
-from services.core.policies.goodput_by_size import goodput_of
+from services.core.policies.batches import goodput_of
 from services.core.policies.joint.config import JointConfig
-from services.core.policies.joint.hosts import hosts_w, models_of
+from services.core.profiles.boards import board_of
+
+HOST_SHARE = 1 / 6
+"""Of its board's peak that the host of a busy GPU draws where no meter says: 58 W beside an RTX 3090, 67 W beside an
+A100. GREEN's 28 kW peak on 64 boards of 350 W leaves a quarter at most (section 8.1)."""
+
+
+def models_of(snapshot: Snapshot) -> Ints:
+    """Return the index of the GPU model that each job has or, if it holds nothing, may have: (n_jobs,)."""
+    jobs = snapshot.jobs
+    if len(snapshot.gpu_models) == 1:
+        return np.zeros(len(jobs), dtype=np.int64)
+    held = Capacity(snapshot).model
+    return np.where(held >= 0, held, jobs.eligible.argmax(axis=1))
+
+
+def hosts_w(snapshot: Snapshot, config: JointConfig) -> Floats:
+    """Return what hosts draw for each busy GPU: (n_gpu_models,) watts."""
+    if config.host_w is not None:
+        return np.full(len(snapshot.gpu_models), config.host_w)
+    by_board_w = np.array([HOST_SHARE * board_of(name).peak_w for name in snapshot.gpu_models])
+    return np.where(snapshot.host_w > 0, snapshot.host_w, by_board_w) if snapshot.host_w.size else by_board_w
+
 
 WAITING_SHARE = 0.3  #: Of its draw at work that a GPU takes while it waits for others, idle draw included
 LEAST_MORE = 1e-3

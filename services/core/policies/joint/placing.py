@@ -17,12 +17,12 @@ import numpy as np
 from services.core.cycle.graph_placing import Servers, extremes_s, mapper_of, seats
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices
-from services.core.cycle.plan import Action, Hold, Plan
+from services.core.cycle.plan import Action, Hold, Plan, PowerNode, Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption
 from services.core.cycle.snapshot import QUEUED, Snapshot
-from services.core.domain.ids import JobId
+from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
 from services.core.domain.reasons import Reason
 from services.core.domain.solving import Method
@@ -100,3 +100,23 @@ class Seating:
         waits = {job_id for job_id in since_s if (job := jobs.index.get(job_id)) is not None
                  and jobs.phase.item(job) == QUEUED}  # fmt: skip
         return {job_id: at_s for job_id, at_s in since_s.items() if job_id in waits}
+
+
+def sleeping(
+    snapshot: Snapshot, plan: Plan, empty_since_s: Mapping[NodeId, float], after_s: float
+) -> tuple[tuple[PowerNode, ...], dict[NodeId, float]]:
+    """Return which nodes to power down, and since when the other unused ones have been empty.
+
+    Args:
+        empty_since_s: What this function last returned, UTC seconds.
+        after_s: How long a node stays empty before it is powered down.
+    """
+    nodes = snapshot.nodes
+    used = {share.node_id for action in plan.actions if isinstance(action, Start) for share in action.placement.shares}
+    empty = np.flatnonzero(nodes.may_sleep & ~nodes.asleep & (nodes.free_gpus == nodes.gpus)).tolist()
+    unused = [node for node in map(nodes.ids.__getitem__, empty) if node not in used]
+    since_s = {node: empty_since_s.get(node, snapshot.now_s) for node in unused}
+    due = [node for node, at_s in since_s.items() if snapshot.now_s - at_s >= after_s]
+    for node in due:
+        del since_s[node]
+    return tuple(PowerNode(node, False, Reason.UNUSED) for node in due), since_s

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.bound import Widening, bound_among
-from services.core.cycle.capacity import Capacity
+from services.core.cycle.capacity import Capacity, possible_sizes
 from services.core.cycle.grids import eligible_curves
 from services.core.cycle.plan import Plan
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, contenders
-from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot, Trigger
 from services.core.cycle.sorting import order_by, wishes_first
 from services.core.cycle.zones import Zones
@@ -31,16 +30,13 @@ from services.core.policies.batches import with_batches
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import limit_at, present_slowdowns, slowdowns
 from services.core.policies.joint.costs import counted
-from services.core.policies.joint.hosts import hosts_w, models_of
 from services.core.policies.joint.hours import column_now, runs_now
-from services.core.policies.joint.left import Left, left_of
 from services.core.policies.joint.levers import Known, effects
 from services.core.policies.joint.memory import JointMemory, dump_memory, load_memory
-from services.core.policies.joint.modes import Modes, modes_of
+from services.core.policies.joint.modes import Modes, hosts_w, models_of, modes_of
 from services.core.policies.joint.moves import with_moves
-from services.core.policies.joint.placing import UNKNOWN_LEFT_S, Seating
-from services.core.policies.joint.quantiles import at_quantile, length_factors
-from services.core.policies.joint.sleep import sleeping
+from services.core.policies.joint.placing import UNKNOWN_LEFT_S, Seating, sleeping
+from services.core.policies.joint.quantiles import Left, at_quantile, left_of, length_factors
 from services.core.policies.joint.worth import Worth
 from services.core.policies.levers import Effect
 from services.core.policies.limits import Going, with_limits

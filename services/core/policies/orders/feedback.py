@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from services.core.cycle.snapshot import Snapshot
-from services.core.policies.orders.scope import in_zone
-from services.core.policies.orders.tables import OrderTables
-from services.core.policies.powerflow.feedback import correction
+from services.core.policies.orders.tables import OrderTables, in_zone
+from services.core.policies.powerflow.watts import correction
 
 LEAST_RISE, LEAST_FALL = 0.002, 0.01
 """Smaller changes of the ratio are ignored: limits would be set again and again for nothing but noise."""

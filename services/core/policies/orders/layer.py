@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from services.core.cycle.capacity import resumed_size
 from services.core.cycle.plan import (
     Action,
     Hold,
@@ -38,21 +39,19 @@ from services.core.cycle.plan import (
 from services.core.cycle.policy import Layer, Memory, Policy
 from services.core.cycle.rounds import with_holds
 from services.core.cycle.run_cycle import CycleResult, run_cycle
-from services.core.cycle.sizes import resumed_size
 from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.orders import PowerOrder
 from services.core.domain.reasons import Reason
-from services.core.policies.orders.scope import in_zone, within
-from services.core.policies.orders.tables import OrderTables
+from services.core.policies.orders.tables import OrderTables, in_zone, within
 from services.core.policies.orders.widths import flex_of, narrowed, narrower, without_growth
 from services.core.policies.powerflow.controls import allocate_controls
 from services.core.policies.powerflow.watts import Draw, Idle, draw_of
 from services.core.policies.registry import entry_of
 from services.core.policies.sparing import Sparing
-from services.core.policies.windows.layer import Keeping, closed
+from services.core.policies.windows import Keeping, closed
 
 SET = (SetPowerLimit, SetClock)
 Values = dict[tuple[JobId, ControlKind], float | None]  #: What devices of gangs are set to, None for the default

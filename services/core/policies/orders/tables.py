@@ -7,17 +7,46 @@ an order can be met without a measurement. Its speed then follows the clock to w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
-from services.core.cycle.snapshot import Snapshot
+from services.core.cycle.plan import Action, Start
+from services.core.cycle.snapshot import NodeTable, Snapshot
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.view import Tables
 from services.core.profiles.boards import board_of
+
+
+def in_zone(snapshot: Snapshot, zone: int) -> Snapshot:
+    """Return the snapshot with the nodes of one grid alone, -1 for all; gangs count where their first rank is."""
+    if zone < 0:
+        return snapshot
+    nodes = snapshot.nodes
+    keep = nodes.zone == zone
+    inside = NodeTable(
+        ids=tuple(compress(nodes.ids, keep)),
+        gpu_model=nodes.gpu_model[keep],
+        gpus=nodes.gpus[keep],
+        schedulable=nodes.schedulable[keep],
+        free_devices=tuple(compress(nodes.free_devices, keep)),
+        asleep=nodes.asleep[keep],
+        may_sleep=nodes.may_sleep[keep],
+        zone=nodes.zone[keep],
+    )
+    return snapshot.again(nodes=inside)
+
+
+def within(scope: Snapshot, actions: Iterable[Action]) -> list[Action]:
+    """Return the actions without the starts outside a scope."""
+    nodes = scope.nodes.index
+    return [each for each in actions if not isinstance(each, Start) or each.placement.shares[0].node_id in nodes]
+
 
 LEVELS = 12  #: Limits that are considered for a gang of an unknown kind, besides the default
 EXPONENT = 2.0  #: Of dynamic power over the clock: voltage falls with the clock, but has a floor

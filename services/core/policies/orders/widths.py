@@ -2,15 +2,14 @@
 
 import numpy as np
 
+from services.core.cycle.capacity import powers_of_two
 from services.core.cycle.plan import Plan, Start
-from services.core.cycle.sizes import powers_of_two
 from services.core.cycle.snapshot import RUNNING, Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.reasons import Reason
 from services.core.policies.batches import with_batches
-from services.core.policies.orders.scope import in_zone
-from services.core.policies.orders.tables import OrderTables
+from services.core.policies.orders.tables import OrderTables, in_zone
 from services.core.policies.powerflow.watts import Idle, draw_of
 
 FLEX = 0.25  #: The class of a job where neither its user nor its tenant names one

@@ -20,26 +20,32 @@ from typing import Any
 
 import numpy as np
 
-from services.core.cycle.capacity import Capacity
+from services.core.cycle.capacity import Capacity, model_gpus
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.plan import Plan, Preempt, Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption
-from services.core.cycle.sizes import model_gpus
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.policies.powerflow.allocate import Room, allocate_gpus
 from services.core.policies.powerflow.config import PowerflowConfig
-from services.core.policies.powerflow.feedback import correction
 from services.core.policies.powerflow.limit import limit_w
-from services.core.policies.powerflow.memory import PowerflowMemory, dump_memory, load_memory
 from services.core.policies.powerflow.migration import moves
-from services.core.policies.powerflow.profiling import GOING, Measurement, begun, to_measure, under_way
+from services.core.policies.powerflow.profiling import (
+    GOING,
+    Measurement,
+    PowerflowMemory,
+    begun,
+    dump_memory,
+    load_memory,
+    to_measure,
+    under_way,
+)
 from services.core.policies.powerflow.view import Tables, View, choices_of, view_of
-from services.core.policies.powerflow.watts import set_within, stated_error_w
+from services.core.policies.powerflow.watts import correction, set_within, stated_error_w
 
 
 class Powerflow:

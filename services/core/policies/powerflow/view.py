@@ -9,14 +9,14 @@ from functools import cached_property
 
 import numpy as np
 
-from services.core.cycle.sizes import model_gpus, possible_sizes, powers_of_two
+from services.core.cycle.capacity import model_gpus, possible_sizes, powers_of_two
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.cycle.sorting import order_by, wishes_first
 from services.core.cycle.zones import Zones
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable, StackedTables
-from services.core.policies.powerflow.choices import Choices
+from services.core.policies.powerflow.allocate import Choices
 from services.core.policies.powerflow.config import PowerflowConfig
 
 

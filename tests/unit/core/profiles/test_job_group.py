@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.core.profiles.job_group import GROUP_VERSION, job_group
+from services.core.profiles.recurrence import GROUP_VERSION, job_group
 
 SPEC: dict[str, Any] = {
     "name": "resnet-run-17",

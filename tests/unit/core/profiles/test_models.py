@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core.profiles.energy import EnergyParameters, energy_j, powers
-from services.core.profiles.throughput import ThroughputParameters, times
+from services.core.profiles.throughput import EnergyParameters, ThroughputParameters, energy_j, powers, times
 from tests.support.performance import DRAW, SPEED, grid
 
 sizes = st.floats(0, 10)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
-from services.core.profiles.prefix_cache import PrefixCache
+from services.core.profiles.model_server import PrefixCache
 
 
 def test_a_shared_beginning_is_read_once() -> None:

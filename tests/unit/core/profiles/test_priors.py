@@ -7,7 +7,6 @@ import pytest
 
 from services.core.profiles.boards import ANY_BOARD, RELATIVE_SPEED, Board, board_of
 from services.core.profiles.capped import CappedParameters
-from services.core.profiles.energy import powers
 from services.core.profiles.priors import (
     ANY_FAMILY,
     FAMILIES,
@@ -16,7 +15,7 @@ from services.core.profiles.priors import (
     believed_speed,
     family_of,
 )
-from services.core.profiles.throughput import times
+from services.core.profiles.throughput import powers, times
 
 BOARD = Board(idle_w=60.0, peak_w=360.0, top_mhz=1_500.0, speed=2.0)
 NAMED = [name for name in FAMILIES if name != ANY_FAMILY]

@@ -7,10 +7,9 @@ import pytest
 
 from services.core.domain.arrays import Floats
 from services.core.profiles import terms
-from services.core.profiles.energy import EnergyParameters, powers
 from services.core.profiles.observations import Observations
 from services.core.profiles.terms import DRAW, HIGH, LOW, energy_terms, throughput_terms
-from services.core.profiles.throughput import ThroughputParameters, Times, times
+from services.core.profiles.throughput import EnergyParameters, ThroughputParameters, Times, powers, times
 from tests.support.performance import CLOCKS_MHZ, grid, measured
 from tests.support.performance import SPEED as PLANTED
 

@@ -1,0 +1,187 @@
+"""``fair+``: any policy, with its GPUs shared between tenants by their weights.
+
+The wrapped policy ranks the jobs as it always does; whose job comes next is decided between tenants
+(``services.core.cycle.shares``). What each tenant has used fades with a half-life and is the wrapper's memory. If all
+jobs belong to one tenant, the wrapped policy decides alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from services.core.cycle.plan import Plan, Start
+from services.core.cycle.policy import Memory, PacksJobs, PlacesGangs, Policy, PowerLimited
+from services.core.cycle.snapshot import Snapshot, TenantShares
+from services.core.policies.parameters import check_parameters, parameter
+
+FORGOTTEN_GPU_S = 1.0  #: Usage below this is dropped
+
+
+def mean_life_s(half_life_s: float) -> float:
+    """Return how long usage counts on average, seconds."""
+    return half_life_s / math.log(2.0)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tenants' GPU time that still counts."""
+
+    at_s: float = 0.0  #: The time to which it applies, UTC seconds
+    used_gpu_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    """GPU seconds by tenant; each second counts half once a half-life has passed."""
+    gpus: Mapping[str, int] = field(default_factory=dict[str, int])  #: What each tenant holds from then on
+
+    def at(self, now_s: float, half_life_s: float) -> Usage:
+        """Return the usage at a later time, if all kept what they hold; an earlier time changes nothing."""
+        passed_s = now_s - self.at_s
+        if passed_s <= 0:
+            return self
+        life_s = mean_life_s(half_life_s)
+        left = math.exp(-passed_s / life_s)
+        used = {
+            tenant: self.used_gpu_s.get(tenant, 0.0) * left + self.gpus.get(tenant, 0) * life_s * (1.0 - left)
+            for tenant in {**self.used_gpu_s, **self.gpus}
+        }
+        return Usage(now_s, {tenant: gpu_s for tenant, gpu_s in used.items() if gpu_s >= FORGOTTEN_GPU_S}, self.gpus)
+
+    def dump(self) -> dict[str, Any]:
+        """Return the usage as JSON values."""
+        return {"at_s": self.at_s, "used_gpu_s": dict(self.used_gpu_s), "gpus": dict(self.gpus)}
+
+    @classmethod
+    def load(cls, stored: Mapping[str, Any]) -> Usage:
+        """Return the usage that ``dump`` wrote; missing parts are empty."""
+        return cls(
+            float(stored.get("at_s", 0.0)),
+            {tenant: float(gpu_s) for tenant, gpu_s in stored.get("used_gpu_s", {}).items()},
+            {tenant: int(gpus) for tenant, gpus in stored.get("gpus", {}).items()},
+        )
+
+
+def held_after(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
+    """Return the GPUs that each tenant holds once a plan's gangs have started; stopping gangs still hold theirs."""
+    jobs = snapshot.jobs
+    held: dict[str, int] = {}
+    for job in jobs.gpus.nonzero()[0].tolist():
+        held[jobs.tenants[job]] = held.get(jobs.tenants[job], 0) + int(jobs.gpus[job])
+    index = jobs.index
+    for start in plan.actions:
+        if isinstance(start, Start) and start.job_id in index:
+            tenant = jobs.tenants[index[start.job_id]]
+            held[tenant] = held.get(tenant, 0) + start.gpus
+    return dict(sorted(held.items()))
+
+
+@dataclass(frozen=True)
+class FairConfig:
+    """The wrapper's own parameters, next to those of the wrapped policy."""
+
+    share_half_life_s: float = parameter(
+        604_800.0,
+        "After this long, GPU time that a tenant has used counts half against it. Default: a week, Slurm's "
+        "PriorityDecayHalfLife.",
+        unit="s",
+        minimum=60.0,
+        maximum=3.2e8,
+    )
+    share_turn_s: float = parameter(
+        1_800.0,
+        "For how long a running job keeps its GPUs from a tenant that has used as much as its own: how often two "
+        "tenants take turns on GPUs that they cannot divide. Default: ours.",
+        unit="s",
+        minimum=0.0,
+        maximum=3.2e8,
+    )
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+
+@dataclass(frozen=True)
+class FairMemory(Generic[Memory]):
+    """The memory of the wrapper, including the wrapped policy's."""
+
+    inner: Memory  #: The wrapped policy's memory
+    usage: Usage = field(default_factory=Usage)  #: What tenants have used
+
+
+class Fair(Generic[Memory]):
+    """A policy that shares GPUs between tenants, and within each decides as the wrapped one does.
+
+    ``config`` has the parameters of both.
+    """
+
+    def __init__(self, name: str, inner: Policy[Memory], config: FairConfig) -> None:
+        self.name = name
+        self.inner = inner
+        self.config = config
+
+    @property
+    def packs(self) -> bool:
+        """Whether the wrapped policy lets jobs share GPUs."""
+        return isinstance(self.inner, PacksJobs) and self.inner.packs
+
+    def initial(self) -> FairMemory[Memory]:
+        """Return the wrapped policy's initial memory, and no usage."""
+        return FairMemory(self.inner.initial())
+
+    def decide(self, snapshot: Snapshot, memory: FairMemory[Memory]) -> tuple[Plan, FairMemory[Memory]]:
+        """Return the wrapped policy's plan, with jobs reordered between tenants."""
+        config = self.config
+        usage = memory.usage.at(snapshot.now_s, config.share_half_life_s)
+        if len({*snapshot.jobs.tenants}) > 1:
+            life_s = mean_life_s(config.share_half_life_s)
+            snapshot = snapshot.again(shares=TenantShares(usage.used_gpu_s, life_s, config.share_turn_s))
+        plan, inner = self.inner.decide(snapshot, memory.inner)
+        return plan, FairMemory(inner, Usage(snapshot.now_s, usage.used_gpu_s, held_after(snapshot, plan)))
+
+    def dump(self, memory: FairMemory[Memory]) -> dict[str, Any]:
+        """Return both memories as JSON values."""
+        return {"inner": self.inner.dump(memory.inner), "usage": memory.usage.dump()}
+
+    def load(self, stored: dict[str, Any]) -> FairMemory[Memory]:
+        """Return the memories that ``dump`` wrote; missing parts are empty."""
+        return FairMemory(self.inner.load(stored.get("inner", {})), Usage.load(stored.get("usage", {})))
+
+
+class PlacingFair(Fair[Memory]):
+    """The wrapper for a policy that chooses its own way of placing gangs."""
+
+    inner: Any
+
+    @property
+    def placement(self) -> str:
+        """The wrapped policy's way of placing gangs."""
+        return self.inner.placement
+
+
+class LimitedFair(Fair[Memory]):
+    """The wrapper for a policy that keeps the cluster within a power limit."""
+
+    inner: Any
+
+    def power_limit_w(self, snapshot: Snapshot) -> float:
+        """Return what the cluster may draw according to the wrapped policy, watts."""
+        return self.inner.power_limit_w(snapshot)
+
+    def power_error_w(self, snapshot: Snapshot) -> float:
+        """Return the error that the wrapped policy states, watts."""
+        return self.inner.power_error_w(snapshot)
+
+
+class LimitedPlacingFair(LimitedFair[Memory], PlacingFair[Memory]):
+    """The wrapper for a policy that does both."""
+
+
+def fair(name: str, inner: Policy[Any], config: FairConfig) -> Fair[Any]:
+    """Return a policy with its GPUs shared between tenants."""
+    kinds: dict[tuple[bool, bool], type[Fair[Any]]] = {
+        (False, False): Fair,
+        (True, False): PlacingFair,
+        (False, True): LimitedFair,
+        (True, True): LimitedPlacingFair,
+    }
+    return kinds[isinstance(inner, PlacesGangs), isinstance(inner, PowerLimited)](name, inner, config)
