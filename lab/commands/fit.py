@@ -16,10 +16,11 @@ from services.cli.values import read_cells
 from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
+    from lab.fits import Judged
+    from lab.residuals import Residuals
     from services.core.profiles.capped import CappedModel
     from services.core.profiles.models import EnergyModel, ThroughputModel
     from services.core.profiles.observations import Observations
-    from services.core.profiles.residuals import Residuals
 
 group = typer.Typer(help="Learn a job's speed and energy from measured points.", no_args_is_help=True)
 
@@ -77,22 +78,26 @@ def energy(
 
 
 def _fit_file(kind: str, file: Path, form: Form | None, *, residuals: bool, as_json: bool) -> None:
+    from lab.fits import judged_capped, judged_energy, judged_throughput
     from services.core.domain.controls import ControlKind
-    from services.core.profiles.capped import fit_capped
-    from services.core.profiles.learn import fit_energy, fit_throughput
 
     needed = (TIME,) if kind == "throughput" and form is not Form.CAPPED else (TIME, ENERGY)
     points, lines = read_points(file, needed, energies=form is not Form.PAPER)
     if form is None:
         limited = points.axis is ControlKind.POWER_LIMIT and COLUMN_OF_LIMIT not in points.absent
         form = Form.CAPPED if limited and points.with_energy.all() else Form.PAPER
-    paper = fit_throughput if kind == "throughput" else fit_energy
     try:
         with bar("fitting", quiet=as_json):
-            model = (paper if form is Form.PAPER else fit_capped)(points, held_out=True, residuals=residuals)
+            if form is Form.CAPPED:
+                model, *both = judged_capped(points, residuals=residuals)
+                judged = both[kind != "throughput"]
+            elif kind == "throughput":
+                model, judged = judged_throughput(points, residuals=residuals)
+            else:
+                model, judged = judged_energy(points, residuals=residuals)
     except DomainError as error:
         raise _refusal(file, lines, error) from None
-    _tell(kind, model, as_json, residuals=residuals)
+    _tell(kind, points, model, judged, as_json, residuals=residuals)
 
 
 def read_points(file: Path, needed: tuple[str, ...], *, energies: bool) -> tuple[Observations, list[int]]:
@@ -176,33 +181,43 @@ def _refusal(file: Path, lines: list[int], error: DomainError) -> CliError:
 
 
 def document(
-    kind: str, model: ThroughputModel | EnergyModel | CappedModel, *, residuals: bool = False
+    kind: str,
+    points: Observations,
+    model: ThroughputModel | EnergyModel | CappedModel,
+    judged: Judged,
+    *,
+    residuals: bool = False,
 ) -> dict[str, Any]:
     """Return a fit as one JSON object; errors are fractions, and ``mape`` is that of points left out of the fit."""
-    from services.core.profiles.capped import CappedModel
+    from lab.fits import spread_of, standard_errors
+    from services.core.profiles.capped import NAMES, CappedModel
     from services.core.profiles.observations import COLUMN_OF
 
     if isinstance(model, CappedModel):
-        times = kind == "throughput"
-        quality = model.time_quality if times else model.energy_quality
-        correction = model.time_residuals if times else model.energy_residuals
+        form, parameters, quality = (
+            Form.CAPPED,
+            dict(zip(NAMES, model.vector.tolist(), strict=True)),
+            model.time_quality,
+        )
     else:
-        quality, correction = model.quality, model.residuals
-    corrected = {"mape_of_the_form": _known(quality.form_mape), "residuals": _correction(correction)}
+        form, parameters, quality = Form.PAPER, model.parameters._asdict(), model.quality
+    if kind == "energy":
+        points = points.take(points.with_energy)
+    corrected = {"mape_of_the_form": _known(judged.form_mape), "residuals": _correction(judged.residuals)}
     return {
         "model": kind,
-        "form": (Form.CAPPED if isinstance(model, CappedModel) else Form.PAPER).value,
+        "form": form.value,
         "axis": COLUMN_OF[model.axis],
-        "parameters": model.named() if isinstance(model, CappedModel) else model.parameters._asdict(),
-        "standard_errors": model.errors(),
+        "parameters": parameters,
+        "standard_errors": dict(zip(parameters, standard_errors(model.covariance), strict=True)),
         "fixed": dict(model.fixed),
-        "mape": _known(quality.held_out_mape),
+        "mape": _known(judged.held_out_mape),
         **(corrected if residuals else {}),
-        "mape_in_sample": quality.mape,
-        "noise": quality.noise,
-        "points": quality.measurements,
+        "mape_in_sample": judged.mape,
+        "noise": judged.noise,
+        "points": int(points.count.sum()),
         "configurations": quality.configurations,
-        "spread": {name: dict(zip(SPREAD, each, strict=True)) for name, each in quality.spread.items()},
+        "spread": {name: dict(zip(SPREAD, each, strict=True)) for name, each in spread_of(points).items()},
     }
 
 
@@ -212,7 +227,7 @@ def _known(share: float) -> float | None:
 
 def _correction(residuals: Residuals | None) -> dict[str, Any] | None:
     """Return everything that a correction is computed from; None if the form predicts as well without one."""
-    from services.core.profiles.residuals import COLUMNS
+    from lab.residuals import COLUMNS
 
     if residuals is None:
         return None
@@ -224,9 +239,15 @@ def _correction(residuals: Residuals | None) -> dict[str, Any] | None:
 
 
 def _tell(
-    kind: str, model: ThroughputModel | EnergyModel | CappedModel, as_json: bool, *, residuals: bool = False
+    kind: str,
+    points: Observations,
+    model: ThroughputModel | EnergyModel | CappedModel,
+    judged: Judged,
+    as_json: bool,
+    *,
+    residuals: bool,
 ) -> None:
-    found = document(kind, model, residuals=residuals)
+    found = document(kind, points, model, judged, residuals=residuals)
     if as_json:
         print_json(found)
         return

@@ -22,11 +22,10 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
+from lab.fits import judged_capped, judged_energy, judged_throughput
 from lab.reproductions.marked import fill
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
-from services.core.profiles.capped import fit_capped
-from services.core.profiles.learn import fit_energy, fit_throughput
 from services.core.profiles.observations import Observations
 
 Row = dict[str, str]
@@ -77,10 +76,11 @@ def sia(data: Path) -> str:
     """Return step time by model and cluster, in the paper's form."""
     lines = ["| model | cluster | configurations | GPUs | nodes | time |", "|---|---|---:|---:|---:|---:|"]
     for model, tag, points in sia_tables(data):
-        quality = fit_throughput(points, held_out=True).quality
+        fit, judged = judged_throughput(points)
+        count = fit.quality.configurations
         lines.append(
-            f"| {model} | {tag} | {quality.configurations} | 1-{points.gpus.max():.0f} | 1-{points.nodes.max():.0f} | "
-            f"{_share(quality.held_out_mape)} |"
+            f"| {model} | {tag} | {count} | 1-{points.gpus.max():.0f} | 1-{points.nodes.max():.0f} | "
+            f"{_share(judged.held_out_mape)} |"
         )
     return "\n".join(lines)
 
@@ -90,8 +90,8 @@ def stairs(data: Path) -> str:
     lines = ["| model | cluster | time | time, corrected |", "|---|---|---:|---:|"]
     for model, tag, points in sia_tables(data):
         if model in STAIRS:
-            quality = fit_throughput(points, held_out=True, residuals=True).quality
-            lines.append(f"| {model} | {tag} | {_share(quality.form_mape)} | {_share(quality.held_out_mape)} |")
+            _, judged = judged_throughput(points, residuals=True)
+            lines.append(f"| {model} | {tag} | {_share(judged.form_mape)} | {_share(judged.held_out_mape)} |")
     return "\n".join(lines)
 
 
@@ -111,15 +111,15 @@ def zeus(data: Path) -> str:
                 mean_power_w=numbers(rows, "average_power"),
                 axis=ControlKind.POWER_LIMIT,
             )
-            time, energy = fit_throughput(points, held_out=True), fit_energy(points, held_out=True)
-            capped = fit_capped(points, held_out=True, residuals=True)
+            (fit, time), (_, energy) = judged_throughput(points), judged_energy(points)
+            _, capped_time, capped_energy = judged_capped(points, residuals=True)
             found = [
                 share
-                for paper, ours in ((time.quality, capped.time_quality), (energy.quality, capped.energy_quality))
+                for paper, ours in ((time, capped_time), (energy, capped_energy))
                 for share in (paper.held_out_mape, ours.form_mape, ours.held_out_mape)
             ]
             lines.append(
-                f"| {network}, {dataset}, {optimizer} | {board.upper()} | {time.quality.configurations} | "
+                f"| {network}, {dataset}, {optimizer} | {board.upper()} | {fit.quality.configurations} | "
                 + " | ".join(map(_share, found))
                 + " |"
             )
@@ -139,9 +139,11 @@ def h200(data: Path) -> str:
             local_batch=numbers(own, "batch_size"),
             energy_j_per_iteration=numbers(own, "energy_j_per_iteration"),
         )
-        time, energy = fit_throughput(points, held_out=True).quality, fit_energy(points, held_out=True).quality
+        (fit, time), (_, energy) = judged_throughput(points), judged_energy(points)
         figures = [time.held_out_mape, time.mape, energy.held_out_mape, energy.mape]
-        lines.append(f"| {model} | {precision} | {time.configurations} | " + " | ".join(map(_share, figures)) + " |")
+        lines.append(
+            f"| {model} | {precision} | {fit.quality.configurations} | " + " | ".join(map(_share, figures)) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -170,10 +172,10 @@ def miso(data: Path) -> str:
                 local_batch=batches,
                 mean_power_w=[power[model, batch] for batch in batches],
             )
-            energy = _share(fit_energy(points, held_out=True).quality.held_out_mape)
-        quality = fit_throughput(sliced, held_out=True, residuals=True).quality
-        errors = f"{_share(quality.form_mape)} | {_share(quality.held_out_mape)}"
-        lines.append(f"| {model} | {quality.configurations} | {errors} | {len(whole)} | {energy} |")
+            energy = _share(judged_energy(points)[1].held_out_mape)
+        fit, judged = judged_throughput(sliced, residuals=True)
+        errors = f"{_share(judged.form_mape)} | {_share(judged.held_out_mape)}"
+        lines.append(f"| {model} | {fit.quality.configurations} | {errors} | {len(whole)} | {energy} |")
     return "\n".join(lines)
 
 
@@ -196,9 +198,9 @@ def unseen(data: Path) -> str:
         for model, rows in tables.items():
             step_s, gpus_of, batch, nodes_of = zip(*rows, strict=True)
             points = Observations.of(step_s, gpus=gpus_of, local_batch=batch, nodes=nodes_of)
-            quality = fit_throughput(points, held_out=True, residuals=True).quality
-            errors = f"{_share(quality.form_mape)} | {_share(quality.held_out_mape)}"
-            lines.append(f"| {model} | {gpu.upper()} | {quality.configurations} | {errors} |")
+            fit, judged = judged_throughput(points, residuals=True)
+            errors = f"{_share(judged.form_mape)} | {_share(judged.held_out_mape)}"
+            lines.append(f"| {model} | {gpu.upper()} | {fit.quality.configurations} | {errors} |")
     return "\n".join(lines)
 
 

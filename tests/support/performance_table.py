@@ -89,4 +89,4 @@ class PerformanceTable:
 def _vector(model: JobModel) -> Floats:
     if isinstance(model, CappedModel):
         return model.vector
-    return np.concatenate([model.throughput.vector(), model.vector()])
+    return np.array([*model.throughput.parameters, *model.parameters], dtype=np.float64)

@@ -17,18 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.profiles import judging
-from services.core.profiles.fitting import Problem, noise_of, solve
+from services.core.profiles.fitting import Problem, solve
+from services.core.profiles.judging import MIN_CONFIGURATIONS, Quality, mape, refuse_strangers, where_of
 from services.core.profiles.learn import Belief, enough, fit_throughput
 from services.core.profiles.observations import Observations
-from services.core.profiles.residuals import Residuals, fit_residuals
 from services.core.profiles.terms import throughput_bounds, throughput_terms, throughput_units
 from services.core.profiles.throughput import ThroughputParameters, times
 
@@ -76,72 +75,33 @@ def step_and_energy(
 
 @dataclass(frozen=True)
 class CappedModel:
-    """A fitted job under power limits.
-
-    Attributes:
-        time_quality, energy_quality: Each as if for a separate model.
-        time_residuals, energy_residuals: Corrections of what the form predicts, if requested.
-    """
+    """A fitted job under power limits; each quality is as if for a separate model."""
 
     vector: Floats  #: (21,) the parameters, in the order of ``CappedParameters``
     covariance: Floats  #: (21, 21)
-    time_quality: judging.Quality
-    energy_quality: judging.Quality
+    time_quality: Quality
+    energy_quality: Quality
     fixed: Mapping[str, str]  #: For each parameter that was not fitted, why
-    time_residuals: Residuals | None = None
-    energy_residuals: Residuals | None = None
+    axis: ClassVar[ControlKind] = ControlKind.POWER_LIMIT
 
     @property
     def parameters(self) -> CappedParameters:
         """The parameters as numbers."""
         return unpacked(self.vector)
 
-    @property
-    def axis(self) -> ControlKind:
-        """The kind of control."""
-        return ControlKind.POWER_LIMIT
-
-    def named(self) -> dict[str, float]:
-        """Return the parameters by name, those for speed first."""
-        return dict(zip(NAMES, self.vector.tolist(), strict=True))
-
-    def errors(self) -> dict[str, float]:
-        """Return the standard error of each parameter; 0 for one that was not fitted."""
-        return dict(zip(NAMES, np.sqrt(np.maximum(np.diag(self.covariance), 0.0)).tolist(), strict=True))
-
     def step_and_energy(self, gpus: Any, local_batch: Any, power_limit_w: Any, nodes: Any) -> tuple[Any, Any]:
-        """Return step time, s, and energy, J, in a configuration, with the corrections; arguments broadcast."""
-        time_s, energy_j = step_and_energy(self.parameters, gpus, local_batch, power_limit_w, nodes)
-        where = gpus, local_batch, power_limit_w, nodes
-        if self.time_residuals is not None:
-            time_s = time_s * self.time_residuals.factor(*where)
-        if self.energy_residuals is not None:
-            energy_j = energy_j * self.energy_residuals.factor(*where)
-        return time_s, energy_j
-
-    def corrected(self, points: Observations) -> CappedModel:
-        """Return this model, which has no corrections yet, with corrections learned from its points."""
-        time_s, energy_j = self.step_and_energy(*judging.where_of(points))
-        return replace(
-            self,
-            time_residuals=fit_residuals(points, time_s, points.seconds_per_iteration),
-            energy_residuals=fit_residuals(points, energy_j, points.energy_j_per_iteration),
-        )
+        """Return step time, s, and energy, J, in a configuration; arguments broadcast."""
+        return step_and_energy(self.parameters, gpus, local_batch, power_limit_w, nodes)
 
 
 def fit_capped(
-    points: Observations,
-    *,
-    belief: Belief | None = None,
-    warm: Sequence[float] | Floats | None = None,
-    held_out: bool = False,
-    residuals: bool = False,
+    points: Observations, *, belief: Belief | None = None, warm: Sequence[float] | Floats | None = None
 ) -> CappedModel:
     """Fit the form above to step times and energies measured under power limits.
 
     Args:
         points: At least three configurations, or one with a belief, all with energies.
-        belief, warm, held_out, residuals: As in ``learn.fit_throughput``; vectors are (21,).
+        belief, warm: As in ``learn.fit_throughput``; vectors are (21,).
 
     Raises:
         DomainError: there are too few configurations, an energy is missing, or the control is not a power limit.
@@ -149,39 +109,30 @@ def fit_capped(
     if points.axis is not ControlKind.POWER_LIMIT or not points.with_energy.all():
         raise DomainError("this form needs power limits, and the energy of every point")
     merged = enough(points, belief)
-    model = _fit(merged, merged, belief, warm)
-    for predicted, what in zip(model.step_and_energy(*judging.where_of(points)), MEASURED, strict=True):
-        judging.refuse_strangers(predicted, getattr(points, what), what)
-    model = model.corrected(merged) if residuals else model
-    where = judging.where_of(merged)
-    left_out, by_form = np.full((2, len(MEASURED), len(merged)), np.nan)
-    for out in judging.held_out_folds(points, merged) if held_out else []:
-        kept, left = merged.take(~out), judging.where_of(merged.take(out))
-        other = _fit(kept, merged, belief, warm)
-        by_form[:, out] = other.step_and_energy(*left)
-        left_out[:, out] = (other.corrected(kept) if residuals else other).step_and_energy(*left)
-    found: list[judging.Quality] = []
-    for at, (predicted, what) in enumerate(zip(model.step_and_energy(*where), MEASURED, strict=True)):
-        observed: Floats = getattr(merged, what)
-        quality = replace(
-            model.time_quality,
-            mape=judging.mape(predicted, observed),
-            held_out_mape=judging.mape(left_out[at], observed),
-            form_mape=judging.mape(by_form[at], observed),
-        )
-        found.append(replace(quality, noise=noise_of(np.log(predicted / observed), quality.free)))
-    return replace(model, time_quality=found[0], energy_quality=found[1])
+    model = capped_of(merged, merged, belief, warm)
+    for predicted, what in zip(model.step_and_energy(*where_of(points)), MEASURED, strict=True):
+        refuse_strangers(predicted, getattr(points, what), what)
+    time_s, energy_j = model.step_and_energy(*where_of(merged))
+    return replace(
+        model,
+        time_quality=replace(model.time_quality, mape=mape(time_s, merged.seconds_per_iteration)),
+        energy_quality=replace(model.energy_quality, mape=mape(energy_j, merged.energy_j_per_iteration)),
+    )
 
 
-def _fit(
-    of: Observations, all_points: Observations, belief: Belief | None, warm: Sequence[float] | Floats | None
+def capped_of(
+    of: Observations,
+    among: Observations,
+    belief: Belief | None = None,
+    warm: Sequence[float] | Floats | None = None,
 ) -> CappedModel:
-    terms = throughput_terms(all_points, believed=None if belief is None else belief.centre[: len(SPEED)])
+    """Return the fit to some configurations of those parameters that the configurations ``among`` determine."""
+    terms = throughput_terms(among, believed=None if belief is None else belief.centre[: len(SPEED)])
     batch = terms.fixed.get("beta_grad")
     fixed = dict(terms.fixed)
     if batch:
         fixed |= dict.fromkeys(("alpha_w", "theta"), batch)
-    if not (all_points.gpus >= 2).any():
+    if not (among.gpus >= 2).any():
         fixed["sync_w"] = fixed["gamma2"]
     power_w, limit_w = float(np.median(of.power_w)), float(of.control.max())
     relative = replace(of, control=np.full(len(of), 1_000.0))
@@ -193,9 +144,7 @@ def _fit(
     unit = np.concatenate([units, [power_w, power_w, float(np.median(of.local_batch)), power_w, power_w, 1.0]])
     free = np.concatenate([terms.free, [name not in fixed for name in OWN]])
     problem = Problem(
-        predict=lambda vectors: np.concatenate(
-            step_and_energy(unpacked(vectors[:, None, :]), *judging.where_of(of)), axis=-1
-        ),
+        predict=lambda vectors: np.concatenate(step_and_energy(unpacked(vectors[:, None, :]), *where_of(of)), axis=-1),
         observed=np.concatenate([of.seconds_per_iteration, of.energy_j_per_iteration]),
         weight=np.tile(np.minimum(of.count, 16.0) / min(16.0, float(of.count.mean())), 2),
         lower=lower,
@@ -209,24 +158,19 @@ def _fit(
     if belief is not None:
         starts = np.where(free, np.concatenate([starts, belief.centre[None]]), belief.centre)
     found = solve(problem, starts)
-    return CappedModel(
-        vector=found.parameters,
-        covariance=found.covariance,
-        time_quality=judging.quality_of(all_points, all_points, replace(terms, free=free)),
-        energy_quality=judging.quality_of(all_points, all_points, replace(terms, free=free)),
-        fixed=fixed,
-    )
+    quality = Quality(int(among.count.sum()), len(among), int(free.sum()))
+    return CappedModel(found.parameters, found.covariance, quality, quality, fixed)
 
 
 def _starts(of: Observations, problem: Problem, limit_w: float) -> Floats:
     """Return starting points (s, 21): times as fitted where the limit hardly binds, and power from the demand."""
     plain = of.take(of.control >= 0.8 * limit_w)
-    if len(plain) < judging.MIN_CONFIGURATIONS:
+    if len(plain) < MIN_CONFIGURATIONS:
         plain = of
     # from here on the clock is a share, and 1 where no limit binds
     speed = ThroughputParameters(*(problem.unit[: len(SPEED)] * 0.2).tolist())
     unlimited = replace(plain, control=np.full(len(plain), 1_000.0)).merged()
-    if len(unlimited) >= judging.MIN_CONFIGURATIONS:  # one gang measured at every limit is one configuration here
+    if len(unlimited) >= MIN_CONFIGURATIONS:  # one gang measured at every limit is one configuration here
         speed = fit_throughput(unlimited).parameters
     # without clocks the parts' names were a guess: begin from either
     swapped = speed._replace(

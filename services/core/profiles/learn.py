@@ -8,7 +8,7 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.fitting import Problem, Solution, solve
-from services.core.profiles.judging import MIN_CONFIGURATIONS, judged, quality_of, where_of
+from services.core.profiles.judging import MIN_CONFIGURATIONS, Quality, mape, refuse_strangers, where_of
 from services.core.profiles.models import EnergyModel, ThroughputModel
 from services.core.profiles.observations import Observations
 from services.core.profiles.terms import (
@@ -37,12 +37,7 @@ class Belief:
 
 
 def fit_throughput(
-    points: Observations,
-    *,
-    belief: Belief | None = None,
-    warm: Sequence[float] | None = None,
-    held_out: bool = False,
-    residuals: bool = False,
+    points: Observations, *, belief: Belief | None = None, warm: Sequence[float] | None = None
 ) -> ThroughputModel:
     """Fit equations 1 to 5 to measured step times.
 
@@ -50,57 +45,46 @@ def fit_throughput(
         points: At least three configurations, or one with a belief.
         belief: The prior of the parameters.
         warm: Parameters to start from, instead of starting cold.
-        held_out: Whether to fit ten more times, each without a tenth of the points, for ``quality.held_out_mape``.
-        residuals: Whether to correct the form's residuals, for ``expected`` (ours; see ``residuals``).
 
     Raises:
         DomainError: there are too few configurations, or a point is inconsistent with the others.
     """
-    merged = enough(points, belief)
-    return _times(points, merged, belief, warm, held_out=held_out, residuals=residuals)
+    return _times(points, enough(points, belief), belief, warm)
 
 
 def _times(
-    points: Observations,
-    merged: Observations,
-    belief: Belief | None = None,
-    warm: Sequence[float] | None = None,
-    *,
-    held_out: bool = False,
-    residuals: bool = False,
+    points: Observations, merged: Observations, belief: Belief | None = None, warm: Sequence[float] | None = None
 ) -> ThroughputModel:
-    """Return the fit of times to any number of configurations, as in ``fit_throughput``."""
-    terms = throughput_terms(merged, believed=None if belief is None else belief.centre)
-    lower, upper = throughput_bounds()
-    units = throughput_units(merged)
+    model = times_of(merged, merged, belief, warm)
+    refuse_strangers(model.times(*where_of(points)).iter_s, points.seconds_per_iteration, "seconds_per_iteration")
+    error = mape(model.times(*where_of(merged)).iter_s, merged.seconds_per_iteration)
+    return replace(model, quality=replace(model.quality, mape=error))
 
-    def fit(of: Observations) -> ThroughputModel:
-        where = where_of(of)
-        starts = throughput_starts(of, terms) if warm is None else np.array([warm], dtype=np.float64)
-        if belief is not None and warm is None:
-            starts = np.concatenate([starts, belief.centre[None]])
-        found = solve(
-            _problem(
-                lambda vectors: times(ThroughputParameters(*vectors.T[..., None]), *where).iter_s,
-                of.seconds_per_iteration,
-                of,
-                (lower, upper, units),
-                belief,
-                terms,
-            ),
-            terms.hold(starts),
-        )
-        if "kappa_grad" in terms.fixed and len(np.unique(of.gpus / of.nodes)) == 1 and belief is None:
-            found = _named(found, float((of.gpus / of.nodes)[0]))
-        return ThroughputModel(
-            axis=of.axis,
-            covariance=found.covariance,
-            quality=quality_of(points, merged, terms),
-            fixed=terms.fixed,
-            parameters=ThroughputParameters(*found.parameters.tolist()),
-        )
 
-    return judged(fit, points, merged, "seconds_per_iteration", held_out=held_out, residuals=residuals)
+def times_of(
+    of: Observations, among: Observations, belief: Belief | None = None, warm: Sequence[float] | None = None
+) -> ThroughputModel:
+    """Return the fit to some configurations of those parameters that the configurations ``among`` determine."""
+    terms = throughput_terms(among, believed=None if belief is None else belief.centre)
+    where = where_of(of)
+    starts = throughput_starts(of, terms) if warm is None else np.array([warm], dtype=np.float64)
+    if belief is not None and warm is None:
+        starts = np.concatenate([starts, belief.centre[None]])
+    found = solve(
+        _problem(
+            lambda vectors: times(ThroughputParameters(*vectors.T[..., None]), *where).iter_s,
+            of.seconds_per_iteration,
+            of,
+            (*throughput_bounds(), throughput_units(among)),
+            belief,
+            terms,
+        ),
+        terms.hold(starts),
+    )
+    if "kappa_grad" in terms.fixed and len(np.unique(of.gpus / of.nodes)) == 1 and belief is None:
+        found = _named(found, float((of.gpus / of.nodes)[0]))
+    parameters = ThroughputParameters(*found.parameters.tolist())
+    return ThroughputModel(of.axis, found.covariance, _quality(among, terms), terms.fixed, parameters)
 
 
 def fit_energy(
@@ -109,64 +93,65 @@ def fit_energy(
     *,
     belief: Belief | None = None,
     warm: Sequence[float] | None = None,
-    held_out: bool = False,
-    residuals: bool = False,
-    break_mhz: float | None = None,
 ) -> EnergyModel:
     """Fit equations 6 to 15 to measured energies; points without one are left out.
 
     Args:
         points: At least three configurations with an energy, or one with a belief.
         throughput: The job's times; fitted to the same points if not given.
-        belief, warm, held_out, residuals: As in ``fit_throughput``. Held-out points are also held out of the times, if
-            these are fitted here.
-        break_mhz: The board's ``f0``; found among the values seen if not given.
+        belief, warm: As in ``fit_throughput``.
 
     Raises:
         DomainError: there are too few configurations with an energy, or a point is inconsistent with the others.
     """
     merged = enough(points.take(points.with_energy), belief)
-    terms = energy_terms(merged, believed=None if belief is None else belief.centre)
-    lower, upper = energy_bounds()
-    units = energy_units(merged)
+    model = energy_of(merged, merged, throughput, belief, warm)
+    refuse_strangers(model.energy_j(*where_of(points)), points.energy_j_per_iteration, "energy_j_per_iteration")
+    error = mape(model.energy_j(*where_of(merged)), merged.energy_j_per_iteration)
+    return replace(model, quality=replace(model.quality, mape=error))
 
-    def fit(of: Observations) -> EnergyModel:
-        speed = _times(of, of) if throughput is None else throughput
-        where = where_of(of)
-        step = speed.times(*where)
-        gpus, local_batch, control, _ = where
-        breaks = [break_mhz] if break_mhz is not None else _breaks(of, belief)
-        best: Solution | None = None
-        for f0 in breaks if warm is None else [float(warm[-1])]:
-            held = terms.broken_at(f0, of)
-            starts = energy_starts(of, step, f0) if warm is None else np.array([warm], dtype=np.float64)
-            if belief is not None and warm is None:
-                starts = np.concatenate([starts, belief.centre[None]])
-            starts[:, -1] = f0
-            found = solve(
-                _problem(
-                    lambda vectors: energy_j(EnergyParameters(*vectors.T[..., None]), step, gpus, local_batch, control),
-                    of.energy_j_per_iteration,
-                    of,
-                    (lower, upper, units),
-                    belief,
-                    held,
-                ),
-                held.hold(starts),
-            )
-            if best is None or found.cost < best.cost:
-                best = found
-        assert best is not None
-        return EnergyModel(
-            axis=of.axis,
-            covariance=best.covariance,
-            quality=quality_of(points, merged, terms),
-            fixed=terms.fixed,
-            parameters=EnergyParameters(*best.parameters.tolist()),
-            throughput=speed,
+
+def energy_of(
+    of: Observations,
+    among: Observations,
+    throughput: ThroughputModel | None = None,
+    belief: Belief | None = None,
+    warm: Sequence[float] | None = None,
+) -> EnergyModel:
+    """Return the fit to some configurations of those parameters that the configurations ``among`` determine."""
+    terms = energy_terms(among, believed=None if belief is None else belief.centre)
+    limits = (*energy_bounds(), energy_units(among))
+    speed = _times(of, of) if throughput is None else throughput
+    where = where_of(of)
+    step = speed.times(*where)
+    gpus, local_batch, control, _ = where
+    best: Solution | None = None
+    for f0 in _breaks(of, belief) if warm is None else [float(warm[-1])]:
+        held = terms.broken_at(f0, of)
+        starts = energy_starts(of, step, f0) if warm is None else np.array([warm], dtype=np.float64)
+        if belief is not None and warm is None:
+            starts = np.concatenate([starts, belief.centre[None]])
+        starts[:, -1] = f0
+        found = solve(
+            _problem(
+                lambda vectors: energy_j(EnergyParameters(*vectors.T[..., None]), step, gpus, local_batch, control),
+                of.energy_j_per_iteration,
+                of,
+                limits,
+                belief,
+                held,
+            ),
+            held.hold(starts),
         )
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    parameters = EnergyParameters(*best.parameters.tolist())
+    return EnergyModel(of.axis, best.covariance, _quality(among, terms), terms.fixed, parameters, speed)
 
-    return judged(fit, points, merged, "energy_j_per_iteration", held_out=held_out, residuals=residuals)
+
+def _quality(among: Observations, terms: Terms) -> Quality:
+    return Quality(int(among.count.sum()), len(among), int(terms.free.sum()))
 
 
 def enough(points: Observations, belief: Belief | None) -> Observations:

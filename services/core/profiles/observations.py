@@ -163,20 +163,6 @@ class Observations:
         columns["energy_j_per_iteration"] = energy_j[order]
         return Observations(axis=self.axis, absent=self.absent, **columns)
 
-    def spread(self) -> dict[str, tuple[int, float, float]]:
-        """Return, for each observed column of a configuration: distinct values, least, greatest."""
-        names = {
-            "gpus": self.gpus,
-            "local_batch": self.local_batch,
-            COLUMN_OF[self.axis]: self.control,
-            "nodes": self.nodes,
-        }
-        return {
-            name: (len(np.unique(column)), float(column.min()), float(column.max()))
-            for name, column in names.items()
-            if name not in self.absent
-        }
-
     def _columns(self) -> dict[str, Floats]:
         names = ("gpus", "local_batch", "control", "nodes", "seconds_per_iteration", "energy_j_per_iteration", "count")
         return {name: getattr(self, name) for name in names}

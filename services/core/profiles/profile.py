@@ -28,7 +28,6 @@ PULL = 0.1  #: A parameter that is off its prior by all of itself costs as much 
 TIMES = frozenset(ThroughputParameters._fields) - {"gamma1", "gamma2"}
 """The parameters that all grow with the length of a step."""
 DYNAMIC_W = frozenset({"alpha_w", "beta_w", "sync_w"})
-UNSEEN_NOISE = 0.7  #: Relative error to expect for a job without points
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class JobProfile:
     def of(cls, gpu_model: str, family: str, axis: ControlKind) -> JobProfile:
         """Return the profile of a job that has not run; ``DomainError`` if there is no such family."""
         board, kind = board_of(gpu_model), family_of(family)
-        unseen = Quality(0, 0, {}, float("nan"), float("nan"), UNSEEN_NOISE, 0)
+        unseen = Quality(0, 0, 0)
         why: Mapping[str, str] = {"all": "nothing was seen yet"}
         if axis is ControlKind.POWER_LIMIT:
             vector = believed_capped(board, kind)

@@ -12,7 +12,6 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.capped import fit_capped, step_and_energy, unpacked
 from services.core.profiles.judging import mape
-from services.core.profiles.learn import fit_energy, fit_throughput
 from services.core.profiles.observations import Observations
 from services.core.profiles.profile import JobProfile
 from tests.support.performance import SPEED, grid, measured
@@ -60,18 +59,6 @@ def test_more_power_is_never_slower_and_draws_no_less() -> None:
 
         assert (np.diff(step_s) <= 0).all()
         assert (np.diff(power_w) >= -1e-9).all()
-
-
-def test_planted_jobs_are_found_where_the_papers_form_is_not_enough() -> None:
-    seen = points(noise=0.01)
-
-    capped = fit_capped(seen, held_out=True)
-    time, energy = fit_throughput(seen, held_out=True), fit_energy(seen, held_out=True)
-
-    assert capped.time_quality.held_out_mape < 0.015
-    assert capped.energy_quality.held_out_mape < 0.015
-    assert capped.energy_quality.held_out_mape < 0.5 * energy.quality.held_out_mape
-    assert capped.time_quality.held_out_mape <= time.quality.held_out_mape
 
 
 def test_without_noise_every_prediction_is_right() -> None:

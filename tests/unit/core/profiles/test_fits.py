@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.fitting import noise_of
-from services.core.profiles.judging import folds, mape
+from services.core.profiles.judging import mape
 from services.core.profiles.learn import fit_energy, fit_throughput
 from services.core.profiles.observations import Observations, PointError
 from services.core.profiles.throughput import ThroughputParameters, times
@@ -23,11 +23,11 @@ SOME = grid(clocks=CLOCKS_MHZ[::3])
 
 
 def test_planted_times_are_found_exactly_without_noise() -> None:
-    model = fit_throughput(measured(SOME, draw=None), held_out=True)
+    model = fit_throughput(measured(SOME, draw=None))
 
     assert np.array(model.parameters) == pytest.approx(np.array(SPEED), rel=0.02)
     assert mape(model.times(*EVERYWHERE).iter_s, times(SPEED, *EVERYWHERE).iter_s) < 1e-4
-    assert model.quality.held_out_mape < 1e-4
+    assert model.quality.mape < 1e-4
     assert not model.fixed
 
 
@@ -42,18 +42,14 @@ def test_planted_energy_is_found_without_noise() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_noise_is_averaged_out_and_owned_up_to(seed: int) -> None:
     points = measured(grid(clocks=CLOCKS_MHZ[::2]), noise=0.05, seed=seed)
-    fresh = measured(EVERYWHERE, noise=0.05, seed=seed + 10)
     truth = measured(EVERYWHERE)
 
-    model = fit_throughput(points, held_out=True)
+    model = fit_throughput(points)
     energy = fit_energy(points, model)
 
     assert mape(model.times(*EVERYWHERE).iter_s, truth.seconds_per_iteration) < 0.03
     assert mape(energy.energy_j(*EVERYWHERE), truth.energy_j_per_iteration) < 0.04
-    assert model.quality.mape < model.quality.held_out_mape < 0.06
-    assert model.quality.noise == pytest.approx(0.05, rel=0.4)
-    low, high = model.interval(*EVERYWHERE, confidence=0.9)
-    assert 0.8 < np.mean((fresh.seconds_per_iteration > low) & (fresh.seconds_per_iteration < high)) < 0.98
+    assert 0.02 < model.quality.mape < 0.06
 
 
 @settings(max_examples=25, deadline=None)
@@ -73,15 +69,6 @@ def test_whatever_one_gpu_does_is_found(parts: tuple[float, float, float, float]
     assert set(model.fixed) == {name for name in ThroughputParameters._fields if "sync" in name} | {"gamma2"}
 
 
-def test_an_interval_widens_where_nothing_was_seen() -> None:
-    model = fit_throughput(measured(grid(batches=(32, 64), clocks=CLOCKS_MHZ[4:8]), draw=None, noise=0.03))
-    near, far = (
-        np.log(high / low) for low, high in (model.interval(4, 48, 1_100, 1), model.interval(4, 1_024, 300, 1))
-    )
-
-    assert far > 2 * near
-
-
 def test_an_absent_column_fixes_its_terms_and_says_so() -> None:
     seen = measured(grid(gpus=(1,), clocks=(900,)), draw=None)
     points = Observations.of(seen.seconds_per_iteration, local_batch=seen.local_batch)
@@ -91,7 +78,7 @@ def test_an_absent_column_fixes_its_terms_and_says_so() -> None:
     assert model.fixed["kappa_grad"] == "clock_mhz is absent"
     assert model.fixed["theta_sync_node"] == "gpus is absent"
     assert model.parameters.kappa_grad == 0
-    assert model.errors()["kappa_grad"] == 0
+    assert model.covariance[ThroughputParameters._fields.index("kappa_grad")].tolist() == [0.0] * 15
     assert model.quality.mape < 1e-3
 
 
@@ -133,12 +120,6 @@ def test_the_limit_of_power_serves_as_the_clock_does() -> None:
 
     assert fit_energy(points).quality.mape < 0.01
     assert fit_throughput(points).axis is ControlKind.POWER_LIMIT
-
-
-def test_every_point_is_held_out_once() -> None:
-    for n_points in (4, 9, 10, 57):
-        assert (np.sum(folds(n_points), axis=0) == 1).all()
-        assert max(mask.sum() for mask in folds(n_points)) <= max(1, -(-n_points // 10))
 
 
 GOOD = {"gpus": [1.0, 2.0, 4.0, 8.0], "local_batch": [32.0] * 4, "control": [900.0, 1_200.0, 900.0, 1_200.0]}

@@ -9,7 +9,7 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
 from services.core.profiles.boards import board_of
-from services.core.profiles.capped import CappedModel
+from services.core.profiles.capped import NAMES, CappedModel
 from services.core.profiles.judging import mape
 from services.core.profiles.models import EnergyModel
 from services.core.profiles.observations import Observations, PointError
@@ -156,7 +156,8 @@ def test_a_hungrier_job_than_believed_draws_more_under_every_limit() -> None:
     model = before.observe(slow).model
 
     assert isinstance(model, CappedModel)
-    believed, found = before.model.named(), model.named()
+    assert isinstance(before.model, CappedModel)
+    believed, found = (dict(zip(NAMES, each.vector.tolist(), strict=True)) for each in (before.model, model))
     for name in ("beta_grad", "kappa_grad", "theta_sync_local", "theta_sync_node"):  # which one point does not tell
         assert found[name] == pytest.approx(1.5 * believed[name])
     for name in ("alpha_w", "sync_w"):

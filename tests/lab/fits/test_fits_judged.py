@@ -1,14 +1,17 @@
-"""The correction of what a form leaves over: it follows stairs, keeps off noise and fades away from the points."""
+"""Errors on points left out, and the correction of what a form leaves over: it follows stairs, keeps off noise and
+fades away from the points."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from lab.fits import folds, judged_capped, judged_energy, judged_throughput
+from lab.residuals import LEAST_POINTS, fit_residuals
 from services.core.domain.arrays import Floats
-from services.core.profiles.learn import fit_throughput
 from services.core.profiles.observations import Observations
-from services.core.profiles.residuals import LEAST_POINTS, fit_residuals
+from tests.support.performance import CLOCKS_MHZ, grid, measured
+from tests.unit.core.profiles.test_capped import points as capped_points
 
 BATCHES = np.geomspace(8, 512, 40).round()
 
@@ -51,10 +54,37 @@ def test_left_out_points_are_left_out_of_the_correction_too() -> None:
     noisy = seen(planted * np.exp(0.05 * rng.standard_normal(len(BATCHES))))
     stepped = seen(planted * stairs(BATCHES))
 
-    noise, steps = (fit_throughput(points, held_out=True, residuals=True) for points in (noisy, stepped))
+    (_, noise), (_, steps) = (judged_throughput(points, residuals=True) for points in (noisy, stepped))
 
-    assert noise.quality.held_out_mape > 0.03, "as good as the noise allows and no better"
-    assert steps.quality.held_out_mape < 0.5 * steps.quality.form_mape
-    assert fit_throughput(stepped, held_out=True).quality.held_out_mape == steps.quality.form_mape
-    low, high = steps.interval(1, 70.0, 1_000.0, 1)
-    assert low[0] < 1.5 * 0.08 < high[0], "the interval lies about the corrected prediction"
+    assert noise.held_out_mape > 0.03, "as good as the noise allows and no better"
+    assert steps.held_out_mape < 0.5 * steps.form_mape
+    assert judged_throughput(stepped)[1].held_out_mape == steps.form_mape
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_noise_is_owned_up_to(seed: int) -> None:
+    model, judged = judged_throughput(measured(grid(clocks=CLOCKS_MHZ[::2]), noise=0.05, seed=seed))
+
+    assert judged.mape == model.quality.mape < judged.held_out_mape < 0.06
+    assert judged.noise == pytest.approx(0.05, rel=0.4)
+
+
+def test_every_point_is_held_out_once() -> None:
+    for n_points in (4, 9, 10, 57):
+        assert (np.sum(folds(n_points), axis=0) == 1).all()
+        assert max(mask.sum() for mask in folds(n_points)) <= max(1, -(-n_points // 10))
+
+
+def test_planted_jobs_are_found_where_the_papers_form_is_not_enough() -> None:
+    found = capped_points(noise=0.01)
+
+    (_, capped_time, capped_energy), (_, time), (_, energy) = (
+        judged_capped(found),
+        judged_throughput(found),
+        judged_energy(found),
+    )
+
+    assert capped_time.held_out_mape < 0.015
+    assert capped_energy.held_out_mape < 0.015
+    assert capped_energy.held_out_mape < 0.5 * energy.held_out_mape
+    assert capped_time.held_out_mape <= time.held_out_mape
