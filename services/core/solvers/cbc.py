@@ -11,22 +11,15 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers import highs
-from services.core.solvers.model import LinearModel, Patience, Solution, solution_of
+from services.core.solvers.model import AwayError, Limits, LinearModel, Solution, solution_of
 
 NOT_INSTALLED = "PuLP, which brings CBC, is not installed (the extra `solvers`), so HiGHS solved it"
 MISSING = "CBC is not there for this platform, so HiGHS solved it"
 ACCEPTED_VIOLATION = 1e-5
 
 
-def solve(
-    model: LinearModel,
-    time_limit_s: float | None,
-    relative_gap: float,
-    start: Floats | None = None,
-    patience: Patience | None = None,
-    cutoff: float | None = None,
-) -> Solution:
-    """Return CBC's answer; ``cutoff`` is only for HiGHS, if it stands in.
+def solve(model: LinearModel, limits: Limits) -> Solution:
+    """Return CBC's answer, which knows no ``cutoff``; ``AwayError`` if it is not there.
 
     A search that ran out of patience is followed by one with its wider gap, from the best solution found: CBC is a
     separate program, and cannot be asked for its progress on the way.
@@ -38,19 +31,21 @@ def solve(
     """
     try:
         import pulp  # a fifth of a second that only its users pay
-    except ImportError:
-        return highs.solve(model, time_limit_s, relative_gap, start, NOT_INSTALLED, patience, cutoff)
+    except ImportError as error:
+        raise AwayError(NOT_INSTALLED) from error
     if not _program(pulp, None, 0.0).available():
-        return highs.solve(model, time_limit_s, relative_gap, start, MISSING, patience, cutoff)
+        raise AwayError(MISSING)
+    patience = limits.patience
     if patience is None or not model.integer.any():
-        return _run(pulp, model, time_limit_s, relative_gap, start)
-    found = _run(pulp, model, time_limit_s, relative_gap, start, max(patience.checks, 1))
+        return _run(pulp, model, limits)
+    found = _run(pulp, model, limits, max(patience.checks, 1))
     if found.status not in (SolveStatus.FEASIBLE, SolveStatus.TIME_LIMIT):
         return found
-    left_s = None if time_limit_s is None else time_limit_s - found.solver_s
+    left_s = None if limits.time_limit_s is None else limits.time_limit_s - found.solver_s
     if left_s is not None and left_s <= 0:
         return found
-    wider = _run(pulp, model, left_s, patience.relative_gap, found.values if found.values is not None else start)
+    start = limits.start if found.values is None else found.values
+    wider = _run(pulp, model, Limits(left_s, patience.relative_gap, start))
     solver_s = found.solver_s + wider.solver_s
     if wider.status is SolveStatus.OPTIMAL:  # within the wider gap, that is
         return replace(wider, status=SolveStatus.FEASIBLE, solver_s=solver_s, checks=patience.checks)
@@ -66,14 +61,8 @@ def _program(pulp: Any, time_limit_s: float | None, relative_gap: float, **optio
         )
 
 
-def _run(
-    pulp: Any,
-    model: LinearModel,
-    time_limit_s: float | None,
-    relative_gap: float,
-    start: Floats | None,
-    nodes: int | None = None,
-) -> Solution:
+def _run(pulp: Any, model: LinearModel, limits: Limits, nodes: int | None = None) -> Solution:
+    time_limit_s, relative_gap, start = limits.time_limit_s, limits.relative_gap, limits.start
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces PuLP 4
         program = _program(pulp, time_limit_s, relative_gap, warmStart=start is not None, maxNodes=nodes)
@@ -85,32 +74,25 @@ def _run(
         except pulp.PulpSolverError as error:
             return solution_of(model, SolveStatus.FAILED, Backend.CBC, note=f"CBC broke off: {error}")
     is_limited = time_limit_s is not None or nodes is not None
-    found = _answer(pulp, model, problem, columns, time_limit_s, relative_gap, is_limited=is_limited)
+    found = _answer(pulp, model, problem, columns, limits, is_limited=is_limited)
     return replace(found, solver_s=problem.solutionTime)
 
 
 def _answer(
-    pulp: Any,
-    model: LinearModel,
-    problem: Any,
-    columns: list[Any],
-    time_limit_s: float | None,
-    relative_gap: float,
-    *,
-    is_limited: bool,
+    pulp: Any, model: LinearModel, problem: Any, columns: list[Any], limits: Limits, *, is_limited: bool
 ) -> Solution:
     match problem.sol_status:
         case pulp.LpSolutionOptimal:
             values = _values(model, columns)
             objective = model.objective(values)
-            bound = objective - relative_gap * abs(objective) if model.integer.any() else objective
+            bound = objective - limits.relative_gap * abs(objective) if model.integer.any() else objective
             return solution_of(model, SolveStatus.OPTIMAL, Backend.CBC, values=values, bound=bound)
         case pulp.LpSolutionUnbounded:
             return solution_of(model, SolveStatus.UNBOUNDED, Backend.CBC)
         case _ if problem.status == pulp.LpStatusInfeasible:  # sol_status knows that of linear problems only
             return solution_of(model, SolveStatus.INFEASIBLE, Backend.CBC)
         case pulp.LpSolutionIntegerFeasible | pulp.LpSolutionNoSolutionFound if is_limited:
-            bound = highs.relaxation_bound(model, time_limit_s)
+            bound = highs.relaxation_bound(model, limits.time_limit_s)
         case _:
             note = f"CBC ended with: {pulp.LpStatus[problem.status]}"
             return solution_of(model, SolveStatus.FAILED, Backend.CBC, note=note)

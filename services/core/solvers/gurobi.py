@@ -1,66 +1,49 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Gurobi, where its licence suffices; the one in its wheel allows 2,000 variables and 2,000 constraints."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from services.core.domain.arrays import Floats
 from services.core.domain.solving import Backend, SolveStatus
-from services.core.solvers import highs
-from services.core.solvers.model import CHECKS_A_WORK_UNIT, LinearModel, Patience, Solution, solution_of
+from services.core.solvers.model import CHECKS_A_WORK_UNIT, AwayError, Limits, LinearModel, Solution, solution_of
 
 NOT_INSTALLED = "Gurobi is not installed (the extra `solvers`), so HiGHS solved it"
 _NO_LICENSE, _SIZE_LIMIT = 10009, 10010  # GRB.Error.NO_LICENSE, .SIZE_LIMIT_EXCEEDED
 
 
-def solve(
-    model: LinearModel,
-    time_limit_s: float | None,
-    relative_gap: float,
-    start: Floats | None = None,
-    patience: Patience | None = None,
-    cutoff: float | None = None,
-) -> Solution:
-    """Return Gurobi's answer, or HiGHS's with a note if Gurobi is missing, unlicensed or refuses the size."""
+def solve(model: LinearModel, limits: Limits) -> Solution:
+    """Return Gurobi's answer; ``AwayError`` if Gurobi is missing, unlicensed or refuses the size."""
     try:
         import gurobipy
-    except ImportError:
-        return highs.solve(model, time_limit_s, relative_gap, start, NOT_INSTALLED, patience, cutoff)
+    except ImportError as error:
+        raise AwayError(NOT_INSTALLED) from error
     try:
         with gurobipy.Env(empty=True) as environment:
             environment.setParam("OutputFlag", 0)  # before the start, which prints a banner otherwise
             environment.start()
             with gurobipy.Model(env=environment) as problem:
-                limits = {"MIPGap": relative_gap, "TimeLimit": time_limit_s, "BestBdStop": cutoff}
-                spent = _optimised(gurobipy, problem, model, limits, start, patience)
+                spent = _optimised(gurobipy, problem, model, limits)
                 found = _answer(gurobipy, problem, model)
-                if found.status is SolveStatus.OPTIMAL and problem.Params.MIPGap > relative_gap:  # patience has ended
+                patience_ended = problem.Params.MIPGap > limits.relative_gap
+                if found.status is SolveStatus.OPTIMAL and patience_ended:
                     found = replace(found, status=SolveStatus.FEASIBLE)
                 return replace(found, solver_s=spent[0], checks=round(CHECKS_A_WORK_UNIT * spent[1]))
     except gurobipy.GurobiError as error:
         if error.errno == _SIZE_LIMIT:
-            note = f"{model.variables} variables and {model.rows} rows are beyond Gurobi's licence, so HiGHS solved it"
-        elif error.errno == _NO_LICENSE:
-            note = "Gurobi has no valid licence, so HiGHS solved it"
-        else:
-            return solution_of(model, SolveStatus.FAILED, Backend.GUROBI, note=f"Gurobi broke off: {error}")
-        return highs.solve(model, time_limit_s, relative_gap, start, note, patience, cutoff)
+            size = f"{model.variables} variables and {model.rows} rows"
+            raise AwayError(f"{size} are beyond Gurobi's licence, so HiGHS solved it") from error
+        if error.errno == _NO_LICENSE:
+            raise AwayError("Gurobi has no valid licence, so HiGHS solved it") from error
+        return solution_of(model, SolveStatus.FAILED, Backend.GUROBI, note=f"Gurobi broke off: {error}")
 
 
-def _optimised(
-    gurobipy: Any,
-    problem: Any,
-    model: LinearModel,
-    limits: Mapping[str, float | None],
-    start: Floats | None,
-    patience: Patience | None,
-) -> tuple[float, float]:
+def _optimised(gurobipy: Any, problem: Any, model: LinearModel, limits: Limits) -> tuple[float, float]:
     """Solve the problem, and return the seconds and work units used."""
-    codes = gurobipy.GRB
-    for name, value in {"Threads": 1, "Seed": 0, **limits}.items():
+    codes, start, patience = gurobipy.GRB, limits.start, limits.patience
+    named = {"MIPGap": limits.relative_gap, "TimeLimit": limits.time_limit_s, "BestBdStop": limits.cutoff}
+    for name, value in {"Threads": 1, "Seed": 0, **named}.items():
         if value is not None:
             problem.setParam(name, value)
     _fill(gurobipy, problem, model)

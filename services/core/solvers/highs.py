@@ -7,9 +7,8 @@ from typing import Any
 import highspy
 import numpy as np
 
-from services.core.domain.arrays import Floats
 from services.core.domain.solving import Backend, Progress, Report, SolveStatus, unreported
-from services.core.solvers.model import LinearModel, Patience, Solution, solution_of
+from services.core.solvers.model import Limits, LinearModel, Solution, solution_of
 
 _FEASIBLE_POINT = 2  # HighsInfo.primal_solution_status
 _STATUS = highspy.HighsModelStatus
@@ -23,25 +22,17 @@ _BY_PRESOLVE = frozenset({_STATUS.kUnboundedOrInfeasible, _STATUS.kInfeasible, _
 solution as infeasible or with an error."""
 
 
-def solve(
-    model: LinearModel,
-    time_limit_s: float | None,
-    relative_gap: float,
-    start: Floats | None = None,
-    note: str = "",
-    patience: Patience | None = None,
-    cutoff: float | None = None,
-    report: Report = unreported,
-) -> Solution:
+def solve(model: LinearModel, limits: Limits, note: str = "", report: Report = unreported) -> Solution:
     """Return HiGHS's answer; ``note`` says why another solver did not give it, ``report`` receives progress."""
-    solver = _prepared(model, time_limit_s, relative_gap)
+    solver = _prepared(model, limits.time_limit_s, limits.relative_gap)
+    patience, cutoff = limits.patience, limits.cutoff
     checks, whole = 0, bool(model.integer.any())
 
     def check(_: Any, __: str, found: Any, answer: Any, ___: Any) -> None:
         nonlocal checks
         checks += 1
         if report is not unreported and (whole or checks % CHECKS_PER_REPORT == 1):
-            report(_progress(solver, found, time_limit_s, whole=whole))
+            report(_progress(solver, found, limits.time_limit_s, whole=whole))
         is_patient = patience is None or checks < patience.checks or found.mip_gap > patience.relative_gap
         answer.user_interrupt = not is_patient or (whole and cutoff is not None and found.mip_dual_bound >= cutoff)
 
@@ -49,9 +40,9 @@ def solve(
     solver.startCallback(highspy.cb.HighsCallbackType.kCallbackMipInterrupt)
     if report is not unreported and not whole:
         solver.startCallback(highspy.cb.HighsCallbackType.kCallbackSimplexInterrupt)
-    if start is not None:
+    if limits.start is not None:
         known = highspy.HighsSolution()
-        known.col_value = start.tolist()
+        known.col_value = limits.start.tolist()
         solver.setSolution(known)
     solver.run()
     return replace(_answer(solver, model, note), solver_s=solver.getRunTime(), checks=checks)

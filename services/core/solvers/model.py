@@ -189,6 +189,21 @@ class Patience:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """How far a backend goes with a model; as for ``solve.solve``."""
+
+    time_limit_s: float | None
+    relative_gap: float
+    start: Floats | None = None
+    patience: Patience | None = None
+    cutoff: float | None = None
+
+
+class AwayError(Exception):
+    """A solver is not there, or may not take the model: HiGHS solves it, with this message as its note."""
+
+
+@dataclass(frozen=True)
 class Solution:
     """The result of a solve.
 

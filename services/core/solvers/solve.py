@@ -6,7 +6,7 @@ from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Backend, Report, SolveStatus, unreported
 from services.core.solvers import cbc, gurobi, highs
-from services.core.solvers.model import LinearModel, Patience, Solution, solution_of
+from services.core.solvers.model import AwayError, Limits, LinearModel, Patience, Solution, solution_of
 
 
 def solve(
@@ -46,15 +46,13 @@ def solve(
         return solution_of(model, SolveStatus.INFEASIBLE, backend)
     if not model.variables:
         return solution_of(model, SolveStatus.OPTIMAL, backend, values=[], bound=model.offset)
-    match backend:
-        case Backend.HIGHS:
-            return highs.solve(
-                model, time_limit_s, relative_gap, start, patience=patience, cutoff=cutoff, report=report
-            )
-        case Backend.CBC:
-            return cbc.solve(model, time_limit_s, relative_gap, start, patience, cutoff)
-        case Backend.GUROBI:
-            return gurobi.solve(model, time_limit_s, relative_gap, start, patience, cutoff)
+    limits = Limits(time_limit_s, relative_gap, start, patience, cutoff)
+    if backend is Backend.HIGHS:
+        return highs.solve(model, limits, report=report)
+    try:
+        return cbc.solve(model, limits) if backend is Backend.CBC else gurobi.solve(model, limits)
+    except AwayError as away:
+        return highs.solve(model, limits, str(away))
 
 
 def _is_plainly_infeasible(model: LinearModel) -> bool:

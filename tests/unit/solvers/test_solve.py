@@ -239,9 +239,14 @@ def test_who_stands_in_gets_the_limits_and_the_start(
     patience = Patience(9, 0.5)
     solve(model, backend, time_limit_s=7, relative_gap=0.25, start=start, patience=patience, cutoff=-9.0)
 
-    assert handed_on[:3] == [model, 7, 0.25]
-    assert handed_on[3] is start
-    assert handed_on[5:] == [patience, -9.0]
+    assert handed_on[0] is model
+    assert vars(handed_on[1]) == {
+        "time_limit_s": 7,
+        "relative_gap": 0.25,
+        "start": start,
+        "patience": patience,
+        "cutoff": -9.0,
+    }
 
 
 @pytest.mark.parametrize("backend", SOLVERS)
