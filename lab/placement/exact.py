@@ -79,12 +79,12 @@ def _programme(model: IterationModel, servers: Ints, known_s: float) -> tuple[Li
     build.add_rows(len(n), classes.ravel(), n.ravel(), 1.0, lower=graph.class_replicas, upper=graph.class_replicas)
     widths = np.broadcast_to(graph.class_size[:, None], n.shape)
     build.add_rows(n_servers, sites.ravel(), n.ravel(), widths.ravel(), upper=servers)
-    alone, saved = model.expert_terms
+    alone, saved = model.expert_alone, model.expert_saved
     for stage in range(len(graph.stages)):
         own = np.flatnonzero(graph.stage_of_class == stage)
         before = np.flatnonzero(graph.stage_of_class == stage - 1)
         after = np.flatnonzero(graph.stage_of_class == stage + 1)
-        load, saved_before, saved_after = model.stage_terms(stage)
+        load, saved_before, saved_after = model.load[stage, 1:], model.saved_before[stage], model.saved_after[stage]
         for server in range(n_servers):
             highest = min(graph.stages[stage].replicas, int(servers[server]) // graph.stages[stage].tensor_parallel)
             y = build.add_variables(highest + 1, upper=1.0, integer=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from services.core.domain.errors import DomainError
-from services.core.profiles.model_server import BATCH_SLOWDOWN, ModelServer
+from services.core.profiles.model_server import BATCH_SLOWDOWN, PREFILL_BASE_TOKENS, ModelServer
 
 MEMORY_SHARE = 0.9
 """Of its GPUs' memory, what a server uses for weights and the KV cache: vLLM's default (gpu_memory_utilization)."""
@@ -73,3 +74,24 @@ def kv_tokens(memory_gib: float, weights_gib: float, kib_per_token: float) -> fl
             f"{weights_gib:g} GiB of weights leave no room for tokens in {100 * MEMORY_SHARE:g} % of {memory_gib:g} GiB"
         )
     return left_gib * 2**20 / kib_per_token
+
+
+def has_memory(server: ModelServer, held_tokens: float, tokens: float) -> bool:
+    """Return whether a request with this many tokens, prompt and answer, fits in addition to those that a server holds.
+
+    *Our reading*: a request's tokens are reserved when it begins, so that none has to give way later. One that is
+    larger than the memory runs alone.
+    """
+    return not server.kv_tokens or held_tokens <= 0 or held_tokens + tokens <= server.kv_tokens
+
+
+def for_prompts(server: ModelServer, mean_tokens: float) -> ModelServer:
+    """Return a server whose prefills take longer for longer prompts, but as long as before at the given mean.
+
+    Raises:
+        DomainError: the mean is not finite or is below 0.
+    """
+    if not math.isfinite(mean_tokens) or mean_tokens < 0:
+        raise DomainError(f"the mean length of prompts is at least 0 tokens, not {mean_tokens}")
+    per_token_s = server.prefill_s(mean_tokens, server.highest_clock_mhz) / (PREFILL_BASE_TOKENS + mean_tokens)
+    return replace(server, prefill_base_s=PREFILL_BASE_TOKENS * per_token_s, prefill_s_per_token=per_token_s)

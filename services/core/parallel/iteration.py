@@ -56,22 +56,22 @@ class IterationModel:
         tensor = np.array([stage.tensor_bytes for stage in stages]) / k * 2 * (t - 1) / t / network.intra_bytes_per_s
         computation = np.array([stage.forward_s + stage.backward_s for stage in stages]) + tensor
         summed = 2 * (k - 1) / k * np.array([stage.parameter_bytes for stage in stages])
-        self._alone = computation + 2 * (d_in + d_out) * outside
+        alone = computation + 2 * (d_in + d_out) * outside
         """Seconds with no neighbour on the server, without all-reduce."""
-        self._saved_before = 2 * d_in * (outside - inside) / np.concatenate(([1.0], k[:-1]))
-        self._saved_after = 2 * d_out * (outside - inside) / np.concatenate((k[1:], [1.0]))
+        self.saved_before = 2 * d_in * (outside - inside) / np.concatenate(([1.0], k[:-1]))
+        self.saved_after = 2 * d_out * (outside - inside) / np.concatenate((k[1:], [1.0]))
         """Seconds saved per replica of the stage before, and after, on the same server."""
         most = int(k.max())
         x = np.arange(1, most + 1)
         reduced = np.where(x < k[:, None], (summed * outside)[:, None] / x, (summed * inside)[:, None])
-        self._load = np.concatenate((np.full((len(stages), 1), -np.inf), self._alone[:, None] + reduced), axis=1)
+        self.load = np.concatenate((np.full((len(stages), 1), -np.inf), alone[:, None] + reduced), axis=1)
         """(n_stages, most + 1) seconds by replicas on the server, without neighbours."""
         group = np.array([stage.expert_parallel for stage in stages], dtype=np.float64)
         sent = np.where(group > 1, 2 * np.array([stage.expert_bytes for stage in stages]) / k, 0.0)
-        self._expert_alone = (sent * (group - 1) / group * outside)[graph.stage_of_class]
-        self._expert_saved = (sent / group * (outside - inside))[graph.stage_of_class]
+        self.expert_alone = (sent * (group - 1) / group * outside)[graph.stage_of_class]
+        self.expert_saved = (sent / group * (outside - inside))[graph.stage_of_class]
         """Per class: seconds of a replica's exchange alone on the server, and saved per peer on it."""
-        self._has_experts = bool((self._expert_alone > 0).any())
+        self._has_experts = bool((self.expert_alone > 0).any())
         self._rows = np.arange(len(stages))[:, None]
         self._one_class_each = len(graph.stage_of_class) == len(stages)
         self._member = (graph.stage_of_class[None, :] == np.arange(len(stages))[:, None]).astype(np.int64)
@@ -86,31 +86,17 @@ class IterationModel:
             (..., n_servers).
         """
         x = counts if self._one_class_each else self._member @ counts
-        time = self._load[self._rows, x]
-        time[..., 1:, :] -= self._saved_before[1:, None] * x[..., :-1, :]
-        time[..., :-1, :] -= self._saved_after[:-1, None] * x[..., 1:, :]
+        time = self.load[self._rows, x]
+        time[..., 1:, :] -= self.saved_before[1:, None] * x[..., :-1, :]
+        time[..., :-1, :] -= self.saved_after[:-1, None] * x[..., 1:, :]
         if self._has_experts:
-            exchange = self._expert_alone[:, None] - self._expert_saved[:, None] * (counts - 1)
+            exchange = self.expert_alone[:, None] - self.expert_saved[:, None] * (counts - 1)
             time = np.where(counts > 0, time[..., self.graph.stage_of_class, :] + exchange, -np.inf)
         return time.max(axis=-2)
 
     def time_s(self, counts: Ints) -> Floats:
         """Return the iteration time of each placement: (..., n_classes, n_servers) to (...,)."""
         return self.server_times(counts).max(axis=-1)
-
-    def stage_terms(self, stage: int) -> tuple[Floats, float, float]:
-        """Return the terms of a stage's time on a server, for a linear programme.
-
-        Returns:
-            (most,) seconds with 1, 2, ... replicas on the server, and seconds saved per replica there of the preceding
-            stage, and of the following stage.
-        """
-        return self._load[stage, 1:], float(self._saved_before[stage]), float(self._saved_after[stage])
-
-    @property
-    def expert_terms(self) -> tuple[Floats, Floats]:
-        """(n_classes,) seconds of a replica's exchange if alone on a server, and (n_classes,) saved per peer there."""
-        return self._expert_alone, self._expert_saved
 
     @property
     def whole_s(self) -> float:
@@ -128,7 +114,7 @@ class IterationModel:
     @property
     def worst_s(self) -> float:
         """``alpha_max``: the iteration time with every replica on a server of its own."""
-        alone = self._load[:, 1]
+        alone = self.load[:, 1]
         return float(
-            alone.max() if not self._has_experts else (alone[self.graph.stage_of_class] + self._expert_alone).max()
+            alone.max() if not self._has_experts else (alone[self.graph.stage_of_class] + self.expert_alone).max()
         )

@@ -14,7 +14,7 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from services.core.domain.errors import DomainError
 
@@ -82,25 +82,6 @@ class ModelServer:
     def prefill_s(self, input_tokens: float, clock_mhz: float) -> float:
         """Return the seconds from the start of a prefill to the first token."""
         return (self.prefill_base_s + self.prefill_s_per_token * input_tokens) * self.slowdown(clock_mhz)
-
-    def has_memory(self, held_tokens: float, tokens: float) -> bool:
-        """Return whether a request with this many tokens, prompt and answer, fits in addition to those that it holds.
-
-        *Our reading*: a request's tokens are reserved when it begins, so that none has to give way later. One that is
-        larger than the memory runs alone.
-        """
-        return not self.kv_tokens or held_tokens <= 0 or held_tokens + tokens <= self.kv_tokens
-
-    def for_prompts(self, mean_tokens: float) -> ModelServer:
-        """Return a server whose prefills take longer for longer prompts, but as long as this one's at the given mean.
-
-        Raises:
-            DomainError: the mean is not finite or is below 0.
-        """
-        if not math.isfinite(mean_tokens) or mean_tokens < 0:
-            raise DomainError(f"the mean length of prompts is at least 0 tokens, not {mean_tokens}")
-        per_token_s = self.prefill_s(mean_tokens, self.highest_clock_mhz) / (PREFILL_BASE_TOKENS + mean_tokens)
-        return replace(self, prefill_base_s=PREFILL_BASE_TOKENS * per_token_s, prefill_s_per_token=per_token_s)
 
     def step_s(self, batch: float, clock_mhz: float) -> float:
         """Return the seconds of a decode step, which is the time between tokens of each request in the batch."""

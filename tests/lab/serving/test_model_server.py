@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.serving.profiled import kv_tokens, profiled_server
+from lab.serving.profiled import for_prompts, has_memory, kv_tokens, profiled_server
 from services.core.domain.errors import DomainError
 from services.core.profiles.model_server import LLAMA_70B, PREFILL_BASE_TOKENS, ModelServer
 
@@ -73,7 +73,7 @@ def test_shares_and_clocks_have_ranges() -> None:
 
 
 def test_prefills_by_length_take_the_profiles_time_at_the_mean() -> None:
-    server = profiled().for_prompts(1_000)
+    server = for_prompts(profiled(), 1_000)
 
     assert server.prefill_s(1_000, 1_410) == pytest.approx(0.19558)
     assert server.prefill_s(2_000, 1_410) / server.prefill_s(0, 1_410) == pytest.approx(2_212 / 212)
@@ -81,7 +81,7 @@ def test_prefills_by_length_take_the_profiles_time_at_the_mean() -> None:
     measured = [each.prefill_base_s / each.prefill_s_per_token for each in LLAMA_70B.values()]
     assert median(measured) == pytest.approx(PREFILL_BASE_TOKENS, abs=1)
     with pytest.raises(DomainError):
-        profiled().for_prompts(-1)
+        for_prompts(profiled(), -1)
 
 
 def test_memory_holds_what_the_weights_leave() -> None:
@@ -98,7 +98,7 @@ def test_memory_holds_what_the_weights_leave() -> None:
 def test_a_request_fits_beside_others_or_alone() -> None:
     limited = replace(profiled(), kv_tokens=1_000)
 
-    assert limited.has_memory(600, 400)
-    assert not limited.has_memory(600, 401)
-    assert limited.has_memory(0, 5_000)
-    assert profiled().has_memory(1e9, 1e9)
+    assert has_memory(limited, 600, 400)
+    assert not has_memory(limited, 600, 401)
+    assert has_memory(limited, 0, 5_000)
+    assert has_memory(profiled(), 1e9, 1e9)
