@@ -20,10 +20,8 @@ LIMITS = TaskLimits(soft_s=2 * MAX_SOLVER_TIME_S + 60, hard_s=2 * MAX_SOLVER_TIM
 
 
 def optimizer_celery(settings: OptimizerSettings, queue: str = QUEUE) -> Celery:
-    """Return the Celery app through which the service publishes solves and the workers receive them."""
     return create_celery(queue, settings, LIMITS)
 
 
 def training_celery(settings: OptimizerSettings) -> Celery:
-    """Return the Celery app through which trainings are published."""
     return create_celery(TRAINING_QUEUE, settings, TRAINING_LIMITS)

@@ -98,7 +98,6 @@ class TrainingRepository(WorkRepository):
 
 
 def training_repository(engine: AsyncEngine) -> TrainingRepository:
-    """Return the queries on trainings."""
     return TrainingRepository(engine, length_trainings, None, "training", ())
 
 

@@ -91,7 +91,6 @@ class LengthTable:
         return at, self.groups[at] == group
 
     def to_bytes(self) -> bytes:
-        """Return the table as a compressed NumPy archive."""
         file = io.BytesIO()
         np.savez_compressed(file, **{name: getattr(self, name) for name in _NAMES})
         return file.getvalue()

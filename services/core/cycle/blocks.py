@@ -40,7 +40,6 @@ class FreeBlocks:
         return None
 
     def take(self, node: int, mask: int, gpus: int) -> None:
-        """Note that a gang takes these devices of a node, ``gpus`` in number."""
         if node not in self._masks or not gpus:
             return
         left = self._masks[node] = self._masks[node] & ~mask

@@ -112,7 +112,6 @@ def check_bound(snapshot: Snapshot, starts: Iterable[Start]) -> None:
 
 
 def is_bound_elsewhere(snapshot: Snapshot, job_id: JobId, placement: Placement) -> bool:
-    """Whether a job may not start there because it is bound to other nodes."""
     on = snapshot.bound.get(job_id)
     return on is not None and on != tuple(share.node_id for share in placement.shares)
 
@@ -170,7 +169,6 @@ class NodeRoom:
                 self._held[job] = held
 
     def is_bound(self, job: int) -> bool:
-        """Whether a job is bound to nodes that are present."""
         return job in self._on
 
     def fits(self, job: int, gpus: int) -> bool:
@@ -192,7 +190,6 @@ class NodeRoom:
             self._room[node] -= count
 
     def has_free(self, job: int, gpus: int) -> bool:
-        """Whether a bound job's nodes have this many free GPUs."""
         return self._spread(self._on[job], gpus, self._free) is not None
 
     def start(self, job: int, gpus: int) -> None:

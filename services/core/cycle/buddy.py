@@ -60,12 +60,7 @@ def buddy(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDev
 
 
 def free_blocks(masks: Ints, order: int) -> Ints:
-    """Return where free aligned blocks of ``2**order`` devices begin, as bit masks: (n_nodes,) to (n_nodes,).
-
-    Args:
-        masks: Bit ``d`` is set where device ``d`` is free.
-        order: At least 0.
-    """
+    """Return where free aligned blocks of ``2**order`` devices begin, as bit masks: (n_nodes,) to (n_nodes,)."""
     starts = masks
     for each in range(order):
         starts = starts & (starts >> (1 << each)) & aligned(each + 1)

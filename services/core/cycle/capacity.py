@@ -30,9 +30,6 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = N
     Args:
         wanted_gpus: (n_jobs,) any integers; (n_which,) where ``which`` is given.
         which: (n_which,) indices of the jobs meant; None for all.
-
-    Returns:
-        Sizes of the jobs' grids, in the shape of ``wanted_gpus``.
     """
     jobs = snapshot.jobs
     low, high, step, eligible = jobs.min_gpus, jobs.max_gpus, jobs.step_gpus, jobs.eligible
@@ -78,9 +75,6 @@ def powers_of_two(low: Ints, high: Ints, step: Ints) -> Ints:
     """Return the powers of two on each job's grid ``low, low + step, ..., high``.
 
     A job whose grid has none, such as a rigid gang of three, gets only its smallest size.
-
-    Args:
-        low, high, step: (n_jobs,) the grids.
 
     Returns:
         (n_jobs, n_sizes) sizes, ascending along a row; 0 beyond a job's last size.

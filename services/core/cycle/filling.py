@@ -77,7 +77,6 @@ class Ranked:
 
     @cached_property
     def resizable(self) -> Bools:
-        """Whether the job may be restarted at a different size."""
         return (self.phase == RUNNING) & self._capacity.movable[self.jobs]
 
     def waiting(self) -> Ints | None:
@@ -120,7 +119,6 @@ class Quota:
         return limit is None or self._claimed.get(tenant, 0) + gpus <= limit
 
     def claim(self, job: int, gpus: int) -> None:
-        """Count GPUs that the job will hold against its tenant's quota."""
         tenant = self._tenants[job]
         self._claimed[tenant] = self._claimed.get(tenant, 0) + gpus
 

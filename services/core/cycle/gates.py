@@ -36,7 +36,6 @@ class Need:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it lets the dependent start."""
         return verdict(self.condition, self.ends)
 
     def words(self) -> str:
@@ -76,7 +75,6 @@ def withheld(jobs: Sequence[GatedJob], limits: Mapping[str, int], needs: Iterabl
     Args:
         jobs: All that hold GPUs or are queued; others do not matter.
         limits: The most tasks of an array that may hold GPUs at once, for arrays that have such a limit.
-        needs: The dependencies of these jobs and their arrays.
     """
     open_needs: dict[str, list[Need]] = defaultdict(list)
     for need in needs:
@@ -106,12 +104,10 @@ def withheld(jobs: Sequence[GatedJob], limits: Mapping[str, int], needs: Iterabl
 
 
 def blocked_words(blocked: str) -> str:
-    """Return why a job that its engine will not start is waiting."""
     return f"Its engine does not start it: {blocked}."
 
 
 def limit_words(limit: int) -> str:
-    """Return why a task beyond its array's limit is waiting."""
     return f"At most {limit} task{'' if limit == 1 else 's'} of its array may run at once."
 
 

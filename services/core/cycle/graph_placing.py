@@ -43,7 +43,6 @@ class Servers(Enum):
 
 
 def first_fit_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-    """Place a gang on the first servers with free devices, its replicas by Heavy-Edge; see the module."""
     nodes = snapshot.nodes.gpu_model
     if gpus == 1:
         fits = np.flatnonzero((nodes == gpu_model) & (free.count > 0))
@@ -54,7 +53,6 @@ def first_fit_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, f
 
 
 def heavy_edge_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-    """Place a gang as the paper does; see the module."""
     return place_by_graph(snapshot, job, gpus, gpu_model, free, method=Method.HEAVY_EDGE)
 
 
@@ -118,8 +116,6 @@ def place_by_graph(
     """Take devices for one gang as its graph requires; None: it waits, and nothing was taken.
 
     Args:
-        snapshot, job, gpus, gpu_model, free: As for a ``Placer``.
-        comm_heavy: As for ``servers_for``.
         accepts: Whether a communication-heavy gang takes the seats it is offered; None if it always does.
     """
     if gpus == 1:
@@ -157,12 +153,7 @@ def servers_for(mapper: Mapper, comm_heavy: float = COMM_HEAVY) -> Servers:
 
 @lru_cache(maxsize=1 << 14)
 def _found(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int) -> Seats | None:
-    """Return how many GPUs each server gives; None if the gang waits.
-
-    Args:
-        counts: Free GPUs, in the order in which servers are used.
-        spare: How many servers beyond the necessary ones may be used if that is faster.
-    """
+    """Return how many GPUs each server gives; None if the gang waits."""
     width = mapper.narrowest
     room = np.array(counts, dtype=np.int64) // width * width
     enough = np.flatnonzero(np.cumsum(room) >= mapper.graph.gpus)

@@ -32,7 +32,6 @@ class Start:
 
     @property
     def gpus(self) -> int:
-        """Size of the gang."""
         return self.placement.gpus
 
 

@@ -44,12 +44,10 @@ class StatelessPolicy:
         """Return None: there is no memory."""
 
     def dump(self, memory: None) -> dict[str, Any]:
-        """Return an empty mapping: there is no memory to store."""
         del memory
         return {}
 
     def load(self, stored: dict[str, Any]) -> None:
-        """Return None, whatever was stored."""
         del stored
 
 
@@ -95,21 +93,16 @@ class Layer(Generic[Memory]):
 
     @property
     def packs(self) -> bool:
-        """Whether the policy lets jobs share GPUs."""
         return isinstance(self.inner, PacksJobs) and self.inner.packs
 
     def initial(self) -> Memory:
-        """Return the policy's initial memory."""
         return self.inner.initial()
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
-        """Return the changed plan, and the policy's memory."""
         raise NotImplementedError
 
     def dump(self, memory: Memory) -> dict[str, Any]:
-        """Return the policy's memory as JSON values."""
         return self.inner.dump(memory)
 
     def load(self, stored: dict[str, Any]) -> Memory:
-        """Return the policy's memory that ``dump`` wrote."""
         return self.inner.load(stored)

@@ -35,7 +35,6 @@ class Ranking:
             raise DomainError("a ranking needs one size per job")
 
     def expecting(self, expects: Callable[[], tuple[Ints, Floats]]) -> Ranking:
-        """Return the ranking with the times at which other jobs are expected to be ranked."""
         return replace(self, expects=expects)
 
     def expected_s(self) -> dict[int, float]:
@@ -67,7 +66,6 @@ def rank(
         keys: As for ``order_by``; each (n_which,).
         preemption: The value used to make the plan (``reconcile``).
         backfill: Whether jobs below one that does not fit may start.
-        unranked: Why the other jobs wait.
     """
     if which.size < 2 or (preemption is Preemption.NOW and has_nothing_to_do(snapshot, which, sizes)):
         return Ranking(which, sizes, unranked)

@@ -47,8 +47,6 @@ def reconcile(
     free devices are filled in rank order. Every queued job gets one start or one hold.
 
     Args:
-        ranking: The wanted jobs with their sizes, best first.
-        preemption: Whether running jobs may be stopped now, at the next active round, or never.
         place: Chooses devices for each start, by default the snapshot's placer; a gang it declines waits for better
             devices and keeps its claim.
         backfill: Whether jobs may start below a waiting job that does not fit, on a model both could use.
@@ -122,13 +120,7 @@ def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: 
 def _starts(
     snapshot: Snapshot, found: Sequence[tuple[int, int, int]], place: Placer | None, bound: NodeRoom | None = None
 ) -> tuple[list[tuple[int, Start]], list[int]]:
-    """Return (job, start) for every gang that is placed, and the jobs whose gangs the placer declined.
-
-    Args:
-        found: Job, size and GPU model of each gang, best rank first.
-        place: As in ``reconcile``; not used for jobs that are bound to nodes, which are placed first.
-        bound: What bound jobs get, and what is kept back for those that wait.
-    """
+    """Return (job, start) for every gang that is placed, and the jobs whose gangs the placer declined."""
     starts: list[tuple[int, Start]] = []
     declined: list[int] = []
     if found:
@@ -223,6 +215,5 @@ def _unwanted(snapshot: Snapshot, wanted: Ints) -> list[int]:
 
 
 def _holds(ids: Sequence[JobId], reasons: Mapping[int, Reason], expected_s: Mapping[int, float]) -> list[Hold]:
-    """Return a hold for each of these jobs, in their order."""
     expected = map(expected_s.get, reasons) if expected_s else repeat(None)
     return [*map(Hold._make, zip(map(ids.__getitem__, reasons), reasons.values(), expected))]  # noqa: B905

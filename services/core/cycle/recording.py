@@ -75,7 +75,6 @@ def _outlook_to_json(outlook: CarbonOutlook) -> dict[str, Any]:
 
 
 def plan_to_json(plan: Plan) -> list[dict[str, Any]]:
-    """Return a plan's actions as JSON values."""
     jobs = [
         {"action": ACTION_NAMES[type(each)], "job_id": each.job_id, "reason": each.reason.value} | _details(each)
         for each in plan.actions

@@ -47,7 +47,6 @@ def waiting(snapshot: Snapshot) -> Ints:
 
 
 def stopping(snapshot: Snapshot) -> Ints:
-    """Return the indices of the jobs that are stopping."""
     return np.flatnonzero(snapshot.jobs.phase == PREEMPTING)
 
 
@@ -108,5 +107,4 @@ def is_uniform(snapshot: Snapshot) -> bool:
 
 
 def has_tenants(snapshot: Snapshot) -> bool:
-    """Whether it matters which tenant a job belongs to."""
     return bool(snapshot.tenant_gpu_quota) or snapshot.shares is not None

@@ -101,7 +101,6 @@ class _Placing:
             gangs.sort(key=lambda job: (-jobs.priority[job], jobs.submitted_s[job], jobs.ids[job]), reverse=True)
 
     def serve(self, service: ServiceInstance) -> None:
-        """Start a service, or reserve what it waits for."""
         if not service.nodes.any():
             self.holds.append(Hold(service.job_id, Reason.NO_ELIGIBLE_NODE))
         elif not self._is_within_quota(service):
@@ -110,7 +109,6 @@ class _Placing:
             self.holds.append(Hold(service.job_id, self._reserve(service)))
 
     def shown(self) -> Snapshot:
-        """Return the snapshot that the policy will see."""
         snapshot, taken = self._snapshot, sum(map(len, self._taken.values()))
         jobs, quota = self._without_services(), self._quota
         for job, devices in self._given_up.items():  # still held, though the table shows it no more
@@ -203,7 +201,6 @@ class _Placing:
         self._leave(job)
 
     def _leave(self, job: int) -> None:
-        """Count a gang's devices as being released."""
         placement, where = self._snapshot.jobs.placements[job], self._snapshot.nodes.index
         for share in placement.shares if placement else ():
             if share.node_id in where:

@@ -76,7 +76,6 @@ def may_share(snapshot: Snapshot, host: int, guest: int) -> bool:
 
     Args:
         snapshot: The cluster; tenant quotas and devices that are already shared are not considered.
-        host, guest: Rows of the job table.
     """
     jobs, placement = snapshot.jobs, snapshot.jobs.placements[host]
     if placement is None or placement.gpus != 1 or jobs.phase[host] != RUNNING:

@@ -37,8 +37,6 @@ def within_reach(
         which: (n_which,) indices of the wanted jobs.
         sizes: (n_which,) the sizes they are ranked at.
         keys: What they will be sorted by; each (n_which,).
-        preemption: Whether running jobs may be stopped.
-        backfill: Whether jobs below one that does not fit may start.
     """
     jobs = snapshot.jobs
     if snapshot.reasons or has_tenants(snapshot) or not is_uniform(snapshot) or jobs.priority[which].any():

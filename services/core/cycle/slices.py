@@ -36,7 +36,6 @@ class SliceTable:
 
         Args:
             sevenths: The size that it asks for; no other will do.
-            memory_gib: The least memory it needs.
             eligible: (n_gpu_models,) GPU models on which it may run.
         """
         return (

@@ -146,7 +146,6 @@ class JobTable:
 
     @cached_property
     def index(self) -> Mapping[JobId, int]:
-        """The index of each job in every column."""
         return dict(zip(self.ids, range(len(self.ids)), strict=True))
 
     @classmethod
@@ -190,17 +189,14 @@ class NodeTable:
 
     @cached_property
     def all_schedulable(self) -> bool:
-        """Whether every node accepts work."""
         return bool(self.schedulable.all())
 
     @cached_property
     def index(self) -> Mapping[NodeId, int]:
-        """The index of each node in every column."""
         return dict(zip(self.ids, range(len(self.ids)), strict=True))
 
     @cached_property
     def schedulable_gpus(self) -> int:
-        """Number of GPUs on nodes that take work."""
         return int(self.gpus[self.schedulable].sum())
 
     def __post_init__(self) -> None:
@@ -413,7 +409,6 @@ class Snapshot:
         return self.control_curves[row].get((gpu_model, kind)) if row >= 0 else None
 
     def takes(self, gpu_model: int, kind: ControlKind) -> bool:
-        """Whether devices of that model take this kind of control."""
         return gpu_model < len(self.settable) and kind in self.settable[gpu_model]
 
     @property

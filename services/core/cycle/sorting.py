@@ -17,7 +17,6 @@ def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | N
     Ids are compared only where all keys tie, because comparing ten thousand strings costs more than the rest.
 
     Args:
-        ids: Job ids, unique.
         keys: At least one (n_jobs,) column without NaN; (n_which,) where ``which`` is given.
         which: (n_which,) indices of the jobs meant; None for all.
     """

@@ -21,6 +21,5 @@ class Placement:
 
     @property
     def gpus(self) -> int:
-        """The number of devices the gang holds."""
         shares = self.shares
         return len(shares[0].devices) if len(shares) == 1 else sum([len(share.devices) for share in shares])

@@ -24,7 +24,6 @@ class Transfer:
 
     @property
     def seconds(self) -> float:
-        """How long the transfer takes."""
         return self.checkpoint_gb * 8.0 / self.gbps
 
     @property

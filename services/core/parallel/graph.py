@@ -54,7 +54,6 @@ class Stage:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs of all replicas."""
         return self.replicas * self.tensor_parallel
 
 
@@ -83,7 +82,6 @@ class JobGraph:
 
     @cached_property
     def gpus(self) -> int:
-        """The number of GPUs of the gang."""
         return sum(stage.gpus for stage in self.stages)
 
     @cached_property

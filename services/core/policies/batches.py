@@ -41,8 +41,6 @@ def goodput_of(snapshot: Snapshot, jobs: Ints, sizes: int, node_gpus: int) -> tu
 
     Args:
         jobs: (n,) indices into the job table.
-        sizes: How many sizes to return.
-        node_gpus: Devices of the largest node.
     """
     table = snapshot.jobs
     one = np.tile(np.arange(1, sizes + 1, dtype=np.float64), (jobs.size, 1))

@@ -48,12 +48,10 @@ class Usage:
         return Usage(now_s, {tenant: gpu_s for tenant, gpu_s in used.items() if gpu_s >= FORGOTTEN_GPU_S}, self.gpus)
 
     def dump(self) -> dict[str, Any]:
-        """Return the usage as JSON values."""
         return {"at_s": self.at_s, "used_gpu_s": dict(self.used_gpu_s), "gpus": dict(self.gpus)}
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Usage:
-        """Return the usage that ``dump`` wrote; missing parts are empty."""
         return cls(
             float(stored.get("at_s", 0.0)),
             {tenant: float(gpu_s) for tenant, gpu_s in stored.get("used_gpu_s", {}).items()},
@@ -121,11 +119,9 @@ class Fair(Generic[Memory]):
 
     @property
     def packs(self) -> bool:
-        """Whether the wrapped policy lets jobs share GPUs."""
         return isinstance(self.inner, PacksJobs) and self.inner.packs
 
     def initial(self) -> FairMemory[Memory]:
-        """Return the wrapped policy's initial memory, and no usage."""
         return FairMemory(self.inner.initial())
 
     def decide(self, snapshot: Snapshot, memory: FairMemory[Memory]) -> tuple[Plan, FairMemory[Memory]]:
@@ -139,11 +135,9 @@ class Fair(Generic[Memory]):
         return plan, FairMemory(inner, Usage(snapshot.now_s, usage.used_gpu_s, held_after(snapshot, plan)))
 
     def dump(self, memory: FairMemory[Memory]) -> dict[str, Any]:
-        """Return both memories as JSON values."""
         return {"inner": self.inner.dump(memory.inner), "usage": memory.usage.dump()}
 
     def load(self, stored: dict[str, Any]) -> FairMemory[Memory]:
-        """Return the memories that ``dump`` wrote; missing parts are empty."""
         return FairMemory(self.inner.load(stored.get("inner", {})), Usage.load(stored.get("usage", {})))
 
 
@@ -154,7 +148,6 @@ class PlacingFair(Fair[Memory]):
 
     @property
     def placement(self) -> str:
-        """The wrapped policy's way of placing gangs."""
         return self.inner.placement
 
 
@@ -164,11 +157,9 @@ class LimitedFair(Fair[Memory]):
     inner: Any
 
     def power_limit_w(self, snapshot: Snapshot) -> float:
-        """Return what the cluster may draw according to the wrapped policy, watts."""
         return self.inner.power_limit_w(snapshot)
 
     def power_error_w(self, snapshot: Snapshot) -> float:
-        """Return the error that the wrapped policy states, watts."""
         return self.inner.power_error_w(snapshot)
 
 
@@ -177,7 +168,6 @@ class LimitedPlacingFair(LimitedFair[Memory], PlacingFair[Memory]):
 
 
 def fair(name: str, inner: Policy[Any], config: FairConfig) -> Fair[Any]:
-    """Return a policy with its GPUs shared between tenants."""
     kinds: dict[tuple[bool, bool], type[Fair[Any]]] = {
         (False, False): Fair,
         (True, False): PlacingFair,

@@ -71,12 +71,10 @@ class Way:
 
     @property
     def end_s(self) -> float:
-        """When it is done, UTC seconds."""
         return self.runs[-1][1]
 
     @property
     def busy_s(self) -> float:
-        """How long it runs in total."""
         return sum(end_s - begin_s for begin_s, end_s in self.runs)
 
     def slower(self, factor: float, watts: float) -> Way:
@@ -135,7 +133,6 @@ class ExplainsLevers(Protocol):
 
         Args:
             memory: The policy's memory, after the round that decided on this cluster.
-            job_id: The job; it must be in the snapshot.
         """
         ...
 
@@ -154,8 +151,6 @@ def width_in_ledger(records: Sequence[SizeRecord], smallest: int, gco2_per_j: fl
     """Return what its widths did for a finished job, compared with its smallest gang as measured.
 
     Args:
-        records: One record for each size that it had.
-        smallest: The smallest gang it may have.
         gco2_per_j: What it emitted per joule.
     """
     done = [each for each in records if each.progress > 0]
@@ -186,7 +181,6 @@ def limits_in_ledger(records: Sequence[LimitRecord], host_w: float, gco2_per_j: 
     """Return what power limits did for a finished job, as measured for its kind.
 
     Args:
-        records: All periods in which it had one.
         host_w: Draw of the host per GPU.
         gco2_per_j: What it emitted per joule.
     """
@@ -212,7 +206,6 @@ def batches_in_ledger(records: Sequence[BatchRecord], gco2_per_j: float) -> Effe
     """Return what chosen batches did for a finished job.
 
     Args:
-        records: Records of the gangs that had one.
         gco2_per_j: What it emitted per joule.
     """
     saved_j = sum(each.energy_j * (each.gain - 1.0) for each in records)

@@ -47,7 +47,6 @@ def with_limits(
     Args:
         asked: The gangs whose measurement was already requested.
         window_s: How long a gang is measured at each limit.
-        choose: Chooses the limits of gangs whose kind is known.
         anew: Whether limits are also chosen for gangs that already have one.
     """
     if not any(LIMIT in kinds for kinds in snapshot.settable):

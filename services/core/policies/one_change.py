@@ -91,7 +91,6 @@ def one_change(
         predicted: Its length, as it would be predicted now.
         why: Why it waits.
         one_size: Whether its user gave it one size that is not tied to a layout.
-        elsewhere: The other GPU models.
 
     Raises:
         PlanError: as for ``run_cycle``.

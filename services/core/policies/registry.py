@@ -227,7 +227,6 @@ def build_policy(name: str, parameters: Mapping[str, object]) -> Policy[Any]:
 
 
 def known_policies() -> str:
-    """Return the names of all policies, for messages."""
     return f"{', '.join(POLICIES)}; any of them with {FAIR} before it"
 
 

@@ -100,7 +100,6 @@ class AnswerLengths:
         """Return the predicted length of the answer to a request.
 
         Args:
-            contexts: The contexts of the request, the most general first.
             long_from: The number of tokens from which an answer counts as long; None: none does.
         """
         shares, known, answers = None, None, 0

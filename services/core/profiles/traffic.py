@@ -94,9 +94,7 @@ class Forecaster(Protocol):
     """A way to learn from a history."""
 
     @property
-    def name(self) -> str:
-        """The name used in reports."""
-        ...
+    def name(self) -> str: ...
 
     def steps_needed(self, history: Traffic) -> int | str:
         """Return the fewest steps that ``fit`` requires, or why it can learn nothing from such a history."""
@@ -114,17 +112,14 @@ class LastPeak:
     name: str = "last peak"
 
     def steps_needed(self, history: Traffic) -> int:
-        """One step is needed, whatever is known."""
         del history
         return 1
 
     def fit(self, history: Traffic) -> LastPeak:
-        """Return the forecaster itself: nothing is learned."""
         del history
         return self
 
     def forecast(self, history: Traffic) -> Floats:
-        """Return the last step's peaks for every step ahead."""
         return np.repeat(history.peaks_qps[-1:], STEPS_AHEAD, axis=0)
 
 
@@ -135,17 +130,14 @@ class SeasonalNaive:
     name: str = "seasonal naive"
 
     def steps_needed(self, history: Traffic) -> int:
-        """One step is needed, whatever is known."""
         del history
         return 1
 
     def fit(self, history: Traffic) -> SeasonalNaive:
-        """Return the forecaster itself: nothing is learned."""
         del history
         return self
 
     def forecast(self, history: Traffic) -> Floats:
-        """Return the peaks of the day before."""
         at = len(history) - DAY_STEPS + np.arange(STEPS_AHEAD)
         return history.peaks_qps[np.where(at >= 0, at, len(history) - 1)]
 
@@ -183,7 +175,6 @@ def backtest(history: Traffic, forecaster: Forecaster, origins: Sequence[int], *
     """Return what a forecaster would have predicted at past moments, each time from what was known before it.
 
     Args:
-        history: What actually came.
         forecaster: Fitted at the first origin, and again once ``refit_steps`` have gone by.
         origins: Ascending; each is the first step not known, at least the number of steps that the forecaster needs and
             less than the length of the history.
@@ -237,7 +228,6 @@ class LeastError:
 
     @property
     def moments_needed(self) -> int:
-        """None are needed."""
         return 0
 
     def replayed(self, score: Backtest) -> Backtest:

@@ -121,12 +121,10 @@ class Asrpt:
         self.config = config
 
     def initial(self) -> AsrptMemory:
-        """Return the memory of a policy that has seen no job yet."""
         return AsrptMemory()
 
     @property
     def placement(self) -> str:
-        """The way it places gangs."""
         return self.config.placement
 
     def decide(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[Plan, AsrptMemory]:
@@ -168,7 +166,6 @@ class Asrpt:
         return placer, reconcile(snapshot, ranking, preemption=Preemption.NEVER, place=placer, backfill=False)
 
     def dump(self, memory: AsrptMemory) -> dict[str, Any]:
-        """Return the memory as JSON values."""
         machine = memory.machine
         return {
             "now_s": machine.now_s,
@@ -181,7 +178,6 @@ class Asrpt:
         }
 
     def load(self, stored: dict[str, Any]) -> AsrptMemory:
-        """Return the memory that ``dump`` wrote; missing parts are empty."""
         running = stored.get("running")
         machine = VirtualMachine(
             float(stored.get("now_s", 0.0)),
@@ -209,7 +205,6 @@ class Asrpt:
         return machine, queue
 
     def _arrivals(self, snapshot: Snapshot, new: Sequence[int]) -> list[tuple[float, VirtualJob]]:
-        """Return the arrivals of these jobs at the machine, sorted."""
         if not new:
             return []
         jobs, total = snapshot.jobs, max(snapshot.total_gpus, 1) * self.config.machine_speed
@@ -333,7 +328,6 @@ class _Placer:
         self.declined: dict[JobId, Reason] = {}  #: Why a gang that could have been placed was not
 
     def __call__(self, snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-        """Place one gang, as a ``Placer`` does."""
         job_id = snapshot.jobs.ids[job]
         if gpu_model in self._closed:
             self.declined[job_id] = Reason.SHORTER_FIRST
@@ -341,7 +335,6 @@ class _Placer:
         comm_heavy = self._config.comm_heavy
 
         def accepts(mapper: Mapper, found: Seats) -> bool:
-            """Whether a communication-heavy gang accepts these seats now."""
             return found.time_s <= comm_heavy * extremes_s(mapper)[0] or not self._waits(job_id, found.time_s)
 
         placed = place_by_graph(
@@ -354,7 +347,6 @@ class _Placer:
         return placed
 
     def explained(self, action: Action) -> Action:
-        """Return an action of the plan, with the placer's own reason if it has one."""
         if not isinstance(action, Hold) or action.job_id not in self.declined:
             return action
         offer = self.offers.get(action.job_id)

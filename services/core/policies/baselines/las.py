@@ -74,7 +74,6 @@ class LasMemory:
 
     @cached_property
     def index(self) -> Mapping[JobId, int]:
-        """Index of each job in that round's table."""
         return dict(zip(self.jobs, range(len(self.jobs)), strict=True))
 
 
@@ -93,7 +92,6 @@ class Las:
         self.config = config
 
     def initial(self) -> LasMemory:
-        """Return the memory of a policy that has seen no job yet."""
         return LasMemory()
 
     def decide(self, snapshot: Snapshot, memory: LasMemory) -> tuple[Plan, LasMemory]:
@@ -113,11 +111,9 @@ class Las:
         return reconcile(snapshot, ranking, preemption=preemption), memory
 
     def dump(self, memory: LasMemory) -> dict[str, Any]:
-        """Return the memory as JSON values."""
         return _dumped(memory)
 
     def load(self, stored: dict[str, Any]) -> LasMemory:
-        """Return the memory that ``dump`` wrote; missing parts are empty."""
         started = {JobId(job_id): float(at) for job_id, at in stored.get("started_s", {}).items()}
         return LasMemory(
             jobs=tuple(started),

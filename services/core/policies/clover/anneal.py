@@ -106,8 +106,6 @@ def anneal(
     """Search as printed in the paper: one random neighbour of the centre is measured per iteration (equations 6, 7).
 
     Args:
-        search: Where it begins, and what is known so far.
-        application, gpus: What limits the neighbours.
         first: Measured before any neighbour, and accepted or rejected like them.
         may_run: Whether a neighbour may be measured; the search ends when hardly any may. By default all may.
     """

@@ -52,7 +52,6 @@ class Application:
 
     @property
     def best_variant(self) -> int:
-        """The variant with the highest accuracy."""
         return int(np.argmax(self.accuracy))
 
     def base(self, gpus: int) -> ConfigGraph:

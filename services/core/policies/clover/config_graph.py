@@ -33,7 +33,6 @@ class ConfigGraph:
 
     @cached_property
     def key(self) -> bytes:
-        """A key that equal graphs share."""
         return self.weights.astype(np.int64).tobytes()
 
     def __eq__(self, other: object) -> bool:
@@ -44,7 +43,6 @@ class ConfigGraph:
 
     @property
     def instances(self) -> int:
-        """The number of instances that run."""
         return int(self.weights.sum())
 
     @property

@@ -46,9 +46,6 @@ def optimum(
     """Return the bound and the configurations that may reach it; None if no configuration keeps the limits.
 
     Args:
-        application, gpus, rate_per_s: What is served, on how many GPUs, at which rate of requests.
-        goal: What is maximised, within which limits.
-        intensity_gco2_per_j: Present carbon intensity of energy.
         intervals: Number of intervals of rests; more make the bound tighter.
         latency_margin: Share of the SLA that service alone may take. Below 1 it leaves room for waiting, and the bound
             holds only for configurations that leave that room.
@@ -103,7 +100,6 @@ def _rests_s(application: Application, gpus: int, rate_per_s: float, intervals: 
 
 
 def _graph(application: Application, values: Floats) -> ConfigGraph:
-    """Return the configuration that a programme's solution stands for."""
     weights = np.zeros(application.service_s.shape, dtype=np.int64)
     kinds = int(application.fits.sum())
     weights[application.fits] = np.round(values[:kinds]).astype(np.int64)

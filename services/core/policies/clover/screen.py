@@ -86,7 +86,6 @@ class Screen:
         rng: np.random.Generator,
         config: ScreenConfig | None = None,
     ) -> None:
-        """Create a screen; ``model`` is the function that runs a configuration through the queue model."""
         self._application, self._gpus, self._rate_per_s = application, gpus, rate_per_s
         self._model, self._rng, self._config = model, rng, config or ScreenConfig()
         self._known = _Known()
@@ -197,7 +196,6 @@ class Screen:
         return found[(found >= 0).all(axis=1) & found.any(axis=1) & edits.any(axis=1)]
 
     def _take(self, graphs: list[ConfigGraph], goal: Goal) -> None:
-        """Predict and remember configurations that are not known yet."""
         new = [graph for graph in dict.fromkeys(graphs) if graph.key not in self._known.places]
         if not new:
             return

@@ -110,7 +110,6 @@ class ClockLearner:
 
     @property
     def known(self) -> int:
-        """The number of samples remembered."""
         return self._known
 
     @property
@@ -197,9 +196,6 @@ def best_clock(
     capacity would make requests wait.
 
     Args:
-        fitted: The models of this kind of instance.
-        sample: What the instance did last.
-        clocks: Those that its devices support.
         capacity: The most requests that it decodes together.
         idle_w: Its power without requests at the lowest clock.
     """

@@ -18,7 +18,6 @@ class InstanceLoad:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may be given another request."""
         return self.held < self.capacity
 
 

@@ -63,12 +63,10 @@ class Clocks:
 
     @property
     def lowest(self) -> float:
-        """The lowest clock, MHz."""
         return self.mhz[0]
 
     @property
     def highest(self) -> float:
-        """The highest clock, MHz."""
         return self.mhz[-1]
 
     def at_least(self, mhz: float) -> float:
@@ -94,11 +92,6 @@ def miad_clock(
     An instance without requests also steps down. One that has requests, but reports nothing about them, keeps its
     clock: silence is no sign that a lower one would do. A device that supports few clocks takes the next one above when
     it must be faster, and the next one below otherwise, so that it never stays put for want of a fine step.
-
-    Args:
-        limits: Latency limits of the class that the instance serves.
-        clocks: Those that its devices support.
-        config: M and delta.
 
     Source: FREESH equation 5. Keeping the clock of a blind instance is the project's own rule: the paper's servers see
     every token.

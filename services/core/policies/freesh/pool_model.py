@@ -149,13 +149,7 @@ def _add_needs(
 def _add_loads(
     builder: ModelBuilder, load_qps: Floats, x: Ints, request_class: Ints, qps: Floats, upper: Floats, cost: Floats
 ) -> None:
-    """Divide each class's mean load among its instances whose power follows it; the others take their load at no cost.
-
-    Args:
-        load_qps: (n_classes,) mean load.
-        x, request_class, qps, upper: (n_columns,) the variables, their class, throughput and bound.
-        cost: (n_columns,) cost of a full load; 0 where power does not follow it.
-    """
+    """Divide the mean load of classes among instances whose power follows it; others take theirs at no cost."""
     follows = np.flatnonzero(cost)
     if not follows.size:
         return
@@ -291,13 +285,7 @@ def _add_totals(
 def _add_frugality(
     builder: ModelBuilder, wanted_qps: Floats, x: Ints, pool: Ints, mode: Ints, qps: Floats, upper: Floats, gains: Bools
 ) -> None:
-    """Keep each class's throughput below its demand plus that of any instance for which drawing is a gain.
-
-    Args:
-        wanted_qps: (n_classes,) demand with head-room.
-        x, pool, mode, qps, upper: (n_columns,) the variables, their class, mode, throughput and bound.
-        gains: (n_columns,) which of them draw at a negative rate.
-    """
+    """Keep each class's throughput below its demand plus that of any instance for which drawing is a gain."""
     if not gains.any():
         return
     n_modes = int(mode.max()) + 1

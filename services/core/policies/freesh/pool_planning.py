@@ -74,7 +74,6 @@ class _Budget:
         return found
 
     def found(self, objective: float) -> None:
-        """Note a plan's objective."""
         self.least = objective if self.least is None else min(self.least, objective)
 
     def _tell(self, progress: Progress) -> None:

@@ -41,7 +41,6 @@ class _Line:
         return [entry for entry in self.heap if entry[3] == entry[4].serial] if self.markers else self.heap
 
     def take(self) -> None:
-        """Remove the first entry."""
         heapq.heappop(self.heap)[4].serial = -1
         self._tidy()
 
@@ -98,7 +97,6 @@ class RequestQueue:
 
     @property
     def tenants(self) -> list[str]:
-        """The tenants with waiting requests."""
         return list(dict.fromkeys(tenant for tenant, _, _ in self._lines))
 
     @property
@@ -186,7 +184,6 @@ class RequestQueue:
         self._waiting[request.id] = request
 
     def _enter(self, request: ServingRequest, *, is_late: bool = False) -> None:
-        """Put a request into its line."""
         request.serial, request.is_late = next(self._serials), is_late
         key = request.arrival_s if is_late else order_key_s(request, self.order, self._times)
         entry = (key, request.arrival_s, request.id, request.serial, request)

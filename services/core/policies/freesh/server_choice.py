@@ -75,7 +75,6 @@ class EnergyProfile(NamedTuple):
     token_s: float
 
     def added_j(self, work: Work) -> float:
-        """Return the energy that a request adds, joules."""
         reads_s = self.read_s * (PREFILL_BASE_TOKENS + work.input_tokens)
         return self.slot_w * (reads_s + self.token_s * work.output_tokens)
 
@@ -202,7 +201,6 @@ class ServerCosts:
 
         Args:
             now_s: The present time, by the clock of ``begin``.
-            cached_tokens: The result of ``cached_tokens``.
             read_s, token_s: Times to use in place of its own.
         """
         served_s = (read_s or self.read_s) * (PREFILL_BASE_TOKENS + work.input_tokens - cached_tokens)
@@ -341,7 +339,6 @@ def with_accuracy(servers: Sequence[Server], work: Work, carbon: list[float], po
 
     Args:
         servers: Servers, of which those without an accuracy count as the most accurate.
-        carbon: The result of ``added_carbon``.
         point_gco2_per_kwh: Worth of a percentage point, gCO2/kWh >= 0.
     """
     stated = [each.accuracy_pct for each in servers if each.accuracy_pct is not None]
@@ -396,9 +393,7 @@ def choose_server(
     Among equals, the first to answer is taken, and among those the one listed first.
 
     Args:
-        servers: Those that may be given the request now.
         limit_s: How long its answer may still take.
-        now_s: The present moment, by the clock of ``ServerCosts.begin``.
         network_s: Round-trip time to each place, seconds; 0 where none is given.
         point_gco2_per_kwh: Worth of a percentage point of accuracy, see ``with_accuracy``.
     """

@@ -53,8 +53,6 @@ def gamma_at(occupancy: float, gamma_empty: float, gamma_full: float) -> float:
 
     Args:
         occupancy: Share of the cluster's GPUs that are held, 0..1.
-        gamma_empty: gamma at an occupancy of 0.
-        gamma_full: gamma at an occupancy of 1.
     """
     return gamma_empty + (gamma_full - gamma_empty) * occupancy
 
@@ -90,8 +88,6 @@ def last_step(snapshot: Snapshot, present: Ints, grown: Mapping[JobId, BeforeGro
 
     Args:
         present: (n_jobs,) the size each job has.
-        grown: The jobs that have grown, with their state before.
-        marginal: See above.
 
     Returns:
         (n_jobs,) values >= ``LEAST_DEGRADATION``, or NaN.

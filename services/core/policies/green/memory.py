@@ -55,7 +55,6 @@ class GreenMemory:
 
     @cached_property
     def index(self) -> Mapping[JobId, int]:
-        """Index of each job in that round's table."""
         return dict(zip(self.jobs, range(len(self.jobs)), strict=True))
 
     @property
@@ -87,7 +86,6 @@ class GreenMemory:
 
 
 def dump_memory(memory: GreenMemory) -> dict[str, Any]:
-    """Return the memory as JSON values: one row per job, in rank order."""
     order = memory.order
     ids = list(map(memory.jobs.__getitem__, order.tolist()))
     rows = list(map(list, zip(ids, memory.gangs[order].tolist(), memory.lower[order].tolist(), strict=True)))

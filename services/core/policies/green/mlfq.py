@@ -53,7 +53,6 @@ class Green:
         self.config = config
 
     def initial(self) -> GreenMemory:
-        """Return the memory of a policy that has ranked nothing yet."""
         return GreenMemory()
 
     def decide(self, snapshot: Snapshot, memory: GreenMemory) -> tuple[Plan, GreenMemory]:
@@ -78,11 +77,9 @@ class Green:
         return reconcile(snapshot, ranking, preemption=preemption), memory
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
-        """Return the memory as JSON values."""
         return dump_memory(memory)
 
     def load(self, stored: dict[str, Any]) -> GreenMemory:
-        """Return the memory that ``dump`` wrote; missing parts are empty."""
         return load_memory(stored)
 
 

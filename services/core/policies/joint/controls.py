@@ -22,9 +22,7 @@ def least_cost_at(
     """Return the position of the limit with the least ``(P + w / c) / speed``; ties go to the highest.
 
     Args:
-        curve: The control curve by power limit.
         gpus: Size of the gang; this and all below may be columns, (n_gangs, 1).
-        host_w: Draw of the host per busy GPU.
         hour_w: What time is worth, as power; see ``worth``.
         lost_w: The additional worth of time beyond what the gang that the user asked for would take.
         lead: Its speed at the default limit relative to that of the gang asked for.

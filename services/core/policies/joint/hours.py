@@ -87,13 +87,10 @@ def column_now(
 
     Args:
         left_s: (n_jobs,) what each still needs at speed 1.
-        deadline_s: (n_jobs,) when each must be done, UTC seconds.
+        deadline_s, hour_g, stay_share, horizon_s: As for ``runs_now``; ``stay_share`` is for what a job has.
         speed, watts: (n_jobs, n_sizes) of each gang, with its draw while it runs; infinite watts: there is none.
-        hour_g: w, gCO2 per hour; one for all, or (n_jobs,).
         otherwise: The column of those that outlast the horizon: (n_jobs,).
         held: The column that each has now, or one for all; -1: none.
-        stay_share: The share by which this step's intensity is discounted for what a job has.
-        horizon_s: How far ahead hours are compared.
     """
     begins, ends, intensity = steps_ahead(curve, now_s, horizon_s)
     column, more, per_work = _hull(speed, watts)

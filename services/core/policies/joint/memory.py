@@ -33,7 +33,6 @@ class JointMemory:
 
 
 def dump_memory(memory: JointMemory) -> dict[str, Any]:
-    """Return the memory as JSON values."""
     return {
         "sizes": [list(pair) for pair in memory.sizes.items()],
         "held": sorted(memory.held),

@@ -44,7 +44,6 @@ class Seating:
         self.until_s: dict[JobId, float] = {}  #: Until when each gang that declined waits, UTC seconds
 
     def __call__(self, snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-        """Place one gang, as a ``Placer`` does."""
         job_id = snapshot.jobs.ids[job]
         graph = snapshot.graphs.get(job_id)
         if graph is None or gpus == 1:

@@ -58,7 +58,6 @@ class Joint:
         return "consolidated" if self.config.placement == "cluster" else self.config.placement
 
     def initial(self) -> JointMemory:
-        """Return the memory of a policy that has decided nothing yet."""
         return JointMemory()
 
     def decide(self, snapshot: Snapshot, memory: JointMemory) -> tuple[Plan, JointMemory]:
@@ -102,11 +101,9 @@ class Joint:
         return effects(snapshot, memory, self.config, known, snapshot.jobs.index[job_id])
 
     def dump(self, memory: JointMemory) -> dict[str, Any]:
-        """Return the memory as JSON values."""
         return dump_memory(memory)
 
     def load(self, stored: dict[str, Any]) -> JointMemory:
-        """Return the memory that ``dump`` wrote; missing parts are empty."""
         return load_memory(stored)
 
 
@@ -206,7 +203,6 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
 
 
 def _known(snapshot: Snapshot, worth: Worth, config: JointConfig) -> Known:
-    """Return what a round knows of its jobs."""
     everyone, models = np.arange(len(snapshot.jobs)), models_of(snapshot)
     modes, slower = modes_of(snapshot, everyone, worth.hour_w(everyone), config), np.ones(everyone.size)
     if config.limits:

@@ -25,11 +25,7 @@ _DECILE = _NORMAL.inv_cdf(0.9)
 
 
 def length_factors(snapshot: Snapshot, quantile: float | None) -> Floats:
-    """Return the ratio of this quantile of each job's predicted length to the prediction: (n_jobs,).
-
-    Args:
-        quantile: Which quantile; None: the prediction itself.
-    """
+    """Return the ratio of this quantile of each job's predicted length to the prediction: (n_jobs,)."""
     factors = np.ones(len(snapshot.jobs))
     if quantile is None or not snapshot.length_spreads:
         return factors

@@ -72,7 +72,6 @@ class Obeying(Layer[Memory]):
     """A policy whose plans keep within orders; its memory is the policy's own."""
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
-        """Return the policy's plan within the orders, and its memory."""
         tables = OrderTables.of_round(snapshot) if any(order.limits for order in snapshot.orders) else None
         shown, entry = _without_orders(snapshot), entry_of(self.name)
         resizes = entry is not None and entry.resizes

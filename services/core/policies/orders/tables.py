@@ -72,7 +72,6 @@ class OrderTables(Tables):
 
     @classmethod
     def of_round(cls, snapshot: Snapshot) -> OrderTables:
-        """Return the tables for a round."""
         jobs = snapshot.jobs
         before_w = np.where(np.isnan(jobs.unordered_w), jobs.gpu_power_w, jobs.unordered_w)
         columns = {**vars(jobs), "gpu_power_w": np.where(before_w > 0, before_w, np.nan)}

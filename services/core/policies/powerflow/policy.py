@@ -57,7 +57,6 @@ class Powerflow:
         self.config = config
 
     def initial(self) -> PowerflowMemory:
-        """Return the memory of a policy that has allocated nothing yet."""
         return PowerflowMemory()
 
     def decide(self, snapshot: Snapshot, memory: PowerflowMemory) -> tuple[Plan, PowerflowMemory]:
@@ -102,23 +101,18 @@ class Powerflow:
 
     @property
     def placement(self) -> str:
-        """The way it places gangs."""
         return self.config.placement
 
     def power_limit_w(self, snapshot: Snapshot) -> float:
-        """Return what the cluster may draw, watts; inf for no limit."""
         return limit_w(snapshot, self.config)
 
     def power_error_w(self, snapshot: Snapshot) -> float:
-        """Return by how much the gangs may exceed their predicted draw, given the models' stated error, watts."""
         return stated_error_w(snapshot, Tables(snapshot, self.config))
 
     def dump(self, memory: PowerflowMemory) -> dict[str, Any]:
-        """Return the memory as JSON values."""
         return dump_memory(memory)
 
     def load(self, stored: dict[str, Any]) -> PowerflowMemory:
-        """Return the memory that ``dump`` wrote; missing parts are empty."""
         return load_memory(stored)
 
 

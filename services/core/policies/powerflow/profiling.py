@@ -42,7 +42,6 @@ class PowerflowMemory:
 
 
 def dump_memory(memory: PowerflowMemory) -> dict[str, Any]:
-    """Return the memory as JSON values."""
     return {
         "targets": dict(memory.targets),
         "measured": dict(memory.measured),
