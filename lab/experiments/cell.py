@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 
 from lab.experiments.plan import Cell, Trace
+from lab.foresight import PREDICTORS, RETRAIN_S, learning
 from services.core.domain.arrays import Floats
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.registry import FAIR, build_policy, policy_entry, policy_name
 from services.core.profiles.recurrence import Predictions, evaluate
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.engine.grid import Grid
-from services.simulator.predictors import predicted, predictor_of
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs
 from services.simulator.readers.text import utc_s
+from services.simulator.training import predicted
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 POINTS = 400
@@ -78,7 +79,10 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     workload = workload_of(first.trace, first.seed)
     grids = [grid_of(cell.trace, cell.zone, cell.signal, cell.forecast) for cell in cells]
     named = first.engine_options.get("predictor", "perfect")
-    workload, predictor = predicted(named, workload), predictor_of(named, first.seed)
+    workload = predicted(named, workload)
+    predictor = None
+    if named in PREDICTORS:
+        predictor = learning(PREDICTORS[named](first.seed), first.engine_options.get("retrain_s", RETRAIN_S))
     options = options_of(first)
     began = time.perf_counter()
     cluster, parameters = ClusterSpec.parse(first.cluster), first.choice.params
@@ -104,7 +108,7 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 def options_of(cell: Cell) -> EngineOptions:
     """Return the options of a cell's run: policies that do not scale jobs run them at the sizes users asked for."""
     rigid = not policy_entry(cell.choice.policy).elastic and "gang" not in cell.choice.params
-    given = {name: value for name, value in cell.engine_options.items() if name != "predictor"}
+    given = {name: value for name, value in cell.engine_options.items() if name not in ("predictor", "retrain_s")}
     return EngineOptions(**{"rigid": rigid, **given})
 
 

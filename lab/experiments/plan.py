@@ -25,7 +25,7 @@
     label = "green, mu 3"
     policy = "green"
     params = { mu = 3.0 }
-    options = { round_interval_s = 3600.0, predictor = "forest" }   # of lengths: ``predictors.PREDICTORS``
+    options = { round_interval_s = 3600.0, predictor = "forest" }   # of lengths: ``lab.foresight.PREDICTORS``
     forecast = "issued"                   # "perfect" if left out; or a file, such as "forecasts/{zone}.csv.gz"
 """
 
@@ -39,7 +39,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from lab.foresight import RETRAIN_S, learning
 from services.core.domain.errors import DomainError
+from services.core.profiles.recurrence import EarlierRuns
 from services.kit.text import decoded
 from services.simulator.bundles import BUNDLED_ZONES
 from services.simulator.catalogue import catalogue
@@ -200,7 +202,7 @@ def load_experiment(path: Path) -> Experiment:
 def _check_options(options: dict[str, Any], path: Path) -> None:
     """Check what the engine would be given, so that a mistake shows before the first cell runs."""
     given = {name: value for name, value in options.items() if name != "predictor"}
-    defaults = {each.name: each.default for each in fields(EngineOptions)}
+    defaults = {"retrain_s": RETRAIN_S} | {each.name: each.default for each in fields(EngineOptions)}
     for name, value in given.items():
         if name not in defaults:
             raise DomainError(f"{path}: options: the engine has no option {name!r}")
@@ -209,6 +211,7 @@ def _check_options(options: dict[str, Any], path: Path) -> None:
         if fits != wanted:
             raise DomainError(f"{path}: options: {name} must be {wanted}, not {value!r}")
     try:
+        learning(EarlierRuns("mean"), given.pop("retrain_s", RETRAIN_S))
         EngineOptions(**given)
     except DomainError as error:
         raise DomainError(f"{path}: options: {error}") from error

@@ -3,6 +3,7 @@
 The product finds ``ADDED`` by the entry point ``wattshift.simulations``.
 """
 
+from lab.foresight import PREDICTORS, learning
 from lab.readers.openb import Openb
 from lab.readers.pai import Pai
 from lab.readers.philly import Philly
@@ -47,4 +48,5 @@ ADDED = Catalogue(
         "sia": "sia",
         **dict.fromkeys(("swf", "tiresias"), "plain"),
     },
+    predictors={name: lambda seed, of=of: learning(of(seed)) for name, of in PREDICTORS.items()},
 )

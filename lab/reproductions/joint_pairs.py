@@ -41,11 +41,11 @@ from services.kit.policies import load_policies
 from services.simulator.bundles import bundled_jobs
 from services.simulator.catalogue import catalogue
 from services.simulator.engine import EngineOptions, simulate
-from services.simulator.predictors import predicted
 from services.simulator.raw import RawJobs
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_raw
 from services.simulator.readers.text import utc_s
+from services.simulator.training import predicted
 from services.simulator.workload import ClusterSpec, Workload
 
 JOBS, LONGEST_S, SEED = 400, 48 * 3_600.0, 1

@@ -22,9 +22,9 @@ from services.simulator.bundles import BUNDLED_ZONES
 from services.simulator.engine import EngineOptions
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.simulation import Simulation
-from services.simulator.predictors import predicted
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs
+from services.simulator.training import predicted
 from services.simulator.workload import ClusterSpec, Workload
 
 START, SEED = "2023-10-02", 1

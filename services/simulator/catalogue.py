@@ -1,12 +1,13 @@
 """The job traces, formats and recipes available by name: the product's own, and those of installed packages."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 from services.kit.plugins import load_plugins
 from services.simulator import recipes
 from services.simulator.bundles import YEAR_DAYS, Bundle
+from services.simulator.engine.options import Foreseeing
 from services.simulator.readers import formats
 from services.simulator.readers.formats import JobFormat
 from services.simulator.recipes import Recipe
@@ -31,6 +32,10 @@ class Catalogue:
     formats: tuple[JobFormat, ...]  #: Formats of job files
     recipes: tuple[Recipe, ...]  #: How jobs behave
     recipe_of: Mapping[str, str]  #: The default recipe of each format
+    predictors: Mapping[str, Callable[[int], Foreseeing]] = field(
+        default_factory=dict[str, Callable[[int], Foreseeing]]
+    )
+    """Predictors of lengths that learn from jobs that have ended, from a seed."""
 
 
 @cache
@@ -52,6 +57,7 @@ def catalogue() -> Catalogue:
             (*plugin.value.formats, *found.formats),
             (*found.recipes, *plugin.value.recipes),
             {**found.recipe_of, **plugin.value.recipe_of},
+            {**found.predictors, **plugin.value.predictors},
         )
     return found
 

@@ -18,13 +18,13 @@ from services.core.cycle.placers import PLACERS
 from services.core.domain.errors import DomainError, PolicyConfigError
 from services.core.policies import registry
 from services.core.policies.parameters import accepted_names
-from services.core.profiles.recurrence import Predictor
 from services.simulator.bundles import BUNDLED_ZONES
+from services.simulator.catalogue import catalogue
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
+from services.simulator.engine.options import Foreseeing
 from services.simulator.engine.orders import SimulatedOrder
 from services.simulator.files import Content, on_disk
 from services.simulator.live import LiveRun, live_document, parameters_of, read_live
-from services.simulator.predictors import predicted, predictor_of
 from services.simulator.raw import TraceFormatError
 from services.simulator.readers.carbon import FORECASTS, read_carbon, with_prices
 from services.simulator.readers.jobs import read_jobs
@@ -65,7 +65,7 @@ class TrainingRun:
     cluster: ClusterSpec
     trace: CarbonTrace
     engine: EngineOptions
-    predictor: Predictor | None
+    predictor: Foreseeing | None
     live: LiveRun | None = None
     elsewhere: Sequence[CarbonTrace] = ()  #: The grids of zones that the cluster names, but for that of ``trace``
 
@@ -165,7 +165,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             seed=options.seed,
         )
     with _of("predictor"):
-        predictor = predictor_of(options.predictor, options.seed)
+        predictor = _predictor(options)
         if predictor is not None and workload.recurrence is None:
             raise OptionError("predictor", f"recipes 'a-srpt' say which jobs recur, this one does not: {workload.name}")
     workload = predicted(options.predictor, workload)
@@ -198,6 +198,22 @@ def opened(problem: TrainingProblem, contents: Mapping[str, Content]) -> Iterato
         except OptionError as error:
             raise OptionError(error.option, _by_name(str(error), paths.values())) from error
         yield run
+
+
+def predicted(name: str, workload: Workload) -> Workload:
+    """Return the jobs prepared for that predictor; with ``none``, lengths are unknown until jobs report progress."""
+    return replace(workload, predicted_work_s=np.full(len(workload), np.nan)) if name == "none" else workload
+
+
+def _predictor(options: TrainingOptions) -> Foreseeing | None:
+    """Return what learns lengths during the run; None for those whose predictions are in the workload."""
+    name, learned = options.predictor, catalogue().predictors
+    if name in learned:
+        return learned[name](options.seed)
+    if name not in UNLEARNED:
+        more = "" if learned else "; the package wattshift-lab, which is not installed here, has those that learn"
+        raise DomainError(f"unknown predictor {name!r}; known: {', '.join((*UNLEARNED, *learned))}{more}")
+    return None
 
 
 def _by_name(message: str, paths: Iterable[Path]) -> str:

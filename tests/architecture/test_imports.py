@@ -195,7 +195,7 @@ def test_a_right_layer_is_let_be() -> None:
         ("services.core.policies.freesh.pools", "def f():\n    from gurobipy import Model"),
         ("services.core.cycle.reconcile", "import highspy"),
         ("services.core.domain.jobs", "import pydantic"),
-        ("services.simulator.predictors", "from sklearn.tree import DecisionTreeRegressor"),
+        ("services.simulator.training", "from sklearn.tree import DecisionTreeRegressor"),
         ("services.learning.traffic", "def f():\n    importlib.import_module('torch')"),
         ("services.core.domain.jobs", "from sqlalchemy import Table"),
     ],

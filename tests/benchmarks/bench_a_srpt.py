@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from lab.foresight import PREDICTORS, learning
 from services.core.profiles.recurrence import Runs
 from services.learning.forest import Forest
 from services.simulator.engine import EngineOptions, simulate
-from services.simulator.predictors import predictor_of
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs
 from services.simulator.workload import ClusterSpec, Workload
@@ -32,7 +32,7 @@ def timed(policy: str, jobs: Workload) -> dict[str, Any]:
     options = EngineOptions(rigid=True)
     grid = read_carbon("GB", start="2023-08-15")
     began_s = time.process_time()
-    result = simulate(policy, jobs, PAPER, grid, options=options, predictor=predictor_of("median", 1))
+    result = simulate(policy, jobs, PAPER, grid, options=options, predictor=learning(PREDICTORS["median"](1)))
     cpu_s = time.process_time() - began_s
     return {
         "jobs": len(jobs),

@@ -137,6 +137,14 @@ def test_a_file_that_only_the_lab_reads_is_not_known_without_it(tmp_path: Path) 
         app(["simulate", "training", "--policy", "las", "--carbon", "GB", "--jobs", str(file)], standalone_mode=False)
 
 
+@pytest.mark.usefixtures("with_our_traces_alone")
+def test_without_the_lab_a_predictor_that_learns_is_not_known() -> None:
+    words = ["--policy", "las", "--jobs", "green-day", "--carbon", "GB", "--days", "0.05", "--predictor", "forest"]
+
+    with pytest.raises(CliError, match=r"unknown predictor 'forest'; known: perfect, none; .* wattshift-lab"):
+        app(["simulate", "training", *words], standalone_mode=False)
+
+
 def test_every_name_that_the_lab_adds_is_answered_where_it_is_missing() -> None:
     added = {*ADDED.jobs, *(each.name for each in (*ADDED.formats, *ADDED.recipes))}
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
-from services.simulator.predictors import predicted
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs
+from services.simulator.training import predicted
 from services.simulator.workload import ClusterSpec
 
 JOBS = Path(__file__).with_name("wide_gangs.csv")

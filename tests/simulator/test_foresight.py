@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.foresight import Foresight, learning
 from lab.recipes.recurrent import HISTORY_JOBS
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.errors import DomainError
 from services.core.parallel.graph import data_parallel
 from services.core.profiles.recurrence import EarlierRuns, Runs
 from services.simulator.engine import EngineOptions, simulate
-from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.grid import Grid
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs
@@ -42,8 +42,7 @@ def test_only_what_has_ended_is_known_and_only_from_the_next_training_on() -> No
         jobs,
         ClusterSpec.parse("1x8:V100"),
         a_trace(),
-        predictor=MEDIAN,
-        options=EngineOptions(retrain_s=3_600.0),
+        predictor=learning(MEDIAN, 3_600.0),
     )
 
     assert result.columns.predicted_work_s.tolist() == [0.0, 0.0, 300.0, 500.0]

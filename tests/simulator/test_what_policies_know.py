@@ -11,9 +11,9 @@ from services.core.policies.registry import build_policy
 from services.simulator.engine import EngineOptions
 from services.simulator.engine.behaviour import who_tunes
 from services.simulator.engine.simulation import Simulation
-from services.simulator.predictors import predicted, predictor_of
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs
+from services.simulator.training import predicted
 from services.simulator.workload import ClusterSpec, Workload
 
 
@@ -40,7 +40,6 @@ def shown_in(jobs: Workload, **options: object) -> list[tuple[Trigger, dict[str,
 
 
 def test_without_a_predictor_only_progress_tells_a_length(jobs: Workload) -> None:
-    assert predictor_of("none", 1) is None
     shown = shown_in(predicted("none", jobs))
     assert all(np.isnan(columns["remaining_s"]).all() for _, columns in shown)
     assert any((columns["progress"] > 0.1).any() for trigger, columns in shown if trigger is Trigger.ACTIVE)

@@ -20,9 +20,8 @@ from services.simulator.engine.behaviour import FIXED_BATCH, Behaviours, Run
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
 from services.simulator.engine.events import COMPLETE, RELEASE, STAGE, STEP, Events
-from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
-from services.simulator.engine.options import EngineOptions
+from services.simulator.engine.options import EngineOptions, Foresight
 from services.simulator.engine.recorder import Recorder
 from services.simulator.workload import Workload
 

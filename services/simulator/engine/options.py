@@ -1,19 +1,40 @@
 """Options of a simulation, apart from the policy's own parameters."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from services.core.cycle.placers import PLACERS
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.ids import JobId
 from services.core.domain.transfers import Transfer
 from services.core.domain.windows import Window
 from services.simulator.engine.orders import SimulatedOrder
+from services.simulator.workload import Workload
 
 TUNING_SHARES = {"all": 1.0, "half": 0.5, "none": 0.0}  #: The share of jobs whose batch size may follow the gang
+
+
+class Foresight(Protocol):
+    """What is foreseen of the lengths of a workload's jobs, by workload row, as the run goes on."""
+
+    work_s: Floats  #: (n_jobs,) as predicted at submission; NaN for jobs not yet submitted
+    spreads: dict[JobId, float]  #: Of the live jobs, as ``Snapshot.length_spreads`` has them
+
+    def at_arrival(self, row: int, now_s: float) -> float:
+        """Return the job's predicted work as a share of its true work."""
+        ...
+
+    def ended(self, row: int) -> None:
+        """Record a job whose length is now known."""
+        ...
+
+
+Foreseeing = Callable[[Workload], Foresight]
 
 
 @dataclass(frozen=True)
@@ -49,7 +70,6 @@ class EngineOptions:
         inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s. They determine
             what gangs whose profile has a graph lose when they are spread, and what graph-aware placers expect.
         transfer: What it takes to move a job's checkpoint to another zone.
-        retrain_s: How often a predictor of lengths is refitted to the jobs that have ended.
         power_limit_w: The limit of every GPU unless the policy sets one; None: the board's own limit.
         batch_tuning: Which jobs may tune their batch size to the gang, under policies that support it
             (``PolicyEntry.tunes_batch``): a name in ``TUNING_SHARES``; the jobs are drawn using the seed.
@@ -85,7 +105,6 @@ class EngineOptions:
     inter_gbps: float = 10.0
     intra_gbytes: float = 300.0
     transfer: Transfer = field(default_factory=Transfer)
-    retrain_s: float = 86_400.0
     power_limit_w: float | None = None
     rigid: bool = False
     tenant_weights: Mapping[str, float] | None = None
@@ -96,7 +115,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         positive = [self.round_interval_s, self.checkpoint_every_s, self.history_s, self.horizon_s, self.node_repair_s]
-        positive += [self.inter_gbps, self.intra_gbytes, self.retrain_s]
+        positive += [self.inter_gbps, self.intra_gbytes]
         positive += [
             each for each in (self.node_mtbf_s, self.power_down_after_s, self.power_limit_w) if each is not None
         ]

@@ -26,7 +26,6 @@ from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy, entry_of
-from services.core.profiles.recurrence import Predictor
 from services.simulator.engine.above import AboveLimit
 from services.simulator.engine.beginning import Beginning
 from services.simulator.engine.behaviour import (
@@ -42,12 +41,11 @@ from services.simulator.engine.bill import Bill
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
 from services.simulator.engine.events import COMPLETE, FAIL, POWER_DOWN, RECOVER, RELEASE, STAGE, STEP, WAKE, Events
-from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.gangs import Gangs
 from services.simulator.engine.gates import Turns
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs, Tuning
-from services.simulator.engine.options import EngineOptions
+from services.simulator.engine.options import EngineOptions, Foreseeing
 from services.simulator.engine.orders import Orders
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
@@ -70,7 +68,7 @@ def simulate(
     *,
     parameters: Mapping[str, object] | None = None,
     options: EngineOptions | None = None,
-    predictor: Predictor | None = None,
+    predictor: Foreseeing | None = None,
     progress: Progress | None = None,
     beginning: Beginning | None = None,
     elsewhere: Sequence[CarbonTrace] = (),
@@ -103,7 +101,7 @@ class Simulation:
         cluster: ClusterSpec,
         trace: CarbonTrace,
         options: EngineOptions,
-        predictor: Predictor | None = None,
+        predictor: Foreseeing | None = None,
         beginning: Beginning | None = None,
         elsewhere: Sequence[CarbonTrace] = (),
     ) -> None:
@@ -143,7 +141,7 @@ class Simulation:
             shown_curves = {"goodput_curves": tuned.goodput, "goodput_batches": tuned.batches}
         self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models, self.network), tuning)
         placement = policy.placement if isinstance(policy, PlacesGangs) else options.placement
-        self._foresight = None if predictor is None else Foresight(self.workload, predictor, options.retrain_s)
+        self._foresight = None if predictor is None else predictor(self.workload)
         graphs = {at: kind.graph for at, kind in enumerate(self.workload.profiles) if kind.graph is not None}
         kinds = zip(map(JobId, self.workload.ids), self.workload.profile.tolist(), strict=True) if graphs else ()
         self.recorder = Recorder(self.workload, models)

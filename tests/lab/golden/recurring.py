@@ -10,6 +10,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from lab.foresight import learning
 from services.core.profiles.recurrence import EarlierRuns
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.readers.carbon import read_carbon
@@ -37,7 +38,7 @@ def metrics_of(policy: str, parameters: dict[str, object]) -> dict[str, object]:
         read_carbon("GB", start="2023-08-15"),
         parameters=parameters,
         options=EngineOptions(rigid=True),
-        predictor=EarlierRuns("median"),
+        predictor=learning(EarlierRuns("median")),
     )
     starts = json.dumps([round(each, 3) for each in result.columns.started_s.tolist()])
     return {

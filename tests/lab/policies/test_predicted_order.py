@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.foresight import learning
 from services.core.cycle.run_cycle import run_cycle
 from services.core.policies.registry import build_policy
 from services.core.profiles.recurrence import EarlierRuns
@@ -59,11 +60,11 @@ def test_a_policy_by_length_goes_by_the_prediction() -> None:
     jobs = recurring([(0.0, 10.0, 1), (1.0, 100.0, 1), (2.0, 500.0, 1)], [1, 3, 1])
     cluster = ClusterSpec.parse("1x1:V100")
 
-    predicted = simulate("sjf", jobs, cluster, a_trace(), predictor=EarlierRuns("mean", of_all=True))
+    predicted = simulate("sjf", jobs, cluster, a_trace(), predictor=learning(EarlierRuns("mean", of_all=True)))
     perfect = simulate("sjf", jobs, cluster, a_trace())
 
     assert (predicted.columns.started_s - START_S).tolist() == [0.0, 10.0, 110.0]
     assert perfect.columns.predicted_work_s.tolist() == [10.0, 100.0, 500.0]
     unseen = recurring([(0.0, 10.0, 1), (1.0, 100.0, 1), (2.0, 500.0, 1)], [1, 1, 3])
-    swapped = simulate("sjf", unseen, cluster, a_trace(), predictor=MEDIAN)
+    swapped = simulate("sjf", unseen, cluster, a_trace(), predictor=learning(MEDIAN))
     assert (swapped.columns.started_s - START_S).tolist() == [0.0, 510.0, 10.0]

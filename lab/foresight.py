@@ -4,15 +4,71 @@ It is refitted every ``retrain_s`` to the workload's history and the jobs that h
 that had not happened by then.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
-from services.core.profiles.recurrence import Predictor, Runs
+from services.core.profiles.recurrence import EarlierRuns, Model, Predictor, Runs
+from services.simulator.engine.options import Foreseeing
 from services.simulator.workload import Workload
+
+RETRAIN_S = 86_400.0
+
+
+def learning(predictor: Predictor, retrain_s: float = RETRAIN_S) -> Foreseeing:
+    """Return what a simulation's ``predictor`` is: foresight of its workload by this predictor.
+
+    Args:
+        retrain_s: How often it is refitted to the jobs that have ended.
+
+    Raises:
+        DomainError: The interval is not above 0; when it is called: the workload does not say which jobs recur.
+    """
+    if not retrain_s > 0:
+        raise DomainError("a predictor is refitted at intervals above 0")
+    return partial(Foresight, predictor=predictor, retrain_s=retrain_s)
+
+
+def _forest(seed: int) -> Predictor:
+    from services.learning.forest import Forest  # scikit-learn: loaded only where it is used
+
+    if seed not in _FORESTS:
+        _FORESTS[seed] = _Remembering(Forest(seed=seed))
+    return _FORESTS[seed]
+
+
+def _earlier(statistic: str, seed: int) -> Predictor:
+    del seed
+    return EarlierRuns("mean" if statistic.startswith("mean") else "median", of_all=statistic.endswith("of-all"))
+
+
+_FORESTS: dict[int, Predictor] = {}
+PREDICTORS: Mapping[str, Callable[[int], Predictor]] = {
+    "forest": _forest,
+    **{name: partial(_earlier, name) for name in ("mean", "median", "mean-of-all", "median-of-all")},
+}
+"""By name, from a seed."""
+
+
+class _Remembering:
+    """Caches the model of the last history: several policies begin with the same one, and a forest takes a minute."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+        self._last: tuple[Runs, Model] | None = None
+
+    def fit(self, history: Runs) -> Model:
+        """Fit, unless the last fit was to this very history."""
+        if self._last is None or self._last[0] is not history:
+            self._last = history, self._predictor.fit(history)
+        return self._last[1]
 
 
 class Foresight:
