@@ -74,7 +74,6 @@ class Comparisons:
         self._tried_at = datetime.min.replace(tzinfo=UTC)
 
     async def close(self) -> None:
-        """Stop whatever is in progress in this process."""
         if self._beginning is not None:
             await end_tasks([self._beginning])
 

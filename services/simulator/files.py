@@ -37,7 +37,6 @@ class Content:
         return StoredFile(name=self.name, sha256=self.sha256, size=len(self.data))
 
     def packed(self) -> bytes:
-        """Return the bytes as stored."""
         return gzip.compress(self.data, 6, mtime=0)
 
 

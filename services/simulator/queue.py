@@ -10,6 +10,5 @@ TASK = "simulator.run"
 
 
 def simulator_celery(settings: SimulatorSettings) -> Celery:
-    """Return the Celery app that the service publishes to and the workers serve."""
     limits = TaskLimits(soft_s=settings.max_run_s, hard_s=settings.max_run_s + 60)
     return create_celery(QUEUE, settings, limits)

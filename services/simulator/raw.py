@@ -45,12 +45,10 @@ class ReadReport:
     notes: list[str] = field(default_factory=list[str])  #: Interpretations of the data that a reader should know
 
     def drop(self, line: int, reason: str) -> None:
-        """Count one row that is left out."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         self._name(line, reason)
 
     def merge(self, line: int, how: tuple[str, str]) -> None:
-        """Count one row that is merged into an earlier one."""
         self.merged[how] = self.merged.get(how, 0) + 1
         self._name(line, how[0])
 
@@ -161,7 +159,6 @@ class Collector:
         self.needs_duration = True
 
     def drop(self, line: int, reason: str) -> None:
-        """Leave the row out."""
         self.report.drop(line, reason)
 
     def again(self, line: int, *run: str) -> bool:

@@ -71,7 +71,6 @@ class SimulationRepository(WorkRepository):
         return forgotten
 
     async def days_of_savings(self, first: date, last: date) -> set[date]:
-        """Return the days from ``first`` to ``last`` that have stored savings."""
         query = select(savings.c.day).where(savings.c.day.between(first, last))
         async with self._engine.connect() as connection:
             return set((await connection.execute(query)).scalars())
@@ -85,7 +84,6 @@ class SimulationRepository(WorkRepository):
             return list((await connection.execute(query)).scalars())
 
     async def newest_savings(self) -> dict[str, Any] | None:
-        """Return the savings of the newest stored day."""
         query = select(savings.c.figures).order_by(savings.c.day.desc()).limit(1)
         async with self._engine.connect() as connection:
             return (await connection.execute(query)).scalar()

@@ -24,7 +24,6 @@ class AboveLimit:
     """The largest ratio of the excess to the error that the models stated then; NaN if they stated none."""
 
     def draw(self, power_w: float, seconds: float) -> None:
-        """Add a period of constant power."""
         excess_w = power_w - self.limit_w
         if excess_w > ROUNDING * self.limit_w:
             self.seconds += seconds

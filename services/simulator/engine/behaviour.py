@@ -43,7 +43,6 @@ class Behaviours:
     def __init__(
         self, workload: Workload, models: tuple[str, ...], options: EngineOptions, network: Network, placement: str
     ) -> None:
-        """Take the kinds of jobs, the cluster's GPU models, the options, the network between nodes, and the placer."""
         self._profiles = workload.profiles
         self._method = Method.REFINED if placement == "refined" else Method.HEAVY_EDGE
         self._network = network
@@ -122,7 +121,6 @@ class GangTables:
     def __init__(
         self, workload: Workload, cluster: ClusterSpec, models: tuple[str, ...], options: EngineOptions
     ) -> None:
-        """Take the kinds of jobs, the cluster and its GPU models, and the options."""
         self._profiles, self._options = workload.profiles, options
         self._models = models
         widths = [(group.model.name, max(len(group.whole), 1)) for group in cluster.groups]

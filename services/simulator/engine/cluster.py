@@ -94,7 +94,6 @@ class Nodes:
         self._table = None
 
     def _draws(self, node: int, gpus: int) -> None:
-        """Count this many more idle devices of a node that is on."""
         idle_w = self._idle_each[node] * gpus
         self.idle_w += idle_w
         self.zone_idle_w[self.zone[node]] += idle_w
@@ -164,7 +163,6 @@ class Nodes:
             self._draws(node, -self.gpus[node])
 
     def fail(self, node: int) -> None:
-        """Fail a node with everything on it."""
         if node not in self.off:
             self._draws(node, -int(self.free_gpus[node]))
         self._put_to_sleep(node, False)
@@ -176,7 +174,6 @@ class Nodes:
         self._table = None
 
     def recover(self, node: int) -> None:
-        """Bring a node back, empty."""
         self.up[node] = True
         self._down -= 1
         self._free[node] = self._whole_gpus[node]

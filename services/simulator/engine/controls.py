@@ -70,7 +70,6 @@ class Measurements:
         return steps.popleft() if steps and self._lines[row] == line else None
 
     def rows(self) -> list[int]:
-        """Return the rows of the workload whose gangs are being measured."""
         return [row for row, steps in self._steps.items() if steps]
 
     def end(self, row: int, kind: ControlKind | None = None) -> None:

@@ -89,7 +89,6 @@ class Gangs:
         return self.integrals[0]
 
     def _draws(self, slot: int, more_w: float) -> None:
-        """Count what a gang draws more than before."""
         self.power_w += more_w
         self.zone_w[self._live.ints.item(IntRow.ZONE, slot)] += more_w
 
@@ -265,7 +264,6 @@ class Gangs:
         self._foresee(slot, model, run, stage, stages)
 
     def _put(self, slot: int, kind: ControlKind, value: float | None) -> None:
-        """Set the control of a gang's devices."""
         self._live.floats[SETTING_ROWS[kind], slot] = math.nan if value is None else value
         self.retime(slot)
         if self.beside and (other := self.beside.get(self._live.ids[slot])) is not None:

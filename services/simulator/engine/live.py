@@ -167,7 +167,6 @@ class LiveJobs:
         tuning: Tuning | None = None,
         capacity: int = 256,
     ) -> None:
-        """Prepare rows for all jobs; see ``behaviour.Behaviours`` for ``eligible`` and ``predicted_s``."""
         self._workload = workload
         self._tuning = tuning
         self._eligible_of = eligible
@@ -339,7 +338,6 @@ class LiveJobs:
         ints[IntRow.GOODPUT, slots] = np.where(tuning.tunes[ints[IntRow.ROW, slots]], begin + stage, -1)
 
     def measured(self, slot: int) -> None:
-        """Record that a job's efficiency at its current size is known."""
         row, gpus = int(self.ints[IntRow.ROW, slot]), int(self.ints[IntRow.GPUS, slot])
         efficiency = float(self.floats[FloatRow.EFFICIENCY, slot])
         self.ints[IntRow.MEASURED, slot] = 1

@@ -36,7 +36,6 @@ class Recorder:
         self._most[row] = max(self._most[row], gpus)
 
     def spent(self, row: int, gpu_s: float, energy_j: float, carbon_gco2: float) -> None:
-        """Add what a job spent."""
         self._gpu_s[row] += gpu_s
         self._energy_j[row] += energy_j
         self._carbon[row] += carbon_gco2
@@ -85,7 +84,6 @@ class Recorder:
         )
 
     def series(self) -> Series:
-        """Return the samples as columns."""
         rows = np.array(self._samples, dtype=np.float64).reshape(len(self._samples), 9)
         times, energy, carbon, idle, intensity, held, queued, high, low = rows.T
         seconds = np.maximum(np.diff(times, prepend=times[:1]), 1e-9)

@@ -238,7 +238,6 @@ class Simulation:
 
     @property
     def _alive(self) -> int:
-        """The jobs that wait or hold devices."""
         return self.live.count if self._slices is None else self.live.count + self._slices.count
 
     @property
@@ -297,7 +296,6 @@ class Simulation:
         return self._result(parameters)
 
     def _show(self, rows: Iterable[int]) -> None:
-        """Make jobs visible to the policy from now on."""
         for row in rows:
             if self._slices is not None and self._slices.asks(row):
                 self._slices.arrives(row, self._done_before(row))
@@ -358,7 +356,6 @@ class Simulation:
         return frozenset(map(self.recorder.ids.__getitem__, rows)) if rows else NOBODY
 
     def _of_slices(self) -> dict[str, Any]:
-        """Return the slice columns of a snapshot."""
         slices = self._slices
         if slices is None:
             return {}

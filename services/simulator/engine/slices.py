@@ -152,7 +152,6 @@ class Slices:
         )
 
     def asks(self, row: int) -> bool:
-        """Return whether a job asks for a slice."""
         return bool(self._sevenths[row])
 
     def exists_for(self, row: int) -> bool:
@@ -161,12 +160,10 @@ class Slices:
 
     @property
     def count(self) -> int:
-        """How many jobs wait for a slice or hold one."""
         return len(self._holders) + self.queued
 
     @property
     def queued(self) -> int:
-        """How many jobs wait for a slice."""
         return sum(map(len, self._queues.values()))
 
     def holding(self) -> list[int]:
@@ -223,11 +220,9 @@ class Slices:
         return tuple(SliceJob(ids[row], asked[0], self._suits(asked)[self._up]) for (_, row), asked in self._shown)
 
     def is_shown(self, job_id: JobId) -> bool:
-        """Return whether a live job is one of those waiting for slices."""
         return bool(self._shown) and self.asks(self._live.ints.item(IntRow.ROW, self._live.slot[job_id]))
 
     def start(self, start: Start) -> None:
-        """Start a job on the slice assigned to it."""
         slot = self._live.slot[start.job_id]
         row = self._live.ints.item(IntRow.ROW, slot)
         self._live.leave(slot)
@@ -329,7 +324,6 @@ class Slices:
         self._expect(row, holder.run_from_s + (float(self._workload.work_s[row]) - done) / speed, COMPLETE)
 
     def _expect(self, row: int, time_s: float, kind: int) -> None:
-        """Schedule the next event of a job on a slice."""
         self._generation[row] = self._generation.get(row, 0) + 1
         self._events.push(time_s, kind, row, self._generation[row])
 
@@ -370,7 +364,6 @@ class Slices:
         return uses
 
     def _draw(self, holder: Holder, power_w: float) -> None:
-        """Set what a job draws from now on."""
         if abs(power_w - holder.draw_w) > ROUNDING * power_w:
             self._settle(holder)
             self.held_w += power_w - holder.draw_w

@@ -48,7 +48,6 @@ class TenantTime:
         return {self.names[at]: float(self._held_s[at] / self._due_s[at]) for at in known}
 
     def _count(self, now_s: float) -> None:
-        """Count the time since the last sample at that sample's state."""
         self._held_s += self._held * (now_s - self._since_s)
         self._due_s += self._due * (now_s - self._since_s)
         self._since_s = now_s

@@ -100,7 +100,6 @@ def _table_of(path: Path) -> io.StringIO:
 
 
 def first_lines(path: Path, count: int = 50) -> list[str]:
-    """Return the first lines of a file, without line endings."""
     with open_text(path) as text:
         return [line.rstrip("\r\n") for _, line in zip(range(count), text, strict=False)]
 
@@ -155,7 +154,6 @@ def table(
     line is dropped by itself. If the separator is not ``,``, a comma in a number is a decimal comma.
 
     Args:
-        lines: The whole file.
         columns: Those that the header must have.
         named: As for ``counted``.
 

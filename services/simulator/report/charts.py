@@ -14,7 +14,6 @@ INK, FAINT, GRID_COLOUR = "#333", "#ddd", "#c0392b"
 
 
 def colour(index: int) -> str:
-    """Return the colour of the series with that number."""
     return COLOURS[index % len(COLOURS)]
 
 
@@ -103,7 +102,6 @@ def frame(low: float, top: float) -> str:
 
 
 def height_of(value: float, low: float, top: float) -> float:
-    """Return the vertical position of a value."""
     return TOP + (1 - (value - low) / (top - low)) * (HEIGHT - TOP - BOTTOM)
 
 
@@ -113,5 +111,4 @@ def text(x: float, y: float, words: str, anchor: str, size: int = 11, fill: str 
 
 
 def svg(parts: Sequence[str], height: int = HEIGHT) -> str:
-    """Return a drawing made of these parts."""
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'
