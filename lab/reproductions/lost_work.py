@@ -15,9 +15,9 @@ from services.core.policies.registry import build_policy
 from services.kit.policies import load_policies
 from services.simulator.engine import EngineOptions
 from services.simulator.engine.simulation import Simulation
-from services.simulator.predictors import predicted
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs
+from services.simulator.training import predicted
 from services.simulator.workload import ClusterSpec
 
 START, DAYS, MTBF_S = "2023-10-02", 7, 14 * 86_400.0
