@@ -52,11 +52,11 @@ class Reservations:
         if not caller.is_operator and (spec.maintenance or spec.tenant_id not in (None, caller.tenant_id)):
             raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator reserves for others, or for maintenance.")
         for _ in range(ATTEMPTS):
-            if key is not None:
+            live = await self._view.read()
+            if key is not None:  # after what is read: else its own twin, stored in between, would hold the GPUs
                 async with self._database.connection() as connection:
                     if known := await reservations.keyed(connection, caller.key_id, key):
                         return _same(known, body), False
-            live = await self._view.read()
             new = await asyncio.to_thread(self._new, spec, caller, live)
             new = new._replace(key_id=caller.key_id, idempotency_key=key, body_sha256=body)
             async with self._database.transaction() as connection:

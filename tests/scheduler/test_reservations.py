@@ -147,6 +147,26 @@ async def test_the_same_key_is_the_same_reservation(world: World) -> None:
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
 
 
+async def test_a_twin_that_is_stored_while_one_looks_is_the_same_reservation(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the GPUs then: whoever looked at keys first and at GPUs afterwards would refuse itself."""
+    await world.node("n1", 4)
+    async with reserving(world) as api:
+        read, twins = LiveView.read, list[httpx.Response]()
+        body, key = {"gpus": 3, "start_at": at(3_600), "duration_s": 600}, {"Idempotency-Key": "k"}
+
+        async def late(view: LiveView) -> Any:
+            monkeypatch.setattr(LiveView, "read", read)
+            twins.append(await api.post("/v1/reservations", json=body, headers=key))
+            return await read(view)
+
+        monkeypatch.setattr(LiveView, "read", late)
+        answer = await api.post("/v1/reservations", json=body, headers=key)
+    assert [each.status_code for each in (*twins, answer)] == [201, 200], answer.text
+    assert answer.json()["id"] == twins[0].json()["id"]
+
+
 async def test_the_cleanest_slot_is_chosen_and_the_others_are_shown(world: World) -> None:
     now_s = datetime.now(UTC).timestamp()
     hours: Any = np.arange(24.0)
