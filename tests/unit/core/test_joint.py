@@ -8,11 +8,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from services.core.cycle.plan import Plan, PowerNode, Preempt, SetPowerLimit, Start
+from services.core.cycle.plan import Hold, Plan, PowerNode, Preempt, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve
@@ -20,7 +20,7 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import least_cost_at, limit_at
-from services.core.policies.joint.hours import HORIZON_S, column_now, runs_now, steps_ahead
+from services.core.policies.joint.hours import HORIZON_S, column_now, runs_now, starts_s, steps_ahead
 from services.core.policies.joint.memory import JointMemory
 from services.core.policies.joint.modes import hosts_w, lead_of, modes_of
 from services.core.policies.joint.policy import Joint, _steps  # pyright: ignore[reportPrivateUsage]
@@ -179,12 +179,43 @@ def test_the_hours_taken_are_those_of_least_cost(
         assert (now_as(curve, left_h, deadline_s, [1.0], [watts], hour_g) >= 0) == bool(runs[0])
 
 
+@settings(max_examples=50)
+@given(
+    intensities=st.lists(st.integers(1, 40), min_size=4, max_size=8, unique=True),
+    left_h=st.integers(1, 3),
+    deadline_h=st.integers(2, 8),
+    hour_g=st.floats(0, 20),
+    speed=st.lists(st.floats(0.2, 2.0), max_size=2),
+)
+def test_a_job_starts_when_it_was_expected_to(
+    intensities: list[int], left_h: int, deadline_h: int, hour_g: float, speed: list[float]
+) -> None:
+    """As long as the forecast holds, each later hour decides as was expected of it.
+
+    A job with sizes may start earlier: the cost of ending within the first hour that all the others lead up to is
+    counted to the second, and which hour that is changes with the first one.
+    """
+    curve = hourly_curve([*map(float, intensities), *[50.0] * (60 - len(intensities))], start_s=NOON_S)
+    speeds, watts = np.array([[1.0, *(1.0 + more for more in speed)]]), 300.0 * np.arange(1.0, 2.0 + len(speed))
+    job = np.array([HOUR_S * left_h]), np.array([NOON_S + HOUR_S * max(deadline_h, left_h)]), speeds, watts[None]
+    none = np.zeros(1, dtype=np.int64)
+    _, expected_s = column_now(curve, NOON_S, *job, hour_g, none)
+    alone = *job[:2], watts[:1], hour_g
+    by_itself_s = starts_s(curve, NOON_S, *alone)
+    for now_s in np.arange(NOON_S, expected_s[0] + 1.0, HOUR_S).tolist():
+        column, later_s = column_now(curve, now_s, *job, hour_g, none)
+        assert now_s <= later_s[0] <= expected_s[0]
+        assert (column[0] >= 0) == (now_s == later_s[0])
+    for now_s in np.arange(NOON_S, by_itself_s[0] + 1.0, HOUR_S).tolist():
+        assert starts_s(curve, now_s, *alone)[0] == by_itself_s[0]
+
+
 def now_as(
     curve: CarbonCurve, left_h: float, deadline_s: float, speed: list[float], watts: list[float], hour_g: float = 0.0
 ) -> int:
     """Return the column of one job, without any if it waits."""
     job = np.array([HOUR_S * left_h]), np.array([deadline_s]), np.array([speed]), np.array([watts])
-    return column_now(curve, NOON_S, *job, hour_g, np.zeros(1, dtype=np.int64)).item()
+    return column_now(curve, NOON_S, *job, hour_g, np.zeros(1, dtype=np.int64))[0].item()
 
 
 @pytest.mark.parametrize(
@@ -257,8 +288,10 @@ def test_a_job_that_runs_stops_only_for_more_than_a_little() -> None:
     curve = hourly_curve([100.0, 98.0, 98.0], start_s=NOON_S)
     job = np.array([HOUR_S]), np.array([NOON_S + 3 * HOUR_S]), np.ones((1, 1)), np.full((1, 1), 300.0)
     first = np.zeros(1, dtype=np.int64)
-    assert column_now(curve, NOON_S, *job, 0.0, first).item() == -1
-    assert column_now(curve, NOON_S, *job, 0.0, first, 0, 0.03).item() == 0
+    column, start_s = column_now(curve, NOON_S, *job, 0.0, first)
+    assert (column.item(), start_s.item()) == (-1, NOON_S + HOUR_S)
+    column, start_s = column_now(curve, NOON_S, *job, 0.0, first, 0, 0.03)
+    assert (column.item(), start_s.item()) == (0, NOON_S)
     alone = *job[:2], np.array([300.0]), 0.0
     assert not runs_now(curve, NOON_S, *alone)[0]
     assert runs_now(curve, NOON_S, *alone, 0.03)[0]
@@ -386,6 +419,26 @@ def test_passive_rounds_start_new_jobs_and_leave_held_ones() -> None:
     both = a_snapshot([held, a_job("new")], [a_node()], curve=curve, trigger=Trigger.PASSIVE)
     plan, _ = the_round(both, memory, slack_s=43_200.0)
     assert list(started(plan)) == ["new"]
+
+
+@pytest.mark.parametrize("trigger", [Trigger.ACTIVE, Trigger.PASSIVE])
+@pytest.mark.parametrize(("active_s", "start_s"), [(600.0, HOUR_S), (5_400.0, 5_400.0)])
+@pytest.mark.parametrize("width_by_hour", [False, True])
+def test_a_held_job_learns_when_it_is_to_start(
+    trigger: Trigger, active_s: float, start_s: float, width_by_hour: bool
+) -> None:
+    """In the first clean hour, or by the first active round after that."""
+    jobs = [a_job(name, remaining_s=2 * HOUR_S, submitted_s=NOON_S - 60.0) for name in ("held", "other")]
+    jobs.append(
+        a_job("runs", gpus=1, on={"n0": (0,)}, preemptible=False, remaining_s=HOUR_S, submitted_s=NOON_S - 60.0)
+    )
+    curve = hourly_curve(CLEANER_SOON, start_s=EARLY_S)
+    snapshot = replace(a_snapshot(jobs, [a_node()], curve=curve), next_active_s=NOON_S + active_s)
+    given = {"slack_s": 43_200.0, "width_by_hour": width_by_hour}
+    _, memory = the_round(snapshot, **given)
+    plan, _ = the_round(replace(snapshot, trigger=trigger), memory, **given)
+    expected = {each.job_id: each.expected_start_s for each in plan.actions if isinstance(each, Hold)}
+    assert expected == {"held": NOON_S + start_s, "other": NOON_S + start_s}
 
 
 def test_nodes_that_nobody_uses_sleep_after_a_while() -> None:

@@ -34,7 +34,23 @@ def runs_now(
     stay_share: float = 0.0,
     horizon_s: float = HORIZON_S,
 ) -> Bools:
-    """Return which jobs run now: (n_jobs,). Those that cannot keep their deadlines, or outlast the horizon, do.
+    """Return which jobs run now: (n_jobs,); those for which ``starts_s`` says so."""
+    return starts_s(curve, now_s, left_s, deadline_s, watts, hour_g, stay_share, horizon_s) <= now_s
+
+
+def starts_s(
+    curve: CarbonCurve,
+    now_s: float,
+    left_s: Floats,
+    deadline_s: Floats,
+    watts: Floats,
+    hour_g: float | Floats,
+    stay_share: float = 0.0,
+    horizon_s: float = HORIZON_S,
+) -> Floats:
+    """Return when each job has its first hour, UTC seconds: (n_jobs,).
+
+    It is now for those that cannot keep their deadlines, or outlast the horizon.
 
     Args:
         left_s: (n_jobs,) what each still needs.
@@ -51,9 +67,8 @@ def runs_now(
     steps = np.arange(n_steps)
     lengths_s = np.where(order[None, :] <= steps[:, None], (ends - begins)[order], 0.0)
     time_s, emitted = lengths_s.cumsum(axis=1), (lengths_s * intensity[order]).cumsum(axis=1)
-    least = np.full(left_s.size, np.inf)
-    runs: Bools = np.ones(left_s.size, dtype=np.bool_)
-    now_at = int(np.flatnonzero(order == 0)[0])
+    least, start_s = np.full(left_s.size, np.inf), np.full(left_s.size, now_s)
+    first_of = np.minimum.accumulate(order)
     for step in steps.tolist():
         spare_s = time_s[step, -1] - left_s
         fits = (spare_s >= 0) & ((ends[step] <= deadline_s) | np.isinf(least))
@@ -66,8 +81,8 @@ def runs_now(
         cost = watts / 1000.0 * carbon / S_PER_HOUR + hour_g * (end_s - now_s) / S_PER_HOUR
         better = fits & (cost < least)
         least[better] = cost[better]
-        runs[better] = now_at <= at[better]
-    return runs
+        start_s[better] = begins[first_of[at[better]]]
+    return start_s
 
 
 def column_now(
@@ -82,8 +97,10 @@ def column_now(
     held: int | Ints = -1,
     stay_share: float = 0.0,
     horizon_s: float = HORIZON_S,
-) -> Ints:
-    """Return the gang, a column, that each job runs as now, -1 if it waits: (n_jobs,).
+) -> tuple[Ints, Floats]:
+    """Return the gang, a column, that each job runs as now, -1 if it waits, and when it has its first hour.
+
+    Both are (n_jobs,), the latter UTC seconds.
 
     Args:
         left_s: (n_jobs,) what each still needs at speed 1.
@@ -103,8 +120,9 @@ def column_now(
     price, work_of, each = (np.take_along_axis(part.reshape(n_jobs, -1), order, axis=1) for part in parts)
     price = np.where(work_of > 0, price, 0.0)
     step_of, columns = order // n_more, np.maximum.accumulate(each, axis=1)
+    first_of = np.minimum.accumulate(np.where(work_of > 0, step_of, n_steps - 1), axis=1)
     rows: Ints = np.arange(n_jobs, dtype=np.int64)
-    least, chosen = np.full(n_jobs, np.inf), otherwise.copy()
+    least, chosen, start_s = np.full(n_jobs, np.inf), otherwise.copy(), np.full(n_jobs, now_s)
     for last in range(begins.size):
         work = np.where(step_of <= last, work_of, 0.0)
         done = work.cumsum(axis=1)
@@ -120,7 +138,8 @@ def column_now(
         better = fits & (cost < least)
         least[better] = cost[better]
         chosen[better] = columns[rows, at][better]
-    return chosen
+        start_s[better] = begins[first_of[rows, at]][better]
+    return chosen, start_s
 
 
 def _hull(speed: Floats, watts: Floats) -> tuple[Ints, Floats, Floats]:

@@ -1,6 +1,7 @@
 """What each lever of ``joint`` does for one job, by its own modes and the forecast."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -32,6 +33,11 @@ class Known:
     left_s: Floats  #: (n_jobs,) what each still needs at its smallest gang, NaN where unknown
     deadline_s: Floats  #: (n_jobs,) when each must be done, UTC seconds
     worth: Worth  #: What time is worth
+
+    @cached_property
+    def at_best_s(self) -> Floats:
+        """What each still needs at its best size, seconds: (n_jobs,)."""
+        return self.left_s / (self.modes.ratio[np.arange(self.models.size), self.modes.best] * self.slower)
 
 
 def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known: Known, job: int) -> tuple[Effect, ...]:

@@ -30,7 +30,7 @@ from services.core.policies.batches import with_batches
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import limit_at, present_slowdowns, slowdowns
 from services.core.policies.joint.costs import counted
-from services.core.policies.joint.hours import column_now, runs_now
+from services.core.policies.joint.hours import column_now, starts_s
 from services.core.policies.joint.levers import Known, effects
 from services.core.policies.joint.memory import JointMemory, dump_memory, load_memory
 from services.core.policies.joint.modes import Modes, hosts_w, models_of, modes_of
@@ -148,7 +148,19 @@ def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, worth: Worth,
     which, gpus, is_new = which[order], gpus[order], (at < 0)[order] & (jobs.phase[which] == QUEUED)[order]
     if is_new.any():
         gpus = _widened_new(snapshot, which, gpus, is_new, worth, config)
-    return Ranking(which, gpus, Reason.GREENER_HOURS)
+    ranking = Ranking(which, gpus, Reason.GREENER_HOURS)
+    return ranking.expecting(lambda: _released_s(snapshot, memory, worth, config)) if memory.held else ranking
+
+
+def _released_s(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: JointConfig) -> tuple[Ints, Floats]:
+    """Return the waiting jobs that are held, and when they will be released, UTC seconds: (n,) each.
+
+    An active round releases them, when the first hour comes that it would give them now.
+    """
+    jobs = snapshot.jobs
+    held = np.flatnonzero((jobs.phase == QUEUED) & np.isin(jobs.ids, [*memory.held]))
+    *_, start_s = _columns(snapshot, _known(snapshot, worth, config), config)
+    return held, np.maximum(start_s[held], snapshot.next_active_s)
 
 
 def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, worth: Worth, config: JointConfig) -> Ints:
@@ -185,9 +197,8 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
         return replace(memory, sizes={}, held=frozenset())
     known = _known(snapshot, worth, config)
     modes, left_s = known.modes, known.left_s
-    at_best_s = left_s / (modes.ratio[np.arange(n_jobs), modes.best] * known.slower)
-    is_late = snapshot.now_s + at_best_s > np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, np.inf)
-    column, planned = _columns(snapshot, at_best_s, known, config)
+    is_late = snapshot.now_s + known.at_best_s > np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, np.inf)
+    column, planned, _ = _columns(snapshot, known, config)
     held = column < 0
     goes = np.flatnonzero(~held)
     least = np.where(np.isnan(left_s[goes]), 0.0, left_s[goes] * modes.gpus[goes, 0])
@@ -231,20 +242,20 @@ def _deadlines(snapshot: Snapshot, left: Left, config: JointConfig) -> Floats:
     return np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, jobs.submitted_s + until_s)
 
 
-def _columns(snapshot: Snapshot, at_best_s: Floats, known: Known, config: JointConfig) -> tuple[Ints, Bools]:
+def _columns(snapshot: Snapshot, known: Known, config: JointConfig) -> tuple[Ints, Bools, Floats]:
     """Return the size that each job is to run at now, a column, or -1 where it waits for greener hours: (n_jobs,).
 
     New, overdue and non-preemptible ones never wait, and have their best size. The second array, (n_jobs,), has the
-    others, whose hours were planned.
+    others, whose hours were planned; the third when each has its first, UTC seconds.
     """
-    jobs, now_s, modes = snapshot.jobs, snapshot.now_s, known.modes
+    jobs, now_s, modes, at_best_s = snapshot.jobs, snapshot.now_s, known.modes, known.at_best_s
     may = np.isfinite(at_best_s) & (known.deadline_s - now_s > at_best_s) & jobs.preemptible
     if not config.slack_s:
         may &= np.isfinite(jobs.deadline_s)
-    column = modes.best.copy()
+    column, start_s = modes.best.copy(), np.full(len(jobs), now_s)
     rows = np.flatnonzero(may)
     if not rows.size:
-        return column, may
+        return column, may, start_s
     together = config.width_by_hour
     if together is None:
         together = int(modes.gpus.max(axis=1).sum()) <= snapshot.total_gpus
@@ -258,7 +269,8 @@ def _columns(snapshot: Snapshot, at_best_s: Floats, known: Known, config: JointC
         speed = modes.ratio[mine] * known.slower[mine, None]
         watts = np.where(modes.gpus[mine] > 0, modes.watts[mine], np.inf)
         job = known.left_s[mine], known.deadline_s[mine], speed, watts, worth_g[mine], modes.best[mine]
-        return column_now(curve, now_s, *job, has, config.stay_share, config.ahead_s)
+        columns, start_s[mine] = column_now(curve, now_s, *job, has, config.stay_share, config.ahead_s)
+        return columns
 
     def best(curve: CarbonCurve, of: Any) -> Ints:
         mine = rows[of]
@@ -266,11 +278,11 @@ def _columns(snapshot: Snapshot, at_best_s: Floats, known: Known, config: JointC
         for stay_share, some in ((0.0, ~holds[mine]), (config.stay_share, holds[mine])):
             each = mine[some]
             job = at_best_s[each], known.deadline_s[each], modes.watts[each, modes.best[each]], worth_g[each]
-            column[some] = np.where(runs_now(curve, now_s, *job, stay_share, config.ahead_s), column[some], -1)
-        return column
+            start_s[each] = starts_s(curve, now_s, *job, stay_share, config.ahead_s)
+        return np.where(start_s[mine] <= now_s, column, -1)
 
     column[rows] = curves.by_curve(widest if together else best)
-    return column, may & together
+    return column, may & together, start_s
 
 
 def _sizes(snapshot: Snapshot, goes: Ints, known: Known, best: Ints, planned: Bools, config: JointConfig) -> Ints:
