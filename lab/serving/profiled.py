@@ -76,15 +76,6 @@ def kv_tokens(memory_gib: float, weights_gib: float, kib_per_token: float) -> fl
     return left_gib * 2**20 / kib_per_token
 
 
-def has_memory(server: ModelServer, held_tokens: float, tokens: float) -> bool:
-    """Return whether a request with this many tokens, prompt and answer, fits in addition to those that a server holds.
-
-    *Our reading*: a request's tokens are reserved when it begins, so that none has to give way later. One that is
-    larger than the memory runs alone.
-    """
-    return not server.kv_tokens or held_tokens <= 0 or held_tokens + tokens <= server.kv_tokens
-
-
 def for_prompts(server: ModelServer, mean_tokens: float) -> ModelServer:
     """Return a server whose prefills take longer for longer prompts, but as long as before at the given mean.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from lab.serving.profiled import has_memory
 from lab.serving.site import ServerKind
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.dispatch import InstanceLoad
@@ -123,7 +122,7 @@ class SimulatedInstance:
 
     def has_memory(self, tokens: int) -> bool:
         """Whether its memory holds a request of so many tokens besides what it holds."""
-        return has_memory(self.kind.server, self.kv_held, tokens)
+        return self.kind.server.has_memory(self.kv_held, tokens)
 
     def load(self, tokens: int = 0) -> InstanceLoad:
         """Return it as the dispatcher sees it, who has a request of so many tokens."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from lab.serving.accounting import ServedRequests
 from lab.serving.plans import HalfHour
-from lab.serving.profiled import for_prompts, has_memory, kv_tokens
+from lab.serving.profiled import for_prompts, kv_tokens
 from lab.serving.rates import PlaceRates
 from lab.serving.requests import BLOCK_TOKENS, RequestTrace
 from lab.serving.servers import Seen, SimulatedInstance
@@ -532,7 +532,7 @@ class ServingSimulation:
                 return
             instance = running[victim.id]
             freed = self._kv_need(int(victim.id))
-            if not has_memory(instance.kind.server, instance.kv_held - freed, self._kv_need(int(head.id))):
+            if not instance.kind.server.has_memory(instance.kv_held - freed, self._kv_need(int(head.id))):
                 return
             del running[victim.id]
             lacking = instance.leave(int(victim.id))

@@ -83,6 +83,14 @@ class ModelServer:
         """Return the seconds from the start of a prefill to the first token."""
         return (self.prefill_base_s + self.prefill_s_per_token * input_tokens) * self.slowdown(clock_mhz)
 
+    def has_memory(self, held_tokens: float, tokens: float) -> bool:
+        """Return whether a request with this many tokens, prompt and answer, fits in addition to those that it holds.
+
+        *Our reading*: a request's tokens are reserved when it begins, so that none has to give way later. One that is
+        larger than the memory runs alone.
+        """
+        return not self.kv_tokens or held_tokens <= 0 or held_tokens + tokens <= self.kv_tokens
+
     def step_s(self, batch: float, clock_mhz: float) -> float:
         """Return the seconds of a decode step, which is the time between tokens of each request in the batch."""
         return (self.decode_base_s + self.decode_s_per_request * batch) * self.slowdown(clock_mhz)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.serving.profiled import for_prompts, has_memory, kv_tokens, profiled_server
+from lab.serving.profiled import for_prompts, kv_tokens, profiled_server
 from services.core.domain.errors import DomainError
 from services.core.profiles.model_server import LLAMA_70B, PREFILL_BASE_TOKENS, ModelServer
 
@@ -98,7 +98,7 @@ def test_memory_holds_what_the_weights_leave() -> None:
 def test_a_request_fits_beside_others_or_alone() -> None:
     limited = replace(profiled(), kv_tokens=1_000)
 
-    assert has_memory(limited, 600, 400)
-    assert not has_memory(limited, 600, 401)
-    assert has_memory(limited, 0, 5_000)
-    assert has_memory(profiled(), 1e9, 1e9)
+    assert limited.has_memory(600, 400)
+    assert not limited.has_memory(600, 401)
+    assert limited.has_memory(0, 5_000)
+    assert profiled().has_memory(1e9, 1e9)
