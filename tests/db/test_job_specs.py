@@ -16,7 +16,7 @@ LEAST = {"name": "a", "command": ["true"]}
 """What every release stored: nothing else is required."""
 
 FULL = LEAST | {
-    "gpus": {"min": 2, "max": 8, "step": 3, "asked": 5, "model": "A100", "memory_gib": 40.5},
+    "gpus": {"min": 2, "max": 8, "step": 3, "asked": 5, "model": "A100", "memory_gib": 40.5, "zone": "SE"},
     "work": {"total": 1e6, "unit": "samples"},
     "preemptible": False,
     "priority": -3,
@@ -38,6 +38,7 @@ READ = {
     "GPU_MODEL": lambda spec: spec.gpus.model,
     "SLICE": lambda spec: spec.gpus.slice,
     "GPU_MEMORY_GIB": lambda spec: spec.gpus.memory_gib,
+    "GPU_ZONE": lambda spec: spec.gpus.zone,
     "WORK_TOTAL": lambda spec: spec.work and spec.work.total,
     "PREEMPTIBLE": lambda spec: spec.preemptible,
     "MAY_SHARE_GPU": lambda spec: spec.may_share_gpu,

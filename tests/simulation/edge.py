@@ -237,7 +237,7 @@ async def _strangers(simulation: Simulation) -> None:
                 is_let_in = False
             is_right = is_let_in is (left >= 1) or abs(left - 1) < 1e-9
             simulation.check("an address is let in as often as it may be", is_right, f"{who}: {left}")
-            simulation.check("no more addresses are kept than may be", len(limiter._tokens) <= ADDRESSES_KEPT)
+            simulation.check("no more addresses are kept than may be", len(limiter._buckets) <= ADDRESSES_KEPT)
 
 
 def _check_limits(simulation: Simulation, world: _World, processes: int, fails: bool) -> None:
