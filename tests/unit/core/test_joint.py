@@ -20,7 +20,7 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import least_cost_at, limit_at
-from services.core.policies.joint.hours import HORIZON_S, column_now, runs_now, starts_s, steps_ahead
+from services.core.policies.joint.hours import HORIZON_S, column_now, starts_s, steps_ahead
 from services.core.policies.joint.memory import JointMemory
 from services.core.policies.joint.modes import hosts_w, lead_of, modes_of
 from services.core.policies.joint.policy import Joint, _steps  # pyright: ignore[reportPrivateUsage]
@@ -173,7 +173,8 @@ def test_the_hours_taken_are_those_of_least_cost(
     with_now = min((cost(hours) for hours in choices if hours[0] == 0), default=np.inf)
     without = min((cost(hours) for hours in choices if hours[0] > 0), default=np.inf)
     deadline_s = NOON_S + HOUR_S * deadline_h
-    runs = runs_now(curve, NOON_S, np.array([HOUR_S * left_h]), np.array([deadline_s]), np.array([watts]), hour_g)
+    alone = np.array([HOUR_S * left_h]), np.array([deadline_s]), np.array([watts]), hour_g
+    runs = starts_s(curve, NOON_S, *alone) <= NOON_S
     if abs(with_now - without) > 1e-6 * with_now:
         assert bool(runs[0]) == (with_now < without)
         assert (now_as(curve, left_h, deadline_s, [1.0], [watts], hour_g) >= 0) == bool(runs[0])
@@ -293,8 +294,8 @@ def test_a_job_that_runs_stops_only_for_more_than_a_little() -> None:
     column, start_s = column_now(curve, NOON_S, *job, 0.0, first, 0, 0.03)
     assert (column.item(), start_s.item()) == (0, NOON_S)
     alone = *job[:2], np.array([300.0]), 0.0
-    assert not runs_now(curve, NOON_S, *alone)[0]
-    assert runs_now(curve, NOON_S, *alone, 0.03)[0]
+    assert starts_s(curve, NOON_S, *alone)[0] == NOON_S + HOUR_S
+    assert starts_s(curve, NOON_S, *alone, 0.03)[0] == NOON_S
 
 
 def test_the_limit_of_least_cost_rises_with_the_worth_of_time() -> None:

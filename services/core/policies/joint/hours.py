@@ -15,27 +15,13 @@ the greenest steps. CarbonScaler does the same by GPUs instead of watts.
 
 import numpy as np
 
-from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.units import S_PER_HOUR
 
 DAY_S = 86_400.0
 HORIZON_S = 2 * DAY_S
 """How far ahead hours are compared, unless said. A forecast that ends before is continued by its last day."""
-
-
-def runs_now(
-    curve: CarbonCurve,
-    now_s: float,
-    left_s: Floats,
-    deadline_s: Floats,
-    watts: Floats,
-    hour_g: float | Floats,
-    stay_share: float = 0.0,
-    horizon_s: float = HORIZON_S,
-) -> Bools:
-    """Return which jobs run now: (n_jobs,); those for which ``starts_s`` says so."""
-    return starts_s(curve, now_s, left_s, deadline_s, watts, hour_g, stay_share, horizon_s) <= now_s
 
 
 def starts_s(
@@ -104,7 +90,7 @@ def column_now(
 
     Args:
         left_s: (n_jobs,) what each still needs at speed 1.
-        deadline_s, hour_g, stay_share, horizon_s: As for ``runs_now``; ``stay_share`` is for what a job has.
+        deadline_s, hour_g, stay_share, horizon_s: As for ``starts_s``; ``stay_share`` is for what a job has.
         speed, watts: (n_jobs, n_sizes) of each gang, with its draw while it runs; infinite watts: there is none.
         otherwise: The column of those that outlast the horizon: (n_jobs,).
         held: The column that each has now, or one for all; -1: none.
@@ -175,10 +161,10 @@ def hours_of(
     stay_share: float,
     horizon_s: float = HORIZON_S,
 ) -> tuple[tuple[float, float], ...]:
-    """Return when one job will run if it follows ``runs_now`` at every step of the forecast: UTC seconds.
+    """Return when one job will run if it follows ``starts_s`` at every step of the forecast: UTC seconds.
 
     An approximation for a job whose sizes are planned with its hours (``column_now``): it runs less, and wider, then.
-    Whatever is left at the end of the forecast is done there without a pause. Args as for ``runs_now``, for one job.
+    Whatever is left at the end of the forecast is done there without a pause. Args as for ``starts_s``, for one job.
     """
     runs: list[tuple[float, float]] = []
     begins, ends, _ = steps_ahead(curve, now_s, horizon_s)
@@ -187,7 +173,7 @@ def hours_of(
             break
         stays = stay_share if runs and runs[-1][1] == begin_s else 0.0
         left, deadline, draw = np.array([left_s]), np.array([deadline_s]), np.array([watts])
-        if runs_now(curve, begin_s, left, deadline, draw, hour_g, stays, horizon_s)[0]:
+        if starts_s(curve, begin_s, left, deadline, draw, hour_g, stays, horizon_s)[0] <= begin_s:
             done_s = min(left_s, end_s - begin_s)
             runs.append((begin_s, begin_s + done_s))
             left_s -= done_s
