@@ -30,6 +30,7 @@ from services.standalone.stack import down, up
 
 HERE = Path(__file__).parent
 STEPS = 400
+TRAINING = (sys.executable, "train.py", "--steps", str(STEPS))
 LEVELS, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (256, 128)
 LOADS = (4, 32)
 WARM_S, LOAD_S = 120.0, 60.0
@@ -78,9 +79,6 @@ def _over(counted_j: Callable[[], float], seconds: float) -> dict[str, float]:
     time.sleep(seconds)
     took_s = time.monotonic() - began_s
     return {"seconds": took_s, "watts": (counted_j() - first) / took_s}
-
-
-TRAINING = (sys.executable, "train.py", "--steps", str(STEPS))
 
 
 def _alone(folder: Path, counted_j: Callable[[], float]) -> dict[str, Any]:
