@@ -20,11 +20,12 @@ from services.core.domain.windows import most_taken
 from services.core.policies.windows import Slot as Found
 from services.core.policies.windows import Stuck, slots, stuck
 from services.core.profiles.priors import usual_w
+from services.db import audit
 from services.db.database import Database
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, conflict, invalid, key_reused, not_found
 from services.scheduler.planning.live_view import Live, LiveView
-from services.scheduler.repository import audit, reservations, rounds
+from services.scheduler.repository import reservations, rounds
 from services.scheduler.repository.reservations import NewReservation, ReservationRow
 from services.scheduler.repository.snapshots import NodeRow
 
@@ -62,7 +63,7 @@ class Reservations:
             async with self._database.transaction() as connection:
                 newest = await rounds.next_version(connection, after=live.rows.state.version)
                 if newest and await reservations.insert(connection, new):
-                    await audit.note(connection, caller, "reservation.made", new.id, spec.model_dump(mode="json"))
+                    await audit.note(connection, caller, "reservation.made", new.id, **spec.model_dump(mode="json"))
                     row = await reservations.find(connection, new.id)
                     assert row is not None
                     return shown(row), True

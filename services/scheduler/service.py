@@ -5,9 +5,10 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from services.contracts.identity import Identity
 from services.contracts.nodes import PowerState
+from services.db import audit
 from services.db.database import Connection, Database
 from services.scheduler.power.nodes import BY_OPERATOR
-from services.scheduler.repository import audit, node_power, profiles, rounds, shares
+from services.scheduler.repository import node_power, profiles, rounds, shares
 from services.scheduler.repository.documents import Json
 from services.scheduler.repository.node_power import PoweredNode
 from services.scheduler.repository.profiles import LearnedRow, MeasurementRow
@@ -43,7 +44,7 @@ class SchedulerService:
         async with self._database.transaction() as connection:
             policy = await rounds.set_policy(connection, name, parameters, caller.key_id)
             if policy is not None:
-                await audit.note(connection, caller, "policy.set", name, {"parameters": parameters})
+                await audit.note(connection, caller, "policy.set", name, parameters=parameters)
             return policy
 
     async def shares(self) -> tuple[State, list[ShareRow]] | None:

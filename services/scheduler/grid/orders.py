@@ -7,11 +7,12 @@ from services.contracts import grid
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.core.domain.orders import Curve, curve_of, least_of
+from services.db import audit
 from services.db.database import Connection, Database
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, conflict, invalid, key_reused, not_found
 from services.scheduler.grid.reports import reported
-from services.scheduler.repository import audit, orders, snapshots
+from services.scheduler.repository import orders, snapshots
 from services.scheduler.repository.orders import BEFORE_S, LineRow, NewOrder, OrderRow
 
 NOT_AGAIN = "This order has ended or is withdrawn."
@@ -54,7 +55,7 @@ class GridOrders:
                 assert known is not None
                 return _same(known, body), False
             await _prepare(connection)
-            await audit.note(connection, caller, "grid.order", new.id, spec.model_dump(mode="json"))
+            await audit.note(connection, caller, "grid.order", new.id, **spec.model_dump(mode="json"))
             made = await _found(connection, new.id)
             if made.state is grid.GridOrderState.ENDED:
                 raise invalid("/start_at", "The order would be over before it is given.")
@@ -75,7 +76,7 @@ class GridOrders:
             steps = row.steps if change.steps is None else [step.model_dump(mode="json") for step in change.steps]
             if not await orders.amend(connection, order_id, start_at, start_at + timedelta(seconds=lasts_s), steps):
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, NOT_AGAIN)
-            await audit.note(connection, caller, "grid.amend", order_id, change.model_dump(mode="json"))
+            await audit.note(connection, caller, "grid.amend", order_id, **change.model_dump(mode="json"))
             return await _found(connection, order_id)
 
     async def withdraw(self, order_id: str, caller: Identity) -> grid.GridOrder:
