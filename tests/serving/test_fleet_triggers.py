@@ -1,4 +1,4 @@
-"""When a fleet is planned."""
+"""When a fleet is planned, and for how many requests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from services.contracts.apps import FleetPlanState, FleetPlanTrigger
+from services.serving.fleets.state import rate_per_s
 from services.serving.fleets.triggers import Basis, LastPlan, Present, Service, trigger_of
 
 BASIS = Basis({"": 1, "photos": 1}, [("n0", 0), ("n0", 1)])
@@ -48,3 +49,41 @@ def test_the_first_plan_waits_for_nothing_and_a_failed_one_is_tried_again() -> N
     assert trigger_of(None, replace(NOW, gco2_per_kwh=None)) == "first"
     failed = replace(LAST, state=FleetPlanState.FAILED, trigger=FleetPlanTrigger.SLA)
     assert trigger_of(failed, NOW) == "sla"
+
+
+def windows_of(changes: list[tuple[float, int]], reported_s: float, now_s: float) -> dict[int, int]:
+    """Return what routers reported in the minute before now, of traffic that changes to so many requests/s at times."""
+    arrivals: dict[int, int] = {}
+    for tenth in range(round(10 * (now_s - 60)), round(10 * reported_s) // 50 * 50):
+        rate = next((rate for at_s, rate in reversed(changes) if at_s <= tenth / 10), 0)
+        arrivals[tenth // 50] = arrivals.get(tenth // 50, 0) + rate
+    return {window: count // 10 for window, count in arrivals.items()}
+
+
+@pytest.mark.parametrize("ago_s", range(1, 90, 3))
+@pytest.mark.parametrize("before", [0, 5])
+@pytest.mark.parametrize("delay_s", [0, 3, 9])
+def test_traffic_that_begins_or_grows_is_not_taken_for_less_than_it_is(ago_s: int, before: int, delay_s: int) -> None:
+    now_s = 10_001.0
+    arrivals = windows_of([(0, before), (now_s - ago_s, 20)], now_s - delay_s, now_s)
+    rate = rate_per_s(30.0, arrivals, now_s)
+    if before == 0:
+        assert rate in (30.0, 20.0), "its own estimate at first, or what comes: nothing between"
+        assert rate == 20 or ago_s < 35 + delay_s
+    else:
+        assert rate == 20 if ago_s > 25 + delay_s else 5 <= rate <= 20
+
+
+def test_an_estimate_that_is_exceeded_does_not_count() -> None:
+    for ago_s in range(11, 31):
+        arrivals = windows_of([(10_001 - ago_s, 20)], 10_001.0, 10_001.0)
+        assert rate_per_s(5.0, arrivals, 10_001.0) == 20
+
+
+def test_traffic_that_ends_is_no_longer_planned_for() -> None:
+    arrivals = windows_of([(0, 20), (10_000, 0)], 10_050.0, 10_050.0)
+    assert rate_per_s(30.0, arrivals, 10_050.0) < 10
+    assert rate_per_s(30.0, {}, 10_050.0) == 30.0
+    silent = windows_of([(0, 20)], 10_000.0, 10_000.0)  # and then no router reports any more
+    assert rate_per_s(30.0, silent, 10_010.0) == 20
+    assert rate_per_s(30.0, silent, 10_050.0) < 10

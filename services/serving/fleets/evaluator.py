@@ -22,7 +22,7 @@ from services.serving.fleets import measuring
 from services.serving.fleets.assignment import Kind
 from services.serving.fleets.carrying import Carrier, progress_of, write_targets
 from services.serving.fleets.problem import idle_w_of
-from services.serving.fleets.state import FleetState, of_apps
+from services.serving.fleets.state import REPORT_S, FleetState, of_apps
 from services.serving.fleets.steps import LEAVING, NextStep, Outcome, at_rest
 from services.serving.fleets.triggers import LEAST_ANSWERS
 from services.serving.repository import Queries
@@ -30,7 +30,6 @@ from services.serving.repository.fleets import PlanRecord
 
 log = Log(__name__)
 
-WINDOW_S = 5  #: Length of the windows in which routers report requests, seconds
 REPORTED_WITHIN_S = 6.0  #: After so long all routers have reported a window
 PATIENCE = 5.0
 LEAST_PATIENCE_S = 60.0
@@ -145,10 +144,10 @@ class Evaluator:
         Both the routers and the ledger must have reported all of that time.
         """
         apps, spec, now = queries.apps, fleet.record.spec, fleet.now
-        least_s = WINDOW_S * math.ceil(spec.evaluation_s / WINDOW_S)
+        least_s = REPORT_S * math.ceil(spec.evaluation_s / REPORT_S)
         _, covered_at = await apps.energy(searches, start_at, now)
         known_s = (min(now - timedelta(seconds=REPORTED_WITHIN_S), covered_at or start_at) - start_at).total_seconds()
-        length_s = WINDOW_S * math.floor(known_s / WINDOW_S)
+        length_s = REPORT_S * math.floor(known_s / REPORT_S)
         until = start_at + timedelta(seconds=length_s)
         seen = await apps.seen(searches, start_at, until)
         few = sorted(name for name, each in seen.items() if each.answered < LEAST_ANSWERS)
@@ -285,7 +284,7 @@ def _is_settled(fleet: FleetState) -> bool:
 
 
 def _next_window(now: datetime) -> datetime:
-    return datetime.fromtimestamp(WINDOW_S * math.ceil(now.timestamp() / WINDOW_S), UTC)
+    return datetime.fromtimestamp(REPORT_S * math.ceil(now.timestamp() / REPORT_S), UTC)
 
 
 def _dump(search: FleetSearch) -> dict[str, object]:

@@ -15,12 +15,14 @@ from services.serving.fleets.problem import PlannedApp
 from services.serving.fleets.steps import Progress
 from services.serving.fleets.triggers import Basis, Present, Service, trigger_of
 from services.serving.repository import Queries
-from services.serving.repository.apps import AppRecord, Seen
+from services.serving.repository.apps import REPORTED_WITHIN_S, AppRecord, Seen
 from services.serving.repository.fleets import FleetRecord, PlanRecord, variant_and_slice
 
 WINDOW_S = 60.0  #: Requests of this time are looked at, less what is older than the last change of instances
+REPORT_S = 5  #: Length of the windows in which routers report requests, seconds
+WINDOWS = round(WINDOW_S) // REPORT_S
 LEAST_ARRIVALS = 20
-LEAST_SPAN_S = 20.0  #: With fewer, or over less time, the rate is the application's own estimate
+LEAST_WINDOWS = 4  #: With fewer, or in fewer windows of 5 s, the application's own estimate counts
 LONGEST_RETRY_S = 3_600.0  #: Longest wait after a failure; what failed longer ago is tried again
 
 
@@ -32,7 +34,6 @@ class FleetState:
     apps: list[AppRecord]
     gpus: dict[Gpu, GpuState]
     instances: list[Placed]
-    seen: Mapping[str, Seen]
     planned: list[PlannedApp]
     served: Mapping[str, Service]
     plan: PlanRecord | None
@@ -59,7 +60,7 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
     if plan is not None and plan.ended_at is not None:
         since = max(since, plan.ended_at)
     names = [app.name for app in live]
-    recent = await queries.apps.seen(names, now - timedelta(seconds=WINDOW_S))
+    arrivals = await queries.apps.arrivals(names, now - timedelta(seconds=WINDOW_S))
     settled = await queries.apps.seen(names, since)
     served = {app.name: _service(app, settled[app.name]) for app in live}
     planned: list[PlannedApp] = []
@@ -74,7 +75,7 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
                 app.name,
                 app.spec,
                 app.revision,
-                _rate(app, recent[app.name], now),
+                rate_per_s(app.spec.requests_per_s, arrivals[app.name], now.timestamp()),
                 served[app.name].is_late,
                 frozenset(variant_and_slice(at[1]) for at in failing),
             )
@@ -85,7 +86,6 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
         live,
         {each.at: each for each in gpus},
         await queries.fleets.placed([app.name for app in apps]),
-        recent,
         planned,
         served,
         plan,
@@ -175,11 +175,20 @@ def why_only_proposes(fleet: FleetState) -> str | None:
     return f"The mode of application {fixed[0]} is fixed." if fixed else None
 
 
-def _rate(app: AppRecord, seen: Seen, now: datetime) -> float:
-    """Return the mean arrival rate seen in the window, or the spec's if traffic has only just begun."""
-    if seen.arrivals < LEAST_ARRIVALS or seen.span_s < LEAST_SPAN_S:
-        return app.spec.requests_per_s
-    return seen.rate_per_s(now)
+def rate_per_s(estimate: float, arrivals: Mapping[int, int], now_s: float) -> float:
+    """Return the rate of requests to plan for, by how many came in each window of 5 s of the last minute.
+
+    It is the mean since traffic began, or that of the last 20 s where it is higher: too many servers cost energy until
+    the next plan, too few break the SLA. The window in which traffic began is left out, as it was not all of it. While
+    fewer than 20 requests came, or for less than 20 s, the application's own estimate counts, if it is not exceeded.
+    """
+    first = min((window for window, count in arrivals.items() if count), default=0)
+    last = max(max(arrivals, default=0), int((now_s - REPORTED_WITHIN_S) // REPORT_S) - 1)
+    counts = [arrivals.get(window, 0) for window in range(last, max(first, last - WINDOWS), -1)]
+    if sum(counts) < LEAST_ARRIVALS:
+        return estimate
+    mean = max(sum(counts) / len(counts), sum(counts[:LEAST_WINDOWS]) / len(counts[:LEAST_WINDOWS])) / REPORT_S
+    return mean if len(counts) >= LEAST_WINDOWS else max(mean, estimate)
 
 
 def _service(app: AppRecord, seen: Seen) -> Service:

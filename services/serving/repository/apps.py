@@ -38,6 +38,10 @@ SELECT app, bucket::int AS bucket, sum(count::int) AS count
  WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since
    AND start_at < coalesce(CAST(:until AS timestamptz), 'infinity') GROUP BY 1, 2
 """)
+ARRIVALS = text("""
+SELECT app, (extract(epoch FROM start_at) / 5)::int, sum(arrivals)::int FROM app_observations
+ WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since GROUP BY 1, 2
+""")
 WAITING = text("""
 SELECT DISTINCT ON (app, router) app, waiting FROM app_observations
  WHERE app = ANY(CAST(:apps AS text[])) AND start_at < :until AND start_at >= :until - interval '15 seconds'
@@ -248,6 +252,13 @@ class AppRows(SpecRows[AppRecord]):
             found[row.app] = Seen(
                 row.arrivals, row.answered, row.failed, row.accuracy_sum, latency[row.app], row.start_at, row.end_at
             )
+        return found
+
+    async def arrivals(self, names: Collection[str], since: datetime) -> dict[str, dict[int, int]]:
+        """Return how many requests came in each window of 5 s since a moment, by the windows' number since 1970."""
+        found: dict[str, dict[int, int]] = {name: {} for name in names}
+        for app, window, count in await self._connection.execute(ARRIVALS, {"apps": list(names), "since": since}):
+            found[app][window] = count
         return found
 
     async def waiting(self, names: Collection[str], until: datetime) -> dict[str, int]:
