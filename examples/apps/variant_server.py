@@ -136,10 +136,8 @@ class Instance:
         """Write the load into the job's progress file each second, for ever."""
         while True:
             await asyncio.sleep(REPORT_S)
-            temporary = path.with_name(f"{path.name}.new")
-            with contextlib.suppress(OSError):
-                temporary.write_text(json.dumps({"gpu_load": round(self.load(), 4)}) + "\n")
-                temporary.replace(path)
+            with contextlib.suppress(OSError):  # in place: the job may write this file, but not into its folder
+                path.write_text(json.dumps({"gpu_load": round(self.load(), 4)}) + "\n")
 
 
 class Api:

@@ -15,7 +15,8 @@ the batch waits, the lowest `priority` first. How long a prefill and a step take
 A100s or H100s), or by `--ttft-ms` and `--tbt-ms`, and by the clock in `--clock-file`, which a job on simulated GPUs has
 from its agent. An answer has as many tokens as `max_tokens` says, at most as many as its prompt's hash says. A client
 that leaves ends its request. With `--kv-tokens` its memory is limited, and with `--prefix-cache` the beginnings of
-prompts that it read before are not read again, as `usage.prompt_tokens_details.cached_tokens` says.
+prompts that it read before are not read again, as `usage.prompt_tokens_details.cached_tokens` says. Each second it
+reports its load to its job's progress file, by which simulated GPUs draw what a real server's did.
 
 To try it: WATTSHIFT_PORT=8900 python examples/pools/stand_in_server.py --load-s 2
 """
@@ -48,6 +49,10 @@ CHARACTERS_PER_TOKEN = 4
 BLOCK_TOKENS = 16
 """Of the prefix cache, as in vLLM."""
 CLOCK_READ_S = 0.5
+REPORT_S, LOOK_S = 1.0, 0.05
+GPU_LOAD_ONE, GPU_LOAD_FULL = 0.60, 0.75
+"""Load of its GPUs with one request and with a full batch: where the power of a server with Llama 3 8B's arithmetic lay
+between that of an idle H200 and its limit (lab/results/one-gpu.md)."""
 MAX_SECONDS = 600.0
 BODY_BYTES = 64 * 2**20
 
@@ -155,6 +160,24 @@ class Engine:
             await asyncio.sleep(self._real_s(self.server.step_s(len(self.running), self.clock_mhz)))
             for each in list(self.running):
                 self._produce(each)
+
+    @property
+    def gpu_load(self) -> float:
+        """The load of its GPUs now, 0 to 1: nothing without requests, and little more with many than with one."""
+        batch = len(self.running) + len(self.prefilling) + self.other
+        more = min((batch - 1) / max(self.server.capacity - 1, 1), 1.0)
+        return GPU_LOAD_ONE + (GPU_LOAD_FULL - GPU_LOAD_ONE) * more if batch else 0.0
+
+    async def report(self, path: Path) -> None:
+        """Write the mean load into the job's progress file each second, for ever."""
+        loads: list[float] = []
+        while True:
+            await asyncio.sleep(LOOK_S)
+            loads.append(self.gpu_load)
+            if len(loads) * LOOK_S >= REPORT_S:
+                with contextlib.suppress(OSError):  # in place: the job may write this file, but not into its folder
+                    path.write_text(json.dumps({"gpu_load": round(sum(loads) / len(loads), 4)}) + "\n")
+                loads.clear()
 
     def metrics(self) -> str:
         """Return vLLM's metrics, as far as pools and routers read them."""
@@ -496,6 +519,9 @@ async def serve(api: Api, host: str, port: int) -> None:
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=1_024).start()
     print(f"pool {os.environ.get('WATTSHIFT_POOL')} serves at port {port}", flush=True)
+    if "WATTSHIFT_PROGRESS_FILE" in os.environ:
+        report = api.engine.report(Path(os.environ["WATTSHIFT_PROGRESS_FILE"]))
+        await asyncio.gather(api.engine.decode(), report)
     await api.engine.decode()
 
 

@@ -18,6 +18,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from services.core.profiles.model_server import LLAMA_70B, ModelServer
+from tests.support.app_instances import until
 
 FILE = Path(__file__).parents[2] / "examples" / "pools" / "stand_in_server.py"
 CHAT = "/v1/chat/completions"
@@ -298,3 +299,26 @@ def test_options_limit_memory() -> None:
     assert STAND_IN.server_of(STAND_IN.parsed(["--kv-tokens", "9000"])).kv_tokens == 9_000
     hardware = STAND_IN.server_of(STAND_IN.parsed(["--hardware", "a100-tp4", "--kv-tokens", "7"]))
     assert hardware == replace(LLAMA_70B["a100-tp4"], kv_tokens=7)
+
+
+async def test_its_load_reaches_the_progress_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(STAND_IN, "REPORT_S", 0.01)
+    monkeypatch.setattr(STAND_IN, "LOOK_S", 0.01)
+    path = tmp_path / "progress"
+    path.write_text("")
+    inode = path.stat().st_ino
+    engines: list[Any] = []
+
+    def reported() -> float:
+        return json.loads(path.read_text() or '{"gpu_load": -1}')["gpu_load"]
+
+    async with running(SLOW, engines) as client:
+        report = asyncio.create_task(engines[0].report(path))
+        await until(lambda: reported() == 0)
+        busy = asyncio.create_task(client.post(CHAT, json=asked()))
+        await until(lambda: reported() > 0.5)
+        busy.cancel()
+        await until(lambda: reported() == 0)
+        report.cancel()
+    assert path.stat().st_ino == inode  # a job may write this file, but not into its folder
+    assert list(tmp_path.iterdir()) == [path]

@@ -114,11 +114,15 @@ async def test_it_misbehaves_as_asked() -> None:
 async def test_its_load_reaches_the_progress_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SERVER, "REPORT_S", 0.01)
     path = tmp_path / "progress"
+    path.write_text('{"gpu_load": 0}')
+    inode = path.stat().st_ino
     async with running(service_s=60.0, gpu_load=0.5) as (client, instance):
         busy, reports = asyncio.create_task(client.post("/any")), asyncio.create_task(instance.report(path))
-        await until(lambda: path.exists() and json.loads(path.read_text())["gpu_load"] > 0.4)
+        await until(lambda: json.loads(path.read_text())["gpu_load"] > 0.4)
         reports.cancel()
         busy.cancel()
+    assert path.stat().st_ino == inode  # a job may write this file, but not into its folder
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(("variant", "slice_name"), [("b1", "1g"), ("b7", "2g"), ("b5", "7g")])
