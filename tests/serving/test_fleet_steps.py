@@ -28,7 +28,9 @@ from services.serving.fleets.assignment import (
     slots_of,
     write_assignment,
 )
+from services.serving.fleets.problem import PlannedApp, SlaModel
 from services.serving.fleets.steps import KeepsSla, Limits, NextStep, Outcome, Progress, at_rest, carry_out
+from tests.serving.fleets import an_app
 
 LIMITS = Limits(cut_s=60, start_s=300, wait_s=900)
 READY = InstanceState.READY
@@ -47,6 +49,7 @@ class World:
     crashes: frozenset[Kind] = frozenset()
     least_ready: int = 99
     best: Mapping[str, Kind] | None = None
+    late: frozenset[str] = frozenset()
 
     def obey(self, step: NextStep) -> None:
         """Do what a step says, a little of it: what leaves is gone, what is wanted is placed, what is cut is cut."""
@@ -105,6 +108,7 @@ class World:
                 self.now_s,
                 LIMITS,
                 self.best,
+                late=self.late,
             )
             for each in self.instances:
                 if each.id in step.leave and each.gpu is not None and self.gpus[each.gpu].is_up:
@@ -190,6 +194,16 @@ def test_a_gpu_that_cannot_be_spared_is_waited_for_and_the_plan_given_up_at_last
     assert world.there() == {("a", "big", "7g"): 2}
 
 
+def test_an_application_that_is_late_already_waits_for_no_gpu_that_nobody_can_spare() -> None:
+    world = a_world((), ())
+    world.late, world.best = frozenset({"a"}), {"a": ("a", "big", "7g")}
+    progress = a_plan(world, dict.fromkeys(world.gpus, (4, 3)), {("a", "small", "4g"): 2})
+
+    step = world.run(progress, lambda wanted: "a" if sum(wanted.values()) < 2 else None)
+
+    assert (step.outcome, world.there()) == (Outcome.APPLIED, {("a", "small", "4g"): 2})
+
+
 def test_instances_that_stay_on_a_gpu_count_while_others_on_it_are_replaced() -> None:
     world = a_world((4, 3))
     wanted = {("a", "big", "4g"): 1, ("a", "small", "3g"): 1}
@@ -223,8 +237,11 @@ def test_a_new_instance_is_ready_before_the_one_beside_it_on_the_gpu_leaves() ->
     assert world.least_ready == 1
 
 
-def test_a_free_gpu_helps_out_while_the_only_other_one_is_cut() -> None:
+@pytest.mark.parametrize("late", [frozenset[str](), frozenset({"a"})])
+def test_a_free_gpu_helps_out_while_the_only_other_one_is_cut(late: frozenset[str]) -> None:
+    """Also while answers are late already: without any instance they would be much later."""
     world = all_but(a_world((), ()), ("n0", 1))
+    world.late = late
     world.best = {"a": ("a", "big", "7g")}
     progress = a_plan(world, {("n0", 0): (4, 3), ("n0", 1): ()}, {("a", "small", "4g"): 1})
 
@@ -347,3 +364,20 @@ def test_an_instance_that_runs_where_another_gpu_has_a_place_for_its_kind_moves_
     step = world.run(progress)
     assert step.outcome is Outcome.APPLIED
     assert {each.gpu: each.kind for each in world.instances} == {first: small, second: big}
+
+
+@pytest.mark.parametrize(
+    ("running", "is_late", "late"),
+    [(3, False, set[str]()), (3, True, {"a"}), (1, False, {"a"})],
+    ids=["in time", "late as observed", "late by the model"],
+)
+def test_an_application_keeps_what_serves_it_in_time_and_is_late_as_seen_or_modelled(
+    running: int, is_late: bool, late: set[str]
+) -> None:
+    kind: Kind = ("a", "big", "7g")
+    app = PlannedApp("a", an_app(), 1, rate_per_s=20.0, is_late=is_late)
+    model = SlaModel([app], 80.0, Counter({kind: running}))
+    assert model.late == late
+    assert (model.broken_by(Counter({kind: 2})), model.broken_by(Counter({kind: 1}))) == (None, "a")
+    anything = replace(app, spec=an_app(repartition="any_time"))
+    assert SlaModel([anything], 80.0, Counter({kind: 3})).broken_by(Counter()) is None

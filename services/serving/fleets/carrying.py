@@ -67,15 +67,17 @@ class Carrier:
         assert idle_w is not None
         ready = Counter(each.kind for each in fleet.instances if each.state is InstanceState.READY)
         progress = replace(progress, after=of_apps(progress.after, fleet))
+        sla = SlaModel(fleet.planned, idle_w, ready)
         step = carry_out(
             progress,
             {gpu: of_apps(record.assignment, fleet).get(gpu, ()) for gpu in progress.layouts},
             fleet.gpus,
             fleet.instances,
-            SlaModel(fleet.planned, idle_w, ready).broken_by,
+            sla.broken_by,
             fleet.now.timestamp(),
             self.limits(fleet),
             {name: kind for kind in best_kinds(fleet) for name in kind[:1]},
+            late=sla.late,
             is_outdated=is_stale,
         )
         await write_targets(queries, fleet, step)

@@ -155,17 +155,20 @@ class SlaModel:
         self._idle_w = idle_w
         self._running = running
 
+    @property
+    def late(self) -> frozenset[str]:
+        """The applications whose SLA is broken already, as observed or by the model."""
+        return frozenset(app.name for app in self._apps if app.is_late or not self._keeps(app, self._running))
+
     def broken_by(self, wanted: Counter[Kind]) -> str | None:
-        """Return the first application whose SLA these instances would break, though it is kept now.
+        """Return the first application that these instances would not serve within its SLA.
 
         None while an application has no instance at all: that is worse than late answers.
         """
         if {app.name for app in self._apps} - {name for name, _, _ in self._running}:
             return None
         for app in self._apps:
-            if app.spec.repartition is Repartition.ANY_TIME or app.is_late:
-                continue
-            if self._keeps(app, self._running) and not self._keeps(app, wanted):
+            if app.spec.repartition is not Repartition.ANY_TIME and not self._keeps(app, wanted):
                 return app.name
         return None
 

@@ -4,14 +4,15 @@ A GPU that changes is *opened*: its instances that have no place in the plan are
 row says so first, so that nothing more is placed on it, and its node cuts it once nothing runs there. Then the
 instances that the plan wants there are started, before others leave if slices are free for them. When all are ready,
 the next GPU is opened. If no GPU can be spared, a whole one that is free *helps out*: until all others are as planned,
-it runs the best variant of the application that is in the way. Everything is decided from the present state, so it may
+it runs the best variant of the application that is in the way. An application whose answers are late already is in the
+way only as long as one is free. Everything is decided from the present state, so it may
 be decided again at any time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
@@ -126,6 +127,7 @@ def carry_out(
     limits: Limits,
     best: Mapping[str, Kind] | None = None,
     *,
+    late: Container[str] = (),
     is_outdated: bool = False,
 ) -> NextStep:
     """Return the next step in carrying out a plan.
@@ -135,6 +137,7 @@ def carry_out(
         instances: Those that have not ended.
         keeps_sla: Names the application whose SLA some instances would break, if any.
         best: What a free GPU runs to help out, by application.
+        late: The applications whose SLA is broken already.
         is_outdated: Whether a newer plan is due, so that no further GPU is opened for this one.
     """
     lost = next((gpu for gpu in sorted(progress.layouts) if not _is_up(gpus, gpu)), None)
@@ -169,6 +172,7 @@ def carry_out(
             return replace(rest, outcome=Outcome.FAILED, detail=detail)
         return replace(rest, progress=progress, detail="It waits for an instance on a free GPU to help out.")
     held: str | None = None
+    spared: Gpu | None = None  # the first that only an application whose answers are late already holds
     # The empty ones serve first, and those on which nothing runs in the end give up theirs last; helpers after all.
     others = [gpu for gpu in changing if gpu not in progress.helpers]
     for gpu in sorted(others or changing, key=lambda gpu: (not progress.after[gpu], len(on(gpu, instances)), gpu)):
@@ -179,16 +183,16 @@ def carry_out(
             without += Counter(_with_room(on(gpu, instances), progress.after[gpu], gpus[gpu].sizes))
         held = keeps_sla(without) if on(gpu, instances) else None
         if held is None:
-            opened = replace(progress, current=gpu, former=gpus[gpu].sizes, since_s=now_s, cut_since_s=None)
-            step = _go_on(opened, present, gpus, instances, now_s, limits)
-            assert step is not None, "a GPU that changes is not done"
-            return step
+            return _opened(gpu, progress, present, gpus, instances, now_s, limits)
+        spared = gpu if spared is None and held in late else spared
     helper = next((gpu for gpu in sorted(progress.layouts) if _is_free(gpu, progress, present, gpus, instances)), None)
     if helper is not None and held is not None and best is not None and others:
         present[helper] = (best[held],)
         progress = replace(progress, helpers=progress.helpers | {helper}, done=progress.done - {helper}, since_s=now_s)
         detail = "It waits for an instance on a free GPU to help out."
         return replace(at_rest(present, gpus, instances), progress=progress, detail=detail)
+    if spared is not None:
+        return _opened(spared, progress, present, gpus, instances, now_s, limits)
     if now_s - progress.since_s > limits.wait_s:
         return replace(rest, outcome=Outcome.FAILED, detail=f"No GPU could be spared within the SLA of {held}.")
     return replace(rest, progress=progress, detail=f"It waits until a GPU can be spared within the SLA of {held}.")
@@ -201,6 +205,21 @@ def on(gpu: Gpu, instances: Iterable[Placed]) -> list[Placed]:
 def named(gpu: Gpu) -> str:
     """Return a GPU's name for messages."""
     return f"GPU {gpu[1]} of node {gpu[0]}"
+
+
+def _opened(
+    gpu: Gpu,
+    progress: Progress,
+    present: Assignment,
+    gpus: Mapping[Gpu, GpuState],
+    instances: Sequence[Placed],
+    now_s: float,
+    limits: Limits,
+) -> NextStep:
+    opened = replace(progress, current=gpu, former=gpus[gpu].sizes, since_s=now_s, cut_since_s=None)
+    step = _go_on(opened, present, gpus, instances, now_s, limits)
+    assert step is not None, "a GPU that changes is not done"
+    return step
 
 
 def _go_on(
