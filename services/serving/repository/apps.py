@@ -128,11 +128,6 @@ class Seen:
     start_at: datetime | None = None  #: Start of the first window; None without any
     end_at: datetime | None = None  #: End of the last window that was reported
 
-    @property
-    def span_s(self) -> float:
-        """Length of the time that was reported, seconds."""
-        return 0.0 if self.start_at is None or self.end_at is None else (self.end_at - self.start_at).total_seconds()
-
     def rate_per_s(self, now: datetime) -> float:
         """Return the mean arrival rate over the time reported; if there was no report for some time, nothing came."""
         if self.start_at is None or self.end_at is None:
