@@ -34,6 +34,10 @@ class _Console(Console):
         made.spans = [span for span in made.spans if "link" not in str(span.style)]
         return made
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; text is broken by the terminal alone, so that a program finds a sentence on one line."""
+        super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects), **options})
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments to show, with control characters made visible except in Rich's own cursor movements."""
         for text, style, control in super().render(renderable, options):
@@ -94,7 +98,7 @@ def tell(answer: Any, as_json: bool, shown: RenderableType) -> None:
     if as_json:
         print_json(answer)
     else:
-        console.print(shown, soft_wrap=isinstance(shown, str))
+        console.print(shown)
 
 
 def say(sentence: str) -> None:

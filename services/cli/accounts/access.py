@@ -1,6 +1,6 @@
 """Commands for who may do what: tenants, keys, audit; and who the caller is."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -8,81 +8,33 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group, with_records
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.cli.values import duration_s, past_time, time_of
 from services.contracts.identity import Role
 
 PAGE = 500
-FRACTIONS = ("month_gco2", "month_cost", "least_accuracy_pct")
-FIGURES = (
-    *("requests_per_min", "tokens_per_min", "month_tokens", "month_gco2", "month_cost"),
-    *("least_accuracy_pct", "priority"),
-)
-MaxGpus = Annotated[str | None, typer.Option(help="Most GPUs held at once; none for no limit.")]
-MaxJobs = Annotated[int | None, typer.Option(min=0, help="Most jobs that have not ended.")]
-Weight = Annotated[
-    float | None, typer.Option(help="Its share of the GPUs against other tenants', under fair+ policies; 1 by default.")
-]
-FlexOption = Annotated[
-    str | None,
-    typer.Option("--flex", help="How much slower orders of the grid may make its jobs, per cent; none for 25."),
-]
-Rate = Annotated[float | None, typer.Option(help="Sustained requests per second at the gateway.")]
-Models = Annotated[
-    str | None, typer.Option(help="The only models that it may name, with commas between them; none for all.")
-]
-Aliases = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--alias",
-        help="NAME=MODEL, or NAME=MODEL=95,OTHER=5 for shares of its requests; may be repeated; none for no alias.",
-    ),
-]
-PerMinute = Annotated[str | None, typer.Option(help="Requests to models a minute; none for no limit.")]
-TokensPerMinute = Annotated[str | None, typer.Option(help="Tokens of prompts and answers a minute; none for no limit.")]
-MonthTokens = Annotated[str | None, typer.Option(help="Budget of tokens for a calendar month; none for no limit.")]
-MonthGco2 = Annotated[str | None, typer.Option(help="Budget of gCO2 for a calendar month; none for no limit.")]
-MonthCost = Annotated[
-    str | None, typer.Option(help="Budget of money for a calendar month, by the models' prices; none for no limit.")
-]
-Accuracy = Annotated[
-    str | None, typer.Option(help="Per cent that variants of models that answer it have at least; none for no floor.")
-]
-Priority = Annotated[
-    str | None, typer.Option(help="The most urgent (smallest) priority that its requests may state; none for none.")
-]
+FIGURES = {
+    **dict.fromkeys(("requests_per_min", "tokens_per_min", "month_tokens", "priority"), int),
+    **dict.fromkeys(("month_gco2", "month_cost", "least_accuracy_pct"), float),
+}
 Expires = Annotated[
     str | None, typer.Option(help="When the key stops working: 90d, 12h, or an ISO 8601 time; by default never.")
 ]
 
 
 def register(app: typer.Typer) -> None:
-    tenants = typer.Typer(help="Show the tenants, create one, or change its limits.", invoke_without_command=True)
-    tenants.callback()(list_tenants)
-    tenants.command("create")(create_tenant)
-    tenants.command("set")(set_tenant)
-    tenants.command("shares")(show_shares)
-    app.add_typer(tenants, name="tenants")
-    keys = typer.Typer(
-        help="Show the API keys, create, change, rotate, expire or revoke one.", invoke_without_command=True
-    )
-    keys.callback()(list_keys)
-    keys.command("create")(create_key)
-    keys.command("set")(set_key)
-    keys.command("rotate")(rotate_key)
-    keys.command("expire")(expire_key)
-    keys.command("revoke")(revoke_key)
-    app.add_typer(keys, name="keys")
+    tenants = Group(app, "tenants", "Show the tenants, create one, or change its limits.", list_tenants)
+    tenants.add(create_tenant, set_tenant, shares)
+    keys = Group(app, "keys", "Show the API keys, create, change, rotate, expire or revoke one.", list_keys)
+    keys.add(create_key, set_key, rotate_key, expire_key, revoke_key)
     app.command()(audit)
     app.command()(whoami)
 
 
-def list_tenants(context: typer.Context, as_json: AsJson = False) -> None:
+def list_tenants(as_json: AsJson = False) -> None:
     """Show the tenants and their limits."""
-    if context.invoked_subcommand:
-        return
     found = Gateway().pages("/v1/tenants", PAGE)
     figures = ("active jobs", "GPUs", "weight", "requests/s", "burst")
     shown = output.table("tenant", *figures, "created", right=figures)
@@ -97,44 +49,54 @@ def list_tenants(context: typer.Context, as_json: AsJson = False) -> None:
     output.tell(found, as_json, shown)
 
 
-def create_tenant(
-    tenant: str,
-    max_gpus: MaxGpus = None,
-    max_jobs: MaxJobs = None,
-    requests_per_s: Rate = None,
-    weight: Weight = None,
-    flex: FlexOption = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass
+class TenantLimits:
+    """Limits of a tenant as typed; None is not given."""
+
+    max_gpus: Annotated[str | None, typer.Option(help="Most GPUs held at once; none for no limit.")] = None
+    max_jobs: Annotated[int | None, typer.Option(min=0, help="Most jobs that have not ended.")] = None
+    requests_per_s: Annotated[float | None, typer.Option(help="Sustained requests per second at the gateway.")] = None
+    weight: Annotated[
+        float | None,
+        typer.Option(help="Its share of the GPUs against other tenants', under fair+ policies; 1 by default."),
+    ] = None
+    flex: Annotated[
+        str | None, typer.Option(help="How much slower orders of the grid may make its jobs, per cent; none for 25.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were given; ``none`` removes one."""
+        if self.max_gpus not in (None, "none") and not self.max_gpus.isdigit():
+            raise CliError(f"--max-gpus {self.max_gpus}: must be a whole number, or none", EXIT_USAGE)
+        if self.flex not in (None, "none", "0", "10", "25", "50"):
+            raise CliError(f"--flex {self.flex}: must be 0, 10, 25, 50 or none", EXIT_USAGE)
+        whole = {"max_gpus": self.max_gpus, "flex": self.flex}
+        found = {name: None if text == "none" else int(text) for name, text in whole.items() if text is not None}
+        others = {"max_active_jobs": self.max_jobs, "requests_per_s": self.requests_per_s, "share_weight": self.weight}
+        return found | {name: value for name, value in others.items() if value is not None}
+
+
+@with_records
+def create_tenant(tenant: str, limits: TenantLimits, as_json: AsJson = False) -> None:
     """Create a tenant."""
-    body = {"id": tenant, "limits": _limits(max_gpus, max_jobs, requests_per_s, weight, flex)}
-    made = Gateway().call("POST", "/v1/tenants", body=body)
+    made = Gateway().call("POST", "/v1/tenants", body={"id": tenant, "limits": limits.given()})
     output.tell(made, as_json, f"{tenant} is created; `wattshift keys create --tenant {tenant}` makes a key for it")
 
 
-def set_tenant(
-    tenant: str,
-    max_gpus: MaxGpus = None,
-    max_jobs: MaxJobs = None,
-    requests_per_s: Rate = None,
-    weight: Weight = None,
-    flex: FlexOption = None,
-    as_json: AsJson = False,
-) -> None:
+@with_records
+def set_tenant(tenant: str, limits: TenantLimits, as_json: AsJson = False) -> None:
     """Change a tenant's limits; those not given stay as they are."""
-    limits = _limits(max_gpus, max_jobs, requests_per_s, weight, flex)
-    if not limits:
+    if not (given := limits.given()):
         raise CliError("give a limit: --max-gpus, --max-jobs, --requests-per-s, --weight or --flex", EXIT_USAGE)
-    changed = Gateway().call("PATCH", f"/v1/tenants/{tenant}", body={"limits": limits})
+    changed = Gateway().call("PATCH", f"/v1/tenants/{tenant}", body={"limits": given})
     output.tell(changed, as_json, f"the limits of {tenant} are changed")
 
 
-def show_shares(as_json: AsJson = False) -> None:
+def shares(as_json: AsJson = False) -> None:
     """Show each tenant's share of the GPUs, what it holds and has used, and how evenly they are shared."""
     found = Gateway().get("/v1/shares")
     if as_json:
-        output.print_json(found)
-        return
+        return output.print_json(found)
     figures = ("weight", "share", "GPUs", "waiting jobs", "used GPU h")
     shown = output.table("tenant", *figures, right=figures)
     for tenant in found["items"]:
@@ -149,32 +111,16 @@ def show_shares(as_json: AsJson = False) -> None:
         )
     console.print(shown)
     if not found["active"]:
-        console.print(f"the policy {found['policy']} does not share between tenants", soft_wrap=True)
+        console.print(f"the policy {found['policy']} does not share between tenants")
     if found["jain"] is not None:
         console.print(f"Jain's index of the tenants that wait: {found['jain']:.3f}")
 
 
-def _limits(
-    max_gpus: str | None, max_jobs: int | None, requests_per_s: float | None, weight: float | None, flex: str | None
-) -> dict[str, Any]:
-    if max_gpus is not None and max_gpus != "none" and not max_gpus.isdigit():
-        raise CliError(f"--max-gpus {max_gpus}: must be a whole number, or none", EXIT_USAGE)
-    if flex is not None and flex not in ("none", "0", "10", "25", "50"):
-        raise CliError(f"--flex {flex}: must be 0, 10, 25, 50 or none", EXIT_USAGE)
-    whole = {"max_gpus": max_gpus, "flex": flex}
-    gpus = {name: None if text == "none" else int(text) for name, text in whole.items() if text is not None}
-    others = {"max_active_jobs": max_jobs, "requests_per_s": requests_per_s, "share_weight": weight}
-    return {**gpus, **{name: value for name, value in others.items() if value is not None}}
-
-
 def list_keys(
-    context: typer.Context,
     every: Annotated[bool, typer.Option("--all", help="Also keys that were revoked or have expired.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the API keys, newest first, and when each was last used."""
-    if context.invoked_subcommand:
-        return
     found = [key for key in Gateway().pages("/v1/keys", PAGE) if every or key_state(key) == "valid"]
     words = ("user", "role", "project", "label", "state", "limits")
     shown = output.table("key", "tenant", *words, "created", "last used", "expires")
@@ -197,6 +143,59 @@ def key_state(key: dict[str, Any]) -> str:
     return "expired" if expires and expires <= datetime.now(UTC) else "valid"
 
 
+@dataclass
+class KeyLimits:
+    """What a key may do with models, as typed; None is not given."""
+
+    models: Annotated[
+        str | None, typer.Option(help="The only models that it may name, with commas between them; none for all.")
+    ] = None
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=MODEL, or NAME=MODEL=95,OTHER=5 for shares of its requests; may be repeated; none for no alias."
+        ),
+    ] = None
+    requests_per_min: Annotated[str | None, typer.Option(help="Requests to models a minute; none for no limit.")] = None
+    tokens_per_min: Annotated[
+        str | None, typer.Option(help="Tokens of prompts and answers a minute; none for no limit.")
+    ] = None
+    month_tokens: Annotated[
+        str | None, typer.Option(help="Budget of tokens for a calendar month; none for no limit.")
+    ] = None
+    month_gco2: Annotated[str | None, typer.Option(help="Budget of gCO2 for a calendar month; none for no limit.")] = (
+        None
+    )
+    month_cost: Annotated[
+        str | None, typer.Option(help="Budget of money for a calendar month, by the models' prices; none for no limit.")
+    ] = None
+    least_accuracy: Annotated[
+        str | None,
+        typer.Option(help="Per cent that variants of models that answer it have at least; none for no floor."),
+    ] = None
+    priority: Annotated[
+        str | None, typer.Option(help="The most urgent (smallest) priority that its requests may state; none for none.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were given; ``none`` removes one."""
+        found: dict[str, Any] = {}
+        if self.models is not None:
+            found["models"] = None if self.models == "none" else [name.strip() for name in self.models.split(",")]
+        if self.alias:
+            found["aliases"] = None if self.alias == ["none"] else dict(_alias(text) for text in self.alias)
+        for name, kind in FIGURES.items():
+            if (text := getattr(self, name.removesuffix("_pct"))) is None:
+                continue
+            try:
+                found[name] = None if text == "none" else kind(text)
+            except ValueError:
+                option = "--" + name.removesuffix("_pct").replace("_", "-")
+                raise CliError(f"{option} {text}: must be a number, or none", EXIT_USAGE) from None
+        return found
+
+
+@with_records
 def create_key(
     tenant: Annotated[str, typer.Option(help="Whose key it is.")] = "default",
     role: Annotated[str, typer.Option(help="admin, operator, user, read-only or grid.")] = "user",
@@ -206,15 +205,8 @@ def create_key(
     ] = None,
     label: Annotated[str, typer.Option(help="What or whom it is for.")] = "",
     expires: Expires = None,
-    models: Models = None,
-    alias: Aliases = None,
-    requests_per_min: PerMinute = None,
-    tokens_per_min: TokensPerMinute = None,
-    month_tokens: MonthTokens = None,
-    month_gco2: MonthGco2 = None,
-    month_cost: MonthCost = None,
-    least_accuracy: Accuracy = None,
-    priority: Priority = None,
+    *,
+    limits: KeyLimits,
     as_json: AsJson = False,
 ) -> None:
     """Create an API key; it is shown this once."""
@@ -223,53 +215,20 @@ def create_key(
         raise CliError(f"--role {role}: must be one of {', '.join(known)}", EXIT_USAGE)
     body = {"tenant_id": tenant, "role": known[role], "label": label, "expires_at": _expiry(expires)}
     body |= {name: value for name, value in (("user", user), ("project", project)) if value is not None}
-    months = month_tokens, month_gco2, month_cost
-    if limits := _key_limits(models, alias, (requests_per_min, tokens_per_min, *months, least_accuracy, priority)):
-        body["limits"] = limits
+    if given := limits.given():
+        body["limits"] = given
     _print_secret(Gateway().call("POST", "/v1/keys", body=body), as_json)
 
 
-def set_key(
-    key: str,
-    models: Models = None,
-    alias: Aliases = None,
-    requests_per_min: PerMinute = None,
-    tokens_per_min: TokensPerMinute = None,
-    month_tokens: MonthTokens = None,
-    month_gco2: MonthGco2 = None,
-    month_cost: MonthCost = None,
-    least_accuracy: Accuracy = None,
-    priority: Priority = None,
-    as_json: AsJson = False,
-) -> None:
+@with_records
+def set_key(key: str, limits: KeyLimits, as_json: AsJson = False) -> None:
     """Change what a key may do with models; what is not given stays as it is."""
-    months = month_tokens, month_gco2, month_cost
-    limits = _key_limits(models, alias, (requests_per_min, tokens_per_min, *months, least_accuracy, priority))
-    if not limits:
+    if not (given := limits.given()):
         raise CliError(
             "give a limit: --models, --alias, --requests-per-min, --month-gco2, ... (see --help)", EXIT_USAGE
         )
-    changed = Gateway().call("PATCH", f"/v1/keys/{key}", body={"limits": limits})
+    changed = Gateway().call("PATCH", f"/v1/keys/{key}", body={"limits": given})
     output.tell(changed, as_json, f"{key}: {_limits_of(changed) or 'not limited'}")
-
-
-def _key_limits(models: str | None, aliases: list[str] | None, figures: Sequence[str | None]) -> dict[str, Any]:
-    """Return the limits that were given, the ``figures`` in the order of ``FIGURES``; ``none`` removes one."""
-    found: dict[str, Any] = {}
-    if models is not None:
-        found["models"] = None if models == "none" else [name.strip() for name in models.split(",")]
-    if aliases:
-        found["aliases"] = None if aliases == ["none"] else dict(_alias(text) for text in aliases)
-    for name, text in zip(FIGURES, figures, strict=True):
-        if text is None:
-            continue
-        option = "--" + name.removesuffix("_pct").replace("_", "-")
-        try:
-            figure = None if text == "none" else float(text) if name in FRACTIONS else int(text)
-        except ValueError:
-            raise CliError(f"{option} {text}: must be a number, or none", EXIT_USAGE) from None
-        found[name] = figure
-    return found
 
 
 def _alias(text: str) -> tuple[str, dict[str, float]]:
@@ -342,11 +301,10 @@ def _expiry(text: str | None) -> str | None:
 
 def _print_secret(key: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        output.print_json(key)
-        return
+        return output.print_json(key)
     until = f", works until {key['expires_at']}" if key["expires_at"] else ""
-    console.print(f"{key['id']}  {_whose(key)}{until}", soft_wrap=True)
-    console.print(f"the key, shown this once: {key['secret']}", soft_wrap=True)
+    console.print(f"{key['id']}  {_whose(key)}{until}")
+    console.print(f"the key, shown this once: {key['secret']}")
 
 
 def whoami(as_json: AsJson = False) -> None:

@@ -6,8 +6,8 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.contracts.budgets import BudgetAction
 
@@ -15,17 +15,13 @@ UNITS = {"gpu_h": "GPU hours", "kwh": "kWh", "gco2": "gCO2"}
 
 
 def register(app: typer.Typer) -> None:
-    budgets = typer.Typer(help="Show the budgets of this month, set or remove one.", invoke_without_command=True)
-    budgets.callback()(list_budgets)
-    budgets.command("set")(set_budget)
-    budgets.command("remove")(remove_budget)
-    app.add_typer(budgets, name="budgets")
+    Group(app, "budgets", "Show the budgets of this month, set or remove one.", list_budgets).add(
+        set_budget, remove_budget
+    )
 
 
-def list_budgets(context: typer.Context, as_json: AsJson = False) -> None:
+def list_budgets(as_json: AsJson = False) -> None:
     """Show the budgets and how much of each is used this month."""
-    if context.invoked_subcommand:
-        return
     found = Gateway().get("/v1/budgets")["items"]
     shown = output.table(
         "budget", "tenant", "project", "used", "of", "unit", "beyond it", "state", right=("used", "of")
@@ -65,8 +61,7 @@ def set_budget(
         for quantity, amount in wanted.items()
     ]
     if as_json:
-        output.print_json(made)
-        return
+        return output.print_json(made)
     for budget in made:
         used = f"{budget['used']:.4g} of {budget['amount']:g} {UNITS[budget['quantity']]}"
         console.print(f"{budget['id']}  {project or tenant}: {used} used in {budget['month']}, then {then}")

@@ -10,6 +10,7 @@ import typer
 from services.cli import output
 from services.cli.accounts.logins import LOCAL, Login, LoginsError, read_logins, write_logins
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.output import console
 from services.contracts.codes import ProblemCode
@@ -20,10 +21,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def register(app: typer.Typer) -> None:
     app.command()(login)
     app.command()(logout)
-    clusters = typer.Typer(help="Show the clusters you are logged in to, or choose one.", invoke_without_command=True)
-    clusters.callback()(list_clusters)
-    clusters.command("use")(use)
-    app.add_typer(clusters, name="clusters")
+    Group(app, "clusters", "Show the clusters you are logged in to, or choose one.", list_clusters).add(use)
 
 
 def login(
@@ -56,7 +54,7 @@ def login(
         file = write_logins(read_logins().with_login(name, Login(url, key)))
     except LoginsError as error:
         raise CliError(str(error), EXIT_USAGE) from None
-    console.print(f"logged in to [bold]{name}[/] at {url}; the key is in {file}", soft_wrap=True)
+    console.print(f"logged in to [bold]{name}[/] at {url}; the key is in {file}")
 
 
 def logout(
@@ -74,12 +72,8 @@ def logout(
     console.print(f"logged out of {name}")
 
 
-def list_clusters(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False
-) -> None:
+def list_clusters(as_json: AsJson = False) -> None:
     """Show the clusters you are logged in to."""
-    if context.invoked_subcommand:
-        return
     try:
         logins = read_logins()
     except LoginsError as error:

@@ -9,8 +9,8 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.jobs.names import checked_name
 from services.cli.jobs.specs import read_text
 from services.cli.output import console
@@ -21,18 +21,8 @@ SecretName = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
-    secrets = typer.Typer(help="Show which secrets there are, set or delete one.", invoke_without_command=True)
-    secrets.callback()(show)
-    secrets.command("list")(list_secrets)
-    secrets.command("set")(set_secret)
-    secrets.command("delete")(delete_secret)
-    app.add_typer(secrets, name="secrets")
-
-
-def show(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show which secrets there are; values are never shown."""
-    if not context.invoked_subcommand:
-        list_secrets(as_json)
+    secrets = Group(app, "secrets", "Show which secrets there are, set or delete one.", list_secrets)
+    secrets.add(list_secrets, set_secret, delete_secret)
 
 
 def list_secrets(as_json: AsJson = False) -> None:

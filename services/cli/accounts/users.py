@@ -6,8 +6,8 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.contracts.codes import ProblemCode
 
@@ -21,23 +21,13 @@ Account = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    users = typer.Typer(
-        help="Show a tenant's users, create one, or change, disable or enable one.", invoke_without_command=True
-    )
-    users.callback()(list_users)
-    users.command("list")(list_users)
-    users.command("create")(create_user)
-    users.command("show")(show_user)
-    users.command("set")(set_user)
-    users.command("disable")(disable_user)
-    users.command("enable")(enable_user)
-    app.add_typer(users, name="users")
+    words = "Show a tenant's users, create one, or change, disable or enable one."
+    users = Group(app, "users", words, list_users)
+    users.add(list_users, create_user, show_user, set_user, disable_user, enable_user)
 
 
-def list_users(context: typer.Context, tenant: Tenant = "default", as_json: AsJson = False) -> None:
+def list_users(tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Show a tenant's users."""
-    if context.invoked_subcommand:
-        return
     found = Gateway().pages(f"/v1/tenants/{tenant}/users", PAGE)
     shown = output.table("user", "account", "state", "created")
     for user in found:
@@ -60,13 +50,12 @@ def show_user(user: str, tenant: Tenant = "default", as_json: AsJson = False) ->
     found = gateway.get(f"/v1/tenants/{tenant}/users/{user}")
     keys = [key for key in _keys(gateway) if (key["tenant_id"], key["user"]) == (tenant, found["name"])]
     if as_json:
-        output.print_json({**found, "keys": keys})
-        return
+        return output.print_json({**found, "keys": keys})
     account = found["account"] or "that of the agent"
-    console.print(f"{user} of tenant {tenant} is {_state(found)}; jobs run as the account: {account}", soft_wrap=True)
+    console.print(f"{user} of tenant {tenant} is {_state(found)}; jobs run as the account: {account}")
     for key in keys:
         project = f", project {key['project']}" if key["project"] else ""
-        console.print(f"{key['id']}  {key['role'].replace('_', '-')}{project}  {key['label']}", soft_wrap=True)
+        console.print(f"{key['id']}  {key['role'].replace('_', '-')}{project}  {key['label']}")
 
 
 def set_user(user: str, tenant: Tenant = "default", account: Account = None, as_json: AsJson = False) -> None:

@@ -6,8 +6,8 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group
 from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.cli.values import duration_s
 
@@ -15,18 +15,9 @@ EVENTS = ("job.started", "job.ended", "budget.exceeded", "node.lost")
 
 
 def register(app: typer.Typer) -> None:
-    webhooks = typer.Typer(
-        help="Have messages about jobs, budgets and nodes posted to an address.", no_args_is_help=True
-    )
-    webhooks.command("create")(create_webhook)
-    webhooks.command("list")(list_webhooks)
-    webhooks.command("show")(show_webhook)
-    webhooks.command("test")(send_test)
-    webhooks.command("rotate")(rotate_webhook)
-    webhooks.command("enable")(enable_webhook)
-    webhooks.command("disable")(disable_webhook)
-    webhooks.command("delete")(delete_webhook)
-    app.add_typer(webhooks, name="webhooks")
+    webhooks = Group(app, "webhooks", "Have messages about jobs, budgets and nodes posted to an address.")
+    webhooks.add(create_webhook, list_webhooks, show_webhook, rotate_webhook, test=send_test)
+    webhooks.add(enable_webhook, disable_webhook, delete_webhook)
 
 
 def create_webhook(
@@ -59,16 +50,11 @@ def show_webhook(webhook: str, as_json: AsJson = False) -> None:
     """Show a webhook, and what became of its last messages."""
     found = Gateway().get(f"/v1/webhooks/{webhook}")
     if as_json:
-        output.print_json(found)
-        return
-    console.print(f"{found['id']}  {_state(found)}", soft_wrap=True)
-    console.print(
-        f"{', '.join(found['events'])} of {found['project'] or 'all projects'} to {found['url']}", soft_wrap=True
-    )
+        return output.print_json(found)
+    console.print(f"{found['id']}  {_state(found)}")
+    console.print(f"{', '.join(found['events'])} of {found['project'] or 'all projects'} to {found['url']}")
     if found["disabled_reason"]:
-        console.print(
-            f"disabled: {found['disabled_reason']}; `wattshift webhooks enable {found['id']}`", soft_wrap=True
-        )
+        console.print(f"disabled: {found['disabled_reason']}; `wattshift webhooks enable {found['id']}`")
     shown = output.table("message", "event", "made", "state", "attempts", "next", "outcome", right=("attempts",))
     for delivery in found["deliveries"]:
         upcoming = (delivery["next_attempt_at"] or "-")[:19].replace("T", " ")
@@ -127,7 +113,6 @@ def _outcome(delivery: dict[str, Any]) -> str:
 
 def _print_secret(webhook: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        output.print_json(webhook)
-        return
-    console.print(f"{webhook['id']}  {', '.join(webhook['events'])} to {webhook['url']}", soft_wrap=True)
-    console.print(f"the secret, shown this once: {webhook['secret']}", soft_wrap=True)
+        return output.print_json(webhook)
+    console.print(f"{webhook['id']}  {', '.join(webhook['events'])} to {webhook['url']}")
+    console.print(f"the secret, shown this once: {webhook['secret']}")

@@ -15,11 +15,10 @@ def show_estimates(gateway: Gateway, specs: list[JobSpec], *, as_json: bool) -> 
     """Print what would become of each job if it were submitted now, on its own."""
     found = [gateway.call("POST", "/v1/jobs:estimate", body=spec) for spec in specs]
     if as_json:
-        output.print_json(found if len(found) > 1 else found[0])
-        return
+        return output.print_json(found if len(found) > 1 else found[0])
     for spec, estimate in zip(specs, found, strict=True):
         for line in estimate_lines(spec.name, estimate, datetime.now(UTC)):
-            console.print(line, soft_wrap=True)
+            console.print(line)
     if len(specs) > 1:
         console.print("Each job is estimated as if it were submitted alone.")
     console.print("Nothing was submitted.")

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson
 from services.cli.jobs import arrays, job_output
 from services.cli.jobs.estimate import IS_NOW, is_now
 from services.cli.jobs.names import is_array, job_or_array, number_of, path_of
@@ -37,7 +38,7 @@ def explain(
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="Its grounds too: lengths, levers, its story, the other policies.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Explain in five lines why a job waits, how it runs, or what happened to it; for an array, the next task too."""
     gateway = Gateway()
@@ -54,10 +55,9 @@ def explain(
             said = job_output.last_lines(gateway, gateway.get(path_of(found_id)))
             lines += ["  last errors:", *(f"    {escape(line)}" for line in said)] if said else []
     if as_json:
-        output.print_json(answer)
-        return
+        return output.print_json(answer)
     for line in lines:
-        console.print(line, soft_wrap=True)
+        console.print(line)
 
 
 def _explanation(gateway: Gateway, job_id: str, *, wait: bool) -> dict[str, Any]:

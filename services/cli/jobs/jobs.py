@@ -9,6 +9,7 @@ from rich.table import Table
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Watch
 from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.jobs import arrays, job_output, names
 from services.cli.jobs.following import FINAL, STREAM, ended_words, follow, interruptible
@@ -16,10 +17,6 @@ from services.cli.output import console
 from services.cli.values import past_time
 from services.contracts.codes import ProblemCode
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
-Watch = Annotated[
-    bool, typer.Option("--watch", "-w", help="Show it again every two seconds until Ctrl-C.", show_default=False)
-]
 WIDE = 120  #: Columns of a terminal that shows everything of a list of jobs
 
 JobArgument = Annotated[
@@ -128,8 +125,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
     found, profile = gateway.get(f"/v1/jobs/{job}"), gateway.get(f"/v1/jobs/{job}/profile")
     prediction = _prediction(gateway, job)
     if as_json:
-        output.print_json({**found, "profile": profile, "prediction": prediction})
-        return
+        return output.print_json({**found, "profile": profile, "prediction": prediction})
     footprint, gang = found["footprint"], found["spec"]["gpus"]
     rows = {
         "number": names.number_of(found),
@@ -301,7 +297,7 @@ def _steer(action: str) -> Any:
             output.print_json(answers)
         else:
             for answer in answers:
-                console.print(f"{answer['id']}  {answer['name']}: {what_follows(action, answer)}", soft_wrap=True)
+                console.print(f"{answer['id']}  {answer['name']}: {what_follows(action, answer)}")
 
     return command
 
@@ -317,11 +313,10 @@ def forget_checkpoint(
     wanted = [names.job_id(gateway, each) for each in jobs]
     answers = [gateway.call("POST", f"/v1/jobs/{each}/forget-checkpoint") for each in wanted]
     if as_json:
-        output.print_json(answers)
-        return
+        return output.print_json(answers)
     for job in answers:
         follows = "It may start on any node." if job["state"] == "queued" else f"It is {job['state']}."
-        console.print(f"{job['id']}  {job['name']}: {follows}", soft_wrap=True)
+        console.print(f"{job['id']}  {job['name']}: {follows}")
 
 
 def what_follows(action: str, job: dict[str, Any]) -> str:

@@ -95,7 +95,7 @@ def notebook(
         token = _started(gateway, job["id"])
         with _listening(local) as listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/" + ("" if command else f"?token={token}")
-            output.console.print(url, soft_wrap=True, highlight=False)
+            output.console.print(url)
             output.say(f"Ctrl-C ends {'this, and not the job' if keep else 'the job'}.")
             carry_all(gateway, job["id"], PORT_VARIABLE, listener, lambda: _is_over(gateway, job["id"]))
         is_over = True

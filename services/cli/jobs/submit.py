@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ import typer.core
 
 from services.cli import output
 from services.cli.client import Gateway, gateway_url, installation_of
+from services.cli.commands import with_records
 from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs import following, foreign
 from services.cli.jobs import specs as job_specs
@@ -26,6 +26,7 @@ from services.cli.jobs.reach import Obstacle, Runner, closed_folders, obstacles,
 from services.cli.jobs.results import checked_results, fetched
 from services.cli.jobs.scripts import Script, read_script
 from services.cli.jobs.sources import LocalSources
+from services.cli.jobs.specs import of_job, of_run, of_sending
 from services.cli.output import console
 from services.cli.site.opening import has_lists, is_named, let_through, may_be_opened, open_to
 from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
@@ -192,11 +193,9 @@ def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | No
 
 
 OF_JOBS = {"job.started", "job.ended"}  #: Events of webhooks that take messages about jobs
-of_job, of_run, of_sending = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("What the job is", "How it may run", "Submitting")
-)
 
 
+@with_records
 def submit(
     context: typer.Context,
     file: Annotated[
@@ -213,124 +212,8 @@ def submit(
         str | None,
         of_job("--command", "-c", help="The command, as typed into a shell; a shell runs it if it needs one."),
     ] = None,
-    name: Annotated[str | None, of_job(help="By default the script's or program's.")] = None,
-    gpus: Annotated[
-        str | None, of_job(help="N, MIN-MAX or MIN-MAX:STEP, and @ASKED for the size you would ask for; 1 by default.")
-    ] = None,
-    model: Annotated[str | None, of_job(help="GPU model, as nodes report it.")] = None,
-    memory: Annotated[str | None, of_job(help="Least memory of each GPU, GiB.")] = None,
-    slice: Annotated[str | None, of_job(help="Run on a MIG slice of this size, 1g, 2g, 3g, 4g or 7g.")] = None,
-    zone: Annotated[str | None, of_job(help="Grid zone to stay in, as with data that are there.")] = None,
-    container: Annotated[str | None, of_job(help="Container image to run in.", metavar="IMAGE")] = None,
-    workdir: Annotated[Path | None, of_job(help="Folder to run in; by default the present one.")] = None,
-    env: Annotated[
-        list[str] | None,
-        of_job(
-            metavar="NAME[=VALUE]",
-            help="A variable for the job, by default with its value here; may be repeated; '*' is every one. PATH, "
-            "VIRTUAL_ENV and CONDA_PREFIX are always passed on, except to containers.",
-        ),
-    ] = None,
-    clean_env: Annotated[
-        bool | None, of_job("--clean-env", help="Pass on what --env names alone, and no PATH.")
-    ] = None,
-    output: Annotated[
-        str | None,
-        of_job(
-            metavar="FILE", help="Write what the job prints to a file too; its name may have Slurm's %j, %x, %A, %a."
-        ),
-    ] = None,
-    error: Annotated[str | None, of_job(metavar="FILE", help="As --output, for standard error alone.")] = None,
-    env_file: Annotated[list[Path] | None, of_job(help="File with lines NAME=VALUE; may be repeated.")] = None,
-    upload: Annotated[
-        Path | None,
-        of_job(metavar="FOLDER", help="Send the folder's files that git does not ignore along; the job runs in them."),
-    ] = None,
-    results: Annotated[
-        list[str] | None,
-        of_job(
-            metavar="PATH",
-            help="With --upload or --git, and --wait or --follow: bring this back when the job ends; may be repeated.",
-        ),
-    ] = None,
-    git: Annotated[
-        str | None, of_job(metavar="URL[@REVISION]", help="Run in the files of a repository that nodes reach.")
-    ] = None,
-    git_secret: Annotated[
-        str | None, of_job(metavar="NAME", help="Secret with the token or SSH key of the repository.")
-    ] = None,
-    secret: Annotated[
-        list[str] | None,
-        of_job(
-            metavar="NAME[=VARIABLE]",
-            help="A secret as a variable, by default of the same name; may be repeated. See `wattshift secrets`.",
-        ),
-    ] = None,
-    secret_file: Annotated[
-        list[str] | None,
-        of_job(metavar="NAME[=FILE]", help="A secret as a file in $WATTSHIFT_SECRETS_DIR; may be repeated."),
-    ] = None,
-    checkpoint_dir: Annotated[
-        Path | None, of_job(help="Kept between restarts; by default a folder of the job's own.")
-    ] = None,
-    work: Annotated[str | None, of_job(metavar="TOTAL:UNIT", help="30000:steps, 90:epochs or 1e6:samples.")] = None,
-    progress: Annotated[
-        str | None, of_job(metavar="SOURCE", help="file (the default), http, none or log:PATTERN.")
-    ] = None,
-    processes: Annotated[
-        str | None, of_job(metavar="per_gpu|per_node", help="How many copies of the command start.")
-    ] = None,
-    batch: Annotated[
-        str | None,
-        of_job(
-            metavar="SAMPLES",
-            help="Samples per step of the whole gang: 256; or 256-4096: a policy may choose, and the code reads it.",
-        ),
-    ] = None,
-    family: Annotated[str | None, of_job(help="vision, language, speech or recommendation.")] = None,
-    notify: Annotated[
-        str | None,
-        of_job(
-            metavar="EVENTS",
-            help="Post messages to the tenant's webhooks: started, ended or failed, separated by commas.",
-        ),
-    ] = None,
-    project: Annotated[str | None, of_job(help="For reports and filters.")] = None,
-    label: Annotated[list[str] | None, of_job(metavar="KEY=VALUE", help="May be repeated.")] = None,
-    time: Annotated[
-        str | None, of_run(metavar="DURATION", help="Longest run: 90s, 15m, 6h, 06:00:00, 1-06:00:00.")
-    ] = None,
-    deadline: Annotated[str | None, of_run(metavar="TIME", help="2026-03-01T18:00, or +6h from now.")] = None,
-    flexible: Annotated[
-        str | None, of_run(metavar="DURATION", help="How long it may be delayed for greener hours.")
-    ] = None,
-    priority: Annotated[int | None, of_run(help="-100 to 100; higher goes first.")] = None,
-    preemptible: Annotated[
-        bool | None, of_run("--preemptible/--not-preemptible", help="Whether it may be stopped.")
-    ] = None,
-    may_share_gpu: Annotated[
-        bool | None, of_run("--may-share-gpu", help="It may share its GPU with another job that may; needs --memory.")
-    ] = None,
-    flex: Annotated[
-        int | None, of_run(metavar="PERCENT", help="How much slower orders of the grid may make it: 0, 10, 25 or 50.")
-    ] = None,
-    grace: Annotated[str | None, of_run(metavar="DURATION", help="From SIGTERM to SIGKILL; 120s by default.")] = None,
-    max_restarts: Annotated[int | None, of_run(help="How often it is restarted if it fails.")] = None,
-    restart_after_node_loss: Annotated[bool | None, of_run(help="Whether it runs again if its node is lost.")] = None,
-    hold: Annotated[bool | None, of_run("--hold", help="Start after a release.")] = None,
-    array: Annotated[
-        str | None,
-        of_run(
-            metavar="INDICES", help="One job for each index: 0-99, 0-99:10, 1,3,5-9; 0-99%8 runs at most 8 at once."
-        ),
-    ] = None,
-    after: Annotated[
-        list[str] | None,
-        of_run(
-            metavar="HOW:JOB",
-            help="Start when a job or array has ended: ok:JOB, any:JOB or not_ok:JOB; may be repeated.",
-        ),
-    ] = None,
+    *,
+    options: job_specs.SpecOptions,
     idempotency_key: Annotated[str | None, of_sending(help="Submitting again with the same key is safe.")] = None,
     wait: Annotated[bool, of_sending("--wait", help="Wait for the end; exit 1 unless every job succeeds.")] = False,
     follow: Annotated[bool, of_sending("--follow", "-f", help="As --wait, and print the job's output.")] = False,
@@ -355,9 +238,6 @@ def submit(
 
     A job runs in the folder it is submitted from, with the caller's PATH and virtual environment.
     """
-    options = job_specs.SpecOptions(
-        **{name: value for name, value in context.params.items() if name in job_specs.SpecOptions.__dataclass_fields__}
-    )
     sources = LocalSources()
     specs = _specs(context, file or [], command, options, sources)
     gateway = Gateway()
@@ -371,7 +251,7 @@ def submit(
         raise CliError("--follow shows the output of one job, not of an array; use --wait", EXIT_USAGE)
     if follow and len(specs) > 1:
         raise CliError(f"--follow shows the output of one job, not of {len(specs)}; use --wait", EXIT_USAGE)
-    coming = checked_results(results or [], specs, ends=wait or follow)
+    coming = checked_results(options.results or [], specs, ends=wait or follow)
     _say_where_messages_go(gateway, specs)
     sources.send(gateway)
     accepted = submit_all(gateway, specs, idempotency_key)

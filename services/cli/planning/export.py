@@ -45,7 +45,7 @@ def export(
             unfinished += sum(row["ended_at"] is None for row in page)
             status.update(f"{count} jobs")
     still = f"; {unfinished} have not ended yet; a replay leaves them out" if unfinished else ""
-    errors.print(f"{count} jobs{'' if out == '-' else f' in {out}'}{still}", soft_wrap=True)
+    errors.print(f"{count} jobs{'' if out == '-' else f' in {out}'}{still}")
 
 
 def _pages(gateway: Gateway, period: Row) -> Iterator[list[Row]]:

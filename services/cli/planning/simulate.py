@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from services.cli.bars import bar
+from services.cli.commands import Group
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, duration, print_json, rounded, table
 from services.cli.plugins import add_moved, add_plugins
@@ -30,21 +31,15 @@ if TYPE_CHECKING:
     from services.simulator.engine import SimulationResult
     from services.simulator.workload import CarbonTrace, Workload
 
-group = typer.Typer(help="Ask what policies would have done with past jobs.", no_args_is_help=True)
-
 
 def register(app: typer.Typer) -> None:
-    add_moved(group, "simulate ", ("experiment", "inference", "serving"))
-    app.add_typer(group, name="simulate")
+    simulate = Group(app, "simulate", "Ask what policies would have done with past jobs.")
+    simulate.add(training)
+    add_moved(simulate, "simulate ", ("experiment", "inference", "serving"))
 
 
-@group.callback()
-def _simulate() -> None:
-    """Ask what policies would have done with past jobs."""
-
-
-@group.command()
 def training(
+    context: typer.Context,
     policy: Annotated[str, typer.Option(help="One policy, or several separated by commas.")],
     jobs: Annotated[str, typer.Option(help="A bundled trace (green-year, green-day) or a file.")],
     carbon: Annotated[str, typer.Option(help="A bundled zone (SE, GB, PL, US-CAL-CISO, CA-ON) or a file.")],
@@ -120,24 +115,8 @@ def training(
     sources = {"jobs": jobs, "carbon": carbon, "forecast": forecast}
     try:
         options = TrainingOptions(
-            policy=policy,
-            cluster=cluster,
-            format=format,
-            recipe=recipe,
-            start=start,
-            days=days,
-            seed=seed,
+            **{name: value for name, value in context.params.items() if name in TrainingOptions.model_fields},
             params=parameters_of(param or []),
-            signal=signal,
-            round_minutes=round_minutes,
-            passive_interval_s=passive_interval_s,
-            power_down_minutes=power_down_minutes,
-            node_mtbf_days=node_mtbf_days,
-            host_idle_w=host_idle_w,
-            placement=placement,
-            predictor=predictor,
-            batch_tuning=batch_tuning,
-            horizon_hours=horizon_hours,
             tenant_weights=_weights(tenant_weight or []),
             orders=[_order(each) for each in order or []],
         )

@@ -28,7 +28,7 @@ def factors(context: typer.Context) -> None:
             shown.add_row(kind, name, f"{factor['value']:g} (estimate)", factor["source"])
     console.print(shown)
     for kind, where in CATALOGUE["unknown"].items():
-        console.print(f"[dim]{kind}: {where}[/]", soft_wrap=True)
+        console.print(f"[dim]{kind}: {where}[/]")
 
 
 @app.command()
@@ -48,7 +48,7 @@ def add(
             part.write_text(json.dumps(known, indent=2) + "\n")
     except OSError as error:
         raise CliError(f"cannot write {file}: {error.strerror or error}", EXIT_USAGE) from error
-    console.print(f"wrote {file}", soft_wrap=True)
+    console.print(f"wrote {file}")
 
 
 def read_facts(file: Path) -> Facts:

@@ -41,7 +41,7 @@ def save_lines(gateway: Gateway, out: str, period: dict[str, str | None], seals:
                 _fetch(gateway, path.suffix[1:], period, lambda answer: _copy(answer, file))
     except OSError as error:
         raise CliError(f"cannot write {out}: {error.strerror or error}", EXIT_USAGE) from error
-    errors.print(f"wrote {out}", soft_wrap=True)
+    errors.print(f"wrote {out}")
 
 
 def _fetch(gateway: Gateway, form: str, period: dict[str, str | None], take: Callable[[httpx.Response], None]) -> None:

@@ -13,8 +13,8 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson
 from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.cli.reports import savings
 from services.cli.reports.figures import Report, amounts, share, title
@@ -132,7 +132,7 @@ def report(
         if more is not None and more["total"] != found["total"]:
             raise CliError("the ledger of this period still changes: name an earlier --end", EXIT_FAILED)
         _write(html_file, render(found, datetime.now(UTC), more))
-        console.print(f"wrote {html_file}", soft_wrap=True)
+        console.print(f"wrote {html_file}")
         return
     found = fetch(gateway, by, period)
     if as_json:
@@ -142,7 +142,7 @@ def report(
     else:
         _print(by, found)
         for sentence in savings.sentences(savings.stored(gateway, period)):
-            console.print(f"[dim]{sentence}[/]", soft_wrap=True)
+            console.print(f"[dim]{sentence}[/]")
 
 
 def _form(gateway: Gateway, form: str, facts_file: Path | None, period: dict[str, str | None]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _check(path: Path) -> None:
         raise CliError(f"--check {path}: cannot be read: {reason}", EXIT_USAGE) from error
     if (checksum := checksum_of(page)) is None:
         raise CliError(f"{path} is not as it was made: its checksum does not fit", EXIT_FAILED)
-    console.print(f"{path} is as it was made; SHA-256 {checksum}", soft_wrap=True)
+    console.print(f"{path} is as it was made; SHA-256 {checksum}")
 
 
 def fetch(gateway: Gateway, by: str, period: dict[str, str | None], also: Sequence[str] = ()) -> Report:
@@ -252,7 +252,7 @@ def _print(by: str, found: Report) -> None:
         shown.add_row(title(line), str(line["jobs"]), gpu_time, *cells, *cost)
     console.print(shown)
     for sentence in notes(found):
-        console.print(f"[dim]{sentence}[/]", soft_wrap=True)
+        console.print(f"[dim]{sentence}[/]")
 
 
 def _print_requests(by: str, found: Report) -> None:

@@ -7,8 +7,8 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.cli.serving.fleets import configuration, plan_line, show_configuration, show_rows, show_search
 from services.cli.values import filled, json_document
@@ -18,19 +18,8 @@ AppArgument = Annotated[str, typer.Argument(metavar="NAME", help="The applicatio
 
 
 def register(app: typer.Typer) -> None:
-    apps = typer.Typer(help="Run applications on slices of GPUs.", invoke_without_command=True)
-    apps.callback()(_apps)
-    apps.command("list")(list_apps)
-    apps.command("show")(show_app)
-    apps.command("set")(set_app)
-    apps.command("report")(report)
-    apps.command("delete")(delete_app)
-    app.add_typer(apps, name="apps")
-
-
-def _apps(context: typer.Context, as_json: AsJson = False) -> None:
-    if not context.invoked_subcommand:
-        list_apps(as_json)
+    apps = Group(app, "apps", "Run applications on slices of GPUs.", list_apps)
+    apps.add(list_apps, show_app, set_app, report, delete_app)
 
 
 def list_apps(as_json: AsJson = False) -> None:
@@ -54,8 +43,7 @@ def show_app(name: AppArgument, as_json: AsJson = False) -> None:
     app = gateway.get(f"/v1/apps/{name}")
     instances = gateway.pages(f"/v1/apps/{name}/instances", 100_000)
     if as_json:
-        output.print_json({**app, "live_instances": instances})
-        return
+        return output.print_json({**app, "live_instances": instances})
     spec, seen = app["spec"], app["traffic"]
     floor = spec["max_accuracy_loss_pct"]
     rows = {
@@ -116,8 +104,7 @@ def report(
     """
     found = Gateway().get(f"/v1/apps/{name}/report", hours=hours, step_s=step_s or max(hours * 3_600 / 12, 5))
     if as_json:
-        output.print_json(found)
-        return
+        return output.print_json(found)
     if not found["requests"] and not found["energy_j"]:
         console.print("nothing yet")
         return

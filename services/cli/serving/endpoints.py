@@ -7,24 +7,15 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.jobs.jobs import AsJson
+from services.cli.commands import AsJson, Group
 from services.cli.values import json_document
 
 EndpointArgument = Annotated[str, typer.Argument(metavar="NAME", help="The endpoint's name.")]
 
 
 def register(app: typer.Typer) -> None:
-    endpoints = typer.Typer(help="Register model servers that others run.", invoke_without_command=True)
-    endpoints.callback()(_endpoints)
-    endpoints.command("list")(list_endpoints)
-    endpoints.command("set")(set_endpoint)
-    endpoints.command("delete")(delete_endpoint)
-    app.add_typer(endpoints, name="endpoints")
-
-
-def _endpoints(context: typer.Context, as_json: AsJson = False) -> None:
-    if not context.invoked_subcommand:
-        list_endpoints(as_json)
+    endpoints = Group(app, "endpoints", "Register model servers that others run.", list_endpoints)
+    endpoints.add(list_endpoints, set_endpoint, delete_endpoint)
 
 
 def list_endpoints(as_json: AsJson = False) -> None:

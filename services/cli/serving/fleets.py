@@ -8,8 +8,8 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.cli.values import json_document
 
@@ -25,20 +25,8 @@ WHY = {
 
 
 def register(app: typer.Typer) -> None:
-    fleets = typer.Typer(help="Set GPUs aside for applications.", invoke_without_command=True)
-    fleets.callback()(_fleets)
-    fleets.command("list")(list_fleets)
-    fleets.command("show")(show_fleet)
-    fleets.command("set")(set_fleet)
-    fleets.command("plans")(list_plans)
-    fleets.command("apply")(apply_plan)
-    fleets.command("delete")(delete_fleet)
-    app.add_typer(fleets, name="fleets")
-
-
-def _fleets(context: typer.Context, as_json: AsJson = False) -> None:
-    if not context.invoked_subcommand:
-        list_fleets(as_json)
+    fleets = Group(app, "fleets", "Set GPUs aside for applications.", list_fleets)
+    fleets.add(list_fleets, show_fleet, set_fleet, delete_fleet, plans=list_plans, apply=apply_plan)
 
 
 def list_fleets(as_json: AsJson = False) -> None:
@@ -58,8 +46,7 @@ def show_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
     """Show a fleet: its GPUs as they are cut, and its newest plan."""
     fleet = Gateway().get(f"/v1/fleets/{name}")
     if as_json:
-        output.print_json(fleet)
-        return
+        return output.print_json(fleet)
     spec = fleet["spec"]
     rows = {
         "fleet": fleet["name"],

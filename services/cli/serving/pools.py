@@ -13,8 +13,8 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group
 from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.cli.planning.pools import show_plan
 from services.cli.values import filled, json_document, past_time, refuse_dropped
@@ -41,25 +41,9 @@ Windows = dict[int, "array[int]"]
 
 
 def register(app: typer.Typer) -> None:
-    pools = typer.Typer(help="Run pools of model servers as planned.", invoke_without_command=True)
-    pools.callback()(_pools)
-    pools.command("list")(list_pools)
-    pools.command("show")(show_pool)
-    pools.command("set")(set_pool)
-    pools.command("mode")(set_mode)
-    pools.command("plan")(plan_now)
-    pools.command("plans")(list_plans)
-    pools.command("accept")(accept)
-    pools.command("instances")(list_instances)
-    pools.command("clocks")(list_clocks)
-    pools.command("delete")(delete)
-    pools.command("report")(report)
-    app.add_typer(pools, name="pools")
-
-
-def _pools(context: typer.Context, as_json: AsJson = False) -> None:
-    if not context.invoked_subcommand:
-        list_pools(as_json)
+    pools = Group(app, "pools", "Run pools of model servers as planned.", list_pools)
+    pools.add(list_pools, show_pool, set_pool, delete, report, accept, mode=set_mode, plan=plan_now, plans=list_plans)
+    pools.add(instances=list_instances, clocks=list_clocks)
 
 
 def list_pools(as_json: AsJson = False) -> None:
@@ -79,8 +63,7 @@ def show_pool(name: PoolArgument, as_json: AsJson = False) -> None:
     instances = gateway.pages(f"/v1/pools/{name}/instances", 100_000)
     plan = _plan_in_force(gateway, pool)
     if as_json:
-        output.print_json({**pool, "plan": plan, "live_instances": instances})
-        return
+        return output.print_json({**pool, "plan": plan, "live_instances": instances})
     spec = pool["spec"]
     rows = {
         "pool": pool["name"],

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group
 from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs.following import FINAL
-from services.cli.jobs.jobs import AsJson
 from services.cli.jobs.submit import submit_all
 from services.cli.plugins import add_moved
 from services.cli.serving import load_sweep
@@ -32,15 +32,9 @@ SINGLE_CLASS_TOKENS = 512, 256  #: Of a request where no thresholds say what is 
 
 
 def register(app: typer.Typer) -> None:
-    profile = typer.Typer(help="Measure profiles on GPUs of the cluster.", no_args_is_help=True)
-    profile.callback()(_profile)
-    profile.command("pool")(pool)
+    profile = Group(app, "profile", "Measure profiles on GPUs of the cluster.")
+    profile.add(pool)
     add_moved(profile, "profile ", ("inference",), "profile ")
-    app.add_typer(profile, name="profile")
-
-
-def _profile() -> None:
-    """Measure profiles on GPUs of the cluster."""
 
 
 def pool(

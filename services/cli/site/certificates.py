@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.commands import Group
 from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.output import console
 
@@ -18,10 +19,8 @@ OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def register(app: typer.Typer) -> None:
-    ca = typer.Typer(help="Make certificates for TLS between hosts, where the site has no authority of its own.")
-    ca.command("init")(init)
-    ca.command("issue")(issue)
-    app.add_typer(ca, name="ca")
+    words = "Make certificates for TLS between hosts, where the site has no authority of its own."
+    Group(app, "ca", words).add(init, issue)
 
 
 def init(
@@ -41,7 +40,7 @@ def init(
     made = made.add_extension(usage, critical=True)
     made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     _write(folder, "ca", key, made)
-    console.print(f"{folder / 'ca.crt'} is what every host gets; keep {folder / 'ca.key'} here", soft_wrap=True)
+    console.print(f"{folder / 'ca.crt'} is what every host gets; keep {folder / 'ca.key'} here")
 
 
 def issue(
@@ -81,9 +80,7 @@ def issue(
     _write(folder, name, key, made.add_extension(identifier, critical=False), own_key)
     console.print(
         f"WATTSHIFT_TLS_CERT={folder / name}.crt\nWATTSHIFT_TLS_KEY={folder / name}.key\n"
-        f"WATTSHIFT_TLS_CA={folder / 'ca.crt'}",
-        soft_wrap=True,
-        highlight=False,
+        f"WATTSHIFT_TLS_CA={folder / 'ca.crt'}"
     )
 
 

@@ -10,8 +10,8 @@ from rich.console import RenderableType
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group, Watch
 from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson, Watch
 from services.cli.jobs.names import checked_name
 from services.cli.output import console
 from services.cli.plots import Piece, greenest, plot
@@ -25,31 +25,13 @@ OneGpu = Annotated[int | None, typer.Option("--gpu", help="Only this one of its 
 
 
 def register(app: typer.Typer) -> None:
-    nodes = typer.Typer(
-        help="Show the cluster's nodes, let one in, take one out of service, power it down or up, or cut its GPUs.",
-        invoke_without_command=True,
-    )
-    nodes.callback()(list_nodes)
-    nodes.command("drain")(drain)
-    nodes.command("resume")(resume)
-    nodes.command("enroll")(enroll)
-    nodes.command("invite")(invite)
-    nodes.command("revoke")(revoke)
-    nodes.command("sleep")(sleep)
-    nodes.command("wake")(wake)
-    nodes.command("pin-awake")(pin_awake)
-    nodes.command("unpin")(unpin)
-    nodes.command("partition")(partition)
-    nodes.command("maintain")(maintain)
-    app.add_typer(nodes, name="nodes")
-    policy = typer.Typer(help="Show the policies, or change the one in force.", invoke_without_command=True)
-    policy.callback()(list_policies)
-    policy.command("set")(set_policy)
-    app.add_typer(policy, name="policy")
-    grids = typer.Typer(help="Show a zone's carbon intensity.", cls=_ZoneOrCommand)
+    words = "Show the cluster's nodes, let one in, take one out of service, power it down or up, or cut its GPUs."
+    nodes = Group(app, "nodes", words, list_nodes)
+    nodes.add(drain, resume, enroll, invite, revoke, sleep, wake, pin_awake, unpin, partition, maintain)
+    Group(app, "policy", "Show the policies, or change the one in force.", list_policies).add(set_policy)
+    grids = Group(app, "carbon", "Show a zone's carbon intensity.", cls=_ZoneOrCommand)
     grids.command("show")(carbon)
     add_moved(grids, "carbon ", ("forecast",))
-    app.add_typer(grids, name="carbon")
     app.command()(check)
 
 
@@ -62,14 +44,11 @@ class _ZoneOrCommand(typer.core.TyperGroup):
         return super().parse_args(ctx, args)
 
 
-def list_nodes(context: typer.Context, watch: Watch = False, as_json: AsJson = False) -> None:
+def list_nodes(watch: Watch = False, as_json: AsJson = False) -> None:
     """Show the cluster's nodes."""
-    if context.invoked_subcommand:
-        return
     gateway = Gateway()
     if as_json:
-        output.print_json(gateway.get("/v1/nodes")["items"])
-        return
+        return output.print_json(gateway.get("/v1/nodes")["items"])
     output.show(lambda: _node_table(gateway.get("/v1/nodes")["items"]), watch=watch)
 
 
@@ -156,8 +135,7 @@ def enroll(
     body = {"lifetime_s": duration_s(lifetime, "--lifetime"), "role": "engine" if engine else "agent"}
     found = Gateway().call("POST", f"/v1/nodes/{checked_name(node, 'node')}/enrollments", body=body)
     if as_json:
-        output.print_json(found)
-        return
+        return output.print_json(found)
     within = f"The token can be used once, within {output.duration(duration_s(lifetime, '--lifetime'))}."
     if engine:
         start = f"Start the bridge named {node} with this (ENGINE_SLURM_ENROLL_TOKEN, or the same of KUEUE, RAY)."
@@ -165,8 +143,8 @@ def enroll(
     else:
         start = f"On the host that is to be {node}, start the agent with these settings."
         settings = f"GPU_AGENT_NODE_ID={node}\nGPU_AGENT_ENROLL_TOKEN={found['token']}"
-    console.print(f"{start} {within}", soft_wrap=True)
-    console.print(settings, markup=False, soft_wrap=True)
+    console.print(f"{start} {within}")
+    console.print(settings, markup=False)
 
 
 def invite(
@@ -185,11 +163,10 @@ def print_invitation(gateway: Gateway, node: str | None = None, lifetime_s: floa
     body = {"node_id": node and checked_name(node, "node"), "lifetime_s": lifetime_s}
     found = gateway.call("POST", "/v1/nodes/invitations", body=body)
     if as_json:
-        output.print_json(found)
-        return
+        return output.print_json(found)
     within = output.duration(lifetime_s)
-    console.print(f"to make another host a node, type there, once, within {within}:", soft_wrap=True)
-    console.print(f"wattshift join {found['url']} {found['token']}", markup=False, soft_wrap=True, highlight=False)
+    console.print(f"to make another host a node, type there, once, within {within}:")
+    console.print(f"wattshift join {found['url']} {found['token']}", markup=False)
 
 
 def revoke(node: str) -> None:
@@ -250,8 +227,7 @@ def carbon(
     if zone is None:
         zones = gateway.get("/v1/carbon/zones")["items"]
         if as_json:
-            output.print_json(zones)
-            return
+            return output.print_json(zones)
         shown = output.table("zone", "name", "provider", "signals", "attribution")
         for entry in zones:
             shown.add_row(
@@ -262,8 +238,7 @@ def carbon(
     now = gateway.get(f"/v1/carbon/{zone}/current", signal=signal)
     forecast = gateway.get(f"/v1/carbon/{zone}/forecast", signal=signal)
     if as_json:
-        output.print_json({"current": now, "forecast": forecast})
-        return
+        return output.print_json({"current": now, "forecast": forecast})
     outlook = gateway.get(f"/v1/carbon/{zone}/outlook", signal=signal, past_s=DAY_S, ahead_s=2 * DAY_S, clock="grid")
     stale = " [yellow](stale)[/]" if now["is_stale"] else ""
     scale = f", replayed {now['time_scale']:g} times faster than it was recorded" if now["time_scale"] != 1 else ""
@@ -301,18 +276,14 @@ def _show_curve(curve: list[Piece], method: str, time_scale: float) -> None:
 
 
 def list_policies(
-    context: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="Every policy, and what each parameter means.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the policy in force with its parameters, and the names of the others."""
-    if context.invoked_subcommand:
-        return
     gateway = Gateway()
     policies, active = gateway.get("/v1/policies")["items"], gateway.get("/v1/policies/active")
     if as_json:
-        output.print_json({"active": active, "policies": policies})
-        return
+        return output.print_json({"active": active, "policies": policies})
     if active.get("problem"):
         console.print(f"[red]{active['name']} cannot be built[/]: {active['problem']}; another one is in force")
     for entry in policies:
@@ -323,7 +294,7 @@ def list_policies(
             console.print(_parameter_table(entry["parameters"], active["parameters"], meanings=everything))
     if not everything:
         others = ", ".join(entry["name"] for entry in policies if not entry["active"])
-        console.print(f"others: {others}; --all says what they do, and what the parameters mean", soft_wrap=True)
+        console.print(f"others: {others}; --all says what they do, and what the parameters mean")
 
 
 def _parameter_table(parameters: list[Any], values: dict[str, Any], *, meanings: bool) -> RenderableType:

@@ -27,4 +27,4 @@ def dashboard(
     url = gateway.url.rstrip("/") + gateway.call("POST", "/sign-in/link", then=page)["path"]
     has_screen = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if print_link or not has_screen or not webbrowser.open(url):
-        console.print(url, soft_wrap=True, highlight=False)
+        console.print(url)

@@ -14,8 +14,8 @@ from rich.console import RenderableType
 
 from services.cli import output
 from services.cli.client import Gateway, local_sockets, local_url
+from services.cli.commands import AsJson, Group, Watch
 from services.cli.errors import EXIT_FAILED, CliError
-from services.cli.jobs.jobs import AsJson, Watch
 from services.kit.sockets import SOCKETS
 
 SACCT = (
@@ -27,24 +27,15 @@ SACCT = (
 
 
 def register(app: typer.Typer) -> None:
-    engine = typer.Typer(help="Show the engines that run jobs on this site, or steer one.", invoke_without_command=True)
-    engine.callback()(list_engines)
-    engine.command("days")(list_days)
-    engine.command("jobs")(list_jobs)
-    engine.command("slurm")(slurm)
-    engine.command("ray")(ray)
-    engine.command("slurm-history")(slurm_history)
-    app.add_typer(engine, name="engine")
+    engine = Group(app, "engine", "Show the engines that run jobs on this site, or steer one.", list_engines)
+    engine.add(slurm, ray, slurm_history, days=list_days, jobs=list_jobs)
 
 
-def list_engines(context: typer.Context, watch: Watch = False, as_json: AsJson = False) -> None:
+def list_engines(watch: Watch = False, as_json: AsJson = False) -> None:
     """Show the engines, and what was decided about their jobs today."""
-    if context.invoked_subcommand:
-        return
     gateway = Gateway()
     if as_json:
-        output.print_json(gateway.get("/v1/engines")["items"])
-        return
+        return output.print_json(gateway.get("/v1/engines")["items"])
     output.show(lambda: _table(gateway.get("/v1/engines")["items"]), watch=watch)
 
 
@@ -124,8 +115,7 @@ def list_jobs(
     """Show which jobs wait in an engine, until when each is held for a greener hour, and what that saves."""
     found = Gateway().get(f"/v1/engines/{quote(name, safe='')}/jobs", **({"held": True} if would else {}))
     if as_json:
-        output.print_json(found)
-        return
+        return output.print_json(found)
     if found["items"]:
         output.console.print(_jobs_table(found["items"]))
     else:

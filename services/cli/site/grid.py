@@ -1,6 +1,7 @@
 """Commands for orders of the grid."""
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,8 +10,8 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group, with_records
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.cli.values import duration_s, read_cells, time_of
 from services.kit.ids import new_id
@@ -18,12 +19,6 @@ from services.kit.ids import new_id
 _WATTS = re.compile(r"(\d+(?:\.\d+)?)\s*([kM]?)W", re.IGNORECASE)
 SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
 
-Cut = Annotated[str | None, typer.Option(metavar="SHARE", help="What to leave out of the baseline, such as 35%.")]
-To = Annotated[str | None, typer.Option(metavar="POWER", help="The most that may be drawn, such as 120kW.")]
-Profile = Annotated[
-    Path | None,
-    typer.Option(help="A CSV file of minutes since the start and what holds from then on, such as 35% or 120kW."),
-]
 Duration = Annotated[str | None, typer.Option("--for", metavar="DURATION", help="How long: 90s, 15m, 3h.")]
 From = Annotated[
     str | None, typer.Option("--from", metavar="TIME", help="18:00, 2026-03-01T18:00, +6h; by default now.")
@@ -32,20 +27,12 @@ Order = Annotated[str, typer.Argument(metavar="ORDER", help="Its id.")]
 
 
 def register(app: typer.Typer) -> None:
-    grid = typer.Typer(help="Orders of the grid to draw less, for a while.", invoke_without_command=True)
-    grid.callback()(list_orders)
-    grid.command("order")(give_order)
-    grid.command("show")(show_order)
-    grid.command("amend")(amend_order)
-    grid.command("withdraw")(withdraw_order)
-    grid.command("report")(report_order)
-    app.add_typer(grid, name="grid")
+    grid = Group(app, "grid", "Orders of the grid to draw less, for a while.", list_orders)
+    grid.add(order=give_order, show=show_order, amend=amend_order, withdraw=withdraw_order, report=report_order)
 
 
-def list_orders(context: typer.Context, as_json: AsJson = False) -> None:
+def list_orders(as_json: AsJson = False) -> None:
     """Show the orders, the newest first."""
-    if context.invoked_subcommand:
-        return
     found = Gateway().pages("/v1/grid/orders", 50)
     shown = output.table("order", "state", "zone", "from", "until", "limit", "baseline", right=("limit", "baseline"))
     for order in found:
@@ -56,12 +43,39 @@ def list_orders(context: typer.Context, as_json: AsJson = False) -> None:
     output.tell(found, as_json, shown if found else "no orders")
 
 
+@dataclass
+class Wanted:
+    """What an order says, as typed; None is not given."""
+
+    cut: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="What to leave out of the baseline, such as 35%.")
+    ] = None
+    to: Annotated[str | None, typer.Option(metavar="POWER", help="The most that may be drawn, such as 120kW.")] = None
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="A CSV file of minutes since the start and what holds from then on, such as 35% or 120kW."),
+    ] = None
+    begin: From = None
+    lasts: Duration = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields of an order that were given."""
+        limits = {f"--{name}": value for name in ("cut", "to", "profile") if (value := getattr(self, name)) is not None}
+        if len(limits) > 1:
+            raise CliError(f"{' and '.join(limits)}: give one of them", EXIT_USAGE)
+        found: dict[str, Any] = {}
+        for option, value in limits.items():
+            found["steps"] = _of_file(value) if option == "--profile" else [limit_of(value, option)]
+        if self.lasts is not None:
+            found["duration_s"] = duration_s(self.lasts, "--for")
+        if self.begin is not None:
+            found["start_at"] = time_of(self.begin, "--from", datetime.now(UTC)).isoformat()
+        return found
+
+
+@with_records
 def give_order(
-    cut: Cut = None,
-    to: To = None,
-    profile: Profile = None,
-    begin: From = None,
-    lasts: Duration = None,
+    wanted: Wanted,
     zone: Annotated[str | None, typer.Option(help="Only the nodes of this grid zone.")] = None,
     notice: Annotated[
         str, typer.Option(metavar="DURATION", help="How long before its start the cluster may prepare.")
@@ -70,19 +84,12 @@ def give_order(
     as_json: AsJson = False,
 ) -> None:
     """Order the cluster to draw less."""
-    steps = _steps(cut, to, profile)
-    if not steps:
+    given = wanted.given()
+    if "steps" not in given:
         raise CliError("say how much: --cut 35%, --to 120kW or --profile FILE", EXIT_USAGE)
-    if lasts is None:
+    if "duration_s" not in given:
         raise CliError("say how long: --for 3h", EXIT_USAGE)
-    body = {
-        "name": name,
-        "zone": zone,
-        "start_at": _start(begin),
-        "duration_s": duration_s(lasts, "--for"),
-        "steps": steps,
-        "notice_s": duration_s(notice, "--notice"),
-    }
+    body = {"name": name, "zone": zone, "notice_s": duration_s(notice, "--notice"), **given}
     key = {"Idempotency-Key": new_id("order")}  # the client sends again what was not answered
     _tell(Gateway().call("POST", "/v1/grid/orders", body=body, headers=key), as_json)
 
@@ -92,24 +99,10 @@ def show_order(order: Order, as_json: AsJson = False) -> None:
     _tell(Gateway().get(f"/v1/grid/orders/{order}"), as_json)
 
 
-def amend_order(
-    order: Order,
-    cut: Cut = None,
-    to: To = None,
-    profile: Profile = None,
-    begin: From = None,
-    lasts: Duration = None,
-    as_json: AsJson = False,
-) -> None:
+@with_records
+def amend_order(order: Order, wanted: Wanted, as_json: AsJson = False) -> None:
     """Change an order that has not ended; what is not given stays as it is."""
-    steps, body = _steps(cut, to, profile), dict[str, Any]()
-    if steps:
-        body["steps"] = steps
-    if lasts is not None:
-        body["duration_s"] = duration_s(lasts, "--for")
-    if begin is not None:
-        body["start_at"] = _start(begin)
-    if not body:
+    if not (body := wanted.given()):
         raise CliError("say what to change: --cut, --to, --profile, --from or --for", EXIT_USAGE)
     _tell(Gateway().call("PATCH", f"/v1/grid/orders/{order}", body=body), as_json)
 
@@ -118,17 +111,15 @@ def report_order(order: Order, as_json: AsJson = False) -> None:
     """Say what came of an order: what was cut, what came back after it, and each job's part."""
     found = Gateway().get(f"/v1/grid/orders/{order}/report")
     if as_json:
-        output.print_json(found)
-        return
+        return output.print_json(found)
     _tell(found["order"], as_json=False)
     console.print(
         f"until {_time(found['until'])}: {_power(found['delivered_w'])} less than the baseline, "
-        f"{_power(found['ordered_w'])} ordered; drawn {_power(found['mean_w'])} in the mean",
-        soft_wrap=True,
+        f"{_power(found['ordered_w'])} ordered; drawn {_power(found['mean_w'])} in the mean"
     )
     rebound = "-" if found["rebound"] is None else f"{100 * found['rebound']:.1f} %"
     above = f"{100 * found['above_most']:.1f} %"
-    console.print(f"worst five minutes {above} above the limit, rebound {rebound}", soft_wrap=True)
+    console.print(f"worst five minutes {above} above the limit, rebound {rebound}")
     shown = output.table("job", "before", "during", right=("before", "during"))
     for job in found["jobs"]:
         shown.add_row(job["job_id"] or "(idle)", _power(job["before_w"]), _power(job["during_w"]))
@@ -138,15 +129,6 @@ def report_order(order: Order, as_json: AsJson = False) -> None:
 def withdraw_order(order: Order, as_json: AsJson = False) -> None:
     """Withdraw an order; what it had slowed or stopped is released at once."""
     _tell(Gateway().call("DELETE", f"/v1/grid/orders/{order}"), as_json)
-
-
-def _steps(cut: str | None, to: str | None, profile: Path | None) -> list[dict[str, float]]:
-    given = [name for name, value in (("--cut", cut), ("--to", to), ("--profile", profile)) if value is not None]
-    if len(given) > 1:
-        raise CliError(f"{' and '.join(given)}: give one of them", EXIT_USAGE)
-    if profile is not None:
-        return _of_file(profile)
-    return [limit_of(text, option) for option, text in (("--cut", cut), ("--to", to)) if text is not None]
 
 
 def _of_file(file: Path) -> list[dict[str, float]]:
@@ -183,22 +165,13 @@ def limit_of(text: str, option: str) -> dict[str, float]:
     return {"to_w": float(found[1]) * SCALES[found[2].lower()]}
 
 
-def _start(text: str | None) -> str | None:
-    if text is None:
-        return None
-    return time_of(text, "--from", datetime.now(UTC)).isoformat()
-
-
 def _tell(order: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        output.print_json(order)
-        return
-    console.print(f"{order['id']}  {order['state']}", soft_wrap=True)
+        return output.print_json(order)
+    console.print(f"{order['id']}  {order['state']}")
     where = f"the zone {order['zone']}" if order["zone"] else "the cluster"
-    console.print(
-        f"{where} from {_time(order['start_at'])} until {_time(order['end_at'])}: {_limits(order)}", soft_wrap=True
-    )
-    console.print(f"baseline {_power(order['baseline_w'])}, limit now {_power(order['limit_w'])}", soft_wrap=True)
+    console.print(f"{where} from {_time(order['start_at'])} until {_time(order['end_at'])}: {_limits(order)}")
+    console.print(f"baseline {_power(order['baseline_w'])}, limit now {_power(order['limit_w'])}")
 
 
 def _time(text: str) -> str:

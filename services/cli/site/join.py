@@ -100,7 +100,7 @@ def join(
         raise CliError(f"{error.detail} The same command goes on.", EXIT_UNAVAILABLE) from error
     lines = (f"{variable}={shlex.quote(value)}\n" for variable, value in settings.items())
     files.replace(place / SETTINGS, "".join(lines).encode(), mode=0o600)
-    console.print(f"joined as {settings[_NAME]}; the agent's settings are in {place / SETTINGS}", soft_wrap=True)
+    console.print(f"joined as {settings[_NAME]}; the agent's settings are in {place / SETTINGS}")
     _run(place)
 
 
@@ -119,10 +119,7 @@ def leave(folder: DataDir = None) -> None:
     except ProblemError as error:
         hint = f"`wattshift nodes revoke {settings[_NAME]}` there, and removing {place / SETTINGS} here, do the same"
         raise CliError(f"{error.detail} {hint}", EXIT_UNAVAILABLE) from error
-    console.print(
-        f"{settings[_NAME]} has left {settings[_URL]}; checkpoints and output of its jobs stay in {state}",
-        soft_wrap=True,
-    )
+    console.print(f"{settings[_NAME]} has left {settings[_URL]}; checkpoints and output of its jobs stay in {state}")
 
 
 def _token(given: str | None, file: Path | None) -> tuple[str, str]:
@@ -306,7 +303,7 @@ def _run(place: Path) -> NoReturn:
     settings = _read(place)
     with _alone(Path(settings[_STATE])):
         pass
-    console.print(f"{settings[_NAME]} runs until Ctrl-C, of {settings[_URL]}", soft_wrap=True)
+    console.print(f"{settings[_NAME]} runs until Ctrl-C, of {settings[_URL]}")
     console.file.flush()
     os.chdir(place)
     own = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}

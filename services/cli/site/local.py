@@ -22,8 +22,8 @@ from typer.core import TyperCommand
 from services.cli import output
 from services.cli.bars import bar
 from services.cli.client import Gateway, data_dir
+from services.cli.commands import AsJson
 from services.cli.errors import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.jobs.reach import runner_of
 from services.cli.output import console, errors
 from services.cli.site import nearest_zone
@@ -123,10 +123,9 @@ def up(
         with waiting_shown() as waiting:
             started = stack.up(folder, nodes=nodes, port=port, listen=listen, timeout_s=timeout_s, waiting=waiting)
     if as_json:
-        output.print_json(asdict(started))
-        return
+        return output.print_json(asdict(started))
     for change in changes:
-        console.print(f"changed: {change}", soft_wrap=True)
+        console.print(f"changed: {change}")
     print_up(started.gateway_url, folder, is_first_start)
     if listen:
         print_invitation(Gateway(started.gateway_url, _own_key(folder / "admin.key")))
@@ -144,7 +143,7 @@ def _proposed(yes: bool) -> dict[str, str]:
         where = f"of the time zone {time_zone}" if time_zone else "as this machine's time zone is not known"
         raise CliError(f"no zone with a free source is known {where}; name one: --zone ZONE", EXIT_USAGE)
     for line in choice.lines():
-        errors.print(line, soft_wrap=True, markup=False)
+        errors.print(line, markup=False)
     if choice.variable and not os.environ.get(choice.variable):
         raise CliError(f"{choice.provider} needs {choice.variable}, which {choice.free_at} gives for free", EXIT_USAGE)
     if not yes and not sys.stdin.isatty():
@@ -158,13 +157,13 @@ def print_up(url: str, folder: Path, is_first_start: bool) -> None:
     """Say where the installation answers, what holds its usual port, where its admin key is, and whom jobs run as."""
     console.print(f"[green]up[/] at [bold]{url}[/]  ({url}/docs)")
     if detail := stack.read_status(folder).detail:
-        console.print(detail, soft_wrap=True, markup=False)
+        console.print(detail, markup=False)
     print_admin_key(folder / "admin.key", is_first_start)
     with contextlib.suppress(CliError):  # the installation is up, whatever became of the key
         identity = Gateway(url, _own_key(folder / "admin.key")).get("/v1/whoami")
         if (runner := runner_of(identity, folder)) is not None:
             how = ", not as root; submit opens the folder that it is called in to it" if os.geteuid() == 0 else ""
-            console.print(f"jobs run as the account {runner.name}{how}", soft_wrap=True)
+            console.print(f"jobs run as the account {runner.name}{how}")
 
 
 @contextmanager
@@ -181,7 +180,7 @@ def waiting_shown() -> Iterator[Callable[[StackStatus], None]]:
                 spinner.update(text)
             elif text != said and after_s - said_s >= SAY_EVERY_S:
                 said_s, said = after_s, text
-                errors.print(f"{text} ({after_s:.0f} s so far)", soft_wrap=True, markup=False)
+                errors.print(f"{text} ({after_s:.0f} s so far)", markup=False)
 
         yield show
 
@@ -189,12 +188,9 @@ def waiting_shown() -> Iterator[Callable[[StackStatus], None]]:
 def print_admin_key(key_file: Path, is_first_start: bool) -> None:
     """Say where the admin key is kept; the key itself only once."""
     if not key_file.exists():
-        console.print(f"no admin key in {key_file}: put it back, or run `wattshift admin-key --new`", soft_wrap=True)
+        console.print(f"no admin key in {key_file}: put it back, or run `wattshift admin-key --new`")
         return
-    console.print(
-        f"admin key, kept in {key_file}" + (f": {key_file.read_text().strip()}" if is_first_start else ""),
-        soft_wrap=True,
-    )
+    console.print(f"admin key, kept in {key_file}" + (f": {key_file.read_text().strip()}" if is_first_start else ""))
 
 
 def down(
@@ -212,7 +208,7 @@ def down(
             stack.erase(where)
     console.print("stopped" if was_running else "was not running")
     if erase:
-        console.print(f"removed {where}", soft_wrap=True)
+        console.print(f"removed {where}")
 
 
 def status(folder: DataDir = None, as_json: AsJson = False) -> None:
@@ -227,9 +223,9 @@ def status(folder: DataDir = None, as_json: AsJson = False) -> None:
         _print_status(found)
         for node, count in sorted((marked or {}).items()):
             console.print(f"{node}: {count} intervals are not booked as its meters have it; see docs/method.md")
-        console.print(f"[dim]data folder {folder or data_dir()}[/]", soft_wrap=True)
+        console.print(f"[dim]data folder {folder or data_dir()}[/]")
         if shown := options.shown():
-            console.print(f"[dim]made with {shown}; a plain `wattshift up` uses these again[/]", soft_wrap=True)
+            console.print(f"[dim]made with {shown}; a plain `wattshift up` uses these again[/]")
     if found.state != "running":
         raise typer.Exit(EXIT_DEGRADED if found.state == "degraded" else EXIT_UNAVAILABLE)
 
@@ -253,7 +249,7 @@ def credential(
         raise CliError(f"there is no service {service}: it is one of {', '.join(SERVICES)}", EXIT_USAGE)
     with stack_errors():
         found = stack.credential_of(service, folder or data_dir())
-    console.print(f"WATTSHIFT_SERVICE_CREDENTIAL={found}", markup=False, soft_wrap=True, highlight=False)
+    console.print(f"WATTSHIFT_SERVICE_CREDENTIAL={found}", markup=False)
 
 
 def rotate_secret(
@@ -269,8 +265,7 @@ def rotate_secret(
     if of.holder() is not None:
         errors.print(
             "starts every service again, one after the other, which takes a minute or more: jobs run on, new "
-            "connections wait for some seconds, and requests that are under way to a service then are cut off",
-            soft_wrap=True,
+            "connections wait for some seconds, and requests that are under way to a service then are cut off"
         )
     with stack_errors(), console.status("starting the services again"):
         (root_secret.finish if finish else root_secret.rotate)(of)
@@ -303,7 +298,7 @@ def backup(
     backups = _backups()
     with stack_errors(), bar("writing") as advance:
         made = backups.back_up(DataFolder(folder or data_dir()), file, os.environ, advance)
-    console.print(f"{file}: release {made.release}, {made.made_at}; it contains secrets", soft_wrap=True)
+    console.print(f"{file}: release {made.release}, {made.made_at}; it contains secrets")
 
 
 def restore(
@@ -314,7 +309,7 @@ def restore(
     where, backups = folder or data_dir(), _backups()
     with stack_errors(), bar("restoring") as advance:
         lost = backups.restore(DataFolder(where), file, os.environ, advance)
-    console.print(f"restored into {where}; `wattshift up` starts it", soft_wrap=True)
+    console.print(f"restored into {where}; `wattshift up` starts it")
     if lost:
         console.print(f"{lost} gang{'s' if lost > 1 else ''} ran when the backup was made; the jobs are queued again")
 
@@ -336,7 +331,7 @@ def downgrade(
 
     with stack_errors():
         asyncio.run(_backups().go_back(DataFolder(folder or data_dir()), to, os.environ, confirm))
-    console.print(f"the database is one that {to} starts on", soft_wrap=True)
+    console.print(f"the database is one that {to} starts on")
 
 
 def _backups() -> ModuleType:
@@ -369,7 +364,7 @@ def _print_status(found: StackStatus) -> None:
         )
     for name, detail in [("", found.detail), *((process.name, process.detail) for process in found.processes)]:
         if detail:
-            console.print(f"{name}: {detail}" if name else detail, soft_wrap=True, markup=False)
+            console.print(f"{name}: {detail}" if name else detail, markup=False)
 
 
 class StopAskedError(Exception):

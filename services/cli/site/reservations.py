@@ -7,8 +7,8 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
+from services.cli.commands import AsJson, Group
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.jobs.jobs import AsJson
 from services.cli.output import console
 from services.cli.site.grid import Duration, From
 from services.cli.values import duration_s, time_of
@@ -21,10 +21,7 @@ SLOTS = 6  #: How many slots are shown, the cleanest first
 
 def register(app: typer.Typer) -> None:
     app.command()(reserve)
-    shown = typer.Typer(help="Reserved GPUs and maintenance.", invoke_without_command=True)
-    shown.callback()(list_reservations)
-    shown.command("cancel")(cancel)
-    app.add_typer(shown, name="reservations")
+    Group(app, "reservations", "Reserved GPUs and maintenance.", list_reservations).add(cancel)
 
 
 def reserve(
@@ -64,10 +61,8 @@ def maintain(
     )
 
 
-def list_reservations(context: typer.Context, as_json: AsJson = False) -> None:
+def list_reservations(as_json: AsJson = False) -> None:
     """Show what is reserved, the newest first."""
-    if context.invoked_subcommand:
-        return
     found = Gateway().pages("/v1/reservations", 50)
     shown = output.table("reservation", "for", "state", "from", "until", "GPUs", "nodes", right=("GPUs",))
     for each in found:
@@ -102,15 +97,12 @@ def _make(body: dict[str, Any], as_json: bool) -> None:
 
 def _tell(made: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        output.print_json(made)
-        return
-    console.print(f"{made['id']}  {made['state']}", soft_wrap=True)
+        return output.print_json(made)
+    console.print(f"{made['id']}  {made['state']}")
     on = ", ".join(f"{node} ({gpus} GPUs)" for node, gpus in sorted(made["gpus"].items()))
-    console.print(
-        f"{_holder(made)} from {_time(made['start_at'])} until {_time(made['end_at'])} on {on}", soft_wrap=True
-    )
+    console.print(f"{_holder(made)} from {_time(made['start_at'])} until {_time(made['end_at'])} on {on}")
     if made["stays"]:
-        console.print(f"may run on, as they may not be stopped: {', '.join(made['stays'])}", soft_wrap=True)
+        console.print(f"may run on, as they may not be stopped: {', '.join(made['stays'])}")
     if made["slots"]:
         shown = output.table("from", "zone", "gCO2/kWh", "gCO2", "", right=("gCO2/kWh", "gCO2"))
         for slot in made["slots"][:SLOTS]:
