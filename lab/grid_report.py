@@ -54,16 +54,18 @@ def joules(lines: list[Line], begin: float, end: float) -> dict[str, float]:
     return used
 
 
-def baseline(lines: list[Line], at: float) -> float:
-    """Return the sum over nodes of the mean draw from the first to the last whole line of the ten minutes before."""
+def watts_before(lines: list[Line], at: float) -> dict[str, float]:
+    """Return the mean draw of each job, over each node's time from its first whole line to its last in ten minutes."""
     of_node: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line[2] >= at - BEFORE_S and line[3] <= at:
             of_node[line[0]].append(line)
-    return sum(
-        sum(each[4] for each in found) / (max(each[3] for each in found) - min(each[2] for each in found))
-        for found in of_node.values()
-    )
+    watts: dict[str, float] = defaultdict(float)
+    for found in of_node.values():
+        span = max(each[3] for each in found) - min(each[2] for each in found)
+        for _, job, _, _, energy in found:
+            watts[job] += energy / span
+    return watts
 
 
 def problems(report: dict[str, Any], lines: list[Line]) -> list[str]:
@@ -92,22 +94,22 @@ def problems(report: dict[str, Any], lines: list[Line]) -> list[str]:
         return found
 
     at = seconds(order["baseline_at"])
-    during, before = joules(lines, begin, until), joules(lines, at - BEFORE_S, at)
+    during, before = joules(lines, begin, until), watts_before(lines, at)
     mean = sum(during.values()) / (until - begin)
     over = min(max((line[3] for line in lines), default=0.0), end + min(end - begin, RECOVERY_S))
     figures = {
-        "baseline_w": baseline(lines, at),
+        "baseline_w": sum(before.values()),
         "limit_w": limit(begin, until),
         "mean_w": mean,
         "ordered_w": base - limit(begin, until),
         "delivered_w": base - mean,
-        "above_most": worst(begin, until, limit),
+        "above_most": worst(begin, until, limit) if until - begin >= BUCKET_S else None,
         "rebound": worst(ends, over, lambda *_: base) if over - ends >= BUCKET_S else None,
     }
     found = [name for name, value in figures.items() if not _same(report[name], value)]
     for job in report["jobs"]:
         name = job["job_id"] or ""
-        parts = {"before_w": before.get(name, 0.0) / BEFORE_S, "during_w": during.get(name, 0.0) / (until - begin)}
+        parts = {"before_w": before.get(name, 0.0), "during_w": during.get(name, 0.0) / (until - begin)}
         found += [f"{each} of {name or 'no job'}" for each, value in parts.items() if not _same(job[each], value)]
     return found
 

@@ -126,7 +126,7 @@ class GridOrderReport(Message):
     mean_w: float = said("The mean draw, watts.")
     ordered_w: float = said("`baseline_w` less `limit_w`.")
     delivered_w: float = said("`baseline_w` less `mean_w`.")
-    above_most: float = said("Excess of the worst five minutes, as a share of their limit.")
+    above_most: float | None = said("Excess of the worst whole five minutes, as a share of their limit.")
     rebound: float | None = said(
         "Excess of the worst five minutes in the time after it, as a share of the baseline; null while there are none."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def exported(path: Path, lines: list[LineRow]) -> Path:
     return path
 
 
-def report(lines: list[LineRow]) -> dict[str, object]:
+def report(lines: list[LineRow], held_s: float = 1_800) -> dict[str, Any]:
     base_w = sum(before_w for before_w, _ in WATTS.values())
     order = GridOrder(
         id="grid_1",
@@ -52,7 +53,7 @@ def report(lines: list[LineRow]) -> dict[str, object]:
         state=GridOrderState.ENDED,
         announced_at=START,
         start_at=START,
-        end_at=START + timedelta(seconds=1_800),
+        end_at=START + timedelta(seconds=held_s),
         notice_s=0,
         steps=STEPS,
         baseline_w=base_w,
@@ -62,7 +63,7 @@ def report(lines: list[LineRow]) -> dict[str, object]:
         revision=1,
     )
     steps = tuple((step.offset_s, step.limit_w(base_w)) for step in STEPS)
-    limits = curve_of(START.timestamp(), START.timestamp() + 1_800, steps, base_w)
+    limits = curve_of(START.timestamp(), START.timestamp() + held_s, steps, base_w)
     found = reported(order, limits, lines, None)
     assert found is not None
     return json.loads(found.model_dump_json())
@@ -83,3 +84,20 @@ def test_a_line_that_says_something_else_shows(tmp_path: Path) -> None:
     found = problems(report(rows()), lines_of(exported(tmp_path / "lines.csv", changed)))
     assert {"mean_w", "delivered_w", "during_w of a"} <= set(found)
     assert "baseline_w" not in found
+
+
+@pytest.mark.parametrize("since_s", [600, 300, 200])
+def test_the_parts_of_a_baseline_come_to_it_however_young_the_cluster_is(tmp_path: Path, since_s: int) -> None:
+    young = [row for row in rows() if row.start_s >= START.timestamp() - since_s]
+    found = report(young)
+    assert sum(job["before_w"] for job in found["jobs"]) == pytest.approx(found["baseline_w"])
+    assert {job["job_id"] or "": job["before_w"] for job in found["jobs"]} == pytest.approx(
+        {job: before_w for job, (before_w, _) in WATTS.items()}
+    )
+    assert problems(found, lines_of(exported(tmp_path / "lines.csv", young))) == []
+
+
+def test_an_order_of_less_than_five_minutes_has_no_worst_five_minutes(tmp_path: Path) -> None:
+    found = report(rows(), held_s=240)
+    assert found["above_most"] is None
+    assert problems(found, lines_of(exported(tmp_path / "lines.csv", rows()))) == []

@@ -117,8 +117,9 @@ def report_order(order: Order, as_json: AsJson = False) -> None:
         f"until {_time(found['until'])}: {_power(found['delivered_w'])} less than the baseline, "
         f"{_power(found['ordered_w'])} ordered; drawn {_power(found['mean_w'])} in the mean"
     )
-    rebound = "-" if found["rebound"] is None else f"{100 * found['rebound']:.1f} %"
-    above = f"{100 * found['above_most']:.1f} %"
+    above, rebound = (
+        "-" if found[each] is None else f"{100 * found[each]:.1f} %" for each in ("above_most", "rebound")
+    )
     console.print(f"worst five minutes {above} above the limit, rebound {rebound}")
     shown = output.table("job", "before", "during", right=("before", "during"))
     for job in found["jobs"]:

@@ -32,7 +32,13 @@ def reported(
         np.array([at[row.job_id or ""] for row in rows], dtype=np.int64),
         *(np.array([getattr(row, name) for row in rows]) for name in ("start_s", "end_s", "energy_j")),
     )
-    before_w = lines.within(baseline_s - BEFORE_S, baseline_s, len(owners)) / BEFORE_S
+    # As the baseline: over the time from each node's first whole line to its last, so that the parts come to it.
+    whole = [row for row in rows if row.start_s >= baseline_s - BEFORE_S and row.end_s <= baseline_s]
+    first_s = {row.node_id: row.start_s for row in sorted(whole, key=lambda row: -row.start_s)}
+    last_s = {row.node_id: row.end_s for row in sorted(whole, key=lambda row: row.end_s)}
+    before_w = np.zeros(len(owners))
+    for row in whole:
+        before_w[at[row.job_id or ""]] += row.energy_j / (last_s[row.node_id] - first_s[row.node_id])
     during_w = lines.within(begin_s, until_s, len(owners)) / (until_s - begin_s)
     limit_w, mean_w = mean_limit_w(limits, begin_s, until_s), float(during_w.sum())
     after = ((ends_s, order.baseline_w), (np.inf, np.inf))
@@ -48,10 +54,11 @@ def reported(
         mean_w=mean_w,
         ordered_w=order.baseline_w - limit_w,
         delivered_w=order.baseline_w - mean_w,
-        above_most=excess(lines, limits, begin_s, until_s),
+        above_most=excess(lines, limits, begin_s, until_s) if until_s - begin_s >= BUCKET_S else None,
         rebound=excess(lines, after, ends_s, recovered_s) if recovered_s - ends_s >= BUCKET_S else None,
         jobs=[
             GridOrderJob(job_id=owners[each] or None, before_w=float(before_w[each]), during_w=float(during_w[each]))
             for each in by_change
+            if before_w[each] or during_w[each]
         ],
     )
