@@ -2,7 +2,7 @@
 
 DATA is a folder with ``carbon/em_hourly``, ``carbon/forecast_96h`` and ``llm/freesh_qps_partition_a.csv``. Half of the
 requests of FREESH's day may wait for 24 hours. Five places have equal servers; interactive requests are a tenth of all
-at each of them. Lines of batches go where and when ``amounts_now`` says, as in serving's worker, by the forecasts that
+at each of them. Lines of batches go where and when ``fill_in_time`` says, as in serving's worker, by the forecasts that
 had been issued; what they then emit is by the hours as they came. All is fluid: hours, not requests.
 """
 
@@ -20,7 +20,7 @@ from scipy.sparse import coo_array
 from lab.reproductions.carbon_report import COLUMNS, hours_of, issues_of
 from lab.reproductions.marked import fill
 from services.core.domain.arrays import Floats
-from services.core.policies.cleanest_fill import Due, Slot, amounts_now
+from services.core.policies.cleanest_fill import Due, Slot, amounts_now, fill_in_time
 from services.serving.batches.worker import MARGIN_S
 from services.simulator.bundles import BUNDLED_ZONES
 
@@ -101,13 +101,14 @@ def planned(day: Day, lines: Floats, free: Floats) -> tuple[float, float]:
             for place in range(known.shape[0])
             for at in range(hour, hour + WINDOW_H + 1)
         ]
-        for place, amount in amounts_now(slots, due, hour * HOUR_S, MARGIN_S).items():
+        done = fill_in_time(slots, due, hour * HOUR_S, MARGIN_S)
+        for place, amount in amounts_now(slots, done, hour * HOUR_S).items():
             left = min(amount, free[hour % 24])
             for at in np.flatnonzero(waiting):  # the next to expire first
-                done = min(left, waiting[at])
-                waiting[at] -= done
-                left -= done
-                emitted += done * day.came[int(place), hour]
+                taken = min(left, waiting[at])
+                waiting[at] -= taken
+                left -= taken
+                emitted += taken * day.came[int(place), hour]
     return emitted, late + float(waiting.sum())
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from services.contracts.schema import Int, Message, Text, said
+from services.contracts.schema import Int, Message, Text, maybe, said
 
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 BATCH_HEADER = "x-wattshift-batch"
@@ -89,7 +89,7 @@ class RequestCounts(Message):
 
 
 class BatchCarbon(Message):
-    """What the answers of a batch took so far, where the power and the grid of their servers are known."""
+    """What a batch's answers took so far, where their servers' power and grid are known, and when it goes on."""
 
     wh: float
     gco2: float
@@ -99,6 +99,9 @@ class BatchCarbon(Message):
     )
     repeated_lines: int = said(
         "Lines that were sent again because a crash or a lost answer left open what became of them."
+    )
+    next_at: int | None = maybe(
+        "Nothing more is planned to be sent before, as it is cleaner then; null if some is sent now, or none is left."
     )
 
 

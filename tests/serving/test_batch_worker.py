@@ -281,6 +281,32 @@ async def test_a_batch_waits_until_admission_says_what_its_key_may(place: Place)
     assert (await place.ended(worker, batch)).status == "completed"
 
 
+async def test_a_batch_that_waits_for_cleaner_hours_says_until_when(place: Place) -> None:
+    batch = await place.submit([line("a"), line("b")])
+    now_s = datetime.now(UTC).timestamp()
+    clean_s = now_s + 7_200
+    known = Known(here=[(now_s - 60, clean_s, 900.0), (clean_s, now_s + 90_000, 1.0)])
+    worker = place.worker(sender := Answering(), forecasts=known)
+    for _ in range(3):
+        await worker.turn()
+    assert sender.sent == []
+    assert (await place.batches.find(CALLER, batch)).wattshift.next_at == int(clean_s)
+
+    known.points["here"] = [(now_s - 60, clean_s + 30, 900.0), (clean_s + 30, now_s + 90_000, 1.0)]
+    await worker.turn()
+    assert (await place.batches.find(CALLER, batch)).wattshift.next_at == int(clean_s), "half a minute is no news"
+
+    known.points["here"] = [(now_s - 60, now_s + 90_000, 1.0)]
+    other = place.worker(Answering(), forecasts=known)  # what a process before it wrote is not left behind
+    await worker._drop(list(worker._tasks))
+    worker._lead.release()
+    await other.turn()
+    await other.turn()
+    assert (await place.batches.find(CALLER, batch)).wattshift.next_at is None
+    found = await place.ended(other, batch)
+    assert (found.status, found.wattshift.next_at) == ("completed", None)
+
+
 async def test_lines_go_when_it_is_late_however_dirty_it_is(place: Place) -> None:
     batch = await place.submit([line("a")])
     await place.execute("UPDATE batches SET expires_at = now() + interval '30 seconds' WHERE id = $1", batch)

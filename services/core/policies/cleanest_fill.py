@@ -68,8 +68,8 @@ def cleanest_fill(slots: Sequence[Slot], work: Sequence[Due]) -> list[float]:
     return done
 
 
-def amounts_now(slots: Sequence[Slot], work: Sequence[Due], now_s: float, margin_s: float) -> dict[str, float]:
-    """Return how much work each place should do in the slots that contain ``now_s``; places without any are left out.
+def fill_in_time(slots: Sequence[Slot], work: Sequence[Due], now_s: float, margin_s: float) -> list[float]:
+    """Return how much of the work each slot is to do.
 
     Work is planned to be done ``margin_s`` before its deadline, because forecasts err, or in half of the time left if
     that is less; where that cannot be, by its deadline, and what cannot be done by then either, as soon as possible.
@@ -79,9 +79,12 @@ def amounts_now(slots: Sequence[Slot], work: Sequence[Due], now_s: float, margin
         due = [Due(each.deadline_s - min(early_s, max(each.deadline_s - now_s, 0.0) / 2), each.amount) for each in work]
         done = cleanest_fill(slots, due)
         if sum(done) >= total * (1.0 - 1e-9):
-            break
-    else:
-        done = [slot.amount for slot in slots]  # not even all there is suffices
+            return done
+    return [slot.amount for slot in slots]  # not even all there is suffices
+
+
+def amounts_now(slots: Sequence[Slot], done: Sequence[float], now_s: float) -> dict[str, float]:
+    """Return how much each place does in the slots that contain ``now_s``; places that do nothing are left out."""
     found: dict[str, float] = {}
     for slot, amount in zip(slots, done, strict=True):
         if amount > 0 and slot.start_s <= now_s < slot.end_s:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from services.contracts.batches import WINDOW_S
 from services.contracts.identity import KeyLimits
 from services.contracts.routing import RoutedServer, RoutingTable
-from services.core.policies.cleanest_fill import Due, Slot, amounts_now
+from services.core.policies.cleanest_fill import Due, Slot, amounts_now, fill_in_time
 from services.core.policies.freesh.server_choice import Work, energy_profile
 from services.db.database import Connection, connect, ping
 from services.db.locks import BATCHES, try_session_lock
@@ -37,6 +37,7 @@ from services.serving.settings import ServingSettings
 log = Log(__name__)
 
 LOOK_S = 0.5
+NEXT_STEP_S = 60.0  #: By which the time at which a batch goes on may move unwritten
 FORGET_S = 600.0
 MARGIN_S = 3_600.0  #: Lines are planned to be answered so long before their batch expires
 FORECAST_AGE_S, HORIZON_S = 300.0, WINDOW_S + 3_600.0
@@ -139,6 +140,7 @@ class BatchWorker:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._outcomes: list[Outcome] = []
         self._rooms: dict[tuple[str, str], Room] = {}
+        self._next_s: dict[str, float] = {}  # as written
         self._forget_at_s = 0.0
 
     async def run(self) -> None:
@@ -248,11 +250,22 @@ class BatchWorker:
                 servers = known.get(model, [])
                 key = (model, *sorted(each.id for each in servers))
                 demands.setdefault(key, Demand(model, servers)).batches.append(batch)
+        next_s: dict[str, float] = {}
         for demand in demands.values():
-            await self._send_some(demand)
+            at_s = await self._send_some(demand)
+            next_s |= {each.id: min(at_s, next_s.get(each.id, at_s)) for each in demand.batches}
+        self._next_s = {name: at_s for name, at_s in self._next_s.items() if name in next_s}
+        for name, at_s in next_s.items():
+            if name not in self._next_s or abs(at_s - self._next_s[name]) >= NEXT_STEP_S:
+                async with self._repository.writing() as queries:
+                    await queries.batch_work.expect(name, at_s or None)
+                self._next_s[name] = at_s
 
-    async def _send_some(self, demand: Demand) -> None:
-        """Send as many lines as the plan has for now, where it has them, and as there is room for."""
+    async def _send_some(self, demand: Demand) -> float:
+        """Send as many lines as the plan has for now, where it has them, and as there is room for.
+
+        Return when the next ones are planned to be sent, UTC seconds; 0 if some are now.
+        """
         now_s, model = self._now_s(), demand.model
         rooms = self._rooms_of(demand)
         slots = await self._slots(demand, rooms, now_s)
@@ -260,7 +273,8 @@ class BatchWorker:
             Due(now_s + each.left_s, float(each.waiting.get(model, 0) + each.sent.get(model, 0)))
             for each in demand.batches
         ]
-        now = amounts_now(slots, work, now_s, MARGIN_S)
+        done = fill_in_time(slots, work, now_s, MARGIN_S)
+        now = amounts_now(slots, done, now_s)
         waiting = {each.id: each.waiting.get(model, 0) for each in demand.batches}
         for place, amount in now.items():
             room = rooms[place]
@@ -270,6 +284,8 @@ class BatchWorker:
                     sent = await self._begin(batch, model, place, room, min(count, waiting[batch.id]))
                     waiting[batch.id] -= sent
                     count -= sent
+        later_s = [slot.start_s for slot, amount in zip(slots, done, strict=True) if amount > 0]
+        return 0.0 if now else min(later_s, default=0.0)
 
     async def _begin(self, batch: OpenBatch, model: str, place: str, room: Room, count: int) -> int:
         async with self._repository.writing() as queries:

@@ -60,6 +60,11 @@ UPDATE batches b SET completed = completed + CASE WHEN w.state = 'succeeded' THE
        energy_j = energy_j + :energy_j, carbon_gco2 = carbon_gco2 + :carbon_gco2, repeated = repeated + :repeated
   FROM written w WHERE b.id = :batch
 """)
+_EXPECT = text("""
+UPDATE batches SET moments = moments - 'next_at' || CASE WHEN CAST(:at AS float8) IS NULL THEN '{}'::jsonb
+                                                        ELSE jsonb_build_object('next_at', floor(:at)) END
+ WHERE id = :id AND ended_at IS NULL
+""")
 _LOCK = text("SELECT tenant_id, output_keep_s FROM batches WHERE id = :id AND ended_at IS NULL FOR UPDATE")
 _END_LINES = text("""
 UPDATE batch_lines SET state = 'failed', result = json_build_object(
@@ -177,6 +182,10 @@ class BatchWorkRows:
         """End a batch whose file is no good."""
         written = json.dumps([each.model_dump() for each in errors])
         await self._connection.execute(_FAIL, {"id": batch_id, "errors": written})
+
+    async def expect(self, batch_id: str, at_s: float | None) -> None:
+        """Write until when nothing more of a batch is planned to be sent, UTC seconds; None if some is sent now."""
+        await self._connection.execute(_EXPECT, {"id": batch_id, "at": at_s})
 
     async def claim(self, batch_id: str, model: str, lines: int) -> list[ClaimedLine]:
         """Return lines to send now, as many as there are up to ``lines``."""

@@ -159,6 +159,7 @@ def batch_of(row: Row[Any]) -> Batch:
     if row.arrival_gco2_per_kwh is not None:
         saved = row.energy_j / J_PER_KWH * row.arrival_gco2_per_kwh - row.carbon_gco2
     moments: dict[str, Any] = {name: int(at) for name, at in row.moments.items()}
+    next_at = moments.pop("next_at", None)
     return Batch(
         id=row.id,
         endpoint=row.endpoint,
@@ -172,7 +173,11 @@ def batch_of(row: Row[Any]) -> Batch:
         request_counts=RequestCounts(total=row.total, completed=row.completed, failed=row.failed),
         metadata=row.metadata,
         wattshift=BatchCarbon(
-            wh=row.energy_j / 3_600.0, gco2=row.carbon_gco2, saved_gco2=saved, repeated_lines=row.repeated
+            wh=row.energy_j / 3_600.0,
+            gco2=row.carbon_gco2,
+            saved_gco2=saved,
+            repeated_lines=row.repeated,
+            next_at=next_at if row.status == "in_progress" else None,
         ),
         **moments,
     )

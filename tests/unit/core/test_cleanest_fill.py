@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from services.core.domain.errors import DomainError
-from services.core.policies.cleanest_fill import Due, Slot, amounts_now, cleanest_fill
+from services.core.policies.cleanest_fill import Due, Slot, amounts_now, cleanest_fill, fill_in_time
 
 STEP_S = 600.0
 PLACES = ("a", "b", "c")
@@ -81,7 +81,8 @@ def follow(slots: list[Slot], work: list[Due], margin_s: float) -> tuple[float, 
         for slot in ahead:
             if slot.start_s > now_s:
                 continue
-            todo = min(amounts_now(ahead, left, now_s, margin_s).get(slot.place, 0.0), slot.amount)
+            todo = amounts_now(ahead, fill_in_time(ahead, left, now_s, margin_s), now_s).get(slot.place, 0.0)
+            todo = min(todo, slot.amount)
             carbon += todo * slot.gco2
             ahead = [each for each in ahead if each != slot]
             for at, due in enumerate(left):
@@ -144,9 +145,16 @@ def test_more_room_never_costs_more_and_more_work_never_does_less(
 def test_what_cannot_be_in_time_is_done_as_soon_as_possible() -> None:
     slots = [Slot("a", 0, 10, 900, 1), Slot("a", 10, 20, 1, 1)]
 
-    assert amounts_now(slots, [Due(20, 5)], 0.0, 0.0) == {"a": 1}
-    assert amounts_now(slots, [Due(20, 1)], 0.0, 0.0) == {}
-    assert amounts_now(slots, [Due(20, 1)], 0.0, 15.0) == {"a": 1}  # in half of the time left
+    assert fill_in_time(slots, [Due(20, 5)], 0.0, 0.0) == [1, 1]
+    assert fill_in_time(slots, [Due(20, 1)], 0.0, 0.0) == [0, 1]
+    assert fill_in_time(slots, [Due(20, 1)], 0.0, 15.0) == [1, 0]  # in half of the time left
+
+
+def test_what_is_done_now_is_what_slots_of_this_moment_do() -> None:
+    slots = [Slot("a", 0, 10, 1, 5), Slot("a", 0, 5, 1, 5), Slot("b", 0, 10, 1, 5), Slot("b", 10, 20, 1, 5)]
+
+    assert amounts_now(slots, [1, 2, 0, 4], 0.0) == {"a": 3}
+    assert amounts_now(slots, [1, 2, 0, 4], 10.0) == {"b": 4}
 
 
 def test_nonsense_is_refused() -> None:
