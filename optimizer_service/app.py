@@ -9,7 +9,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from optimizer_service import endpoints
-from optimizer_service.length_trainer import LengthTrainer
+from optimizer_service.kinds import Sources
+from optimizer_service.length_model import LengthTrainer
 from optimizer_service.queue import (
     PLAN_QUEUE,
     QUEUE,
@@ -19,11 +20,9 @@ from optimizer_service.queue import (
     optimizer_celery,
     training_celery,
 )
-from optimizer_service.repository.lengths import training_repository
-from optimizer_service.repository.solves import solve_repository
+from optimizer_service.repository.lengths import solve_repository, training_repository
 from optimizer_service.service import OptimizerService
 from optimizer_service.settings import OptimizerSettings
-from optimizer_service.sources import Sources
 from services.db.engine import create_engine, is_connection_error
 from services.db.figures import pool_of, work_of
 from services.kit.app import answer_unavailable, create_service, serve

@@ -4,22 +4,50 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from optimizer_service.sources import Sources
 from services.contracts.allocation import AllocationProblem, AllocationRequest, AllocationResult
+from services.contracts.carbon import Clock, IntensityForecast
 from services.contracts.codes import ProblemCode
 from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest, CarbonBoundResult
 from services.contracts.partition import PartitionProblem, PartitionRequest, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
+from services.contracts.problems import FieldError
 from services.contracts.schema import Message
 from services.contracts.solver import SolveOutcome
+from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Report
 from services.core.policies.clover.partition import checked
+from services.kit.carbon import Carbon
 from services.kit.plugins import load_plugins
 from services.kit.problems import ProblemError
 from services.solving.allocation import given, solve_allocation
 from services.solving.partition import demands_of, solve_partition
 from services.solving.pools import pool_problem, solve_pools
+
+
+class Sources:
+    """What ``SolveKind.resolve`` may read from the other services."""
+
+    def __init__(self, carbon: Carbon) -> None:
+        self._carbon = carbon
+
+    async def forecast(self, zone: str, signal: Signal | None, horizon_s: float, clock: Clock) -> IntensityForecast:
+        """Return intensities from now on, ``horizon_s`` seconds of ``clock`` ahead.
+
+        Raises:
+            ProblemError: 422 for an unknown zone or signal; 503 while the carbon service does not answer.
+        """
+        try:
+            return await self._carbon.forecast(zone, horizon_s, clock, signal)
+        except ProblemError as error:
+            pointer = {404: "/zone", 422: "/horizon_h"}.get(error.status)
+            if pointer is None:
+                raise
+            if signal and error.problem_code is not ProblemCode.UNKNOWN_ZONE and error.status == 404:
+                pointer = "/signal"
+            errors = [FieldError(pointer=pointer, detail=error.detail)]
+            raise ProblemError(422, error.problem_code, error.detail, errors=errors) from error
+
 
 RequestT = TypeVar("RequestT", bound=Message)
 ProblemT = TypeVar("ProblemT", bound=Message)

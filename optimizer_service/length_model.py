@@ -1,4 +1,4 @@
-"""Training of the job length model: read the history, fit, and put the model in force if it is better.
+"""Training of the job length model: begun when it is due, and put in force if the new model is better.
 
 Source: A-SRPT section IV-C, 3.
 """
@@ -11,13 +11,19 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from optimizer_service.repository import lengths
-from services.contracts.background import WorkRecord
+from optimizer_service.repository.lengths import TrainingRepository
+from optimizer_service.settings import OptimizerSettings
+from services.contracts.background import Draft, TooManyPendingError, WorkProblem, WorkRecord
 from services.core.domain.errors import DomainError
 from services.core.profiles.recurrence import GROUP_VERSION
 from services.db.engine import is_connection_error
+from services.kit.background.queue import TaskQueue
+from services.kit.background.work_queue import sha256
 from services.kit.background.worker import Worker
 from services.kit.celery import leave_process
+from services.kit.ids import new_id
 from services.kit.logging import Log
+from services.kit.repeating import repeat
 
 log = Log(__name__)
 
@@ -72,3 +78,38 @@ def training_worker(
         is_away=is_connection_error,
         on_lost_claim=on_lost_claim,
     )
+
+
+OWNER = "installation"
+
+
+class LengthTrainer:
+    """Has the model trained every hour in which enough jobs have ended.
+
+    Any number of services may run it: the same history gives one training, and only one is pending at a time.
+    """
+
+    def __init__(self, store: TrainingRepository, queue: TaskQueue, settings: OptimizerSettings) -> None:
+        self._store, self._queue, self._settings = store, queue, settings
+
+    async def run(self) -> None:
+        """Check until cancelled; a check that fails because the database does not answer is left to the next one."""
+        await repeat(self.look, self._settings.train_look_s, failed="lengths.not_looked")
+
+    async def look(self) -> str | None:
+        """Submit a training if one is due; return its id."""
+        new = await self._store.new_jobs(self._settings.train_interval_s)
+        if new.through is None or new.jobs < self._settings.train_min_jobs:
+            return None
+        document = {"through": new.through.isoformat()}
+        digest = sha256("lengths", document)
+        draft = Draft(new_id("length"), OWNER, OWNER, WorkProblem(document, digest), None, digest)
+        try:
+            submitted = await self._store.submit(draft, max_pending=1)
+        except TooManyPendingError:
+            return None
+        if submitted.is_new:
+            log.info("lengths.training", id=submitted.id, new_jobs=new.jobs)
+            if await self._queue.send(submitted.id):
+                await self._store.mark_enqueued(submitted.id)
+        return submitted.id

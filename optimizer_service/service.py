@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer_service.kinds import KINDS, SolveKind
-from optimizer_service.repository.solves import OUTCOME_FIELDS
-from optimizer_service.sources import Sources
+from optimizer_service.kinds import KINDS, SolveKind, Sources
+from optimizer_service.repository.lengths import OUTCOME_FIELDS
 from services.contracts.background import WorkProblem, WorkRecord, WorkState
 from services.contracts.identity import Identity
 from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveSummary
@@ -30,8 +29,7 @@ class OptimizerService:
 
     def __init__(self, work_queue: WorkQueue, plan_work_queue: WorkQueue, sources: Sources) -> None:
         """Take the queue of tenants' solves, that of the solves that plans await, and the sources to read from."""
-        self._work_queue = work_queue
-        self._plan_work_queue = plan_work_queue
+        self._work_queue, self._plan_work_queue = work_queue, plan_work_queue
         self._sources = sources
 
     async def submit(

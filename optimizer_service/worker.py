@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from optimizer_service.kinds import KINDS
-from optimizer_service.repository.solves import solve_repository
+from optimizer_service.repository.lengths import solve_repository
 from services.contracts.background import WorkRecord
 from services.contracts.solver import SolveProgress
 from services.core.domain.errors import DomainError

@@ -8,8 +8,7 @@ from datetime import timedelta
 import numpy as np
 
 from lab.bounds import least_carbon as carbon
-from optimizer_service.kinds import BoundKind
-from optimizer_service.sources import Sources
+from optimizer_service.kinds import BoundKind, Sources
 from services.contracts.carbon import IntensityForecast, IntensityPoint, curve_of
 from services.contracts.codes import ProblemCode
 from services.contracts.optimize import (

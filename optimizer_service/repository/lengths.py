@@ -9,13 +9,14 @@ import numpy as np
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from services.contracts.serving import PLANNER
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.recurrence import GROUP_VERSION, Runs, job_group
 from services.db.background import WorkRepository
 from services.db.database import connect
 from services.db.lengths import HISTORY
-from services.db.tables import length_trainings
+from services.db.tables import length_trainings, solve_submissions, solves
 from services.kit.logging import Log
 from services.learning.length_table import LengthTable
 
@@ -185,3 +186,20 @@ async def store_model(database_url: str, model: TrainedModel, claim: str | None,
         return True
     finally:
         await connection.close()
+
+
+OUTCOME_FIELDS = ("status", "solver", "objective", "bound", "gap", "note")
+
+_SUMMARY = (
+    solves.c.kind,
+    solves.c.progress,
+    solves.c.solve_s,
+    *(solves.c.result[name].label(name) for name in OUTCOME_FIELDS),
+)
+
+
+def solve_repository(engine: AsyncEngine, *, of_plans: bool | None = None) -> WorkRepository:
+    """Return the queries on solves; sweeping covers those that plans of pools await, all others, or all."""
+    is_of_plan = solves.c.key_id == PLANNER.key_id
+    swept = None if of_plans is None else is_of_plan if of_plans else ~is_of_plan
+    return WorkRepository(engine, solves, solve_submissions, "solve", _SUMMARY, swept=swept)

@@ -37,36 +37,30 @@ from services.kit.settings import settings_or_exit
 from services.kit.sockets import handed_over
 from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
-from services.router.answers import AnswerPasser
+from services.router.answers import AnswerPasser, Outcomes
 from services.router.apps.asked import is_apps
-from services.router.apps.assignment import Assigner
 from services.router.apps.coordination import Coordinator
 from services.router.apps.door import AppDoor
-from services.router.apps.observations import ObservationReporter
-from services.router.batches import BatchDoor
+from services.router.apps.queue import Assigner
 from services.router.dispatch import Dispatcher
-from services.router.door import Door, route_of
+from services.router.door import BatchDoor, Door, route_of
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet
 from services.router.gate import Gate
 from services.router.kinds import KINDS
 from services.router.lanes import LaneRules, Lanes
 from services.router.latency import LatencyReporter
-from services.router.metrics import Metrics
+from services.router.metrics import Metrics, MetricsFolder
 from services.router.openai import JSON, error_body
-from services.router.outcomes import Outcomes
 from services.router.outgoing import RequestWriter
 from services.router.overview import Overview
 from services.router.peers import Peers
-from services.router.probes import Trials, probe
-from services.router.server_times import read_load
+from services.router.probes import Trials, probe, read_load
+from services.router.reports import ObservationReporter, TrafficReporter, UsageReporter
 from services.router.settings import RouterSettings
-from services.router.shared_metrics import MetricsFolder
 from services.router.table import TableReader
-from services.router.traffic import TrafficReporter
 from services.router.upstream import CHECK_S, Limits
 from services.router.upstream_keys import UpstreamKeys
-from services.router.usage import UsageReporter
 
 log = Log(__name__)
 
@@ -88,8 +82,7 @@ class Router:
         self, settings: RouterSettings, name: str | None = None, shared_metrics: MetricsFolder | None = None
     ) -> None:
         """Take the folder for the metrics of processes that share the port; None for a process that is alone."""
-        self.settings = settings
-        self._shared_metrics = shared_metrics
+        self.settings, self._shared_metrics = settings, shared_metrics
         self.name = name or f"router-{secrets.token_hex(4)}"
         self.metrics = Metrics()
         self.fleet = Fleet(read_networks(settings.endpoint_networks))

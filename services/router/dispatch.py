@@ -11,7 +11,7 @@ from services.kit.logging import Log
 from services.router.answers import AnswerPasser, passes_as_it_comes
 from services.router.expectations import Expectations
 from services.router.fleet import Extra, Fleet, Pool, Server
-from services.router.key_rules import KeyRules
+from services.router.gate import KeyRules
 from services.router.lanes import Lanes, NoServerError, NoSpareError, QueueFullError, Ticket
 from services.router.metrics import Metrics
 from services.router.openai import DoorError
@@ -50,17 +50,10 @@ class Dispatcher:
         limits: Limits,
     ) -> None:
         """Take what a request needs on its way; ``arrived`` counts it for the planner, ``limits`` bound its time."""
-        self._settings = settings
-        self._fleet = fleet
-        self._lanes = lanes
-        self._rules = rules
-        self._expectations = expectations
-        self._keys = keys
-        self._writer = writer
-        self._answers = answers
-        self._metrics = metrics
-        self._arrived = arrived
-        self._limits = limits
+        self._settings, self._fleet, self._lanes, self._rules = settings, fleet, lanes, rules
+        self._expectations, self._keys, self._writer = expectations, keys, writer
+        self._answers, self._metrics = answers, metrics
+        self._arrived, self._limits = arrived, limits
         self._ids = itertools.count()
         self._network_s = {
             region.encode("latin-1", "replace"): {place: ms / 1e3 for place, ms in places.items()}

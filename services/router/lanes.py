@@ -113,8 +113,7 @@ class Lane:
 
     def __init__(self, name: str, rules: LaneRules, room_at: Callable[[Server], None]) -> None:
         """Take the lane's rules, and what to call when one of its servers has room again."""
-        self.name = name
-        self._room_at = room_at
+        self.name, self._room_at = name, room_at
         self.servers: list[Server] = []
         self.others: list[Server] = []
         self.starting: int | None = None

@@ -22,7 +22,7 @@ from services.kit.logging import Log
 from services.router.fleet import Fleet
 from services.router.lanes import Lanes
 from services.router.metrics import Metrics
-from services.router.server_times import Measured, ServerTimes
+from services.router.probes import Measured, ServerTimes
 
 log = Log(__name__)
 
@@ -64,10 +64,7 @@ class LatencyReporter:
     """Collects latencies, and sends them once a second."""
 
     def __init__(self, redis: Redis, fleet: Fleet, lanes: Lanes, router: str, metrics: Metrics) -> None:
-        self._redis = redis
-        self._fleet = fleet
-        self._lanes = lanes
-        self._router = router
+        self._redis, self._fleet, self._lanes, self._router = redis, fleet, lanes, router
         self._blind = metrics.blind
         self._reported_s = math.inf
         self._found: dict[tuple[str, str], _Second] = {}

@@ -7,7 +7,7 @@ from typing import Any, cast
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.core.policies.freesh.laxity import Order
 from services.router.fleet import Server
-from services.router.key_rules import priority_of
+from services.router.gate import priority_of
 from services.router.kinds import OTHER
 from services.router.lanes import Ticket
 from services.router.stored_answers import FIELD, own_id
@@ -30,8 +30,7 @@ class RequestWriter:
 
     def __init__(self, order: Order, keys: UpstreamKeys) -> None:
         """Take the order of waiting requests, from which their priority is derived."""
-        self._order = order
-        self._keys = keys
+        self._order, self._keys = order, keys
         self._heads: dict[tuple[str, str], bytes] = {}
 
     def write(self, turn: Turn, ticket: Ticket, server: Server) -> bytes:

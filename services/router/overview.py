@@ -4,8 +4,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from services.router.apps.assignment import Assigner
 from services.router.apps.coordination import Coordinator
+from services.router.apps.queue import Assigner
 from services.router.breaker import BreakerState
 from services.router.fleet import Fleet
 from services.router.gate import Gate

@@ -29,11 +29,8 @@ class Peers:
 
     def __init__(self, redis: Redis, fleet: Fleet, coordinator: Coordinator, router: str, at_least: int = 1) -> None:
         """Take what is kept up to date with the other processes, and how many processes there are at least."""
-        self._redis = redis
-        self._fleet = fleet
-        self._coordinator = coordinator
-        self._router = router
-        self.processes = at_least
+        self._redis, self._fleet, self._coordinator = redis, fleet, coordinator
+        self._router, self.processes = router, at_least
         self._is_away = False
 
     async def look(self) -> None:

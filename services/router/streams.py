@@ -67,12 +67,8 @@ class StreamReader:
         token_mark: bytes = b"",
         renamed: Renamed | None = None,
     ) -> None:
-        self._footprint = footprint
-        self._wants_usage = wants_usage
-        self._hides_usage = hides_usage
-        self._has_comment = has_comment
-        self._token_mark = token_mark
-        self._renamed = renamed
+        self._footprint, self._wants_usage, self._hides_usage = footprint, wants_usage, hides_usage
+        self._has_comment, self._token_mark, self._renamed = has_comment, token_mark, renamed
         self._held = bytearray()
         self._is_stated = False
         self.events = 0  #: Events with data so far, which is about the number of tokens

@@ -26,11 +26,8 @@ class TableReader:
         draining: Callable[[], dict[str, int]],
     ) -> None:
         """Take what to call with a new table, and what returns the requests held at draining servers, by id."""
-        self._serving = serving
-        self._path = path
-        self._router = router
-        self._adopt = adopt
-        self._draining = draining
+        self._serving, self._path, self._router = serving, path, router
+        self._adopt, self._draining = adopt, draining
         self._kept: str | None = None
         self.is_known = False
         self.is_empty = False

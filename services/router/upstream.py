@@ -87,8 +87,7 @@ class Connection(asyncio.Protocol):
     )
 
     def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
-        self.origin = origin
-        self._loop = loop
+        self.origin, self._loop = origin, loop
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.error: UpstreamError | None = None

@@ -26,8 +26,7 @@ class UpstreamKeys:
     """Keys by server."""
 
     def __init__(self, folder: Path | None, serving: ServiceClient) -> None:
-        self._folder = folder
-        self._serving = serving
+        self._folder, self._serving = folder, serving
         self._files: dict[str, bytes] = {}
         self._secrets: dict[str, tuple[datetime, bytes]] = {}
         self._missing: dict[str, str] = {}

@@ -21,8 +21,7 @@ from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
 from services.serving import app_endpoints, endpoints, routing_endpoints
 from services.serving.batches import endpoints as batch_endpoints
-from services.serving.batches.places import limits_at
-from services.serving.batches.sending import Sender
+from services.serving.batches.sending import Sender, limits_at
 from services.serving.batches.service import Batches
 from services.serving.batches.worker import BatchWorker, Forecasts
 from services.serving.carbon import Baselines, CarbonZones, Intensities
@@ -33,10 +32,8 @@ from services.serving.figures import show_figures
 from services.serving.fleets.observations import Observations
 from services.serving.fleets.planner import FleetPlanner
 from services.serving.fleets.service import Apps, Fleets
-from services.serving.planning.planner import Planner
+from services.serving.planning.planner import EventWatch, Planner, PlanWorkers
 from services.serving.planning.plans import Plans
-from services.serving.planning.watch import EventWatch
-from services.serving.planning.workers import PlanWorkers
 from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository

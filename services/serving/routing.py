@@ -18,9 +18,12 @@ from services.contracts.invalid import NAME_PATTERN
 from services.contracts.pools import ClassTerms, ModeProfile
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
+from services.contracts.routing import UpstreamKey, UpstreamKeys
 from services.contracts.serving import InstanceState, PoolPartition, PoolSpec, ServerMode
 from services.core.domain.serving import LatencyLimits
+from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.cursors import one_page, read_cursor
+from services.kit.logging import Log
 from services.kit.networks import is_within, read_networks
 from services.kit.problems import ProblemError, conflict
 from services.serving.carbon import CarbonZones, Intensities
@@ -31,6 +34,8 @@ from services.serving.repository.apps import AppRecord
 from services.serving.repository.fleets import variant_and_slice
 from services.serving.repository.routing import PoolRow, ServerRow
 from services.serving.settings import ServingSettings
+
+log = Log(__name__)
 
 TABLE_AGE_S = 0.2  #: Routers that ask at the same moment get the same table
 HELD_AGE_S = 5.0  #: How long a router's word counts about what it holds
@@ -44,9 +49,7 @@ class Routing:
     """
 
     def __init__(self, repository: ServingRepository, intensities: Intensities, settings: ServingSettings) -> None:
-        self._repository = repository
-        self._intensities = intensities
-        self._settings = settings
+        self._repository, self._intensities, self._settings = repository, intensities, settings
         self._made: tuple[float, routing.RoutingTable] | None = None
         self._making = asyncio.Lock()
         self.zones: dict[str, tuple[str, str | None]] = {}
@@ -376,3 +379,28 @@ def _invalid(pointer: str, detail: str) -> ProblemError:
     return ProblemError(
         422, ProblemCode.INVALID_REQUEST, f"{pointer}: {detail}", errors=[FieldError(pointer=pointer, detail=detail)]
     )
+
+
+async def open_upstream_keys(repository: ServingRepository, sealer: Sealer) -> UpstreamKeys:
+    """Return the keys that can be opened, and why the others cannot be had."""
+    async with repository.reading() as queries:
+        rows, instances = await queries.routing.keys(), await queries.routing.instance_keys()
+    opened: list[UpstreamKey] = []
+    missing: dict[str, str] = {}
+    for row in rows:
+        server = server_id(row.endpoint)
+        try:
+            value = sealer.open(row.sealed, row.tenant_id, "", row.secret)
+        except SealError:
+            log.error("secret.not_opened", secret=row.secret, tenant=row.tenant_id)
+            missing[server] = f"The secret {row.secret} was sealed with a key that serving does not have; set it again."
+        else:
+            opened.append(UpstreamKey(server=server, set_at=row.set_at, value=value))
+    for each in instances:
+        try:
+            key = open_instance_key(sealer, each.sealed, each.tenant_id, each.id)
+        except SealError:
+            log.error("instance_key.not_opened", instance=each.id)
+        else:
+            opened.append(UpstreamKey(server=each.id, set_at=each.set_at, value=key))
+    return UpstreamKeys(keys=opened, missing=missing)

@@ -9,8 +9,7 @@ from services.contracts.routing import Endpoint, EndpointList, EndpointSpec, Hel
 from services.contracts.schema import Name
 from services.kit.identity import Caller, Operator
 from services.kit.routes import from_state
-from services.serving.routing import Endpoints, Routing
-from services.serving.upstream_keys import open_upstream_keys
+from services.serving.routing import Endpoints, Routing, open_upstream_keys
 
 router = APIRouter(tags=["endpoints"])
 

@@ -35,9 +35,7 @@ class Pools:
     """What callers may do with pools. Users see their tenant's, operators all."""
 
     def __init__(self, repository: ServingRepository, zones: CarbonZones, plans: Plans, plan_interval_s: float) -> None:
-        self._repository = repository
-        self._zones = zones
-        self._plans = plans
+        self._repository, self._zones, self._plans = repository, zones, plans
         self._plan_interval = timedelta(seconds=plan_interval_s)
 
     async def put(self, name: str, spec: serving.PoolSpec, caller: Identity, if_match: str | None = None) -> PutPool:

@@ -16,7 +16,7 @@ from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.repeating import repeat
 from services.serving.repository import ServingRepository
-from services.serving.repository.traffic import Counts, WindowCounts
+from services.serving.repository.pools import Counts, WindowCounts
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
@@ -29,8 +29,7 @@ class TrafficReports:
     """What routers report about the requests that arrived, kept for some days."""
 
     def __init__(self, repository: ServingRepository, settings: ServingSettings) -> None:
-        self._repository = repository
-        self._settings = settings
+        self._repository, self._settings = repository, settings
 
     async def report(self, pool: str, report: TrafficReport, caller: Identity) -> TrafficReceipt:
         """Count a report's requests; they are flushed to disk on return, and a window reported again is replaced.

@@ -24,7 +24,7 @@ from services.router.fleet import Fleet
 from services.router.lanes import LaneRules, Lanes
 from services.router.latency import LatencyReporter
 from services.router.metrics import Metrics
-from services.router.server_times import Measured
+from services.router.probes import Measured
 from tests.agent.test_latency_clocks import CLOCKS, TERMS, Run, a_report
 from tests.support.routers import ModelServer as Stub
 from tests.support.routers import a_routed_pool, a_routed_server

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from optimizer_service import worker as worker_module
 from optimizer_service.kinds import KINDS
-from optimizer_service.repository.solves import solve_repository
+from optimizer_service.repository.lengths import solve_repository
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.worker import solve_worker
 from services.contracts.background import Draft, WorkProblem

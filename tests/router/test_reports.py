@@ -17,9 +17,8 @@ from services.kit.problems import ProblemError
 from services.router.fleet import Fleet
 from services.router.latency import LatencyReporter
 from services.router.metrics import Metrics
-from services.router.server_times import Measured, ServerTimes
-from services.router.traffic import TrafficReporter
-from services.router.usage import UsageReporter
+from services.router.probes import Measured, ServerTimes
+from services.router.reports import TrafficReporter, UsageReporter
 from tests.router.conftest import Stage
 from tests.support.routers import MODEL, OPERATOR, Running, a_routed_pool, a_routed_server, chat
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.router.metrics import Gauge, Metrics
-from services.router.shared_metrics import ENDED, MetricsFolder
+from services.router.metrics import ENDED, Gauge, Metrics, MetricsFolder
 
 LABELS = ("llama", "SS", "200")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.router import tokens
-from services.router.tokens import LONGEST_ENCODED, TokenCounter
+from services.router import expectations
+from services.router.expectations import LONGEST_ENCODED, TokenCounter
 from tests.support.routers import chat
 
 
@@ -59,7 +59,7 @@ def test_a_pools_tokenizer_counts_exactly_but_for_very_long_prompts(
     words = SimpleNamespace(encode=lambda text: SimpleNamespace(ids=text.split()))
     fake.Tokenizer = SimpleNamespace(from_file=lambda path: words)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tokenizers", fake)
-    monkeypatch.setattr(tokens, "find_spec", lambda name: object())
+    monkeypatch.setattr(expectations, "find_spec", lambda name: object())
     counter = TokenCounter(str(tmp_path / "tokenizer.json"))
     assert counter.count(chat("three short words"))[0] == 3
     assert TokenCounter(None).count(chat("three short words"))[0] != 3, "an estimate would count otherwise"

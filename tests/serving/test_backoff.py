@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from services.serving.controller.backoff import LONGEST_S, Failures, Life, failures
+from services.serving.controller.diff import LONGEST_S, Failures, Life, failures
 
 AT = ("here", "one")
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -22,8 +22,7 @@ from services.db.engine import create_engine
 from services.kit.disk import DiskWatch
 from services.kit.problems import ProblemError, unavailable
 from services.kit.tasks import end_tasks
-from services.serving.batches.rooms import Room
-from services.serving.batches.sending import Sender, Sent
+from services.serving.batches.sending import Room, Sender, Sent
 from services.serving.batches.service import Batches
 from services.serving.batches.worker import BatchWorker, Forecasts, Points, curve_within
 from services.serving.repository import Queries, ServingRepository

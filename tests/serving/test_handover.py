@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.serving.controller.handover import ANY_GPUS, Gpus, Outlook, Pending, drainable
+from services.serving.controller.diff import ANY_GPUS, Gpus, Outlook, Pending, drainable
 
 A, B = ("DE", "A100"), ("GB", "A100")
 COMES, WAITS, STUCK = Outlook.COMES, Outlook.WAITS, Outlook.STUCK

@@ -13,8 +13,7 @@ from services.db.engine import create_engine
 from services.kit.tasks import end_tasks
 from services.serving.controller.controller import Controller
 from services.serving.fleets.planner import FleetPlanner
-from services.serving.planning.planner import Planner
-from services.serving.planning.workers import PlanWorkers
+from services.serving.planning.planner import Planner, PlanWorkers
 from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository, presence
 from services.serving.repository.presence import Presence

@@ -19,9 +19,8 @@ from services.core.domain.solving import Backend, SolveStatus
 from services.db.database import connect
 from services.db.engine import create_engine
 from services.serving.carbon import Intensities
-from services.serving.planning.planner import Planner
+from services.serving.planning.planner import EventWatch, Planner
 from services.serving.planning.plans import Plans
-from services.serving.planning.watch import EventWatch
 from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository

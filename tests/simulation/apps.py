@@ -12,9 +12,8 @@ from unittest.mock import patch
 from services.contracts.routing import RoutedApp, RoutedAppServer, RouterState, RoutingTable
 from services.kit.crowd import Crowd, Guest
 from services.router.apps import remote
-from services.router.apps.assignment import Assigner
 from services.router.apps.coordination import Coordinator
-from services.router.apps.queue import AppQueue, NotAssignedError, Outcome, Seat, Ticket
+from services.router.apps.queue import AppQueue, Assigner, NotAssignedError, Outcome, Seat, Ticket
 from services.router.apps.remote import AssignerLink
 from services.router.fleet import Fleet
 from tests.simulation.kept import kept

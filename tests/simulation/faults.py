@@ -57,7 +57,6 @@ ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "apps": {
         "services/router/apps/queue.py": ("apps",),
-        "services/router/apps/assignment.py": ("apps",),
         "services/router/apps/coordination.py": ("apps",),
         "services/router/apps/remote.py": ("apps",),
     },

@@ -29,15 +29,14 @@ from services.kit.edge.limits import RateLimiter
 from services.kit.networks import read_networks
 from services.kit.problems import ProblemError
 from services.router import expectations, upstream
-from services.router.answers import AnswerPasser
+from services.router.answers import AnswerPasser, Outcomes
 from services.router.app import Router
 from services.router.breaker import FAILURES
 from services.router.dispatch import Dispatcher
 from services.router.door import Door
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Server
-from services.router.gate import Gate
-from services.router.key_rules import KeyRules
+from services.router.gate import Gate, KeyRules
 from services.router.lanes import (
     Lane,
     LaneRules,
@@ -47,7 +46,6 @@ from services.router.lanes import (
     Ticket,
 )
 from services.router.metrics import Metrics
-from services.router.outcomes import Outcomes
 from services.router.outgoing import RequestWriter
 from services.router.probes import Trials, probe
 from services.router.settings import RouterSettings

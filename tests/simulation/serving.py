@@ -32,9 +32,8 @@ from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, unavailable
 from services.kit.tasks import end_tasks
 from services.serving.controller import controller, probes
-from services.serving.controller.backoff import FIRST_S, LONGEST_S, Life
 from services.serving.controller.controller import DELETE_EVERY_S, PATIENCE_S, Controller
-from services.serving.controller.diff import STAYING
+from services.serving.controller.diff import FIRST_S, LONGEST_S, STAYING, Life
 from services.serving.controller.probes import KEYED_PATH, Prober
 from services.serving.controller.server_jobs import ServerJobs
 from services.serving.instances import (

@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from services.contracts.routing import RouterState
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
-from services.router.apps.assignment import Assigner
-from services.router.apps.queue import NotAssignedError, Outcome, Ticket
+from services.router.apps.queue import Assigner, NotAssignedError, Outcome, Ticket
 from services.router.apps.remote import AskingPeer, AssignerLink
 from services.router.fleet import Fleet
 
@@ -30,10 +29,7 @@ class Coordinator:
     """Assigns the requests that came to this process to instances, by its own queues or another process's."""
 
     def __init__(self, name: str, token: str, assigner: Assigner, fleet: Fleet) -> None:
-        self.name = name
-        self._token = token
-        self._assigner = assigner
-        self._fleet = fleet
+        self.name, self._token, self._assigner, self._fleet = name, token, assigner, fleet
         self.started_at_s = time.time()  #: UTC seconds
         self.address: str | None = None  #: ``HOST:PORT`` at which other processes reach this one; None until it listens
         self._link: AssignerLink | None = None

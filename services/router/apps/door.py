@@ -14,21 +14,29 @@ from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.release import RELEASE
 from services.router.answers import UNBUFFERED, is_identity, is_stream, wants_comment
-from services.router.apps.asked import OPEN_INFERENCE, Asked, read
+from services.router.apps.asked import (
+    OPEN_INFERENCE,
+    AppError,
+    Asked,
+    no_app,
+    not_assigned,
+    of_key,
+    of_problem,
+    of_upstream,
+    read,
+)
 from services.router.apps.coordination import Coordinator
-from services.router.apps.errors import AppError, no_app, not_assigned, of_key, of_problem, of_upstream
-from services.router.apps.observations import ObservationReporter
 from services.router.apps.queue import NotAssignedError, Outcome, Ticket
 from services.router.fleet import Fleet, Server
 from services.router.gate import Gate
 from services.router.metrics import Metrics
 from services.router.openai import JSON, DoorError
+from services.router.reports import ObservationReporter, UsageReporter
 from services.router.settings import RouterSettings
 from services.router.streams import Footprint
 from services.router.turn import NO_TOKENS
 from services.router.upstream import KEPT_S, Connection, Limits, UpstreamError
 from services.router.upstream_keys import UpstreamKeys
-from services.router.usage import UsageReporter
 
 log = Log(__name__)
 
@@ -81,15 +89,9 @@ class AppDoor:
         keys: UpstreamKeys,
         usage: UsageReporter,
     ) -> None:
-        self._settings = settings
-        self._gate = gate
-        self._fleet = fleet
-        self._coordinator = coordinator
-        self._observations = observations
-        self._metrics = metrics
-        self._limits = limits
-        self._keys = keys
-        self._usage = usage
+        self._settings, self._gate, self._fleet = settings, gate, fleet
+        self._coordinator, self._observations, self._metrics = coordinator, observations, metrics
+        self._limits, self._keys, self._usage = limits, keys, usage
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to an application."""

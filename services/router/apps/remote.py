@@ -20,8 +20,7 @@ from pydantic import ValidationError
 from services.contracts.routing import RoutedAppServer
 from services.kit.crowd import CROWD
 from services.kit.logging import Log
-from services.router.apps.assignment import Assigner
-from services.router.apps.queue import NotAssignedError, Outcome, Ticket
+from services.router.apps.queue import Assigner, NotAssignedError, Outcome, Ticket
 from services.router.fleet import Fleet
 
 log = Log(__name__)
@@ -89,11 +88,8 @@ class AskingPeer(LineProtocol):
     def __init__(self, name: str, token: str, assigner: Assigner, fleet: Fleet, peers: set[AskingPeer]) -> None:
         """Take this process's name, queues and instances, and where open connections are kept."""
         super().__init__()
-        self._peers = peers
-        self._name = name
-        self._token = token
-        self._assigner = assigner
-        self._fleet = fleet
+        self._peers, self._name, self._token = peers, name, token
+        self._assigner, self._fleet = assigner, fleet
         self._is_known = False
         self._tickets: dict[int, Ticket] = {}
         self._sent_rows: set[str] = set()
@@ -203,9 +199,7 @@ class AssignerLink(LineProtocol):
         super().__init__()
         self.peer = peer  #: Its name
         self._hello = ("hello", token, name, peer)
-        self._fleet = fleet
-        self._tickets = tickets
-        self._lost = lost
+        self._fleet, self._tickets, self._lost = fleet, tickets, lost
         self.welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def connect(self, address: str) -> None:

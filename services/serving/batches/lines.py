@@ -19,10 +19,8 @@ class LineReader:
 
     def __init__(self, endpoint: str, limits: KeyLimits, models: Collection[str], most_lines: int) -> None:
         """Take the batch's endpoint, what its key may do, the models of its tenant, and how many lines there may be."""
-        self._endpoint = endpoint
-        self._limits = limits
-        self._models = models
-        self._most_lines = most_lines
+        self._endpoint, self._limits = endpoint, limits
+        self._models, self._most_lines = models, most_lines
         self._ids: set[str] = set()
         self.errors: list[LineError] = []  #: What is wrong, at most ``MOST_ERRORS``
         self.total = 0  #: How many lines there are so far; empty ones do not count

@@ -1,14 +1,19 @@
-"""Lines on their way: to the router, as requests that come after all others, and what their answers say."""
+"""Lines on their way: where they may be answered, how many at once, and what the router's answers say of them.
 
-from collections.abc import Mapping
+The router takes them as requests that come after all others.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
 import orjson
 
 from services.contracts.batches import BATCH_HEADER, BATCH_MODEL_HEADER
-from services.contracts.identity import Identity
+from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits
+from services.contracts.routing import EVERY_TENANT, RoutedPool, RoutedServer, RoutingTable
 from services.core.domain.units import J_PER_KWH
+from services.kit.edge.keys import Resolve
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.tokens import Outgoing
@@ -87,3 +92,86 @@ def _read(line: ClaimedLine, status: int, headers: Mapping[str, str], content: b
 
 def _number(value: str | None) -> float:
     return 0.0 if value is None else float(value)
+
+
+FIRST, LEAST = 4.0, 1.0
+FREE_SHARE = 0.5
+"""Of a place's capacity, taken to be free until the first refusal says otherwise."""
+USUAL_LINE_S = 10.0
+NEW_SHARE = 0.1
+LONGEST_PAUSE_S = 60.0
+
+
+class Room:
+    """What one place has free for the lines of a model: more after each answer, half after a refusal."""
+
+    def __init__(self, capacity: int, line_s: float | None = None) -> None:
+        self.capacity = capacity  #: Requests that its servers take at once
+        self.in_flight = 0  #: Lines that are under way there
+        self.line_s = line_s or USUAL_LINE_S  #: How long a line takes, seconds
+        self._most = FIRST
+        self._was_refused = False
+        self._not_before_s = 0.0
+
+    def free(self, now_s: float) -> int:
+        """Return how many more lines may be sent now."""
+        return 0 if now_s < self._not_before_s else max(0, int(min(self._most, self.capacity)) - self.in_flight)
+
+    @property
+    def lines_per_s(self) -> float:
+        """How many lines the place is expected to answer in a second, if it is given as many as fit."""
+        most = self._most if self._was_refused else max(self._most, FREE_SHARE * self.capacity)
+        return min(most, self.capacity) / max(self.line_s, 1e-3)
+
+    def answered(self, took_s: float) -> None:
+        """Note an answer: one more line may be under way, as long as none was refused for each."""
+        self._most = min(self._most + (1.0 / self._most if self._was_refused else 1.0), max(self.capacity, LEAST))
+        self.line_s += NEW_SHARE * (took_s - self.line_s)
+
+    def refused(self, now_s: float, retry_after_s: float) -> None:
+        """Note a refusal; those of one moment count once."""
+        if now_s >= self._not_before_s:
+            self._was_refused = True
+            self._most = max(LEAST, min(self._most, float(self.in_flight)) / 2)
+            self._not_before_s = now_s + min(max(retry_after_s, 1.0), LONGEST_PAUSE_S)
+
+
+def serves(table: RoutingTable, caller: Identity) -> dict[str, list[RoutedServer]]:
+    """Return the ready servers of each model that a caller may use; a pool may have none now."""
+    pools = {pool.name: pool for pool in table.pools if _may_use(pool, caller)}
+    found: dict[str, list[RoutedServer]] = {model: [] for pool in pools.values() for model in pool.models}
+    for server in table.servers:
+        if server.pool is None:
+            models: Collection[str] = server.models if _may_use(server, caller) else ()
+        else:
+            models = pools[server.pool].models if server.pool in pools else ()
+        for model in models:
+            found.setdefault(model, [])
+            if server.state == "ready" and not server.keeps_no_class:
+                found[model].append(server)
+    return found
+
+
+def limits_at(resolve: Resolve) -> Callable[[str], Awaitable[KeyLimits]]:
+    """Return a function that asks what the key with an id may do; one that no longer works has no limits."""
+
+    async def limits_of(key_id: str) -> KeyLimits:
+        key = await resolve(key_id)
+        return NO_KEY_LIMITS if key is None else key.key_limits
+
+    return limits_of
+
+
+def mean_intensity(servers: Iterable[RoutedServer]) -> float | None:
+    """Return the mean of the places' intensities now, gCO2/kWh at the meter, PUE included; None if none is known."""
+    known = {each.location: each.gco2_per_kwh * each.pue for each in servers if each.gco2_per_kwh is not None}
+    return sum(known.values()) / len(known) if known else None
+
+
+def _may_use(owned: RoutedPool | RoutedServer, caller: Identity) -> bool:
+    return (
+        caller.is_operator
+        or owned.tenant_id == caller.tenant_id
+        or caller.tenant_id in owned.tenants
+        or EVERY_TENANT in owned.tenants
+    )

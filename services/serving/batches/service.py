@@ -1,7 +1,7 @@
 """What callers do with files and batches, by OpenAI's contract."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
 from sqlalchemy.exc import DBAPIError
@@ -12,7 +12,6 @@ from services.contracts.identity import Identity
 from services.kit.disk import DiskWatch
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, conflict
-from services.serving.batches.multipart import read_parts
 from services.serving.repository import ServingRepository
 from services.serving.settings import ServingSettings
 
@@ -48,8 +47,7 @@ class Batches:
     """Files and batches. A tenant sees only its own."""
 
     def __init__(self, repository: ServingRepository, settings: ServingSettings) -> None:
-        self._repository = repository
-        self._settings = settings
+        self._repository, self._settings = repository, settings
         self._disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
 
     async def upload(self, caller: Identity, content_type: str, body: AsyncIterator[bytes]) -> batches.BatchFile:
@@ -195,3 +193,51 @@ class Batches:
 
 def _refused(status: int, detail: str, code: ProblemCode = ProblemCode.INVALID_REQUEST) -> ProblemError:
     return ProblemError(status, code, detail)
+
+
+_BOUNDARY = re.compile(r'multipart/form-data\s*;.*?\bboundary="?([^";]{1,70})"?', re.IGNORECASE)
+_NAMED = re.compile(rb'\b(name|filename)="((?:[^"\\]|\\.)*)"')
+LONGEST_HEAD = 8_192
+
+
+async def read_parts(content_type: str, body: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, str | None, bytes]]:
+    """Yield a form's fields in pieces, at least one each: the field's name, its file name if any, and the piece.
+
+    Raises:
+        ProblemError: 400 if it is not such a form, or ends before its end.
+    """
+    match = _BOUNDARY.match(content_type)
+    if match is None:
+        raise _bad("The body must be multipart/form-data with a boundary.")
+    mark = b"\r\n--" + match[1].encode()
+    held = bytearray(b"\r\n")  # the first boundary begins a line, too
+    name, filename, is_in_part = "", None, False
+    async for piece in body:
+        held += piece
+        while True:
+            if not is_in_part:  # before the head of a part
+                start, end = held.find(mark), held.find(b"\r\n\r\n")
+                if start >= 0 and held.startswith(b"--", start + len(mark)):
+                    return
+                if start < 0 or end < 0:
+                    if len(held) > LONGEST_HEAD:
+                        raise _bad("A part's head is too long.")
+                    break
+                said = {found[1]: found[2].decode(errors="replace") for found in _NAMED.finditer(held[start:end])}
+                name, filename = said.get(b"name", ""), said.get(b"filename")
+                is_in_part = True
+                del held[: end + 4]
+                yield name, filename, b""
+            at = held.find(mark)
+            size = at if at >= 0 else max(0, len(held) - len(mark))  # a mark may have begun
+            if size:
+                yield name, filename, bytes(held[:size])
+                del held[:size]
+            if at < 0:
+                break
+            is_in_part = False
+    raise _bad("The form ends before its last boundary.")
+
+
+def _bad(detail: str) -> ProblemError:
+    return ProblemError(400, ProblemCode.INVALID_REQUEST, detail)

@@ -25,9 +25,7 @@ from services.kit.problems import ProblemError
 from services.kit.repeating import repeat
 from services.kit.tasks import end_tasks
 from services.serving.batches.lines import LineReader
-from services.serving.batches.places import mean_intensity, serves
-from services.serving.batches.rooms import Room
-from services.serving.batches.sending import Sender
+from services.serving.batches.sending import Room, Sender, mean_intensity, serves
 from services.serving.batches.service import CHUNK_BYTES
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.batch_work import ClaimedLine, Line, OpenBatch, Outcome
@@ -129,13 +127,9 @@ class BatchWorker:
         now_s: Callable[[], float] = time.time,
     ) -> None:
         """Take what says what a key may do with models."""
-        self._repository = repository
-        self._routing = routing
-        self._forecasts = forecasts
-        self._sender = sender
-        self._settings = settings
-        self._limits_of = limits_of
-        self._now_s = now_s
+        self._repository, self._routing, self._forecasts = repository, routing, forecasts
+        self._sender, self._settings = sender, settings
+        self._limits_of, self._now_s = limits_of, now_s
         self._lead = Lead(settings.database_url)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._outcomes: list[Outcome] = []

@@ -26,9 +26,21 @@ from services.kit.logging import Log
 from services.kit.repeating import repeat
 from services.kit.tasks import end_tasks
 from services.serving.controller.advance import Change, Seen, advance, drain, one_by_one, recall, stop
-from services.serving.controller.backoff import Failures, failures
-from services.serving.controller.diff import STAYING, Combination, Difference, Member, diff, recalled
-from services.serving.controller.handover import ANY_GPUS, Gpus, Outlook, Pending, drainable
+from services.serving.controller.diff import (
+    ANY_GPUS,
+    STAYING,
+    Combination,
+    Difference,
+    Failures,
+    Gpus,
+    Member,
+    Outlook,
+    Pending,
+    diff,
+    drainable,
+    failures,
+    recalled,
+)
 from services.serving.controller.probes import KEYED_PATH, KeyCheck, Prober
 from services.serving.controller.server_jobs import ServerJobs
 from services.serving.instances import APP_PREFIX, SENTENCES, Instance, InstanceReason, InstanceTerms
@@ -60,11 +72,8 @@ class Controller:
         ``held`` returns how many requests routers hold at an instance, by its id; ``sealer`` seals new instances' keys.
         """
         self._sealer = sealer or Sealer("")
-        self._held = held
-        self._repository = repository
-        self._jobs = jobs
-        self._prober = prober
-        self._settings = settings
+        self._held, self._repository, self._jobs = held, repository, jobs
+        self._prober, self._settings = prober, settings
         self._plans: dict[str, PlanInForce | None] = {}
         self._streaks: dict[tuple[str, InstanceState], int] = {}
         self._asked_s: dict[str, float] = {}

@@ -1,8 +1,13 @@
-"""What must change for a pool to match its plan. Pure and idempotent."""
+"""What must change for a pool to match its plan: which instances are made, stay, and may leave by now. Pure.
+
+New ones are made before old ones leave (``drainable``), and none where they fail for some time (``failures``).
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum, auto
 
 from services.contracts.serving import InstanceState
 
@@ -99,3 +104,129 @@ def _assign(slots: Counter[str | None], staying: Sequence[Member]) -> tuple[dict
             unassigned.append(each)
     given = {each.id: open_slots.pop(0) if open_slots else None for each in unassigned}
     return {each.id: given[each.id] for each in unassigned if given[each.id] != each.request_class}, open_slots
+
+
+ANY_GPUS = ("", "")
+
+
+class Outlook(Enum):
+    """The prospects of an instance that is not ready."""
+
+    COMES = auto()  #: It is starting
+    WAITS = auto()  #: It waits for GPUs that others hold
+    STUCK = auto()  #: It failed and is retried, has no node, or takes longer than it should
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs of one instance: their kind and number; ``ANY_GPUS`` if any of the tenant's GPUs will do (its quota)."""
+
+    kind: tuple[str, str]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An instance that is wanted but not ready."""
+
+    gpus: Gpus
+    outlook: Outlook
+
+
+def drainable(
+    leaving: Sequence[tuple[str, Gpus]], pending: Sequence[Pending], releasing: Iterable[Gpus] = ()
+) -> tuple[str, ...]:
+    """Return the ids to drain now.
+
+    1. If instances wait for GPUs, enough others leave to free that many of the kind, beyond those already being
+    released: otherwise each would wait for the other. 2. As long as an instance is starting, no other leaves. 3. When
+    none is, all leave except the last ones, which together hold as many GPUs as the pending instances need: an instance
+    that never comes up takes no other down, and does not keep the rest of a pool from shrinking either.
+
+    Args:
+        leaving: Instances that leave, in the order in which they should, and what they hold.
+        pending: Instances that are wanted but not ready.
+        releasing: What draining and stopping instances hold.
+    """
+    short: Counter[tuple[str, str]] = Counter()
+    for each in pending:
+        if each.outlook is Outlook.WAITS:
+            short[each.gpus.kind] += each.gpus.count
+    for gpus in releasing:
+        _give(short, gpus)
+    drained: list[str] = []
+    staying: list[tuple[str, Gpus]] = []
+    for instance, gpus in leaving:
+        if short[gpus.kind] > 0 or short[ANY_GPUS] > 0:
+            drained.append(instance)
+            _give(short, gpus)
+        else:
+            staying.append((instance, gpus))
+    if any(each.outlook is Outlook.COMES for each in pending):
+        return tuple(drained)
+    owed = sum(each.gpus.count for each in pending)
+    left = sum(gpus.count for _, gpus in staying)
+    for instance, gpus in staying:
+        left -= gpus.count
+        if left < owed:
+            break
+        drained.append(instance)
+    return tuple(drained)
+
+
+def _give(short: Counter[tuple[str, str]], gpus: Gpus) -> None:
+    for kind in (gpus.kind, ANY_GPUS):
+        short[kind] -= gpus.count
+
+
+FIRST_S = 5.0
+LONGEST_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The life of an instance."""
+
+    at: Combination
+    created_at: datetime
+    ready_at: datetime | None  #: When it first answered; None if it never did, or has been started again since
+    failed_at: datetime | None  #: When it was given up because of a fault; None while it runs, or if it left as planned
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Failures without a success in between: how many there were, and when the last one was."""
+
+    count: int
+    last_at: datetime
+
+    @property
+    def retry_at(self) -> datetime:
+        """When the next instance may start: 5 s after the first failure, twice as long after each, 300 s at most."""
+        return self.last_at + timedelta(seconds=min(FIRST_S * 2 ** min(self.count - 1, 16), LONGEST_S))
+
+
+def failures(lives: Iterable[Life]) -> dict[Combination, Failures]:
+    """Return the places and modes whose newest instances failed.
+
+    Instances made at the same moment count once. One that served for ``LONGEST_S`` before it failed, or that still
+    serves, counts as a success.
+
+    Args:
+        lives: Instances, newest first.
+    """
+    failed: dict[Combination, set[datetime]] = defaultdict(set)
+    last: dict[Combination, datetime] = {}
+    closed: set[Combination] = set()
+    for life in lives:
+        if life.at in closed:
+            continue
+        if life.failed_at is None:
+            if life.ready_at is not None:
+                closed.add(life.at)
+            continue
+        failed[life.at].add(life.created_at)
+        last[life.at] = max(last.get(life.at, life.failed_at), life.failed_at)
+        if life.ready_at is not None and (life.failed_at - life.ready_at).total_seconds() >= LONGEST_S:
+            closed.add(life.at)
+    return {at: Failures(len(failed[at]), last[at]) for at in failed}

@@ -63,11 +63,8 @@ class FleetPlanner:
         search: Search,
         settings: ServingSettings,
     ) -> None:
-        self._repository = repository
-        self._intensities = intensities
-        self._baselines = baselines
-        self._search = search
-        self._settings = settings
+        self._repository, self._intensities, self._baselines = repository, intensities, baselines
+        self._search, self._settings = search, settings
         self._carrier = Carrier(settings)
         self._evaluator = Evaluator(self._carrier)
         self._solving: dict[str, asyncio.Future[Answer]] = {}

@@ -152,8 +152,7 @@ class SlaModel:
     def __init__(self, apps: Iterable[PlannedApp], idle_w: float, running: Counter[Kind]) -> None:
         """Take the applications, and the instances that are ready now."""
         self._apps = list(apps)
-        self._idle_w = idle_w
-        self._running = running
+        self._idle_w, self._running = idle_w, running
 
     @property
     def late(self) -> frozenset[str]:

@@ -19,10 +19,9 @@ from services.kit.cursors import one_page, read_cursor
 from services.kit.problems import ProblemError, conflict, invalid, not_found
 from services.serving.carbon import CarbonZones
 from services.serving.fleets.assignment import GpuState, ordered, sizes_of
-from services.serving.fleets.observations import percentile_ms
+from services.serving.fleets.observations import percentile_ms, report_of
 from services.serving.fleets.planner import begin_proposed
 from services.serving.fleets.problem import idle_w_of, slice_name
-from services.serving.fleets.report import report_of
 from services.serving.fleets.state import WINDOW_S
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.apps import AppRecord, Seen
@@ -35,8 +34,7 @@ class Fleets:
     """What operators may do with fleets; users see those that their applications may use."""
 
     def __init__(self, repository: ServingRepository, zones: CarbonZones) -> None:
-        self._repository = repository
-        self._zones = zones
+        self._repository, self._zones = repository, zones
 
     async def put(self, name: str, spec: apps.FleetSpec, caller: Identity) -> tuple[apps.Fleet, bool]:
         """Create a fleet or replace its spec; return it, and whether it is new. The same spec changes nothing.

@@ -8,7 +8,7 @@ from services.contracts.apps import FleetPlanTrigger
 from services.contracts.carbon import CurrentIntensity
 from services.contracts.serving import PlanMode
 from services.core.domain.gpus import can_be_sliced
-from services.serving.controller.backoff import failures
+from services.serving.controller.diff import failures
 from services.serving.fleets.assignment import WHOLE, Assignment, Gpu, GpuState, Kind, Placed
 from services.serving.fleets.observations import percentile_ms
 from services.serving.fleets.problem import PlannedApp

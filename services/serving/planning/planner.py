@@ -4,23 +4,117 @@ It is a loop in the service, like the sweeper. Any number of services may run it
 gets only one row for its plan, and an outcome is decided once.
 """
 
+import asyncio
 import contextlib
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
 
-from services.contracts.serving import PlanTrigger
+from services.contracts.serving import RESCUES, PlanOutcome, PlanTrigger, PoolPlanResult, PoolSpec
+from services.core.domain.serving import WINDOW_S
+from services.kit.background.store import WorkStore
+from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.repeating import When, repeat
+from services.serving.carbon import Intensities
+from services.serving.planning.events import Present, Standing, event_of, mean_qps
 from services.serving.planning.plans import Plans
-from services.serving.planning.watch import EventWatch
+from services.serving.repository import Queries, ServingRepository
+from services.serving.repository.cluster import read_cluster
+from services.serving.repository.plans import StandingPlan
+from services.serving.settings import ServingSettings
+
+log = Log(__name__)
+
+OVER = timedelta(seconds=60)  #: The traffic that is compared with what was planned for
+RESCUE_SHARE = 1 / 6
+INTENSITY_GAP_S = 300.0
+"""A forecast that is off at once would be off again after each plan: one for each of its steps is enough."""
+
+Signals = Mapping[str, tuple[str, str | None]]  #: Zone and signal by place
+
+
+class EventWatch:
+    """Finds the events of pools. An event that lasts is reported until the pool is planned because of it."""
+
+    def __init__(self, repository: ServingRepository, intensities: Intensities, settings: ServingSettings) -> None:
+        self._repository, self._intensities = repository, intensities
+        self._settle_s = settings.plan_settle_s
+        self._gap_s = settings.plan_event_gap_s
+        self._known: dict[str, Standing | None] = {}
+        self._since_s: dict[tuple[str, PlanTrigger], float] = {}
+
+    async def look(self) -> list[tuple[Standing, PlanTrigger]]:
+        """Return the pools to plan now because of an event; those whose instances have nowhere to run come first."""
+        async with self._repository.reading() as queries:
+            rows = await queries.plans.standing()
+            if not rows:
+                return []
+            standing = [each for row in rows if (each := await self._standing(queries, row))]
+            now, cluster = await queries.now(), await read_cluster(queries.connection)
+            windows = await queries.traffic.recent(OVER)
+        signals = {each.pool: _signals(each.spec) for each in standing}
+        known = await self._intensities.of({key for places in signals.values() for key in places.values()})
+        found: list[tuple[Standing, PlanTrigger]] = []
+        for each in standing:
+            intensity = {
+                place: known[key].point.gco2_per_kwh
+                for place, key in signals[each.pool].items()
+                if key in known and not known[key].is_stale
+            }
+            qps = mean_qps(windows.get(each.pool, {}), WINDOW_S)
+            event = event_of(each, Present(now, cluster, qps, intensity))
+            if event is not None:
+                found.append((each, event))
+        self._forget({(each.pool, event) for each, event in found}, {row.plan_id for row in rows})
+        due = [(each, event) for each, event in found if self._is_due(each, event, now)]
+        return sorted(due, key=lambda pair: pair[1] not in RESCUES)
+
+    async def _standing(self, queries: Queries, row: StandingPlan) -> Standing | None:
+        if row.plan_id not in self._known:
+            made = await queries.plans.made(row.plan_id)
+            self._known[row.plan_id] = made and Standing(
+                row.pool,
+                PoolSpec.model_validate(made.spec),
+                row.plan_id,
+                PoolPlanResult.model_validate(made.result),
+                made.from_at,
+                made.slot_at,
+                made.outcome is PlanOutcome.FAILED,
+                row.event_at,
+            )
+        known = self._known[row.plan_id]
+        return known and replace(known, event_at=row.event_at)
+
+    def _is_due(self, standing: Standing, event: PlanTrigger, now: datetime) -> bool:
+        """Return whether an event has lasted long enough, and the pool was not recently planned because of one."""
+        since_s = self._since_s.setdefault((standing.pool, event), time.monotonic())
+        ago_s = (now - standing.event_at).total_seconds() if standing.event_at else float("inf")
+        if event in RESCUES:
+            return ago_s >= RESCUE_SHARE * self._gap_s
+        gap_s = max(self._gap_s, INTENSITY_GAP_S) if event is PlanTrigger.INTENSITY else self._gap_s
+        return ago_s >= gap_s and time.monotonic() - since_s >= self._settle_s
+
+    def _forget(self, events: set[tuple[str, PlanTrigger]], plans: set[str]) -> None:
+        self._since_s = {key: since_s for key, since_s in self._since_s.items() if key in events}
+        self._known = {plan_id: known for plan_id, known in self._known.items() if plan_id in plans}
+
+
+def _signals(spec: PoolSpec) -> Signals:
+    """Return the zone and signal of each place; empty with only one place, or if the objective is not carbon."""
+    if spec.objective != "carbon" or len(spec.places) < 2:
+        return {}
+    return {place.name: (place.zone, place.signal and str(place.signal)) for place in spec.places}
 
 
 class Planner:
     """Finds the plans that have an answer, and the pools that are due or to which something has happened."""
 
     def __init__(self, plans: Plans, watch: EventWatch, look_s: float, when: When | None = None) -> None:
-        self._plans = plans
-        self._watch = watch
-        self._look_s = look_s
-        self._when = when
+        self._plans, self._watch, self._look_s, self._when = plans, watch, look_s, when
 
     async def run(self) -> None:
         """Repeat until cancelled; if a pass fails (the database does not answer), the next one tries again."""
@@ -36,3 +130,40 @@ class Planner:
         for due in await self._plans.due():
             with contextlib.suppress(ProblemError):  # deleted since
                 await self._plans.submit(due.pool, PlanTrigger.CLOCK, deadline_at=due.deadline_at)
+
+
+COMMAND = (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m", "services.serving.worker")
+
+
+class PlanWorkers:
+    """Keeps as many processes that make plans as are allowed while plans wait for one; they end soon after the last.
+
+    Planning reads two weeks of traffic and fits forecasts, which takes seconds of CPU time: too long for the event
+    loop. A worker claims plans by itself (``services.serving.worker``), so killing one only delays a plan. It ends when
+    its standard input, a pipe from this process, closes.
+    """
+
+    def __init__(self, store: WorkStore, *, at_once: int, look_s: float, when: When | None = None) -> None:
+        self._store, self._at_once, self._look_s, self._when = store, at_once, look_s, when
+        self._processes: list[Process] = []
+
+    async def run(self) -> None:
+        """Check until cancelled, and then end the workers."""
+        try:
+            await repeat(self.look, self._look_s, failed="plan_workers.not_looked", when=self._when)
+        finally:
+            for process in self._processes:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+
+    async def look(self) -> None:
+        """Start a worker for each waiting plan, up to the allowed number."""
+        for process in self._processes:
+            if process.returncode:
+                log.warning("plan_worker.ended", pid=process.pid, code=process.returncode)
+        self._processes = [process for process in self._processes if process.returncode is None]
+        waiting = len(await self._store.queued(0))
+        for _ in range(min(waiting, self._at_once) - len(self._processes)):
+            process = await asyncio.create_subprocess_exec(*COMMAND, stdin=PIPE)
+            log.info("plan_worker.started", pid=process.pid)
+            self._processes.append(process)

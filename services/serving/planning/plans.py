@@ -46,8 +46,7 @@ class Plans:
     """Plans of pools, and their outcomes."""
 
     def __init__(self, repository: ServingRepository, store: PlanRepository, settings: ServingSettings) -> None:
-        self._repository = repository
-        self._store = store
+        self._repository, self._store = repository, store
         self._interval = timedelta(seconds=settings.plan_interval_s)
         self._lead = timedelta(seconds=settings.plan_lead_s)
         self._late = timedelta(seconds=settings.plan_late_s)

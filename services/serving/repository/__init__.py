@@ -17,14 +17,12 @@ from services.db.tables import audit_log
 from services.serving.repository.apps import AppRows
 from services.serving.repository.batch_work import BatchWorkRows
 from services.serving.repository.batches import BatchRows
-from services.serving.repository.clocks import ClockRows
 from services.serving.repository.fleets import FleetRows
-from services.serving.repository.instances import InstanceRows
+from services.serving.repository.instances import ClockRows, InstanceRows
 from services.serving.repository.plans import PlanRows
-from services.serving.repository.pools import PoolRows
+from services.serving.repository.pools import PoolRows, TrafficRows
 from services.serving.repository.presence import Presence
 from services.serving.repository.routing import EndpointRows, RoutingRows
-from services.serving.repository.traffic import TrafficRows
 
 _IS_ANY = text("SELECT EXISTS (SELECT FROM pools) OR EXISTS (SELECT FROM fleets) OR EXISTS (SELECT FROM apps)")
 """Those that are deleted and still kept count: something of them may run."""

@@ -1,0 +1,331 @@
+"""What the router reports in windows of time: requests used to the ledger, arrivals and applications to serving.
+
+A window is reported once it is over and again until it is accepted; a later report of it replaces the earlier one.
+"""
+
+import math
+import time
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from services.contracts.apps import LATENCY_BOUNDS_MS, AppObservation, AppObservations, AppServerObservation
+from services.contracts.identity import Identity, ResolvedKey, Role
+from services.contracts.routing import RequestUsage, UsageReport
+from services.contracts.serving import MAX_WINDOW_REQUESTS, TrafficReport, TrafficWindow
+from services.kit.http import ServiceClient
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+from services.router.fleet import Fleet, Pool, Server
+from services.router.streams import Footprint
+from services.router.turn import Tokens
+
+log = Log(__name__)
+
+USAGE_S, WINDOW_S = 60, 5  #: Lengths of the windows of usage, and of those of arrivals and applications
+MOST_USAGE_WINDOWS = 1_440  #: Kept while telemetry does not answer: a day
+MOST_APP_WINDOWS = 60  #: Kept while serving does not answer: five minutes, after which a plan has no use for them
+KEPT_S = 900.0  #: How long a window of arrivals is sent again when its answers' lengths become known
+MOST_SILENT_S = 300  #: How far back silence is reported, after serving was away
+MOST_WINDOWS, MOST_REQUESTS = 720, 50_000  #: Of one report of arrivals
+
+Key = tuple[str, str, str, str, str]  #: Job, tenant, key, model, class
+_USAGE = (
+    *("job_id", "tenant_id", "key_id", "model", "request_class", "requests", "input_tokens", "output_tokens"),
+    *("estimated_requests", "share_s", "energy_j", "carbon_gco2"),
+)
+"""Fields of a line of usage: those of its key, and what is added up."""
+
+
+def _start_s(at_s: float, length_s: int = WINDOW_S) -> int:
+    return int(at_s // length_s * length_s)
+
+
+class UsageReporter:
+    """Adds up what requests used, by server, key, model and class, and reports each minute once it is over.
+
+    Energy is not added to the ledger but divided: a server's job has its ledger lines already, and the requests' shares
+    of the server's time tell whose they were (``services/telemetry/reports.py``).
+    """
+
+    def __init__(self, telemetry: ServiceClient, router: str) -> None:
+        self._telemetry, self._router = telemetry, router
+        self._windows: OrderedDict[int, dict[Key, list[float]]] = OrderedDict()
+
+    def add(
+        self,
+        key: Key,
+        *,
+        share_s: float,
+        input_tokens: int,
+        output_tokens: int,
+        is_estimated: bool = False,
+        energy_j: float | None,
+        carbon_gco2: float | None,
+        now_s: float | None = None,
+    ) -> None:
+        """Add a request that has just ended; ``is_estimated`` if its server did not state its tokens."""
+        start_s = _start_s(time.time() if now_s is None else now_s, USAGE_S)
+        window = self._windows.get(start_s)
+        if window is None:
+            window = self._windows[start_s] = {}
+            if len(self._windows) > MOST_USAGE_WINDOWS:
+                lost_s, lost = self._windows.popitem(last=False)
+                log.error("usage.lost", start_s=lost_s, lines=len(lost))
+        sums = window.get(key)
+        if sums is None:
+            sums = window[key] = [0.0] * 7
+        sums[0] += 1.0
+        sums[1] += input_tokens
+        sums[2] += output_tokens
+        sums[3] += is_estimated
+        sums[4] += share_s
+        sums[5] += energy_j or 0.0
+        sums[6] += carbon_gco2 or 0.0
+
+    def served(
+        self,
+        server: Server,
+        key: ResolvedKey,
+        model: str,
+        request_class: str,
+        share_s: float,
+        tokens: Tokens,
+        footprint: Footprint,
+    ) -> None:
+        """Add a request that has just ended; ``share_s`` is its share of the server's time."""
+        self.add(
+            (server.spec.job_id or server.id, key.identity.tenant_id, key.identity.key_id, model, request_class),
+            share_s=share_s,
+            input_tokens=tokens.input,
+            output_tokens=tokens.output,
+            is_estimated=not tokens.are_stated,
+            energy_j=footprint.energy_j,
+            carbon_gco2=footprint.carbon_gco2,
+        )
+
+    async def send(self, now_s: float | None = None, *, all_windows: bool = False) -> None:
+        """Report the windows that are over; at the end of the process, also the current one.
+
+        Raises:
+            ProblemError: Telemetry does not answer; what was not accepted is reported next time.
+        """
+        now_s = time.time() if now_s is None else now_s
+        for start_s in list(self._windows):
+            if start_s + USAGE_S > now_s and not all_windows:
+                break
+            report = UsageReport(
+                router=self._router,
+                start_at=datetime.fromtimestamp(start_s, UTC),
+                usages=[_usage(key, sums) for key, sums in self._windows[start_s].items()],
+            )
+            try:
+                await self._telemetry.request(
+                    "POST", "/internal/request-usage", body=report, retry=True, attempts=2, timeout_s=5
+                )
+            except ProblemError as error:
+                if error.status < 500:  # it will not be accepted later either, and must not hold up the others
+                    log.error("usage.refused", start_s=start_s, error=error.detail)
+                    del self._windows[start_s]
+                raise
+            del self._windows[start_s]
+
+
+def _usage(key: Key, sums: list[float]) -> RequestUsage:
+    return RequestUsage.model_validate(dict(zip(_USAGE, (*key, *map(int, sums[:4]), *sums[4:]), strict=True)))
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    requests: list[list[int]] = field(default_factory=list[list[int]])
+    sent: list[tuple[int, int]] | None = None
+
+
+class TrafficReporter:
+    """Counts the requests of pools at their arrival, and reports them to the planner.
+
+    A window is reported with predicted lengths of the answers that are not complete yet, and again once they are. The
+    source's name contains the process's start, so that a router that restarts within a window replaces nothing.
+    """
+
+    def __init__(self, serving: ServiceClient, fleet: Fleet, source: str) -> None:
+        self._serving, self._fleet, self._source = serving, fleet, source
+        self._windows: dict[str, dict[int, _Arrivals]] = {}
+        self._reported: dict[str, int] = {}
+
+    def arrived(self, pool: Pool, at_s: float, input_tokens: int, output_tokens: float) -> list[int]:
+        """Count a request with the predicted length of its answer, which the caller replaces once it is known."""
+        lengths = [input_tokens, round(output_tokens)]
+        if not pool.is_planned:
+            return lengths
+        windows = self._windows.setdefault(pool.spec.name, {})
+        start_s = _start_s(at_s)
+        window = windows.get(start_s)
+        if window is None:
+            window = windows[start_s] = _Arrivals()
+        if len(window.requests) < MAX_WINDOW_REQUESTS:
+            window.requests.append(lengths)
+        return lengths
+
+    async def send(self, now_s: float | None = None) -> None:
+        """Report the windows that are over and new or changed; what is not accepted is reported again next time."""
+        now_s = time.time() if now_s is None else now_s
+        for pool in [*self._fleet.pools.values()]:
+            if pool.is_planned:
+                try:
+                    await self._send_pool(pool, now_s)
+                except ProblemError as error:
+                    log.warning("traffic.not_reported", pool=pool.spec.name, error=error.detail)
+        for name in set(self._windows) - set(self._fleet.pools):
+            del self._windows[name]
+
+    async def _send_pool(self, pool: Pool, now_s: float) -> None:
+        name = pool.spec.name
+        windows = self._windows.setdefault(name, {})
+        last_s = _start_s(now_s) - WINDOW_S
+        unreported_s = self._reported.get(name, last_s - WINDOW_S) + WINDOW_S
+        for start_s in range(max(unreported_s, last_s - MOST_SILENT_S), last_s + 1, WINDOW_S):
+            windows.setdefault(start_s, _Arrivals())  # a window without requests says that none came
+        due: list[tuple[int, _Arrivals, list[tuple[int, int]]]] = []
+        total = 0
+        for start_s in sorted(each for each in windows if each <= last_s):
+            window = windows[start_s]
+            found = [(lengths[0], lengths[1]) for lengths in window.requests]
+            if found == window.sent:
+                continue
+            if due and (total + len(found) > MOST_REQUESTS or len(due) >= MOST_WINDOWS):
+                break
+            total += len(found)
+            due.append((start_s, window, found))
+        if due:
+            report = TrafficReport(
+                source=self._source,
+                windows=[
+                    TrafficWindow(start_at=datetime.fromtimestamp(start_s, UTC), requests=found)
+                    for start_s, _, found in due
+                ],
+            )
+            caller = Identity(tenant_id=pool.spec.tenant_id, role=Role.USER, key_id="router")
+            await self._serving.request(
+                "POST", f"/v1/pools/{name}/traffic", body=report, identity=caller, retry=True, attempts=2
+            )
+            for _, window, found in due:
+                window.sent = found
+        self._reported[name] = last_s
+        for start_s in [start_s for start_s, each in windows.items() if each.sent == [] or start_s < now_s - KEPT_S]:
+            del windows[start_s]
+
+
+@dataclass(slots=True)
+class _App:
+    arrivals: int = 0
+    failed: int = 0
+    latencies_ms: list[float] = field(default_factory=list[float])
+    servers: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+
+class ObservationReporter:
+    """Counts arrivals, answers and latencies of applications, and reports them to serving, which plans by them."""
+
+    def __init__(self, serving: ServiceClient, router: str, waiting: Callable[[str], int]) -> None:
+        """Take the function that returns how many requests wait in an application's queue."""
+        self._waiting, self._serving, self._router = waiting, serving, router
+        self._windows: OrderedDict[int, dict[str, _App]] = OrderedDict()
+        self._last_s = 0
+        self._is_away = False
+
+    def arrived(self, app: str, now_s: float) -> None:
+        """Count a request's arrival, UTC seconds."""
+        self._of(app, now_s).arrivals += 1
+
+    def answered(self, app: str, server: str, latency_s: float, service_s: float, now_s: float) -> None:
+        """Count an answer, with its latency since the arrival and its time at the instance."""
+        found = self._of(app, now_s)
+        found.latencies_ms.append(1e3 * latency_s)
+        found.servers.setdefault(server, []).append(1e3 * service_s)
+
+    def failed(self, app: str, now_s: float) -> None:
+        """Count a request that no instance answered."""
+        self._of(app, now_s).failed += 1
+
+    def _of(self, app: str, now_s: float) -> _App:
+        start_s = _start_s(now_s)
+        window = self._windows.get(start_s)
+        if window is None:
+            window = self._windows[start_s] = {}
+            if len(self._windows) > MOST_APP_WINDOWS:
+                self._windows.popitem(last=False)
+        found = window.get(app)
+        if found is None:
+            found = window[app] = _App()
+        return found
+
+    async def send(self, apps: Collection[str], now_s: float | None = None) -> None:
+        """Report the windows that are over for these applications; one without requests is reported as such."""
+        last_s = _start_s(time.time() if now_s is None else now_s) - WINDOW_S
+        if apps:
+            for start_s in range(max(self._last_s + WINDOW_S, last_s - WINDOW_S), last_s + 1, WINDOW_S):
+                self._windows.setdefault(start_s, {})
+        self._last_s = max(self._last_s, last_s)
+        for start_s in sorted(each for each in self._windows if each <= last_s):
+            window = self._windows[start_s]
+            names = [name for name in {**dict.fromkeys(apps), **window} if name in window or start_s == last_s]
+            report = AppObservations(
+                router=self._router,
+                start_at=datetime.fromtimestamp(start_s, UTC),
+                apps=[_observation(name, window.get(name) or _App(), self._waiting(name)) for name in names],
+            )
+            try:
+                if report.apps:
+                    await self._serving.request(
+                        "POST", "/internal/apps/observations", body=report, retry=True, attempts=2, timeout_s=5
+                    )
+            except ProblemError as error:
+                if not self._is_away:
+                    log.warning("observations.not_reported", error=error.detail)
+                self._is_away = True
+                if error.status >= 500:
+                    return
+            else:
+                self._is_away = False
+            del self._windows[start_s]
+
+
+def _observation(app: str, found: _App, waiting: int) -> AppObservation:
+    latencies_ms = sorted(found.latencies_ms)
+    return AppObservation(
+        app=app,
+        arrivals=found.arrivals,
+        answered=len(latencies_ms),
+        failed=found.failed,
+        waiting=waiting,
+        p50_ms=_quantile(latencies_ms, 0.50),
+        p95_ms=_quantile(latencies_ms, 0.95),
+        latency=_counts(latencies_ms),
+        servers=[
+            AppServerObservation(
+                server=server,
+                answered=len(times_ms),
+                mean_service_ms=sum(times_ms) / len(times_ms),
+                p95_service_ms=_quantile(sorted(times_ms), 0.95),
+            )
+            for server, times_ms in found.servers.items()
+        ],
+    )
+
+
+def _quantile(increasing: list[float], share: float) -> float | None:
+    """Return the smallest value that at least this share of all values does not exceed."""
+    return increasing[max(0, math.ceil(share * len(increasing)) - 1)] if increasing else None
+
+
+def _counts(values_ms: list[float]) -> list[int]:
+    """Return how many values fall into each bucket, up to the last one with any."""
+    counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+    for value_ms in values_ms:
+        counts[bisect_left(LATENCY_BOUNDS_MS, value_ms)] += 1
+    while counts and not counts[-1]:
+        counts.pop()
+    return counts
