@@ -320,15 +320,11 @@ class Checkpoints:
 
     def _used_last(self, job: str) -> tuple[int, int, dict[str, list[int]]]:
         """Return the generation that used a job's folder last (-1 for none), its number of nodes, and what it found."""
-        try:
-            found = orjson.loads(self._note(job).read_bytes())
-            return int(found["generation"]), int(found["nodes"]), dict(found["base"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return -1, 0, {}
+        found = files.read(
+            self._note(job), lambda note: (int(note["generation"]), int(note["nodes"]), dict(note["base"]))
+        )
+        return found or (-1, 0, {})
 
 
 def _read_outcome(rank: RankFolder) -> str | None:
-    try:
-        return str(orjson.loads((rank.path / OUTCOME).read_bytes())["detail"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return files.read(rank.path / OUTCOME, lambda written: str(written["detail"]))

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
 from pathlib import Path
-from typing import ParamSpec, TypeVar
-
-import orjson
+from typing import Any, ParamSpec, TypeVar
 
 from gpu_agent import files
 from gpu_agent.devices.driver import DeviceError, Driver, NotPermittedError, NotSupportedError
@@ -55,11 +53,10 @@ class Controls:
         self._driver = driver
         self._file = state_file
         self._lock = lock
-        self._put: dict[Key, float | None] = {}
+        self._put = files.read(state_file, _left, "controls.unreadable") or {}
         self._refused: dict[tuple[str, int], dict[ControlKind, str]] = {}
         self._found: dict[tuple[str, int], tuple[datetime, list[float]]] = {}
         self._failing: set[Key] = set()
-        self._load()
 
     @property
     def in_force(self) -> bool:
@@ -204,18 +201,8 @@ class Controls:
 
     def _save(self) -> bool:
         state = {name: sorted(index for each, index in self._put if each is kind) for kind, name in _NAMES.items()}
-        try:
-            files.replace(self._file, orjson.dumps(state))
-        except OSError as error:
-            log.error("controls.not_saved", error=str(error))
-            return False
-        return True
+        return files.store(self._file, state, "controls.not_saved")
 
-    def _load(self) -> None:
-        try:
-            state = orjson.loads(self._file.read_bytes())
-            self._put = {(kind, int(index)): None for kind, name in _NAMES.items() for index in state[name]}
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("controls.unreadable", error=str(error))
+
+def _left(state: Any) -> dict[Key, float | None]:
+    return {(kind, int(index)): None for kind, name in _NAMES.items() for index in state[name]}

@@ -8,14 +8,12 @@ probe, a GPU recovers from either only when the probe passes.
 
 import asyncio
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from gpu_agent import files
 from gpu_agent.devices.driver import DeviceError, DeviceLostError, Driver, Health
@@ -79,8 +77,8 @@ class GpuHealth:
         """Of the GPUs, as they last said; None for one that does not say."""
         self._uuids: dict[int, str] = {}
         self._accepted_errors: dict[str, int] = {}
-        self._written = b""
-        self._load()
+        self._written: dict[str, Any] = {}
+        files.read(path, self._take, "health.unreadable")
 
     def faults(self) -> list[GpuFault]:
         """Return the faults, only the worst of each GPU."""
@@ -257,27 +255,14 @@ class GpuHealth:
                 fault.model_dump(mode="json") for _, fault in sorted(self._faults.items()) if fault.cause in _EVENTS
             ],
         }
-        written = orjson.dumps(kept)
-        if written != self._written:
-            try:
-                files.replace(self._path, written)
-                self._written = written
-            except OSError as error:
-                log.warning("health.not_written", error=str(error))
+        if kept != self._written and files.store(self._path, kept, "health.not_written"):
+            self._written = kept
 
-    def _load(self) -> None:
-        try:
-            kept: Mapping[str, Any] = orjson.loads(self._path.read_bytes())
-            self._uuids = {int(gpu): str(name) for gpu, name in kept["uuids"].items()}
-            if kept["kernel_boot"] != kernel_boot():
-                return  # a boot resets the devices
+    def _take(self, kept: Any) -> None:
+        self._uuids = {int(gpu): str(name) for gpu, name in kept["uuids"].items()}
+        if kept["kernel_boot"] == kernel_boot():  # a boot resets the devices
             self._accepted_errors = {str(name): int(count) for name, count in kept["accepted_errors"].items()}
-            for fault in map(GpuFault.model_validate, kept["events"]):
-                self._faults[fault.gpu, fault.cause] = fault
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("health.unreadable", error=str(error))
+            self._faults = {(each.gpu, each.cause): each for each in map(GpuFault.model_validate, kept["events"])}
 
 
 async def _run(words: Sequence[str], timeout_s: float) -> str:

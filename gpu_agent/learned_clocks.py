@@ -8,12 +8,12 @@ written last. A file that is broken, or of another version, is ignored and overw
 import asyncio
 import hashlib
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import orjson
+from pydantic import BaseModel, Field, PositiveFloat
 
 from gpu_agent import files
 from services.core.domain.serving import LatencyLimits
@@ -23,7 +23,6 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
-VERSION = 1
 MOST_KINDS = 64
 MOST_BYTES = 1 << 20  #: Of a file; one of ``MEMORY`` samples has a tenth of that
 SAVE_EVERY = 30
@@ -104,17 +103,11 @@ class LearnedClocks:
 
     def _read(self, kind: ServerKind) -> list[ClockSample]:
         path = self._path(kind)
-        try:
-            with path.open("rb") as file:
-                content = file.read(MOST_BYTES + 1)
-            samples = _samples(content)
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("clocks.unreadable", file=str(path), error=str(error) or type(error).__name__)
-            return []
-        log.info("clocks.remembered", gpu_model=kind.gpu_model, gpus=kind.gpus, samples=len(samples))
-        return samples
+        is_small = not path.exists() or path.stat().st_size <= MOST_BYTES
+        samples = files.read(path, _samples, "clocks.unreadable") if is_small else None
+        if samples:
+            log.info("clocks.remembered", gpu_model=kind.gpu_model, gpus=kind.gpus, samples=len(samples))
+        return samples or []
 
 
 def _document(kind: ServerKind, learner: ClockLearner) -> bytes:
@@ -125,44 +118,40 @@ def _document(kind: ServerKind, learner: ClockLearner) -> bytes:
         ]
         for each in learner.samples
     ]  # fmt: skip
-    shown = {"version": VERSION, "gpu_model": kind.gpu_model, "gpus": kind.gpus, "samples": rows}
+    shown = {"version": 1, "gpu_model": kind.gpu_model, "gpus": kind.gpus, "samples": rows}
     return orjson.dumps(shown)  # a power that is unknown (NaN) is written as null
 
 
-def _samples(content: bytes) -> list[ClockSample]:
-    """Return the samples of a file.
-
-    Raises:
-        ValueError, KeyError, TypeError: It is not such a file, or of another version.
-    """
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes")
-    document: Any = orjson.loads(content)
-    if not isinstance(document, Mapping):
-        raise ValueError("it is not an object")
-    if document["version"] != VERSION:
-        raise ValueError(f"it has version {document['version']!r}, not {VERSION}")
-    if len(document["samples"]) > MEMORY:
-        raise ValueError(f"it has more than {MEMORY} samples")
-    return [_sample(row) for row in document["samples"]]
+class _Row(NamedTuple):
+    clock_mhz: PositiveFloat
+    batch: PositiveFloat
+    ttft_s: float | None
+    tbt_s: PositiveFloat
+    e2e_s: float | None
+    power_w: float | None
+    queued_s: float
+    tokens_per_request: float | None
+    tokens_per_s: float
+    busy_share: float
 
 
-def _sample(row: Any) -> ClockSample:
-    clock, batch, ttft, tbt, e2e, power, queued, per_request, per_s, busy = row
-    found = ClockSample(
-        clock_mhz=float(clock),
-        batch=float(batch),
-        report=LatencyReport(_number(ttft), float(tbt), _number(e2e)),
-        power_w=math.nan if power is None else float(power),
-        queued_s=float(queued),
-        tokens_per_request=_number(per_request),
-        tokens_per_s=float(per_s),
-        busy_share=float(busy),
-    )
-    if not (found.clock_mhz > 0 and found.batch > 0 and tbt > 0):
-        raise ValueError(f"it has a sample without a clock, requests or tokens: {row}")
-    return found
+class _Document(BaseModel):
+    version: Literal[1]
+    samples: list[_Row] = Field(max_length=MEMORY)
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def _samples(document: Any) -> list[ClockSample]:
+    """Return the samples of a file; ``ValueError`` if it is not such a file, or of another version."""
+    return [
+        ClockSample(
+            row.clock_mhz,
+            row.batch,
+            LatencyReport(row.ttft_s, row.tbt_s, row.e2e_s),
+            math.nan if row.power_w is None else row.power_w,
+            row.queued_s,
+            row.tokens_per_request,
+            row.tokens_per_s,
+            row.busy_share,
+        )
+        for row in _Document.model_validate(document).samples
+    ]

@@ -6,28 +6,26 @@ driver says that the GPU is in use, by a process that is none of ours, it is ask
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-import orjson
+from pydantic import BaseModel, Field, TypeAdapter
 
 from gpu_agent import files
 from gpu_agent.devices.driver import Cut, DeviceBusyError, DeviceError, Driver, cut_of
 from gpu_agent.shim import clock
 from services.contracts.nodes import PartitionState, PartitionStatus, WantedPartition
 from services.core.domain.errors import DomainError
-from services.core.domain.mig import SlicePlace, parent_of, placed
+from services.core.domain.mig import parent_of, placed
 from services.kit.logging import Log
 
 log = Log(__name__)
 
 
-@dataclass
-class _Record:
+class _Record(BaseModel):
     """What is known of a GPU's wanted partition."""
 
+    gpu: int
     revision: int
     sizes: list[int]
     state: PartitionState = PartitionState.PENDING
@@ -35,14 +33,17 @@ class _Record:
     is_open: bool = False
     """Whether the driver was asked, and the GPU is not known to have either the wanted cut or the former one."""
     before: Cut = None  #: How the GPU was cut before; meaningful while it is open
-    confirmed: bool = field(default=False, compare=False)
+    confirmed: bool = Field(default=False, exclude=True)
     """Whether a control plane has named it since this agent started. Otherwise only open ones are touched."""
-    retry_at: float = field(default=0.0, compare=False)  #: The earliest next attempt, on the clock of leases
+    retry_at: float = Field(default=0.0, exclude=True)  #: The earliest next attempt, on the clock of leases
 
     @property
     def wanted(self) -> Cut:
         """The cut that is wanted; ``DomainError`` if no cut has these slices."""
         return placed(self.sizes) if self.sizes else None
+
+
+_RECORDS = TypeAdapter(list[_Record])
 
 
 class Partitions:
@@ -74,12 +75,12 @@ class Partitions:
         self._retry_s = retry_s
         self._task: asyncio.Task[None] | None = None
         self._cutting: int | None = None
-        self._records: dict[int, _Record] = {}
+        left = files.read(state_file, _RECORDS.validate_python, "partitions.unreadable")
+        self._records = {record.gpu: record for record in left or ()}
         self._cuts: dict[int, Cut] = {}
         self._can_be_cut: frozenset[int] = frozenset()
         self._look()
         self.problem = ""  #: Why what is wanted cannot be written down; empty if it can
-        self._load()
 
     def want(self, wanted: Iterable[WantedPartition]) -> None:
         """Take in what the control plane wants; GPUs that it does not name stay as they are."""
@@ -90,7 +91,8 @@ class Partitions:
             if record is None or record.revision != each.revision:
                 is_open = record is not None and record.is_open
                 cut = record.before if record is not None else None
-                record = self._records[gpu] = _Record(each.revision, each.sizes, is_open=is_open, before=cut)
+                record = _Record(gpu=gpu, revision=each.revision, sizes=each.sizes, is_open=is_open, before=cut)
+                self._records[gpu] = record
             elif record.state is PartitionState.APPLIED and not self._is_reached(gpu, record):
                 record.state = PartitionState.PENDING  # somebody else has cut it, or the host has restarted
             record.confirmed = True
@@ -228,7 +230,7 @@ class Partitions:
         return sorted(record.sizes) == sorted(place.sevenths for place in cut)
 
     def _status(self, gpu: int) -> PartitionStatus:
-        record = self._records.get(gpu) or _Record(0, [], PartitionState.APPLIED)
+        record = self._records.get(gpu) or _Record(gpu=gpu, revision=0, sizes=[], state=PartitionState.APPLIED)
         is_waiting = record.is_open and record.state is PartitionState.FAILED  # to be cut as before
         return PartitionStatus(
             gpu=gpu,
@@ -239,42 +241,10 @@ class Partitions:
         )
 
     def _save(self) -> bool:
-        state = [
-            {
-                "gpu": gpu,
-                "revision": record.revision,
-                "sizes": record.sizes,
-                "state": record.state.value,
-                "detail": record.detail,
-                "is_open": record.is_open,
-                "before": None if record.before is None else [list(place) for place in record.before],
-            }
-            for gpu, record in sorted(self._records.items())
-        ]
         try:
-            files.replace(self._file, orjson.dumps(state))
+            files.replace(self._file, _RECORDS.dump_json([record for _, record in sorted(self._records.items())]))
         except OSError as error:
             self.problem = f"the state folder cannot be written: {error}"
             return False
         self.problem = ""
         return True
-
-    def _load(self) -> None:
-        try:
-            for entry in orjson.loads(self._file.read_bytes()):
-                self._records[int(entry["gpu"])] = _Record(
-                    int(entry["revision"]),
-                    [int(size) for size in entry["sizes"]],
-                    PartitionState(entry["state"]),
-                    str(entry["detail"]),
-                    is_open=bool(entry["is_open"]),
-                    before=_read_cut(entry["before"]),
-                )
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("partitions.unreadable", error=str(error))
-
-
-def _read_cut(places: Sequence[Sequence[Any]] | None) -> Cut:
-    return None if places is None else tuple(SlicePlace(int(sevenths), int(start)) for sevenths, start in places)

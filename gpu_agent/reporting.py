@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_agent import shim
-from gpu_agent.devices.absent import AbsentDriver
-from gpu_agent.devices.driver import Driver, DriverMissingError
+from gpu_agent.devices.driver import AbsentDriver, Driver, DriverMissingError
 from gpu_agent.devices.nvml import NvmlDriver
 from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.health import GpuHealth, HealthRules
@@ -126,7 +125,7 @@ class ReportingAgent:
 
     def _closed(self) -> str | None:
         """Return why this node takes no new work; None if it does."""
-        if isinstance(self.driver, AbsentDriver):
+        if self.driver.why:
             return self.driver.why
         problem = self._disk.problem()
         return f"Its disk {problem}" if problem else None

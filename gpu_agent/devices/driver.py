@@ -5,7 +5,7 @@ Units are watts, joules, MHz, GiB and fractions of 1; a driver converts from wha
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from services.contracts.nodes import DeviceInfo
 from services.core.domain.errors import WattshiftError
@@ -102,26 +102,30 @@ class DeadDevice:
     why: str
 
 
-class Driver(Protocol):
-    """The devices of one host. Calls block for milliseconds and may come from any thread, but only one at a time."""
+class Driver:
+    """The devices of one host. Calls block for milliseconds and may come from any thread, but only one at a time.
 
-    name: Literal["nvml", "simulated"]
+    What a subclass does not say is as on a host without devices: there are none, and each that is asked for is lost.
+    """
+
+    name: Literal["nvml", "simulated"] = "nvml"
+    why = ""  #: Why there are no devices that the agent can use; empty where there are some
 
     def devices(self) -> list[DeviceInfo]:
         """Return the GPUs, then their slices, with their capabilities, as of the start or of the last cut."""
-        ...
+        return []
 
     def read(self, index: int) -> Sample:
         """Return one GPU's readings."""
-        ...
+        raise self._lost(index)
 
     def read_slice(self, index: int) -> SliceSample:
         """Return one slice's readings."""
-        ...
+        raise self._lost(index)
 
     def dead(self) -> list[DeadDevice]:
         """Return the GPUs that did not answer at the start; they are not among ``devices``."""
-        ...
+        return []
 
     def health(self, index: int) -> Health:
         """Return what one GPU reports of its state.
@@ -130,15 +134,15 @@ class Driver(Protocol):
             DeviceLostError: It has fallen off the bus.
             DeviceError: It did not answer.
         """
-        ...
+        raise self._lost(index)
 
     def events(self) -> list[DeviceEvent]:
         """Return the critical errors since the last call."""
-        ...
+        return []
 
     def refresh(self) -> bool:
         """Check whether somebody else has switched the MIG mode of a GPU; return whether ``devices`` has changed."""
-        ...
+        return False
 
     def cut(self, gpu: int, places: Cut) -> None:
         """Cut a GPU anew: destroy the slices that are not wanted and create those that are missing, or make it whole.
@@ -152,35 +156,47 @@ class Driver(Protocol):
             NotPermittedError: This process may not cut it.
             DeviceError: The driver failed otherwise.
         """
-        ...
+        raise self._lost(gpu)
 
     def set_clock(self, index: int, clock_mhz: int) -> None:
         """Lock a GPU's SM clock; slices refuse this and the other controls."""
-        ...
+        raise self._lost(index)
 
     def reset_clock(self, index: int) -> None:
         """Let the device choose its clock again."""
-        ...
+        raise self._lost(index)
 
     def set_power_limit(self, index: int, limit_w: float) -> None:
         """Cap the device's power."""
-        ...
+        raise self._lost(index)
 
     def reset_power_limit(self, index: int) -> None:
         """Return to the default power limit."""
-        ...
+        raise self._lost(index)
 
     def device_nodes(self) -> dict[int, tuple[int, int]]:
         """Return the major and minor number of each GPU's character device; empty where GPUs have none."""
-        ...
+        return {}
 
     def relative_speed(self, index: int) -> float | None:
         """Return the speed at the present clock as a fraction of the highest; None for real devices."""
-        ...
+        return None
 
     def close(self) -> None:
         """Release the library."""
-        ...
+
+    def _lost(self, index: int) -> DeviceLostError:
+        return DeviceLostError(f"there is no device {index}: {self.why}")
+
+
+class AbsentDriver(Driver):
+    """A host without devices that the agent can use: NVML is missing, or shows no GPU.
+
+    Such a node registers, so that operators see what is wrong, and takes no work. Nothing is simulated in its place.
+    """
+
+    def __init__(self, why: str) -> None:
+        self.why = why
 
 
 def check_whole(index: int) -> None:

@@ -9,16 +9,14 @@ of them if ``times`` is missing. ``hold`` is no error: the step waits for as lon
 ``"xid": 79``, which is reported once for as long as it stays there.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
+
 from gpu_agent import files
 from gpu_agent.devices import driver
-from services.kit.logging import Log
-
-log = Log(__name__)
 
 Step = Literal["mode", "destroy", "create"]
 
@@ -48,8 +46,7 @@ class CutFaults:
             raise type(_ERRORS[found])(str(_ERRORS[found]))
 
     def _take(self, step: Step) -> str | None:
-        try:
-            entries: list[dict[str, Any]] = json.loads(self._path.read_bytes())
+        def take(entries: list[dict[str, Any]]) -> str | None:
             entry = next((each for each in entries if each["step"] == step and each.get("times", 1) > 0), None)
             if entry is None:
                 return None
@@ -60,13 +57,10 @@ class CutFaults:
             counter = "skip" if passes else "times"
             if counter in entry:
                 entry[counter] = int(entry[counter]) - 1
-                files.replace(self._path, json.dumps(entries).encode(), durable=False)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("simulated.faults_unreadable", error=str(error))
-            return None
-        return None if passes else outcome
+                files.replace(self._path, orjson.dumps(entries), durable=False)
+            return None if passes else outcome
+
+        return files.read(self._path, take, "simulated.faults_unreadable")
 
 
 class Sickness:
@@ -74,7 +68,6 @@ class Sickness:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen_ns = 0
         self._states: dict[int, dict[str, Any]] = {}
         self._reported: set[driver.DeviceEvent] = set()
 
@@ -95,14 +88,11 @@ class Sickness:
         return new
 
     def _read(self) -> dict[int, dict[str, Any]]:
-        try:
-            written_ns = self._path.stat().st_mtime_ns
-            if written_ns != self._seen_ns:
-                found: dict[str, dict[str, Any]] = json.loads(self._path.read_bytes())
-                self._states = {int(index): dict(state) for index, state in found.items()}
-                self._seen_ns = written_ns
-        except FileNotFoundError:
-            self._states, self._seen_ns = {}, 0
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            log.warning("simulated.health_unreadable", error=str(error))
+        def take(found: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+            return {int(index): dict(state) for index, state in found.items()}
+
+        if not self._path.exists():
+            self._states = {}
+        elif (states := files.read(self._path, take, "simulated.health_unreadable")) is not None:
+            self._states = states
         return self._states

@@ -2,7 +2,7 @@
 
 import re
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import pynvml
@@ -20,7 +20,7 @@ log = Log(__name__)
 _MAJOR = 195  #: Of NVIDIA's character devices
 
 
-class NvmlDriver:
+class NvmlDriver(driver.Driver):
     """The host's NVIDIA GPUs.
 
     Args:
@@ -29,8 +29,6 @@ class NvmlDriver:
     Raises:
         DriverMissingError: NVML is not installed, or the kernel driver does not answer.
     """
-
-    name: Literal["nvml", "simulated"] = "nvml"
 
     def __init__(self, *, may_probe: bool = True) -> None:
         named(nvml.nvmlInit)()
@@ -75,7 +73,6 @@ class NvmlDriver:
             raise driver.DeviceLostError(f"GPU {index} did not answer when the agent started") from None
 
     def dead(self) -> list[driver.DeadDevice]:
-        """Return the GPUs that did not answer at the start."""
         return list(self._dead)
 
     def devices(self) -> list[DeviceInfo]:
@@ -114,7 +111,6 @@ class NvmlDriver:
 
     @named
     def health(self, index: int) -> driver.Health:
-        """Return what one GPU reports of its state."""
         handle = self._handle(index)
         reasons = optional(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         remapped = optional(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
@@ -175,25 +171,21 @@ class NvmlDriver:
 
     @named
     def set_clock(self, index: int, clock_mhz: int) -> None:
-        """Lock the SM clock."""
         driver.check_whole(index)
         nvml.nvmlDeviceSetGpuLockedClocks(self._handle(index), clock_mhz, clock_mhz)
 
     @named
     def reset_clock(self, index: int) -> None:
-        """Unlock the SM clock."""
         driver.check_whole(index)
         nvml.nvmlDeviceResetGpuLockedClocks(self._handle(index))
 
     @named
     def set_power_limit(self, index: int, limit_w: float) -> None:
-        """Cap the board's power."""
         driver.check_whole(index)
         nvml.nvmlDeviceSetPowerManagementLimit(self._handle(index), round(limit_w * 1_000))
 
     @named
     def reset_power_limit(self, index: int) -> None:
-        """Return to the board's default limit."""
         driver.check_whole(index)
         self.set_power_limit(index, nvml.nvmlDeviceGetPowerManagementDefaultLimit(self._handle(index)) / 1_000)
 
@@ -205,12 +197,7 @@ class NvmlDriver:
         }
         return {index: (_MAJOR, minor) for index, minor in minors.items() if minor is not None}
 
-    def relative_speed(self, index: int) -> float | None:
-        """Return None: the devices are real."""
-        return None
-
     def close(self) -> None:
-        """Shut NVML down."""
         self._events.close()
         try:
             nvml.nvmlShutdown()

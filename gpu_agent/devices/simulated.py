@@ -4,7 +4,6 @@ They are cut into MIG slices as a real driver does it: in MIG mode, which is swi
 GPU, and slice by slice, each at a place where it may begin. A cut GPU draws the sum of its slices' loads.
 """
 
-import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,9 +18,6 @@ from gpu_agent.shim import clock, kernel_boot
 from services.contracts.nodes import DeviceInfo
 from services.core.domain.gpus import SLICE_SEVENTHS, gpu_model, mig_memory_gib
 from services.core.domain.mig import WHOLE, SlicePlace, fits, parent_of, profile_name, slice_index
-from services.kit.logging import Log
-
-log = Log(__name__)
 
 _COLD_C, _WARMTH_C = 28.0, 46.0  #: Of a GPU that draws nothing, and how much warmer one is that draws all it can
 _CONTEXT_GIB = 0.4  #: Memory an idle device reports in use
@@ -55,7 +51,7 @@ class _Device:
     slices: list[_Slice] | None = field(default=None)
 
 
-class SimulatedDriver:
+class SimulatedDriver(driver.Driver):
     """GPUs of one model.
 
     Args:
@@ -91,7 +87,7 @@ class SimulatedDriver:
         self._faults = CutFaults(state_file.with_name("simulated_faults.json"))
         self._devices = [_Device(self._model.peak_w, self._model.highest_clock_mhz) for _ in range(count)]
         self._at = clock()
-        self._restore()
+        files.read(state_file, self._restore, "simulated.state_unreadable")
         self._advance()
 
     def devices(self) -> list[DeviceInfo]:
@@ -158,9 +154,6 @@ class SimulatedDriver:
         resident_gib = self._slice_memory_gib(each.place) * _RESIDENT_SHARE if each.load else 0.0
         return driver.SliceSample(activity, resident_gib)
 
-    def dead(self) -> list[driver.DeadDevice]:
-        return []
-
     def health(self, index: int) -> driver.Health:
         """Return a healthy state, as warm as its power makes it, except for what the file of states says."""
         health = self._sickness.health(index)
@@ -172,10 +165,6 @@ class SimulatedDriver:
     def events(self) -> list[driver.DeviceEvent]:
         """Return the Xids that were written into the file of states since the last call."""
         return self._sickness.events()
-
-    def refresh(self) -> bool:
-        """Return False: nobody else changes anything."""
-        return False
 
     def cut(self, gpu: int, places: driver.Cut) -> None:
         """Cut a GPU in the same steps and with the same errors as a real driver."""
@@ -233,12 +222,7 @@ class SimulatedDriver:
         self._change(index, limit_w=limit_w)
 
     def reset_power_limit(self, index: int) -> None:
-        """Return to the board's limit."""
         self._change(index, limit_w=self._model.peak_w)
-
-    def device_nodes(self) -> dict[int, tuple[int, int]]:
-        """Return no device nodes: there is nothing that a program could open."""
-        return {}
 
     def relative_speed(self, index: int) -> float | None:
         """Return the speed at the clock that results from lock and limit."""
@@ -288,30 +272,21 @@ class SimulatedDriver:
             "kernel_boot": kernel_boot() + self._boot,
             "at": self._at,
             "devices": [[d.limit_w, d.clock_mhz, d.energy_j, d.power_w] for d in self._devices],
-            "slices": [None if d.slices is None else [each.place for each in d.slices] for d in self._devices],
+            "slices": [None if d.slices is None else [[*each.place] for each in d.slices] for d in self._devices],
         }
-        try:
-            files.replace(self._state_file, json.dumps(state).encode(), durable=False)
-        except OSError as error:
-            log.warning("simulated.state_not_saved", error=str(error))
+        files.store(self._state_file, state, "simulated.state_not_saved", durable=False)
 
-    def _restore(self) -> None:
-        try:
-            state: dict[str, Any] = json.loads(self._state_file.read_bytes())
-            saved = [_Device(float(w), int(mhz), float(j), float(now_w)) for w, mhz, j, now_w in state["devices"]]
-            if len(saved) != len(self._devices) or saved[0].clock_mhz not in self._response.clocks_mhz:
-                return  # other devices than last time: new counters
-            for device, slices in zip(saved, state.get("slices", [None] * len(saved)), strict=True):
-                if slices is not None:
-                    device.slices = [_Slice(SlicePlace(int(sevenths), int(start))) for sevenths, start in slices]
-            self._devices = saved
-            if state["kernel_boot"] == kernel_boot() + self._boot:
-                self._at = min(float(state["at"]), self._at)
-            else:
-                for device in saved:
-                    device.power_w = 0.0
-                    device.slices = None if device.slices is None else []  # MIG mode outlives a restart, slices do not
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("simulated.state_unreadable", error=str(error))
+    def _restore(self, state: Any) -> None:
+        saved = [_Device(float(w), int(mhz), float(j), float(now_w)) for w, mhz, j, now_w in state["devices"]]
+        if len(saved) != len(self._devices) or saved[0].clock_mhz not in self._response.clocks_mhz:
+            return  # other devices than last time: new counters
+        for device, slices in zip(saved, state.get("slices", [None] * len(saved)), strict=True):
+            if slices is not None:
+                device.slices = [_Slice(SlicePlace(int(sevenths), int(start))) for sevenths, start in slices]
+        self._devices = saved
+        if state["kernel_boot"] == kernel_boot() + self._boot:
+            self._at = min(float(state["at"]), self._at)
+        else:
+            for device in saved:
+                device.power_w = 0.0
+                device.slices = None if device.slices is None else []  # MIG mode outlives a restart, slices do not

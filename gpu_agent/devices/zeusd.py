@@ -122,19 +122,15 @@ class ZeusdDriver(NvmlDriver):
         return changed or bool(self._controlled)
 
     def set_clock(self, index: int, clock_mhz: int) -> None:
-        """Lock the SM clock."""
         self._set("set_gpu_locked_clocks", index, min_clock_mhz=clock_mhz, max_clock_mhz=clock_mhz)
 
     def reset_clock(self, index: int) -> None:
-        """Unlock the SM clock."""
         self._set("reset_gpu_locked_clocks", index)
 
     def set_power_limit(self, index: int, limit_w: float) -> None:
-        """Cap the board's power."""
         self._set("set_power_limit", index, power_limit_mw=round(limit_w * 1_000))
 
     def close(self) -> None:
-        """Disconnect from the daemon, and shut NVML down."""
         self._zeusd.close()
         super().close()
 
