@@ -74,6 +74,11 @@ class Account:
         os.chown(path, self.user_id, self.group_id, follow_symlinks=False)
 
 
+def shim_user(account: Account | None) -> list[tuple[str, str]]:
+    """Return who a program runs as, as an entry of its shim's spec; none for this process's own user."""
+    return [("user", " ".join(map(str, (account.user_id, account.group_id, *account.groups))))] if account else []
+
+
 class TenantAccounts:
     """Gives each tenant a user id of its own, the same on all nodes.
 

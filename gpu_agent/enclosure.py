@@ -25,6 +25,7 @@ import ctypes
 import errno
 import os
 import resource
+import signal
 import struct
 import sys
 
@@ -40,6 +41,7 @@ SPACES = ("/dev/shm", "/var/tmp", "/tmp")
 """Folders in which everybody may write, and programs expect to; the last one is where the file system is mounted."""
 _QUEUES = b"/dev/mqueue"
 _READY = b"r"
+NOT_CONFINED = 126  #: The exit status of ``run`` for a program that it could not become
 
 
 class Enclosure:
@@ -330,6 +332,48 @@ def _call(name: str, *arguments: object) -> None:
 
 def _library() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
+
+
+def command(folder: str) -> list[str]:
+    """Return the words before those of a program that ``run`` is to run in a folder."""
+    code = (
+        "import sys; sys.path.append(sys.argv[1]); import enclosure; sys.exit(enclosure.run(sys.argv[2], sys.argv[3:]))"
+    )
+    return [sys.executable, "-I", "-S", "-c", code, os.path.dirname(__file__), folder]
+
+
+def run(folder: str, argv: list[str]) -> int:
+    """Become one program, as a job's account and confined like its job: for what the agent does on a job's behalf.
+
+    The confinement is read from standard input, as entries that end in NUL: ``user=`` with the user id, the group id
+    and further groups, and ``confine=`` as in the shim's ``spec``. The program gets this process's environment and
+    output, an empty standard input, and ``folder`` as its working directory. If that fails, the reason is printed in
+    git's style.
+    """
+    try:
+        enclosure, user = Enclosure(), list[int]()
+        for entry in sys.stdin.buffer.read().split(b"\0"):
+            kind, _, value = entry.partition(b"=")
+            if kind == b"confine":
+                enclosure.add(value)
+            elif kind == b"user":
+                user = [int(number) for number in value.split()]
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        enclosure.make(user)
+        enclosure.enter()
+        if user and user[0] != os.geteuid():
+            os.setgroups(user[2:])
+            os.setgid(user[1])
+            os.setuid(user[0])
+        enclosure.seal()
+        os.chdir(folder)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.execvp(argv[0], argv)
+    except (OSError, ValueError) as failure:
+        sys.stderr.write(f"fatal: {argv[0]} cannot be run as its job is confined: {failure}\n")
+    return NOT_CONFINED
 
 
 def main(filter_hex: str, user_id: int) -> int:

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import orjson
-from pydantic import ValidationError
 
 from gpu_agent import files, shim
 from gpu_agent.checkpoints import Checkpoints
@@ -221,7 +221,7 @@ class Gangs:
         if gang is None or gang.is_over or (known is not None and known.revision >= command.settings.revision):
             log.info("command.stale", allocation_id=command.allocation_id, revision=command.settings.revision)
             return
-        gang.folder.keep_settings(command.settings.model_dump_json().encode())
+        files.replace(gang.folder.settings_file, command.settings.model_dump_json().encode())
         gang.settings = command.settings
         log.info("gang.set", allocation_id=command.allocation_id, **command.settings.model_dump())
 
@@ -266,10 +266,7 @@ class Gangs:
         if gang.is_over or gang.state is RankState.STOPPING:
             return
         grace_s = gang.start.spec.grace_s if gang.start else 0.0
-        try:
-            self._stop(gang, EndedBy.STOP, grace_s, "the control plane does not know it any more")
-        except OSError as error:
-            log.error("gang.stop_not_written", allocation_id=gang.allocation_id, error=str(error))
+        self._try_to_stop(gang, EndedBy.STOP, grace_s, "the control plane does not know it any more")
 
     def _renew(self, gang: Gang) -> None:
         try:
@@ -350,13 +347,15 @@ class Gangs:
 
     def load_of(self, device: int) -> float:
         """Return the load of a simulated device; if two gangs share it, their loads add up, to 1 at most."""
-        loads = [load_of(gang) for gang in self if gang.holding and device in gang.devices]
-        return min(sum(loads) * pace_beside(*loads) if len(loads) == 2 else sum(loads), 1.0)
+        return min(sum(self._loads_on(device)) * self.pace_on(device), 1.0)
 
     def pace_on(self, device: int) -> float:
         """Return the speed of gangs on a simulated device, relative to running alone on it."""
-        loads = [load_of(gang) for gang in self if gang.holding and device in gang.devices]
+        loads = self._loads_on(device)
         return pace_beside(*loads) if len(loads) == 2 else 1.0
+
+    def _loads_on(self, device: int) -> list[float]:
+        return [load_of(gang) for gang in self if gang.holding and device in gang.devices]
 
     def activity_of(self, allocation_id: str) -> float | None:
         """Return how busy a gang keeps its simulated devices."""
@@ -378,10 +377,7 @@ class Gangs:
     async def stop_all(self, grace_s: float, on_owners: OnOwners) -> None:
         """End every rank because the agent ends; return when they are gone, or shortly after the grace period."""
         for gang in self:
-            try:
-                self._stop(gang, EndedBy.AGENT, grace_s, "")
-            except OSError as error:
-                log.error("gang.stop_not_written", allocation_id=gang.allocation_id, error=str(error))
+            self._try_to_stop(gang, EndedBy.AGENT, grace_s, "")
         deadline = shim.clock() + grace_s + 2
         while any(gang.holding for gang in self) and shim.clock() < deadline:
             for gang in self:
@@ -456,16 +452,17 @@ class Gangs:
                 log.info("gang.started", allocation_id=gang.allocation_id, shim=gang.shim.pid)
         except InputError as error:
             log.warning("gang.lacks_input", allocation_id=gang.allocation_id, error=str(error))
-            self._end_unstarted(gang, _REFUSED_CODE, _ended_by(error), str(error))
-            self._on_change()
+            cause, detail = _ended_by(error), str(error)
         except OSError as error:
             log.error("gang.not_started", allocation_id=gang.allocation_id, error=str(error))
-            self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, f"it cannot be started: {error}")
-            self._on_change()
+            cause, detail = EndedBy.REFUSED, f"it cannot be started: {error}"
         except Exception as error:  # else the gang would hold its devices, and neither run nor end
             log.exception("gang.not_started", allocation_id=gang.allocation_id)
-            self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, f"it cannot be started: {error!r}"[:500])
-            self._on_change()
+            cause, detail = EndedBy.REFUSED, f"it cannot be started: {error!r}"[:500]
+        else:
+            return
+        self._end_unstarted(gang, _REFUSED_CODE, cause, detail)
+        self._on_change()
 
     async def _fetched(self, gang: Gang, start: StartGang) -> Inputs | None:
         """Return what a gang needs; None if it was stopped before everything was there, and is now over.
@@ -501,6 +498,12 @@ class Gangs:
         if not gang.holding:
             self._end_unstarted(gang, _SIGTERM_CODE, cause, gang.detail or "stopped before it started")
 
+    def _try_to_stop(self, gang: Gang, cause: EndedBy, grace_s: float, detail: str) -> None:
+        try:
+            self._stop(gang, cause, grace_s, detail)
+        except OSError as error:
+            log.error("gang.stop_not_written", allocation_id=gang.allocation_id, error=str(error))
+
     def _end_unstarted(self, gang: Gang, code: int, ended_by: EndedBy, detail: str) -> None:
         if gang.folder.end_unstarted(code, ended_by, detail):
             self._observe(gang)
@@ -533,17 +536,17 @@ def read_start(folder: RankFolder) -> StartGang | None:
 
 def _read_gang(folder: RankFolder) -> Gang:
     """Read a gang from its folder; a command that this version cannot read is treated as missing."""
-    try:
-        written = orjson.loads((folder.path / COMMAND).read_bytes())
+
+    def take(written: dict[str, Any]) -> tuple[StartGang | None, str, str | None]:
         start = read_accepted_start(written["command"]) if written["command"] else None
-        token, traceparent = str(written["token"]), written.get("traceparent")
-    except (OSError, orjson.JSONDecodeError, KeyError, ValidationError) as error:
-        log.error("gang.unreadable", folder=folder.path.name, error=str(error))
-        start, token, traceparent = None, "", None
+        return start, str(written["token"]), written.get("traceparent")
+
+    start, token, traceparent = files.read(folder.path / COMMAND, take, "gang.unreadable") or (None, "", None)
     gang = Gang(folder.path.name, folder, start, token, traceparent=traceparent)
     if start is not None:
         gang.devices = tuple(start.devices)
-        gang.settings = _read_settings(folder)
+        read_settings = DeviceControls.model_validate
+        gang.settings = files.read(folder.settings_file, read_settings, "gang.settings_unreadable")
         gang.progress = ProgressReader(start.spec.progress, folder.progress_file, folder.stream(shim.STDOUT))
         if (posted := parse_report(folder.posted())) is not None:
             gang.progress.post(posted)
@@ -552,14 +555,6 @@ def _read_gang(folder: RankFolder) -> Gang:
 
 def _ended_by(error: InputError) -> EndedBy:
     return EndedBy.CANNOT_START if isinstance(error, CannotStartError) else EndedBy.REFUSED
-
-
-def _read_settings(folder: RankFolder) -> DeviceControls | None:
-    try:
-        return DeviceControls.model_validate_json(written) if (written := folder.settings()) else None
-    except ValidationError as error:
-        log.error("gang.settings_unreadable", folder=folder.path.name, error=str(error))
-        return None
 
 
 def load_of(gang: Gang) -> float:

@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,16 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpu_agent import files, shim
-from gpu_agent.account import Account
+from gpu_agent import enclosure, files, shim
+from gpu_agent.account import Account, shim_user
 from gpu_agent.environment import passed_environment
 from gpu_agent.secrets import InputError, memory_folder
 from services.contracts.sources import GitSource
 
 _LONGEST_MESSAGE = 400
-RUN_ENCLOSED = (
-    "import sys; sys.path.append(sys.argv[1]); import enclosed; sys.exit(enclosed.main(sys.argv[2], sys.argv[3:]))"
-)
 
 
 @dataclass(frozen=True)
@@ -119,14 +115,11 @@ class _Git:
         options = {"protocol.allow": "never", **{f"protocol.{name}.allow": "always" for name in allowed}}
         options |= {"core.hooksPath": os.devnull, "fetch.recurseSubmodules": "false"}
         self._words = [
-            *(sys.executable, "-I", "-S", "-c", RUN_ENCLOSED, os.path.dirname(shim.__file__), str(folder)),
+            *enclosure.command(str(folder)),
             *("git", *(word for name, value in options.items() for word in ("-c", f"{name}={value}"))),
         ]
         self._environment = environment
-        entries = list(confinement)
-        if account is not None:
-            entries.append(("user", " ".join(map(str, (account.user_id, account.group_id, *account.groups)))))
-        self._entries = shim.spec_bytes(entries)
+        self._entries = shim.spec_bytes([*confinement, *shim_user(account)])
 
     async def run(self, *words: str) -> None:
         if shutil.which("git", path=self._environment.get("PATH")) is None:

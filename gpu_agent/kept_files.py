@@ -5,17 +5,15 @@ What is gone with its processes (temporary folders, containers, what it was subm
 
 import asyncio
 import os
-import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpu_agent import shim
-from gpu_agent.account import Account
+from gpu_agent import enclosure, shim
+from gpu_agent.account import shim_user
 from gpu_agent.exec_sessions import MOST_BYTES_PER_S, PIECE_BYTES, ExecLimits
-from gpu_agent.git import RUN_ENCLOSED
 from gpu_agent.launch import Launcher
 from gpu_agent.ranks import SCRATCH, RankFolder
 from gpu_agent.sources import FOLDER
@@ -64,9 +62,9 @@ class KeptFiles:
         """
         start = None if folder is None else await asyncio.to_thread(self._start_of, folder)
         if folder is None or start is None:
-            raise _conflict(f"Node {self._node_id} no longer has the folder of this job. {_ASK_BEFORE}.")
+            raise conflict(f"Node {self._node_id} no longer has the folder of this job. {_ASK_BEFORE}.")
         if folder.exit() is None:
-            raise _conflict("The job's processes have not ended on this node; run a command in the job instead.")
+            raise conflict("The job's processes have not ended on this node; run a command in the job instead.")
         if self._reading >= self._limits.sessions:
             most = f"Node {self._node_id} reads files of {self._limits.sessions} jobs, which is the maximum."
             raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
@@ -81,18 +79,18 @@ class KeptFiles:
     async def _tar(self, start: StartGang, rank: Path, path: str) -> Process:
         working = _working_folder(start, rank)
         if not await asyncio.to_thread(os.path.isdir, working):
-            raise _conflict(_gone(start, working))
+            raise conflict(_gone(start, working))
         if start.spec.image is not None and not await asyncio.to_thread(_is_in_mounts, start, rank, working / path):
-            raise _conflict(
+            raise conflict(
                 f"{path} was in the job's container, which is gone; its working folder is still there. {_ASK_BEFORE}."
             )
         try:
             account, confinement = await asyncio.to_thread(self._launcher.view_of, start, rank)
         except (DomainError, OSError) as error:
-            raise _conflict(f"The job's files cannot be read on node {self._node_id}: {error}.") from error
+            raise conflict(f"The job's files cannot be read on node {self._node_id}: {error}.") from error
         above, name = os.path.split(path.rstrip("/"))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", RUN_ENCLOSED, os.path.dirname(shim.__file__), str(working)),
+            *enclosure.command(str(working)),
             *("nice", "-n", "19", "tar", "-C", above or ".", "-cf", "-", "--", name),
             cwd="/",
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
@@ -104,7 +102,7 @@ class KeptFiles:
         )
         assert process.stdin is not None
         with suppress(OSError):
-            process.stdin.write(shim.spec_bytes([*confinement, *_user(account)]))
+            process.stdin.write(shim.spec_bytes([*confinement, *shim_user(account)]))
             process.stdin.close()
         return process
 
@@ -154,18 +152,8 @@ def _is_in_mounts(start: StartGang, rank: Path, path: Path) -> bool:
     return any(real.is_relative_to(os.path.realpath(each)) for each in mounts)
 
 
-def _user(account: Account | None) -> list[tuple[str, str]]:
-    if account is None:
-        return []
-    return [("user", " ".join(map(str, (account.user_id, account.group_id, *account.groups))))]
-
-
 async def _last_bytes(stream: asyncio.StreamReader) -> bytes:
     last = b""
     while data := await stream.read(_LONGEST_ERROR_BYTES):
         last = (last + data)[-_LONGEST_ERROR_BYTES:]
     return last
-
-
-def _conflict(detail: str) -> ProblemError:
-    return conflict(detail)

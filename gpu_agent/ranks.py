@@ -7,15 +7,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from gpu_agent import files, shim
-from gpu_agent.account import Account
+from gpu_agent.account import Account, shim_user
 from gpu_agent.processes import kill_marked
 from gpu_agent.secrets import remove_secrets
 from services.contracts.nodes import OUT_OF_MEMORY, EndedBy
@@ -70,10 +70,7 @@ class Launch:
             entries.append(("secrets_dir", self.secrets_dir))
         entries += [("argv", word) for word in self.argv] + [("cleanup", word) for word in self.cleanup]
         entries += [("env", f"{name}={value}") for name, value in self.environment.items()]
-        if self.account is not None:
-            numbers = (self.account.user_id, self.account.group_id, *self.account.groups)
-            entries.append(("user", " ".join(map(str, numbers))))
-        entries += self.confinement
+        entries += shim_user(self.account) + self.confinement
         for process in self.processes:
             entries.append(("process", process.name))
             entries += [("argv", word) for word in process.argv]
@@ -96,21 +93,10 @@ class RankFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def progress_file(self) -> Path:
-        """The file in which the job reports its progress."""
-        return self.path / PROGRESS
-
-    @property
-    def device_file(self) -> Path:
-        """The file in which the job finds the speed of its simulated devices."""
-        return self.path / DEVICES
-
-    @property
-    def stop_at_file(self) -> Path:
-        """The file that tells the job when it will be killed, once that is known."""
-        return self.path / shim.STOP_AT
+        self.progress_file = path / PROGRESS  #: In which the job reports its progress
+        self.device_file = path / DEVICES  #: In which the job finds the speed of its simulated devices
+        self.stop_at_file = path / shim.STOP_AT  #: Which tells the job when it will be killed, once that is known
+        self.settings_file = path / SETTINGS  #: Of the controls for the gang's devices
 
     def stream(self, name: str) -> Path:
         """Return the file of ``stdout`` or ``stderr``."""
@@ -207,31 +193,22 @@ class RankFolder:
 
     def is_held(self) -> bool:
         """Return whether a shim runs here. Only for started ranks, because checking takes the lock for a moment."""
-        descriptor = self._take_lock()
-        if descriptor is None:
-            return True
-        os.close(descriptor)
-        return False
+        with self._locked() as is_free:
+            return not is_free
 
     def end_unstarted(self, code: int, ended_by: EndedBy, detail: str) -> bool:
         """Write an end for a rank that has not started, so that it never will; return False if a shim runs it."""
-        descriptor = self._take_lock()
-        if descriptor is None:
-            return False
-        try:
-            if self.started() is not None:
+        with self._locked() as is_free:
+            if not is_free or self.started() is not None:
                 return False
             self._write_exit(code, ended_by, detail)
             return True
-        finally:
-            os.close(descriptor)
 
     def end_after_dead_shim(self) -> None:
         """Kill what a dead shim has left running, remove its secret files, and write the end in its place."""
-        descriptor = self._take_lock()
-        if descriptor is None or self.exit() is not None:
-            return
-        try:
+        with self._locked() as is_free:
+            if not is_free or self.exit() is not None:
+                return
             killed = kill_marked(f"WATTSHIFT_PROGRESS_FILE={self.progress_file}")
             remove_secrets(self.path)
             started = self.started() or {}
@@ -243,8 +220,6 @@ class RankFolder:
                 why = "the process that supervises the rank was killed"
             log.warning("rank.shim_dead", folder=self.path.name, leftovers=killed, why=why)
             self._write_exit(-signal.SIGKILL, EndedBy.HOST, why)
-        finally:
-            os.close(descriptor)
 
     def keep_posted(self, report: bytes) -> None:
         """Store what the job posted, for the next agent; if it is lost, the job will post again."""
@@ -253,21 +228,7 @@ class RankFolder:
 
     def posted(self) -> bytes:
         """Return what the job posted last; empty if it has posted nothing."""
-        try:
-            return (self.path / POSTED).read_bytes()
-        except OSError:
-            return b""
-
-    def keep_settings(self, settings: bytes) -> None:
-        """Store the controls for the gang's devices; they are on disk when this returns."""
-        files.replace(self.path / SETTINGS, settings)
-
-    def settings(self) -> bytes:
-        """Return the controls for the gang's devices; empty if there are none."""
-        try:
-            return (self.path / SETTINGS).read_bytes()
-        except OSError:
-            return b""
+        return _content(self.path / POSTED)
 
     def release(self) -> None:
         """Remove the rank's secrets, and then mark it as finished; its folder is kept only for its logs."""
@@ -280,25 +241,34 @@ class RankFolder:
         """Return whether the folder is kept only for its logs."""
         return (self.path / RELEASED).exists()
 
-    def _take_lock(self) -> int | None:
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Hold the lock, and yield whether that is possible: the shim holds it for as long as it lives."""
         descriptor = os.open(self.path / shim.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_free = True
+            except BlockingIOError:
+                is_free = False
+            yield is_free
+        finally:
             os.close(descriptor)
-            return None
-        return descriptor
 
     def _shim_words(self) -> str:
         """Return the end of the shim's output; the shim prints only when it fails."""
-        try:
-            return (self.path / SHIM_LOG).read_text(errors="replace").strip()[-500:]
-        except OSError:
-            return ""
+        return _content(self.path / SHIM_LOG).decode(errors="replace").strip()[-500:]
 
     def _write_exit(self, code: int, ended_by: EndedBy, detail: str) -> None:
         facts = {"code": code, "ended_by": ended_by.value, "detail": detail, "ended_at": time.time()}
         shim.write_facts(str(self.path / shim.EXITED), facts)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _pass_on(pipe: IO[bytes], data: bytes) -> None:
