@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from gpu_agent import exec_endpoints
 from gpu_agent.agent import Agent
 from gpu_agent.endpoints import PROGRESS_PREFIX, ProgressDoor, router, state_router
-from gpu_agent.figures import show_figures
 from gpu_agent.measuring import MeasuringAgent
+from gpu_agent.reporting import show_figures
 from gpu_agent.settings import AgentSettings
 from services.contracts.nodes import NodeRole
 from services.kit.app import create_service, serve
@@ -77,7 +76,6 @@ def create_app(settings: AgentSettings) -> FastAPI:
     app.include_router(state_router)
     if not settings.measure_only:
         app.include_router(router)
-        app.include_router(exec_endpoints.router)
     return app
 
 

@@ -1,9 +1,10 @@
-"""The agent over HTTP: logs, progress reports, and its state."""
+"""The agent over HTTP: logs, progress reports, exec sessions, and its state."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
@@ -12,6 +13,7 @@ from gpu_agent.logs import LogPiece, offset_since, read_both, read_piece
 from gpu_agent.measuring import MeasuringAgent
 from gpu_agent.progress import parse_report
 from services.contracts.codes import ProblemCode
+from services.contracts.exec_sessions import ExecInput, ExecInputAnswer, ExecRequest, FilesRequest
 from services.contracts.jobs import LogStream
 from services.contracts.nodes import (
     LOG_EOF_HEADER,
@@ -20,6 +22,7 @@ from services.contracts.nodes import (
     LOG_SINCE_HEADER,
     LOG_SIZE_HEADER,
 )
+from services.kit.identity import read_identity
 from services.kit.problems import ProblemError, not_found, problem_response
 
 PROGRESS_PREFIX = "/v1/progress/"
@@ -118,6 +121,39 @@ async def post_progress(agent: TheAgent, token: str, request: Request) -> Respon
     if not agent.gangs.post_progress(token, report):
         raise not_found("running job that posts its progress")
     return Response(status_code=204)
+
+
+# --- exec sessions, for admission alone
+
+
+def read_owner(request: Request) -> str:
+    """Return the API key on whose behalf admission calls."""
+    return read_identity(request).key_id
+
+
+Owner = Annotated[str, Depends(read_owner)]
+
+
+@router.post("/v1/allocations/{allocation_id}/exec/{session_id}")
+async def run_command(
+    agent: TheAgent, allocation_id: str, session_id: str, request: ExecRequest, owner: Owner
+) -> StreamingResponse:
+    """Run a command beside a rank; the response streams its events and ends with the command."""
+    session = await agent.exec_sessions.open(allocation_id, session_id, request, owner)
+    return StreamingResponse(session.messages(), media_type="text/event-stream")
+
+
+@router.post("/v1/allocations/{allocation_id}/files")
+async def read_files(agent: TheAgent, allocation_id: str, request: FilesRequest) -> StreamingResponse:
+    """Read files of a rank that has ended; the response streams a tar archive as events."""
+    events = await agent.kept_files.open(agent.rank_folder(allocation_id), request.path)
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+@router.put("/v1/exec/{session_id}")
+async def send_input(agent: TheAgent, session_id: str, given: ExecInput, owner: Owner) -> ExecInputAnswer:
+    """Send a command its input, a new terminal size or a signal."""
+    return await agent.exec_sessions.get(session_id, owner).feed(given)
 
 
 @state_router.get("/v1/state")

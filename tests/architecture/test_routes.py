@@ -25,7 +25,6 @@ NOT_BEHIND_THE_GATEWAY = {
     "gateway/endpoints.py": "what the gateway answers itself",
     "gpu_agent/endpoints.py": "an agent is asked by admission and telemetry only",
     "services/kit/metrics.py": "every process shows its figures, which the gateway gathers",
-    "gpu_agent/exec_endpoints.py": "an agent is asked by admission and telemetry only",
     "services/serving/batches/endpoints.py": "the router passes on what clients of OpenAI's API send",
 }
 

@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, settings
 from schemathesis import Case
 
 import gpu_agent.endpoints
-import gpu_agent.exec_endpoints
 import services.kit.metrics
 from tests.fuzz.asking import BODIES, CONFIG, FOLLOWED, JSON, MOST, WORDS, ask, assert_answered, bearer
 from tests.fuzz.world import BRIDGE, HOSTILE, World, is_for_nodes
@@ -38,7 +37,7 @@ def described() -> dict[str, Any]:
     for upstream, routers in ROUTERS.items():
         for router in (*routers, services.kit.metrics.router):
             everything.include_router(router, prefix=f"/{upstream.name.lower()}")
-    for router in (gpu_agent.endpoints.router, gpu_agent.exec_endpoints.router, services.kit.metrics.router):
+    for router in (gpu_agent.endpoints.router, services.kit.metrics.router):
         everything.include_router(router, prefix="/agent")
     return everything.openapi()
 

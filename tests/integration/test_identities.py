@@ -16,7 +16,6 @@ import pytest
 from fastapi import FastAPI
 
 import gpu_agent.endpoints
-import gpu_agent.exec_endpoints
 import services.kit.metrics
 from gateway.routes import Upstream
 from services.contracts.identity import Identity, Role
@@ -73,7 +72,7 @@ class World:
     def operations(self) -> Iterator[Operation]:
         """Yield every operation behind the gateway, and of the agent."""
         described = {upstream.name.lower(): routers for upstream, routers in ROUTERS.items()}
-        described["agent"] = (gpu_agent.endpoints.router, gpu_agent.exec_endpoints.router)
+        described["agent"] = (gpu_agent.endpoints.router,)
         for service, routers in described.items():
             app = FastAPI()
             for router in (*routers, services.kit.metrics.router):
