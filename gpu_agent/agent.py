@@ -337,14 +337,14 @@ class Agent(ReportingAgent):
         self._tick_due.set()
 
     async def _keep_house(self) -> None:
-        limits = retention.Limits(self.settings.retention_s, self.settings.retention_bytes)
+        limits = self.settings.retention_s, self.settings.retention_bytes
         generations = self.settings.state_folder / "generations"
         while True:
             await asyncio.to_thread(remove_sources, self.gangs.folder)
             self.confinement.cgroups.sweep(self._running_ranks())
             disk = self._disk.space()
             lacking = disk.reserve_bytes - disk.free_bytes if disk else 0
-            await asyncio.to_thread(retention.clean, self.gangs.folder, generations, limits, lacking)
+            await asyncio.to_thread(retention.clean, self.gangs.folder, generations, *limits, lacking)
             jobs = [gang.start.job_id for gang in self.gangs if gang.start]
             await asyncio.to_thread(self.checkpoints.clean, jobs, self.settings.retention_s)
             await self._learned.save()

@@ -9,7 +9,8 @@ overwrite what a later gang has stored.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -90,7 +91,10 @@ class Store:
 
     def __init__(self, objects: Any) -> None:
         """Use an object store of the ``obstore`` package."""
+        import obstore
+
         self._objects = objects
+        self._library: Any = obstore
 
     @classmethod
     def at(cls, address: str, *, endpoint: str = "", region: str = "", key: str = "", secret: str = "") -> Store:
@@ -153,19 +157,9 @@ class Store:
 
     def write(self, job: str, generation: int, rank: int, key: str, content: Sequence[bytes] | Iterator[bytes]) -> None:
         """Write one file's content, completely or not at all."""
-        import obstore
-        from obstore.exceptions import BaseError
-
-        try:
-            obstore.put(
-                self._objects,
-                f"{job}/{generation}/{rank}/{key}",
-                iter(content),
-                chunk_size=PIECE_BYTES,
-                max_concurrency=_AT_ONCE,
-            )
-        except (BaseError, OSError) as error:
-            raise StoreError(_first_line(error)) from None
+        with _talking():
+            path = f"{job}/{generation}/{rank}/{key}"
+            self._library.put(self._objects, path, iter(content), chunk_size=PIECE_BYTES, max_concurrency=_AT_ONCE)
 
     def read(self, job: str, generation: int, rank: int, key: str) -> Iterator[bytes]:
         """Yield one file's content in pieces.
@@ -174,16 +168,9 @@ class Store:
             FileNotFoundError: It is not there.
             StoreError: The store does not answer.
         """
-        import obstore
-        from obstore.exceptions import BaseError
-
-        try:
-            for piece in obstore.get(self._objects, f"{job}/{generation}/{rank}/{key}").stream(PIECE_BYTES):
+        with _talking(may_be_missing=True):
+            for piece in self._library.get(self._objects, f"{job}/{generation}/{rank}/{key}").stream(PIECE_BYTES):
                 yield bytes(piece)
-        except FileNotFoundError:
-            raise
-        except (BaseError, OSError) as error:
-            raise StoreError(_first_line(error)) from None
 
     def fetch(self, job: str, generation: int, rank: int, entry: Entry, file: IO[bytes]) -> bool:
         """Write a file's content into ``file``; return False if it is missing, or differs from the manifest."""
@@ -201,9 +188,6 @@ class Store:
 
     def forget(self, job: str, generation: int, rank: int, kept: Manifest) -> None:
         """Remove a node's earlier copies of this gang and, once the gang's copy is complete, all older generations."""
-        import obstore
-        from obstore.exceptions import BaseError
-
         own = {entry.key for entry in kept.entries.values()} | {MANIFEST}
         whole = self.newest(job, generation + 1)
         gone: list[str] = []
@@ -215,21 +199,27 @@ class Store:
             if is_left or (whole is not None and int(parts[1]) < whole.generation):
                 gone.append(name)
         manifests = [name for name in gone if name.endswith(MANIFEST)]  # first: what they name may then go
-        try:
+        with _talking():
             for names in (manifests, [name for name in gone if name not in manifests]):
                 if names:
-                    obstore.delete(self._objects, names)
-        except (BaseError, OSError) as error:
-            raise StoreError(_first_line(error)) from None
+                    self._library.delete(self._objects, names)
 
     def _names(self, job: str) -> list[str]:
-        import obstore
-        from obstore.exceptions import BaseError
+        with _talking():
+            return [each["path"] for batch in self._library.list(self._objects, f"{job}/") for each in batch]
 
-        try:
-            return [each["path"] for batch in obstore.list(self._objects, f"{job}/") for each in batch]
-        except (BaseError, OSError) as error:
-            raise StoreError(_first_line(error)) from None
+
+@contextmanager
+def _talking(*, may_be_missing: bool = False) -> Generator[None]:
+    """Turn the library's errors into ``StoreError``."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        if may_be_missing and isinstance(error, FileNotFoundError):
+            raise
+        raise StoreError(_first_line(error)) from None
 
 
 def is_inside(path: str) -> bool:

@@ -95,18 +95,8 @@ def run_argv(
         limits: Options that limit what it may use.
         secret_file: A file in the format of ``env_file`` with the job's secrets; the variables of ``env_file`` win.
     """
-    argv = [
-        engine.program,
-        "run",
-        "--rm",
-        "--init",
-        "--name",
-        container_name(start, local_rank),
-        "--network",
-        "host",
-        *_CLOSED,
-        *limits,
-    ]
+    name = container_name(start, local_rank)
+    argv = [engine.program, "run", "--rm", "--init", "--name", name, "--network", "host", *_CLOSED, *limits]
     if engine.gpu_flags == "nvidia":
         if engine.name == "docker":
             argv += ["--gpus", f'"device={",".join(devices)}"']

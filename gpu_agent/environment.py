@@ -10,29 +10,12 @@ from services.contracts.commands import StartGang
 from services.contracts.jobs import Processes
 
 _PROXIES = frozenset(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"))
-PASSED = (
-    frozenset(
-        (
-            *(
-                "PATH",
-                "HOME",
-                "USER",
-                "LOGNAME",
-                "SHELL",
-                "LANG",
-                "LANGUAGE",
-                "TZ",
-                "TMPDIR",
-                "LD_LIBRARY_PATH",
-                "CUDA_HOME",
-                "CUDA_PATH",
-            ),
-            *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-            *("no_proxy", "NO_PROXY"),
-        )
-    )
-    | _PROXIES
-)
+
+PASSED = _PROXIES | {
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
+    *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "no_proxy", "NO_PROXY"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+}
 """Variables of the agent's own environment that every process needs; beside them ``LC_*``."""
 _USERS_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 

@@ -7,7 +7,7 @@ counter is trusted only within what its package can draw (``services.core.accoun
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -36,14 +36,21 @@ class HostEnergy:
     faults: tuple[Fault, ...] = ()
 
 
-class HostPower(Protocol):
+class HostPower:
     """A source of CPU energy. Its counters continue while the agent is away, and are resumed from ``state``.
 
-    ``most_w`` is the highest CPU power that it can report.
+    Attributes:
+        most_w: The highest CPU power that it can report.
     """
 
     source: EnergySource
-    most_w: float
+
+    def __init__(self, model: CpuPowerModel) -> None:
+        """Take the watts of all CPUs by their utilisation."""
+        self._model = model
+        self.most_w = model.at(1.0)
+        self._cpus = psutil.cpu_count() or 1
+        self._busy_s = _busy_cpu_s()
 
     def advance(self, elapsed_s: float, ranks_cpu_s: float) -> HostEnergy:
         """Return the energy since the last call.
@@ -51,18 +58,31 @@ class HostPower(Protocol):
         Args:
             ranks_cpu_s: CPU time that this node's ranks have used since then.
         """
-        ...
+        raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
         """Return what another process needs to continue from here."""
-        ...
+        return {"busy_s": self._busy_s}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from where another process stopped."""
-        ...
+        """Continue from where another process of this boot stopped."""
+        self._busy_s = float(state.get("busy_s", self._busy_s))
+
+    def _used_s(self) -> float:
+        """Return the CPU time that the host has used since the last call."""
+        before_s, self._busy_s = self._busy_s, _busy_cpu_s()
+        return max(self._busy_s - before_s, 0.0)
+
+    def _utilisation(self, used_s: float, elapsed_s: float) -> float:
+        return min(used_s / (self._cpus * elapsed_s), 1.0) if elapsed_s > 0 else 0.0
+
+    def _per_cpu_s(self, total_j: float, utilisation: float, used_s: float) -> float:
+        """Return the energy above idle per used CPU second; the model gives its share of the total, measured or not."""
+        power_w = self._model.at(utilisation)
+        return total_j * (1 - self._model.at(0) / power_w) / used_s if used_s > 0 and power_w > 0 else 0.0
 
 
-class ModelledPower:
+class ModelledPower(HostPower):
     """CPU power from utilisation.
 
     Args:
@@ -73,31 +93,18 @@ class ModelledPower:
     source = EnergySource.MODELLED
 
     def __init__(self, model: CpuPowerModel, *, ranks_only: bool) -> None:
-        self._model = model
-        self.most_w = model.at(1.0)
+        super().__init__(model)
         self._ranks_only = ranks_only
-        self._cpus = psutil.cpu_count() or 1
-        self._busy_s = _busy_cpu_s()
 
     def advance(self, elapsed_s: float, ranks_cpu_s: float) -> HostEnergy:
-        """Return the energy since the last call."""
-        busy_s = _busy_cpu_s()
-        used_s = ranks_cpu_s if self._ranks_only else max(busy_s - self._busy_s, 0.0)
-        self._busy_s = busy_s
-        utilisation = min(used_s / (self._cpus * elapsed_s), 1.0) if elapsed_s > 0 else 0.0
+        busy_s = self._used_s()
+        used_s = ranks_cpu_s if self._ranks_only else busy_s
+        utilisation = self._utilisation(used_s, elapsed_s)
         total_j = self._model.at(utilisation) * elapsed_s
-        return HostEnergy(total_j, _per_cpu_s(self._model, total_j, utilisation, max(used_s, ranks_cpu_s)))
-
-    def state(self) -> dict[str, Any]:
-        """Return the CPU time of the host so far."""
-        return {"busy_s": self._busy_s}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from an earlier CPU time of this boot."""
-        self._busy_s = float(state.get("busy_s", self._busy_s))
+        return HostEnergy(total_j, self._per_cpu_s(total_j, utilisation, max(used_s, ranks_cpu_s)))
 
 
-class RaplPower:
+class RaplPower(HostPower):
     """CPU packages' own energy counters.
 
     Args:
@@ -111,7 +118,7 @@ class RaplPower:
     source = EnergySource.COUNTER
 
     def __init__(self, model: CpuPowerModel, root: Path = POWERCAP, *, is_stated: bool = True) -> None:
-        self._model = model
+        super().__init__(model)
         self._packages = [
             zone for zone in sorted(root.glob("intel-rapl:*")) if (zone / "name").read_text().startswith("package")
         ]
@@ -124,16 +131,12 @@ class RaplPower:
         self._counters = {name: Counter.first(value, 0.0) for name, value in self._read().items()}
         if len(self._counters) < len(self._packages):
             raise OSError(f"not every CPU package's energy counter can be read in {root}")
-        self._cpus = psutil.cpu_count() or 1
-        self._busy_s = _busy_cpu_s()
 
     def advance(self, elapsed_s: float, ranks_cpu_s: float) -> HostEnergy:
         """Return the energy since the last call; an unreadable package's is added once it can be read again."""
         self._now_s += elapsed_s
-        busy_s = _busy_cpu_s()
-        used_s = max(busy_s - self._busy_s, ranks_cpu_s, 0.0)
-        self._busy_s = busy_s
-        utilisation = min(used_s / (self._cpus * elapsed_s), 1.0) if elapsed_s > 0 else 0.0
+        used_s = max(self._used_s(), ranks_cpu_s)
+        utilisation = self._utilisation(used_s, elapsed_s)
         modelled_w = self._model.at(utilisation) / len(self._packages)
         total_j, faults = 0.0, list[Fault]()
         for name, reading_j in self._read().items():
@@ -142,19 +145,18 @@ class RaplPower:
             total_j += booked.energy_j
             if booked.fault:
                 faults.append(booked.fault)
-        per_cpu_s = _per_cpu_s(self._model, total_j, utilisation, used_s)
-        return HostEnergy(total_j, per_cpu_s, tuple(faults))
+        return HostEnergy(total_j, self._per_cpu_s(total_j, utilisation, used_s), tuple(faults))
 
     def state(self) -> dict[str, Any]:
         counters_uj = {name: round(counter.reading_j * 1e6) for name, counter in self._counters.items()}
-        return {"counters_uj": counters_uj, "busy_s": self._busy_s}
+        return {"counters_uj": counters_uj, **super().state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from earlier readings of this boot."""
-        busy_s = float(state.get("busy_s", self._busy_s))
         known_uj: dict[str, int] = state.get("counters_uj", {})
-        self._counters |= {str(name): Counter.first(int(value) / 1e6, 0.0) for name, value in known_uj.items()}
-        self._now_s, self._busy_s = 0.0, busy_s
+        counters = {str(name): Counter.first(int(value) / 1e6, 0.0) for name, value in known_uj.items()}
+        super().restore(state)
+        self._counters |= counters
+        self._now_s = 0.0
 
     def _read(self) -> dict[str, float]:
         """Return the counters that can be read, in joules."""
@@ -196,14 +198,6 @@ def host_power(kind: str, model: CpuPowerModel, *, simulated: bool, is_stated: b
                 raise
             log.info("rapl.missing", error=str(error))
     return ModelledPower(model, ranks_only=simulated)
-
-
-def _per_cpu_s(model: CpuPowerModel, total_j: float, utilisation: float, used_s: float) -> float:
-    """Return the energy above idle per used CPU second; the model gives its share of the total, measured or not."""
-    power_w = model.at(utilisation)
-    if used_s <= 0 or power_w <= 0:
-        return 0.0
-    return total_j * (1 - model.at(0) / power_w) / used_s
 
 
 def _busy_cpu_s() -> float:

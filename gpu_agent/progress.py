@@ -122,7 +122,7 @@ class LogReader:
         try:
             self._pattern = re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            self._give_up(f"the progress pattern is not a regular expression: {error}")
+            self.problem = f"the progress pattern is not a regular expression: {error}"
 
     def read(self) -> Report | None:
         """Return the newest match in the output since the last call, within the time for the search."""
@@ -135,14 +135,11 @@ class LogReader:
             except TimeoutError:
                 self._strikes += 1
                 if self._strikes == _STRIKES:
-                    self._give_up("the progress pattern takes too long to search for")
+                    self.problem = "the progress pattern takes too long to search for"
                 return None
             if match is not None and (done := _number(match.groupdict().get("done"))) is not None:
                 return Report(done, _number(match.groupdict().get("total")))
         return None
-
-    def _give_up(self, problem: str) -> None:
-        self.problem = problem
 
     def _new_lines(self) -> list[bytes]:
         descriptor = open_regular(self._path)

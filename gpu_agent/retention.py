@@ -2,7 +2,6 @@
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_agent import trees
@@ -14,18 +13,11 @@ log = Log(__name__)
 GENERATIONS_KEPT_S = 30 * 86_400  #: Commands older than this are no longer delivered
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long, and how much of, the folders of ended ranks is kept."""
-
-    age_s: float
-    total_bytes: int
-
-
-def clean(allocations: Path, generations: Path, limits: Limits, lacking_bytes: int = 0) -> int:
+def clean(allocations: Path, generations: Path, age_s: float, total_bytes: int, lacking_bytes: int = 0) -> int:
     """Remove folders of ended and settled ranks: the expired ones, then the oldest until the rest fits.
 
     Args:
+        age_s: How long a folder is kept.
         lacking_bytes: What the disk lacks of its reserve: this much is removed in any case.
 
     Returns:
@@ -34,10 +26,10 @@ def clean(allocations: Path, generations: Path, limits: Limits, lacking_bytes: i
     settled = sorted(_settled(allocations))
     now = time.time()
     kept = sum(size for _, size, _ in settled)
-    most = min(limits.total_bytes, kept - lacking_bytes) if lacking_bytes > 0 else limits.total_bytes
+    most = min(total_bytes, kept - lacking_bytes) if lacking_bytes > 0 else total_bytes
     removed = 0
     for ended_at, size, path in settled:
-        if now - ended_at <= limits.age_s and kept <= most:
+        if now - ended_at <= age_s and kept <= most:
             break
         trees.remove(path)
         kept -= size

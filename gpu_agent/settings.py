@@ -2,12 +2,13 @@
 
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.commands import MASTER_PORTS
@@ -17,12 +18,15 @@ from services.kit.ids import host_name
 from services.kit.settings import SECRET_VARIABLES, SharedSettings
 from services.kit.tls import Tls
 
-_LISTS = (
-    *("pass_environment", "owner_tenants", "reserved_accounts", "shown_folders", "images"),
-    *("health_xids", "health_allowed_processes", "jobs_may_reach", "jobs_may_not_bind"),
-)
+T = TypeVar("T")
 
 
+def _read(by: Callable[[str], object]) -> BeforeValidator:
+    """Return a validator that reads a text as it is written in a variable."""
+    return BeforeValidator(lambda value: by(value) if isinstance(value, str) else value)
+
+
+_Listed = Annotated[list[T], NoDecode, _read(lambda text: [each.strip() for each in text.split(",") if each.strip()])]
 _Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
@@ -99,7 +103,7 @@ class AgentSettings(SharedSettings):
 
     health: Literal["on", "off"] = Field("on", description="Whether sick GPUs are taken out of service.")
     health_interval_s: float = Field(2.0, gt=0, le=600, description="How often the GPUs are looked at.")
-    health_xids: Annotated[list[int], NoDecode] = said(
+    health_xids: _Listed[int] = said(
         "Xids that say that a GPU is broken, and not a program.",
         default_factory=lambda: [46, 48, 61, 62, 64, 74, 79, 95, 119, 120, 140, 143],
     )
@@ -110,7 +114,7 @@ class AgentSettings(SharedSettings):
     health_foreign: Literal["on", "off"] = Field(
         "on", description="Whether a GPU is taken out of service on which processes compute that belong to no job."
     )
-    health_allowed_processes: Annotated[list[str], NoDecode] = said(
+    health_allowed_processes: _Listed[str] = said(
         "Names of processes that may compute on GPUs although they belong to no job, 15 letters at most.",
         default_factory=lambda: ["nvidia-cuda-mps", "nv-hostengine", "dcgmi"],
     )
@@ -118,7 +122,7 @@ class AgentSettings(SharedSettings):
     health_return_s: float = Field(
         60.0, ge=0, description="How long what was the matter must be over before a GPU is used again, or probed."
     )
-    health_probe: Annotated[list[str], NoDecode] = many(
+    health_probe: Annotated[list[str], NoDecode, _read(shlex.split)] = many(
         "A command, {gpu} and {uuid} in it, that exits with 0 if a GPU that was taken out of service is "
         "well; with it, GPUs return when it passes, and not before."
     )
@@ -144,7 +148,9 @@ class AgentSettings(SharedSettings):
     )
 
     host_power: Literal["auto", "rapl", "modelled"] = "auto"
-    cpu_power_curve: Annotated[list[tuple[float, float]], NoDecode] = said(
+    cpu_power_curve: Annotated[
+        list[tuple[float, float]], NoDecode, _read(lambda text: [point.split(":") for point in text.split(",")])
+    ] = said(
         "Watts of all CPUs at utilisations from 0 to 1, as 0:60,0.5:170,1:240; linear between them.",
         default=[(0.0, 60.0), (0.5, 170.0), (1.0, 240.0)],
     )
@@ -153,28 +159,24 @@ class AgentSettings(SharedSettings):
     run_as: str = Field(
         "", description="User that jobs of the owner's tenants run as if the agent is root; empty: their tenant's own."
     )
-    owner_tenants: Annotated[list[str], NoDecode] = said(
+    owner_tenants: _Listed[str] = said(
         "Tenants of whoever runs the agent. Where it is not root, it runs no jobs but theirs.",
         default_factory=lambda: ["default"],
     )
-    tenant_uids: Annotated[tuple[int, int], NoDecode] = said(
+    tenant_uids: Annotated[tuple[int, int], NoDecode, _read(lambda text: text.split("-"))] = said(
         "User ids that the jobs of tenants get, as FIRST-LAST; no users of the host may have them.",
         default=(2_000_000_000, 2_147_483_000),
     )
-    reserved_accounts: Annotated[list[str], NoDecode] = many(
-        "Users of this host that processes of the control plane run as."
-    )
-    shown_folders: Annotated[list[Path], NoDecode] = many(
+    reserved_accounts: _Listed[str] = many("Users of this host that processes of the control plane run as.")
+    shown_folders: _Listed[Path] = many(
         "Folders that every job may read, also where it could not pass through to them."
     )
     seccomp: Literal["on", "off"] = Field("on", description="Whether system calls that jobs do not need are refused.")
-    jobs_may_reach: Annotated[list[_Port], NoDecode] = many(
+    jobs_may_reach: _Listed[_Port] = many(
         "Ports of this host that jobs may reach beside those of their own account's jobs, such as a "
         "proxy's; no job may bind them."
     )
-    jobs_may_not_bind: Annotated[list[_Port], NoDecode] = many(
-        "Further ports that no job may bind, such as other agents' of this host."
-    )
+    jobs_may_not_bind: _Listed[_Port] = many("Further ports that no job may bind, such as other agents' of this host.")
     master_ports: tuple[int, int] = Field(
         MASTER_PORTS,
         validation_alias="SCHEDULER_MASTER_PORTS",
@@ -210,9 +212,7 @@ class AgentSettings(SharedSettings):
         ge=0,
         description="Free on the disk of the state folder, of a small one a tenth at most: below, no work is taken.",
     )
-    images: Annotated[list[str], NoDecode] = said(
-        "Patterns of the container images that jobs may run.", default_factory=lambda: ["*"]
-    )
+    images: _Listed[str] = said("Patterns of the container images that jobs may run.", default_factory=lambda: ["*"])
     stop_ranks_on_exit: bool = Field(
         False, description="End the ranks with the agent instead of leaving them to the next agent."
     )
@@ -248,27 +248,9 @@ class AgentSettings(SharedSettings):
     checkpoint_max_bytes: int = Field(2**40, gt=0, description="A larger checkpoint is not copied.")
     retention_s: float = Field(7 * 86_400, gt=0, description="How long the folders of ended ranks are kept.")
     retention_bytes: int = Field(10 * 2**30, gt=0)
-    pass_environment: Annotated[list[str], NoDecode] = many(
+    pass_environment: _Listed[str] = many(
         "Further variables of the agent's environment that jobs get, separated by commas."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_lists(cls, values: dict[str, object]) -> dict[str, object]:
-        curve = values.get("cpu_power_curve")
-        if isinstance(curve, str):
-            values["cpu_power_curve"] = [point.split(":") for point in curve.split(",")]
-        for field in _LISTS:
-            names = values.get(field)
-            if isinstance(names, str):
-                values[field] = [name.strip() for name in names.split(",") if name.strip()]
-        probe = values.get("health_probe")
-        if isinstance(probe, str):
-            values["health_probe"] = shlex.split(probe)
-        uids = values.get("tenant_uids")
-        if isinstance(uids, str):
-            values["tenant_uids"] = uids.split("-")
-        return values
 
     @model_validator(mode="after")
     def _has_a_credential(self) -> Self:

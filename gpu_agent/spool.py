@@ -6,9 +6,9 @@ it; losing them only causes intervals to be sent again, which is harmless.
 """
 
 import asyncio
+import itertools
 import os
 from collections import Counter, deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ _COMPACT_BYTES = 1 << 20
 _MOST_PENDING = 200_000
 
 
-@dataclass(frozen=True)
-class _Line:
-    interval: EnergyInterval
-    raw: bytes
-
-
 class Spool:
     """The intervals that the control plane has not acknowledged, oldest first."""
 
@@ -42,7 +36,7 @@ class Spool:
         self._acknowledged_path = folder / "energy.acknowledged"
         self._rejected_path = folder / "energy.rejected.jsonl"
         self._pending: deque[EnergyInterval] = deque()
-        self._unsaved: deque[_Line] = deque()
+        self._unsaved: deque[tuple[EnergyInterval, bytes]] = deque()
         self._mentions: Counter[str] = Counter()
         self._saving = asyncio.Lock()
         self._size = 0
@@ -62,7 +56,7 @@ class Spool:
         """Store an interval. One that cannot be written waits in memory, and is not sent until it is on disk."""
         raw = orjson.dumps({"interval": interval.model_dump(mode="json"), "state": state}) + b"\n"
         self._count(interval, 1)
-        self._unsaved.append(_Line(interval, raw))
+        self._unsaved.append((interval, raw))
         self.state = state
         async with self._saving:
             await to_the_end(self._save())
@@ -71,8 +65,8 @@ class Spool:
         """Write the intervals that are not on disk yet, including those that could not be written before."""
         try:
             while self._unsaved:
-                await asyncio.to_thread(self._write, self._unsaved[0].raw)
-                self._pending.append(self._unsaved.popleft().interval)
+                await asyncio.to_thread(self._write, self._unsaved[0][1])
+                self._pending.append(self._unsaved.popleft()[0])
             self.problem = ""
         except OSError as error:
             if not self.problem:
@@ -85,7 +79,7 @@ class Spool:
 
     def batch(self, limit: int) -> list[EnergyInterval]:
         """Return the oldest intervals."""
-        return [self._pending[index] for index in range(min(limit, len(self._pending)))]
+        return list(itertools.islice(self._pending, limit))
 
     def acknowledge(self, count: int) -> None:
         """Forget the oldest ``count`` intervals: the control plane has them."""
@@ -165,10 +159,8 @@ class Spool:
             last = (boot_id, int(sequence))
         except (FileNotFoundError, ValueError):
             return 0
-        for count in range(len(lines), 0, -1):
-            if (lines[count - 1].boot_id, lines[count - 1].sequence) == last:
-                return count
-        return 0
+        counts = (count for count, each in enumerate(lines, start=1) if (each.boot_id, each.sequence) == last)
+        return max(counts, default=0)
 
     def _count(self, interval: EnergyInterval, step: int) -> None:
         for usage in interval.usages:

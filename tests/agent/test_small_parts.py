@@ -141,9 +141,9 @@ def test_settled_folders_go_by_age_and_then_by_size(tmp_path: Path) -> None:
             folder.release()
         os.utime(folder.path, (now - age_s, now - age_s))
     (tmp_path / "generations").mkdir()
-    retention.clean(tmp_path, tmp_path / "generations", retention.Limits(age_s=700, total_bytes=1 << 30))
+    retention.clean(tmp_path, tmp_path / "generations", age_s=700, total_bytes=1 << 30)
     assert {path.name for path in tmp_path.iterdir()} == {"old", "young", "unsettled", "generations"}
-    retention.clean(tmp_path, tmp_path / "generations", retention.Limits(age_s=700, total_bytes=60_000))
+    retention.clean(tmp_path, tmp_path / "generations", age_s=700, total_bytes=60_000)
     assert {path.name for path in tmp_path.iterdir()} == {"young", "unsettled", "generations"}
 
 
@@ -151,7 +151,7 @@ def test_old_generations_are_forgotten(tmp_path: Path) -> None:
     for name, age_s in (("job_old", 40 * 86_400), ("job_new", 86_400)):
         (tmp_path / name).write_text("1")
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
-    retention.clean(tmp_path / "none", tmp_path, retention.Limits(1, 1))
+    retention.clean(tmp_path / "none", tmp_path, 1, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["job_new"]
 
 

@@ -65,7 +65,7 @@ def test_a_job_with_deep_folders_does_not_stop_retention_for_the_others(folder: 
         (folder / name / "stdout").write_bytes(b"x" * 10_000)
         (folder / name / RELEASED).touch()
     assert trees.disk_bytes(folder / "other.1") >= 10_000 + 8_192
-    assert retention.clean(folder, folder / "generations", retention.Limits(age_s=-1, total_bytes=0)) == 2
+    assert retention.clean(folder, folder / "generations", age_s=-1, total_bytes=0) == 2
     assert list(folder.iterdir()) == []
 
 
