@@ -17,13 +17,14 @@ from redis.asyncio import Redis
 
 from gpu_agent import files, logs, retention, secrets, shim
 from gpu_agent.checkpoint_store import Store, StoreError
-from gpu_agent.checkpoints import Checkpoints, CopyRules
+from gpu_agent.checkpoints import Checkpoints
 from gpu_agent.confinement import Confinement
 from gpu_agent.containers import find_engine
 from gpu_agent.controls import Controls
-from gpu_agent.exec_sessions import ExecLimits, ExecSessions
-from gpu_agent.gangs import Gangs, read_start
-from gpu_agent.git import GitRules, remove_keys
+from gpu_agent.exec_sessions import ExecSessions
+from gpu_agent.gangs import Gangs
+from gpu_agent.git import remove_keys
+from gpu_agent.health import GpuHealth
 from gpu_agent.inbox import Inbox
 from gpu_agent.inputs import Fetcher, Inputs
 from gpu_agent.intervals import Intervals
@@ -38,7 +39,7 @@ from gpu_agent.ranks import RankFolder
 from gpu_agent.reporting import BATCH, HOUSEKEEPING_S, Loops, ReportingAgent, wait_for
 from gpu_agent.scratch import Scratch
 from gpu_agent.settings import AgentSettings
-from gpu_agent.sources import SourceLimits, Sources, remove_sources
+from gpu_agent.sources import Sources, remove_sources
 from services.contracts.commands import StartGang
 from services.contracts.nodes import DeviceInfo, DeviceReading, Heartbeat, Listener
 from services.contracts.routing import LatencyReport
@@ -89,14 +90,7 @@ class Agent(ReportingAgent):
         self._ports = Ports(engine, self.confinement.cgroups.processes_of)
         self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
         self.checkpoints = Checkpoints(
-            settings.state_folder / "checkpoints",
-            settings.node_id,
-            self._open_store(),
-            CopyRules(settings.checkpoint_interval_s, settings.checkpoint_wait_s, settings.checkpoint_max_bytes),
-            is_shared=settings.checkpoints == "shared",
-            account_of=launcher.account_of,
-            on_change=self._tick_due.set,
-            retry_s=settings.retry_s,
+            settings, self._open_store(), account_of=launcher.account_of, on_change=self._tick_due.set
         )
         self.gangs = Gangs(
             settings.state_folder,
@@ -115,9 +109,8 @@ class Agent(ReportingAgent):
             on_cut=self._take_devices,
             retry_s=settings.partition_retry_s,
         )
-        limits = ExecLimits(settings.exec_sessions, settings.exec_idle_s, settings.exec_longest_s)
-        self.exec_sessions = ExecSessions(self.gangs, settings.node_id, engine, limits)
-        self.kept_files = KeptFiles(launcher, settings.node_id, limits, read_start)
+        self.exec_sessions = ExecSessions(self.gangs, engine, settings)
+        self.kept_files = KeptFiles(launcher, settings)
         host = self._host()
         self.meter = Meter(
             self.driver,
@@ -132,11 +125,8 @@ class Agent(ReportingAgent):
             activity_of=self.gangs.activity_of if simulated else lambda _: None,
             boot=settings.simulated_boot,
         )
-        self.health = self._look_after_gpus(
-            foreign=settings.health_foreign == "on",
-            probe=settings.health_probe,
-            shims=lambda: self.gangs.shim_pids().values(),
-            contained=self.gangs.contained_devices,
+        self.health = GpuHealth(
+            self.driver, settings, lambda: self.gangs.shim_pids().values(), self.gangs.contained_devices
         )
         self._failed: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
@@ -147,9 +137,7 @@ class Agent(ReportingAgent):
             protections=self.confinement.protections(),
             checkpoints=settings.checkpoints,
         )
-        limits = SourceLimits(settings.source_max_bytes, settings.source_cache_bytes)
-        git = GitRules(settings.git_timeout_s, settings.git_local)
-        sources = Sources(settings.state_folder, limits, git)
+        sources = Sources(settings)
         self._fetcher = Fetcher(self.plane, sources, settings.retry_s, launcher.account_of, launcher.confinement_of)
         streams = RelayedRedis(self.plane) if settings.relayed else redis
         self.inbox = Inbox(streams, settings.node_id, self.gangs, settings.retry_s)

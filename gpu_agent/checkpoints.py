@@ -23,6 +23,7 @@ from gpu_agent.account import Account
 from gpu_agent.checkpoint_folders import ChangedError, DamagedError, Seen, UnfitError, listed, pieces, restore, walk
 from gpu_agent.checkpoint_store import Copy, Entry, Manifest, Store, StoreError
 from gpu_agent.ranks import Exit, RankFolder
+from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
 from services.contracts.nodes import NOT_COPIED
 from services.core.domain.errors import DomainError
@@ -34,16 +35,6 @@ log = Log(__name__)
 
 OUTCOME = "checkpoint.json"  #: File in a rank's folder: its checkpoint is settled, and what is to be said of it
 _LOOK_S = 1.0
-
-
-@dataclass(frozen=True)
-class CopyRules:
-    """How checkpoints are copied."""
-
-    interval_s: float
-    wait_s: float
-    """How long the end of a gang waits for its copy; after a stop, at least until the grace period is over."""
-    max_bytes: int  #: The largest checkpoint that is copied
 
 
 @dataclass
@@ -60,32 +51,23 @@ class Checkpoints:
 
     Args:
         store: Where they are copied to; None on nodes without a store.
-        is_shared: Whether all nodes share ``folder``; nothing has to be copied then.
         account_of: Returns the account that runs a gang's job and owns its files.
         on_change: Called when a gang's end may be reported.
-        retry_s: The pause after the store did not answer.
     """
 
     def __init__(
         self,
-        folder: Path,
-        node_id: str,
+        settings: AgentSettings,
         store: Store | None,
-        rules: CopyRules,
         *,
-        is_shared: bool,
         account_of: Callable[[StartGang], Account | None],
         on_change: Callable[[], None],
-        retry_s: float,
     ) -> None:
-        self._folder = folder
-        self._node_id = node_id
+        self._settings = settings
+        self._folder = settings.state_folder / "checkpoints"
         self._store = store
-        self._rules = rules
-        self._is_shared = is_shared
         self._account_of = account_of
         self._on_change = on_change
-        self._retry_s = retry_s
         self._known: dict[str, _Known] = {}
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._last: dict[str, asyncio.Task[None]] = {}
@@ -98,7 +80,7 @@ class Checkpoints:
         """Put the newest known checkpoint into the job's folder; return when it is there."""
         if (store := self._store_for(start)) is None:
             return
-        for pause_s in pauses(self._retry_s):
+        for pause_s in pauses(self._settings.retry_s):
             try:
                 await asyncio.to_thread(self._prepare, start, store)
                 return
@@ -169,31 +151,35 @@ class Checkpoints:
                 known = self._known.setdefault(start.allocation_id, _Known(at=time.monotonic()))
                 if start.nnodes > 1 or self._store_for(start) is None or rank.exit() is not None:
                     continue
-                if time.monotonic() - known.at < self._rules.interval_s:
+                if time.monotonic() - known.at < self._settings.checkpoint_interval_s:
                     continue
                 known.at = time.monotonic()
                 try:
                     await asyncio.to_thread(self._copy, start)
                 except (ChangedError, UnfitError, StoreError, DomainError, OSError) as error:
                     log.info("checkpoint.not_copied", allocation_id=start.allocation_id, error=str(error))
-            await asyncio.sleep(min(_LOOK_S, self._rules.interval_s))
+            await asyncio.sleep(min(_LOOK_S, self._settings.checkpoint_interval_s))
 
     # --- when a gang has ended
 
     def outcome(self, start: StartGang | None, rank: RankFolder, ended: Exit) -> str | None:
         """Return what to report of an ended gang's checkpoint; None while that has to wait."""
-        if start is None or start.spec.checkpoint_dir is not None or self._is_shared or rank.started() is None:
+        if start is None or start.spec.checkpoint_dir is not None or self._is_shared() or rank.started() is None:
             return ""
         matters = ended.code != 0 or rank.stop_requested()
         if self._store is None:
-            return f"{NOT_COPIED}: it is on {self._node_id} alone." if matters and self.is_held_here(start) else ""
+            return (
+                f"{NOT_COPIED}: it is on {self._settings.node_id} alone."
+                if matters and self.is_held_here(start)
+                else ""
+            )
         if (settled := _read_outcome(rank)) is not None:
             return settled
         if start.allocation_id not in self._last:
             self._last[start.allocation_id] = asyncio.create_task(self._copy_last(start, rank))
         if not matters:
             return ""
-        until = max(ended.ended_at.timestamp() + self._rules.wait_s, rank.grace_over_at() or 0.0)
+        until = max(ended.ended_at.timestamp() + self._settings.checkpoint_wait_s, rank.grace_over_at() or 0.0)
         if time.time() < until:
             return None
         return f"{NOT_COPIED} in time: elsewhere it continues from an earlier one, or from its start."
@@ -203,7 +189,7 @@ class Checkpoints:
 
         A folder that cannot be listed counts as a checkpoint.
         """
-        if start is None or start.spec.checkpoint_dir is not None or self._is_shared or self._store is not None:
+        if start is None or start.spec.checkpoint_dir is not None or self._is_shared() or self._store is not None:
             return None
         try:
             with os.scandir(self._folder / start.job_id) as entries:
@@ -229,7 +215,7 @@ class Checkpoints:
 
     async def _copy_last(self, start: StartGang, rank: RankFolder) -> None:
         detail: str | None = None
-        again = pauses(self._retry_s)
+        again = pauses(self._settings.retry_s)
         while detail is None:
             try:
                 await asyncio.to_thread(self._copy, start, is_last=True)
@@ -264,8 +250,10 @@ class Checkpoints:
         known = self._known.setdefault(start.allocation_id, _Known())
         before = listed(folder, owner)
         size = sum(seen.size_bytes for seen in before.values())
-        if size > self._rules.max_bytes:
-            raise UnfitError(f"it has {size:,} bytes, and GPU_AGENT_CHECKPOINT_MAX_BYTES is {self._rules.max_bytes:,}")
+        if size > self._settings.checkpoint_max_bytes:
+            raise UnfitError(
+                f"it has {size:,} bytes, and GPU_AGENT_CHECKPOINT_MAX_BYTES is {self._settings.checkpoint_max_bytes:,}"
+            )
         if before == known.copied:
             return
         written = {path: each for path, each in known.files.items() if before.get(path) == each[0]}
@@ -307,6 +295,10 @@ class Checkpoints:
                 if is_old and orjson.loads(note.read_bytes())["copied"]:
                     trees.remove(self._folder / job)
                     note.unlink(missing_ok=True)
+
+    def _is_shared(self) -> bool:
+        """Return whether all nodes share a folder; nothing has to be copied then."""
+        return self._settings.checkpoints == "shared"
 
     def _store_for(self, start: StartGang) -> Store | None:
         return None if start.spec.checkpoint_dir is not None else self._store

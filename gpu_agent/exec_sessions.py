@@ -27,6 +27,7 @@ from gpu_agent.containers import Engine
 from gpu_agent.environment import is_per_gpu
 from gpu_agent.gangs import Gang, Gangs
 from gpu_agent.processes import kill_marked
+from gpu_agent.settings import AgentSettings
 from gpu_agent.shim import NOT_EXECUTABLE, NOT_FOUND
 from services.contracts import exec_sessions
 from services.contracts.codes import ProblemCode
@@ -48,15 +49,6 @@ _WARN_S = 60.0
 _LONGEST_SOCKET_PATH = 100
 _END_OF_FILE = b"\x04"
 _KEEP_ALIVE = b": still here\n\n"
-
-
-@dataclass(frozen=True)
-class ExecLimits:
-    """Limits of sessions on this node."""
-
-    sessions: int
-    idle_s: float
-    longest_s: float
 
 
 @dataclass
@@ -112,10 +104,9 @@ class ExecSession:
     """One command and its client."""
 
     id: str
-    node_id: str
     owner: str  #: The API key of its client; nobody else may send input
     gang: Gang
-    limits: ExecLimits
+    settings: AgentSettings
     mark: str  #: What identifies its processes in a container; empty without a container
     streams: _Streams
     connection: socket.socket
@@ -161,7 +152,7 @@ class ExecSession:
         parts = len(self.streams.outputs) + 1
         beat_at = look_at = time.monotonic()
         try:
-            yield exec_sessions.ExecEvent(type="started", session_id=self.id, node_id=self.node_id).message()
+            yield exec_sessions.ExecEvent(type="started", session_id=self.id, node_id=self.settings.node_id).message()
             while parts:
                 now = time.monotonic()
                 if now >= look_at:
@@ -312,10 +303,10 @@ class ExecSession:
         now = time.monotonic()
         if now - self.heard_at > exec_sessions.SILENCE_S:
             return f"Its client was silent for {exec_sessions.SILENCE_S:g} s."
-        if now - self.busy_at > self.limits.idle_s:
-            return f"Nothing was typed or printed for {self.limits.idle_s:g} s."
-        if now - self.began_at > self.limits.longest_s:
-            return f"A session may last {self.limits.longest_s:g} s."
+        if now - self.busy_at > self.settings.exec_idle_s:
+            return f"Nothing was typed or printed for {self.settings.exec_idle_s:g} s."
+        if now - self.began_at > self.settings.exec_longest_s:
+            return f"A session may last {self.settings.exec_longest_s:g} s."
         return ""
 
     def _hang_up(self, reason: str) -> None:
@@ -347,11 +338,10 @@ class ExecSession:
 class ExecSessions:
     """The exec sessions of this node."""
 
-    def __init__(self, gangs: Gangs, node_id: str, engine: Engine | None, limits: ExecLimits) -> None:
+    def __init__(self, gangs: Gangs, engine: Engine | None, settings: AgentSettings) -> None:
         self._gangs = gangs
-        self._node_id = node_id
         self._engine = engine
-        self._limits = limits
+        self._settings = settings
         self._sessions: dict[str, ExecSession | None] = {}
         self._door = asyncio.Lock()
         self._running: set[asyncio.Task[None]] = set()
@@ -373,8 +363,8 @@ class ExecSessions:
             raise not_found(f"rank {request.rank} on this node")
         if session_id in self._sessions:
             raise conflict("There is such a session already.")
-        if len(self._sessions) >= self._limits.sessions:
-            most = f"Node {self._node_id} has {self._limits.sessions} exec sessions, which is the maximum."
+        if len(self._sessions) >= (limit := self._settings.exec_sessions):
+            most = f"Node {self._settings.node_id} has {limit} exec sessions, which is the maximum."
             raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
         self._sessions[session_id] = None
         try:
@@ -432,7 +422,7 @@ class ExecSessions:
             streams.close_command()
             stack.pop_all()
         log.info("exec.started", allocation_id=gang.allocation_id, session=session_id[-8:])
-        return ExecSession(session_id, self._node_id, owner, gang, self._limits, mark, streams, connection)
+        return ExecSession(session_id, owner, gang, self._settings, mark, streams, connection)
 
 
 def wake_shim(gang: Gang) -> None:

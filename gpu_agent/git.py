@@ -16,7 +16,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,24 +23,17 @@ from gpu_agent import enclosure, files, shim
 from gpu_agent.account import Account, shim_user
 from gpu_agent.environment import passed_environment
 from gpu_agent.secrets import InputError, memory_folder
+from gpu_agent.settings import AgentSettings
 from services.contracts.sources import GitSource
 
 _LONGEST_MESSAGE = 400
-
-
-@dataclass(frozen=True)
-class GitRules:
-    """What nodes of this site may do."""
-
-    timeout_s: float
-    local: bool = False
 
 
 async def fetch_commit(
     source: GitSource,
     credential: str | None,
     into: Path,
-    rules: GitRules,
+    settings: AgentSettings,
     account: Account | None = None,
     confinement: Sequence[tuple[str, str]] = (),
 ) -> None:
@@ -57,18 +49,18 @@ async def fetch_commit(
     Raises:
         InputError: It cannot be fetched; the message has git's own words, without the credential.
     """
-    if source.url.startswith("file:") and not rules.local:
+    if source.url.startswith("file:") and not settings.git_local:
         raise InputError("This site does not allow repositories on a node's own disk (GPU_AGENT_GIT_LOCAL).")
     into.mkdir(mode=0o700)
     if account is not None:
         account.own(into)
     try:
-        with _access(source, credential, into, account, local=rules.local) as (environment, key):
+        with _access(source, credential, into, account, local=settings.git_local) as (environment, key):
             shown = [("confine", f"show {key}")] if key else []
-            async with asyncio.timeout(rules.timeout_s):
-                await _fetch(source, into, _Git(into, environment, rules, account, [*confinement, *shown]))
+            async with asyncio.timeout(settings.git_timeout_s):
+                await _fetch(source, into, _Git(into, environment, settings, account, [*confinement, *shown]))
     except TimeoutError:
-        raise InputError(f"{source.url} was not fetched within {rules.timeout_s:g} s.") from None
+        raise InputError(f"{source.url} was not fetched within {settings.git_timeout_s:g} s.") from None
     except _GitError as error:
         words = str(error).replace(credential, "***") if credential else str(error)
         raise InputError(f"{source.url} at {source.revision[:12]} cannot be fetched: {words}") from None
@@ -107,11 +99,11 @@ class _Git:
         self,
         folder: Path,
         environment: Mapping[str, str],
-        rules: GitRules,
+        settings: AgentSettings,
         account: Account | None,
         confinement: Sequence[tuple[str, str]],
     ) -> None:
-        allowed = ["https", "ssh", *(["file"] if rules.local else [])]
+        allowed = ["https", "ssh", *(["file"] if settings.git_local else [])]
         options = {"protocol.allow": "never", **{f"protocol.{name}.allow": "always" for name in allowed}}
         options |= {"core.hooksPath": os.devnull, "fetch.recurseSubmodules": "false"}
         self._words = [

@@ -10,14 +10,13 @@ import asyncio
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from gpu_agent import files
 from gpu_agent.devices.driver import DeviceError, DeviceLostError, Driver, Health
 from gpu_agent.processes import ProcessTable
+from gpu_agent.settings import AgentSettings
 from gpu_agent.shim import kernel_boot
 from services.contracts.nodes import GpuFault, GpuFaultCause
 from services.core.domain.mig import is_gpu
@@ -31,43 +30,28 @@ _EVENTS = (GpuFaultCause.XID, GpuFaultCause.ECC)
 _ENDS_GANGS = (GpuFaultCause.LOST, GpuFaultCause.XID, GpuFaultCause.ECC)
 
 
-@dataclass(frozen=True)
-class HealthRules:
-    """What counts as a fault."""
-
-    xids: Collection[int]
-    uncorrected_errors: int
-    temperature_c: float | None
-    """The temperature from which a GPU is too hot; None: the one at which its board slows itself down."""
-    foreign: bool  #: Whether processes that belong to no job count
-    allowed_processes: Collection[str]  #: Names of processes that never count
-    lasts_s: float  #: How long a state must last
-    return_s: float  #: How long it must be over before the GPU is used again
-    probe: Sequence[str]
-    """A command that finds out whether a GPU is well, with ``{gpu}`` and ``{uuid}`` in it; empty: none."""
-    probe_timeout_s: float
-
-
 class GpuHealth:
     """The health of one node's GPUs.
 
     Args:
         driver: The devices. Whoever calls ``look`` holds its lock.
+        shims: The processes from which those of all jobs descend; None on a node whose jobs are somebody else's:
+            whatever computes there is neither foreign nor probed for.
         contained: The GPUs that ranks in containers hold: their processes cannot be attributed.
     """
 
     def __init__(
         self,
         driver: Driver,
-        path: Path,
-        rules: HealthRules,
-        shims: Callable[[], Collection[int]],
+        settings: AgentSettings,
+        shims: Callable[[], Collection[int]] | None,
         contained: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._driver = driver
-        self._path = path
-        self._rules = rules
-        self._shims = shims
+        self._settings = settings
+        self._path = settings.state_folder / "health.json"
+        self._shims = shims if settings.health_foreign == "on" else None
+        self._probe = [] if shims is None else settings.health_probe
         self._contained = contained
         self._faults: dict[tuple[int, GpuFaultCause], GpuFault] = {}
         self._began_s: dict[tuple[int, GpuFaultCause], float] = {}
@@ -78,7 +62,7 @@ class GpuHealth:
         self._uuids: dict[int, str] = {}
         self._accepted_errors: dict[str, int] = {}
         self._written: dict[str, Any] = {}
-        files.read(path, self._take, "health.unreadable")
+        files.read(self._path, self._take, "health.unreadable")
 
     def faults(self) -> list[GpuFault]:
         """Return the faults, only the worst of each GPU."""
@@ -102,7 +86,7 @@ class GpuHealth:
             self._state(dead.index, GpuFaultCause.LOST, detail, now_s, at_once=True)
         for event in self._driver.events():
             log.warning("gpu.xid", gpu=event.index, xid=event.xid)
-            if event.xid in self._rules.xids and event.index in gpus:
+            if event.xid in self._settings.health_xids and event.index in gpus:
                 self._add(event.index, GpuFaultCause.XID, f"Its driver reported Xid {event.xid}.", lasts=False)
         table = ProcessTable()
         for gpu in gpus:
@@ -119,15 +103,15 @@ class GpuHealth:
 
     def due_probes(self, now_s: float) -> list[GpuFault]:
         """Return the faults that may be over, for the probe to decide."""
-        found = [key for key, fault in sorted(self._faults.items()) if self._rules.probe and not fault.lasts]
-        return_s = self._rules.return_s
+        found = [key for key, fault in sorted(self._faults.items()) if self._probe and not fault.lasts]
+        return_s = self._settings.health_return_s
         return [self._faults[key] for key in found if now_s - self._over_s.setdefault(key, now_s) >= return_s]
 
     async def probe(self, fault: GpuFault, now_s: float) -> None:
         """Run the probe on a GPU that no gang holds, and forget its fault if it passes."""
-        words = [word.format(gpu=fault.gpu, uuid=fault.uuid) for word in self._rules.probe]
+        words = [word.format(gpu=fault.gpu, uuid=fault.uuid) for word in self._probe]
         try:
-            problem = await _run(words, self._rules.probe_timeout_s)
+            problem = await _run(words, self._settings.health_probe_timeout_s)
         except OSError as error:
             problem = str(error)
         key = fault.gpu, fault.cause
@@ -170,24 +154,24 @@ class GpuHealth:
             accepted = 0
         if health.remapping_failed:
             self._add(gpu, GpuFaultCause.ECC, "Broken memory of it could not be replaced by spare memory.", lasts=True)
-        elif errors > accepted + self._rules.uncorrected_errors:
+        elif errors > accepted + self._settings.health_uncorrected_errors:
             found = errors - accepted
             detail = f"Its memory has had {found} error{'s' if found > 1 else ''} that could not be corrected."
             self._add(gpu, GpuFaultCause.ECC, detail, lasts=False)
 
     def _heat(self, health: Health) -> str:
-        limit_c = self._rules.temperature_c or health.slowdown_c
+        limit_c = self._settings.health_temperature_c or health.slowdown_c
         if health.temperature_c is not None and limit_c is not None and health.temperature_c >= limit_c:
             return f"It is too hot: {limit_c:g} degrees Celsius or more."
         return "It slows itself down because of its temperature." if health.too_hot else ""
 
     def _strangers(self, gpu: int, health: Health, table: ProcessTable) -> str:
-        if not self._rules.foreign or not health.pids or gpu in self._contained():
+        if self._shims is None or not health.pids or gpu in self._contained():
             return ""
         roots = set(self._shims())
         for pid in health.pids:
             name = table.name_of(pid)
-            if name is None or name in self._rules.allowed_processes or table.descends(pid, roots):
+            if name is None or name in self._settings.health_allowed_processes or table.descends(pid, roots):
                 continue
             return f"Process {pid} ({name}) computes on it and belongs to no job."
         return ""
@@ -198,7 +182,7 @@ class GpuHealth:
         if detail:
             self._over_s.pop(key, None)
             began_s = self._began_s.setdefault(key, now_s)
-            if at_once or key in self._faults or now_s - began_s >= self._rules.lasts_s:
+            if at_once or key in self._faults or now_s - began_s >= self._settings.health_lasts_s:
                 self._add(gpu, cause, detail, lasts=True)
             return
         self._began_s.pop(key, None)
@@ -227,12 +211,12 @@ class GpuHealth:
         log.error("gpu.fault", gpu=gpu, uuid=self._uuids[gpu], cause=cause.value, detail=detail)
 
     def _recover(self, now_s: float) -> None:
-        if self._rules.probe:
+        if self._probe:
             return
         for key, fault in list(self._faults.items()):
             if fault.cause in _EVENTS or fault.lasts:
                 continue
-            if now_s - self._over_s.setdefault(key, now_s) >= self._rules.return_s:
+            if now_s - self._over_s.setdefault(key, now_s) >= self._settings.health_return_s:
                 self._forget(key)
 
     def _forget(self, key: tuple[int, GpuFaultCause]) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from gpu_agent import enclosure, shim
 from gpu_agent.account import shim_user
-from gpu_agent.exec_sessions import MOST_BYTES_PER_S, PIECE_BYTES, ExecLimits
+from gpu_agent.exec_sessions import MOST_BYTES_PER_S, PIECE_BYTES
+from gpu_agent.gangs import read_start
 from gpu_agent.launch import Launcher
 from gpu_agent.ranks import SCRATCH, RankFolder
+from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import FOLDER
 from services.contracts.codes import ProblemCode
 from services.contracts.commands import StartGang
@@ -36,17 +38,18 @@ class KeptFiles:
 
     Args:
         launcher: Knows the jobs' accounts, and what confines them.
-        node_id: The node.
-        limits: Limits of reading, which are those of exec sessions.
+        settings: Their limits of exec sessions hold for reading, too.
         start_of: Reads the command by which a rank was started; None if it is unreadable.
     """
 
     def __init__(
-        self, launcher: Launcher, node_id: str, limits: ExecLimits, start_of: Callable[[RankFolder], StartGang | None]
+        self,
+        launcher: Launcher,
+        settings: AgentSettings,
+        start_of: Callable[[RankFolder], StartGang | None] = read_start,
     ) -> None:
         self._launcher = launcher
-        self._node_id = node_id
-        self._limits = limits
+        self._settings = settings
         self._start_of = start_of
         self._reading = 0
 
@@ -62,11 +65,11 @@ class KeptFiles:
         """
         start = None if folder is None else await asyncio.to_thread(self._start_of, folder)
         if folder is None or start is None:
-            raise conflict(f"Node {self._node_id} no longer has the folder of this job. {_ASK_BEFORE}.")
+            raise conflict(f"Node {self._settings.node_id} no longer has the folder of this job. {_ASK_BEFORE}.")
         if folder.exit() is None:
             raise conflict("The job's processes have not ended on this node; run a command in the job instead.")
-        if self._reading >= self._limits.sessions:
-            most = f"Node {self._node_id} reads files of {self._limits.sessions} jobs, which is the maximum."
+        if self._reading >= (limit := self._settings.exec_sessions):
+            most = f"Node {self._settings.node_id} reads files of {limit} jobs, which is the maximum."
             raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
         self._reading += 1
         try:
@@ -87,7 +90,7 @@ class KeptFiles:
         try:
             account, confinement = await asyncio.to_thread(self._launcher.view_of, start, rank)
         except (DomainError, OSError) as error:
-            raise conflict(f"The job's files cannot be read on node {self._node_id}: {error}.") from error
+            raise conflict(f"The job's files cannot be read on node {self._settings.node_id}: {error}.") from error
         above, name = os.path.split(path.rstrip("/"))
         process = await asyncio.create_subprocess_exec(
             *enclosure.command(str(working)),
@@ -111,14 +114,14 @@ class KeptFiles:
         assert stdout is not None
         assert stderr is not None
         said = asyncio.create_task(_last_bytes(stderr))
-        ends_at = time.monotonic() + self._limits.longest_s
+        ends_at = time.monotonic() + self._settings.exec_longest_s
         detail = None
         try:
-            yield ExecEvent(type="started", node_id=self._node_id).message()
+            yield ExecEvent(type="started", node_id=self._settings.node_id).message()
             while data := await stdout.read(PIECE_BYTES):
                 yield output_message("stdout", data)
                 if time.monotonic() > ends_at:
-                    detail = f"Reading files may last {self._limits.longest_s:g} s."
+                    detail = f"Reading files may last {self._settings.exec_longest_s:g} s."
                     break
                 await asyncio.sleep(len(data) / MOST_BYTES_PER_S)
             else:

@@ -14,6 +14,7 @@ measured in this way is not booked. Without an engine's node all energy is idle.
 import os
 from typing import Any
 
+from gpu_agent.health import GpuHealth
 from gpu_agent.meter import Meter
 from gpu_agent.reporting import ReportingAgent
 from gpu_agent.settings import AgentSettings
@@ -47,8 +48,7 @@ class MeasuringAgent(ReportingAgent):
             boot=settings.simulated_boot,
             apart=True,
         )
-        # Whatever computes here is somebody else's, and is neither foreign nor probed for.
-        self.health = self._look_after_gpus(foreign=False, probe=[], shims=list[int], contained=list[int])
+        self.health = GpuHealth(self.driver, settings, None)
         self.plane = self._plane_of(client, host, measures_only=True, engine_node=settings.engine_node)
 
     async def start(self) -> None:

@@ -5,7 +5,7 @@ import fcntl
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from gpu_agent import shim
 from gpu_agent.devices.driver import AbsentDriver, Driver, DriverMissingError
 from gpu_agent.devices.nvml import NvmlDriver
 from gpu_agent.devices.simulated import SimulatedDriver
-from gpu_agent.health import GpuHealth, HealthRules
+from gpu_agent.health import GpuHealth
 from gpu_agent.host_power import HostPower, host_power
 from gpu_agent.meter import Meter
 from gpu_agent.settings import AgentSettings
@@ -203,29 +203,6 @@ class ReportingAgent:
 
     def _readings(self) -> list[DeviceReading]:
         return self.meter.readings()
-
-    def _look_after_gpus(
-        self,
-        *,
-        foreign: bool,
-        probe: Sequence[str],
-        shims: Callable[[], Collection[int]],
-        contained: Callable[[], Collection[int]],
-    ) -> GpuHealth:
-        settings = self.settings
-        rules = HealthRules(
-            xids=settings.health_xids,
-            uncorrected_errors=settings.health_uncorrected_errors,
-            temperature_c=settings.health_temperature_c,
-            foreign=foreign,
-            allowed_processes=settings.health_allowed_processes,
-            lasts_s=settings.health_lasts_s,
-            return_s=settings.health_return_s,
-            probe=probe,
-            probe_timeout_s=settings.health_probe_timeout_s,
-        )
-        path = settings.state_folder / "health.json"
-        return GpuHealth(self.driver, path, rules, shims=shims, contained=contained)
 
     # --- loops
 

@@ -12,15 +12,15 @@ import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_agent import trees
 from gpu_agent.account import Account
 from gpu_agent.archives import unpack
-from gpu_agent.git import GitRules, fetch_commit
+from gpu_agent.git import fetch_commit
 from gpu_agent.ranks import RankFolder
 from gpu_agent.secrets import InputError
+from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
 from services.contracts.sources import UPLOAD_CHUNK_BYTES, OpenedChunk
 from services.kit.logging import Log
@@ -31,21 +31,12 @@ FOLDER = "source"
 _DRAFT = ".source-"
 
 
-@dataclass(frozen=True)
-class SourceLimits:
-    """How much this node accepts."""
-
-    unpacked_bytes: int
-    cache_bytes: int
-
-
 class Sources:
     """Makes the folders with jobs' files."""
 
-    def __init__(self, folder: Path, limits: SourceLimits, git: GitRules) -> None:
-        self._cache = folder / "uploads"
-        self._limits = limits
-        self._git = git
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._cache = settings.state_folder / "uploads"
         self._fetching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def make(
@@ -80,10 +71,10 @@ class Sources:
             rank.chmod(0o711)
         try:
             if source.git is not None:
-                await fetch_commit(source.git, credential, draft, self._git, account, confinement())
+                await fetch_commit(source.git, credential, draft, self._settings, account, confinement())
             elif source.upload is not None:
                 archive = await self._archive(source.upload, read_chunk)
-                most_bytes = self._limits.unpacked_bytes
+                most_bytes = self._settings.source_max_bytes
                 await asyncio.to_thread(unpack, archive, draft, most_bytes, account)
             draft.rename(made)
         except BaseException:
@@ -124,10 +115,10 @@ class Sources:
         """Remove the least recently used archives, down to half of what may be kept."""
         kept = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in self._cache.iterdir())
         total = sum(size for _, size, _ in kept)
-        if total <= self._limits.cache_bytes:
+        if total <= self._settings.source_cache_bytes:
             return
         for _, size, path in kept:
-            if total <= self._limits.cache_bytes / 2:
+            if total <= self._settings.source_cache_bytes / 2:
                 break
             path.unlink(missing_ok=True)
             total -= size

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from gpu_agent.checkpoint_folders import ChangedError, DamagedError, listed, restore
 from gpu_agent.checkpoint_store import Entry, Manifest, Store, StoreError
-from gpu_agent.checkpoints import Checkpoints, CopyRules
+from gpu_agent.checkpoints import Checkpoints
 from gpu_agent.ranks import Exit, RankFolder
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang, StopGang
@@ -98,14 +98,18 @@ class Host:
     def again(self) -> None:
         """As a restarted agent."""
         self.checkpoints = Checkpoints(
-            self.folder,
-            "n1",
+            AgentSettings(
+                node_id="n1",
+                state_dir=self.folder.parent,
+                checkpoints="local",
+                checkpoint_interval_s=0.1,
+                checkpoint_wait_s=0.2,
+                checkpoint_max_bytes=self.max_bytes,
+                retry_s=0.05,
+            ),
             self.store,
-            CopyRules(0.1, 0.2, self.max_bytes),
-            is_shared=False,
             account_of=lambda _: None,
             on_change=lambda: None,
-            retry_s=0.05,
         )
 
     async def begin(self, gang: StartGang) -> dict[str, str]:

@@ -16,21 +16,18 @@ import pytest
 from gpu_agent.agent import Agent
 from gpu_agent.devices.driver import DeadDevice, DeviceError, DeviceEvent, DeviceLostError, Health
 from gpu_agent.devices.simulated import SimulatedDriver
-from gpu_agent.health import GpuHealth, HealthRules
+from gpu_agent.health import GpuHealth
+from gpu_agent.settings import AgentSettings
 from services.contracts.nodes import GpuFaultCause
 from tests.agent.conftest import Node, eventually
 
-RULES = HealthRules(
-    xids=[79],
-    uncorrected_errors=0,
-    temperature_c=None,
-    foreign=True,
-    allowed_processes=[],
-    lasts_s=10,
-    return_s=60,
-    probe=[],
-    probe_timeout_s=10,
-)
+RULES: dict[str, Any] = {
+    "health_xids": [79],
+    "health_allowed_processes": [],
+    "health_lasts_s": 10,
+    "health_return_s": 60,
+    "health_probe_timeout_s": 10,
+}
 WELL = Health(temperature_c=50, slowdown_c=90, too_hot=False, uncorrected_errors=0, pids=())
 
 
@@ -65,7 +62,8 @@ class SickDriver(SimulatedDriver):
 
 
 def a_watch(folder: Path, gpus: Gpus, shims: tuple[int, ...] = (), **rules: object) -> GpuHealth:
-    return GpuHealth(SickDriver(folder, gpus), folder / "health.json", replace(RULES, **rules), lambda: shims)  # pyright: ignore[reportArgumentType]
+    chosen = RULES | {f"health_{name}": value for name, value in rules.items()}
+    return GpuHealth(SickDriver(folder, gpus), AgentSettings(state_dir=folder, **chosen), lambda: shims)
 
 
 def causes(health: GpuHealth) -> dict[int, str]:

@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 
 from gpu_agent import trees
-from gpu_agent.exec_sessions import ExecLimits
 from gpu_agent.kept_files import KeptFiles
 from gpu_agent.ranks import RankFolder
+from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
 from services.contracts.jobs import JobSpec
 from services.contracts.sources import Source
@@ -56,8 +56,8 @@ async def read(node: Node, gang: str, path: str) -> tuple[int, bytes]:
         return answer.status, await answer.read()
 
 
-def limits(sessions: int = 1) -> ExecLimits:
-    return ExecLimits(sessions=sessions, idle_s=60.0, longest_s=60.0)
+def limits(sessions: int = 1) -> AgentSettings:
+    return AgentSettings(node_id="n0", exec_sessions=sessions, exec_idle_s=60.0, exec_longest_s=60.0)
 
 
 async def test_what_a_job_leaves_is_read_after_its_end(node: Node) -> None:
@@ -141,7 +141,7 @@ def ended(host: Host, name: str, *command: str, **spec: Any) -> tuple[RankFolder
 
 
 async def got(host: Host, rank: RankFolder, start: StartGang, path: str) -> tuple[dict[str, str], str, int | None]:
-    files = KeptFiles(host.launcher, "n0", limits(), lambda _: start)
+    files = KeptFiles(host.launcher, limits(), lambda _: start)
     body = b"".join([event async for event in await files.open(rank, path)])
     archive, said, code = read_events(body)
     return files_of(archive) if archive else {}, said.decode(), code

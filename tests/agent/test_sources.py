@@ -15,9 +15,10 @@ import pytest
 
 from gpu_agent import git, seccomp
 from gpu_agent.cgroups import Cgroups, Limits
-from gpu_agent.git import GitRules, fetch_commit
+from gpu_agent.git import fetch_commit
 from gpu_agent.network import Rules
 from gpu_agent.secrets import InputError
+from gpu_agent.settings import AgentSettings
 from services.contracts.nodes import EndedBy
 from services.contracts.sources import GitSource
 from tests.agent.conftest import Node, eventually
@@ -192,7 +193,7 @@ async def test_repositories_on_the_nodes_disk_are_not_used_unless_the_site_says_
 async def test_a_commit_that_is_not_there_is_one_clear_reason(tmp_path: Path, repository: tuple[str, str, str]) -> None:
     source = GitSource(url=repository[0], revision="1" * 40)
     with pytest.raises(InputError, match="at 111111111111 cannot be fetched: ") as raised:
-        await fetch_commit(source, None, tmp_path / "out", GitRules(60, local=True))
+        await fetch_commit(source, None, tmp_path / "out", AgentSettings(git_local=True))
     assert "\n" not in str(raised.value)
 
 
@@ -204,7 +205,10 @@ async def test_git_has_a_time_limit_and_leaves_nothing_running(tmp_path: Path, m
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     with pytest.raises(InputError, match=r"was not fetched within 0\.5 s"):
         await fetch_commit(
-            GitSource(url="https://example.org/r", revision="1" * 40), None, tmp_path / "out", GitRules(0.5)
+            GitSource(url="https://example.org/r", revision="1" * 40),
+            None,
+            tmp_path / "out",
+            AgentSettings(git_timeout_s=0.5),
         )
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
@@ -236,7 +240,7 @@ async def test_credentials_reach_git_and_no_message_or_disk(
     rank = tmp_path / "allocations" / "rank"
     rank.mkdir(parents=True)
     with pytest.raises(InputError) as raised:
-        await fetch_commit(GitSource(url=url, revision="1" * 40), credential, rank / "out", GitRules(60))
+        await fetch_commit(GitSource(url=url, revision="1" * 40), credential, rank / "out", AgentSettings())
     environment = (tmp_path / "environment").read_text()
     assert seen in environment
     assert "GIT_TERMINAL_PROMPT=0" in environment
