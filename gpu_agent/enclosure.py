@@ -65,17 +65,17 @@ class Enclosure:
     def add(self, entry: bytes) -> None:
         """Add an entry of the spec; an unknown one raises an error, because it was meant to confine."""
         kind, _, value = entry.partition(b" ")
-        if kind == b"cgroup":
-            self._cgroups.append(value)
+        paths = {
+            **{b"cgroup": self._cgroups, b"cover": self._covers},
+            **{b"asked": self._asked, b"named": self._named, b"opened": self._opened},
+        }
+        if kind in paths:
+            paths[kind].append(value)
         elif kind == b"limit":
             name, _, number = value.partition(b" ")
             self._limits.append((getattr(resource, "RLIMIT_" + name.decode()), int(number)))
-        elif kind == b"cover":
-            self._covers.append(value)
         elif kind in (b"show", b"keep"):
             self._shown.append((value, kind == b"keep"))
-        elif kind in (b"asked", b"named", b"opened"):
-            {b"asked": self._asked, b"named": self._named, b"opened": self._opened}[kind].append(value)
         elif kind == b"space":
             self._space_bytes = int(value)
         elif kind == b"replace":

@@ -3,9 +3,9 @@
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_agent.ranks import RankFolder
 from services.contracts.commands import StartGang
 from services.contracts.jobs import Processes
 
@@ -20,17 +20,6 @@ PASSED = _PROXIES | {
 _USERS_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 
 
-@dataclass(frozen=True)
-class RankPaths:
-    """Paths of the files through which the agent and the job communicate."""
-
-    checkpoint_dir: str
-    progress_file: str
-    progress_url: str
-    device_file: str
-    stop_at_file: str
-
-
 def is_per_gpu(start: StartGang) -> bool:
     """Return whether each device of this node gets its own process.
 
@@ -39,10 +28,13 @@ def is_per_gpu(start: StartGang) -> bool:
     return start.spec.processes is Processes.PER_GPU
 
 
-def job_variables(start: StartGang, paths: RankPaths, devices: Sequence[str]) -> dict[str, str]:
+def job_variables(
+    start: StartGang, folder: RankFolder, checkpoint_dir: str, progress_url: str, devices: Sequence[str]
+) -> dict[str, str]:
     """Return the variables that describe the gang; a job cannot replace them.
 
     Args:
+        progress_url: Where its progress can be posted; empty if it cannot.
         devices: Its devices on this node as CUDA names them: numbers, or the UUIDs of MIG slices.
     """
     serves_at = {} if start.spec.service is None else {"WATTSHIFT_PORT": str(start.master_port)}
@@ -59,11 +51,11 @@ def job_variables(start: StartGang, paths: RankPaths, devices: Sequence[str]) ->
             "WATTSHIFT_NNODES": str(start.nnodes),
             "WATTSHIFT_RANK_OFFSET": str(start.rank_offset),
             "WATTSHIFT_LOCAL_WORLD_SIZE": str(len(start.devices)),
-            "WATTSHIFT_CHECKPOINT_DIR": paths.checkpoint_dir,
-            "WATTSHIFT_PROGRESS_FILE": paths.progress_file,
-            **({"WATTSHIFT_PROGRESS_URL": paths.progress_url} if paths.progress_url else {}),
-            "WATTSHIFT_DEVICE_FILE": paths.device_file,
-            "WATTSHIFT_STOP_AT": paths.stop_at_file,
+            "WATTSHIFT_CHECKPOINT_DIR": checkpoint_dir,
+            "WATTSHIFT_PROGRESS_FILE": str(folder.progress_file),
+            **({"WATTSHIFT_PROGRESS_URL": progress_url} if progress_url else {}),
+            "WATTSHIFT_DEVICE_FILE": str(folder.device_file),
+            "WATTSHIFT_STOP_AT": str(folder.stop_at_file),
             "MASTER_ADDR": start.master_addr,
             "MASTER_PORT": str(start.master_port),
             "WORLD_SIZE": str(start.world_size),

@@ -152,19 +152,15 @@ class Launcher:
             asked = start.spec.checkpoint_dir
             if asked and self._confinement.has_space() and _is_in_space(Path(asked)) and not account.make(Path(asked)):
                 raise CannotStartError(f"the account {account.name} cannot make the folder {asked}, or not enter it")
-        paths = environment.RankPaths(
-            checkpoint_dir=start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start, account)),
-            progress_file=str(folder.progress_file),
-            progress_url=f"{self._agent_url}/v1/progress/{progress_token}" if self._agent_url else "",
-            device_file=str(folder.device_file),
-            stop_at_file=str(folder.stop_at_file),
-        )
+        checkpoint_dir = start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start, account))
+        progress_url = f"{self._agent_url}/v1/progress/{progress_token}" if self._agent_url else ""
         login = account.environment if account else {}
         if account and "PATH" not in self._pass_environment:
             login |= {"PATH": environment.path_of_users(os.environ.get("PATH", ""))}
         passed = environment.passed_environment(self._pass_environment, os.environ | login)
         names = self._names_of_devices(start)
-        variables = environment.job_variables(start, paths, names) | secrets.variables_for(start.spec, folder.path)
+        variables = environment.job_variables(start, folder, checkpoint_dir, progress_url, names)
+        variables |= secrets.variables_for(start.spec, folder.path)
         local_ranks = range(len(start.devices)) if environment.is_per_gpu(start) else ()
         inside = start.spec.image is not None and self._engine is not None
         taken = [*variables, *environment.rank_variables(start, 0)]
@@ -179,10 +175,14 @@ class Launcher:
                 start.spec.grace_s,
                 start.spec.time_limit_s,
                 [Process(_name(start, rank), environment.rank_variables(start, rank)) for rank in local_ranks],
-                make_dir=paths.checkpoint_dir,
+                make_dir=checkpoint_dir,
                 account=account,
                 confinement=self._confinement.entries(
-                    start, folder.path, account, self._gpus(start), *self._folders(start, paths, account, folder.path)
+                    start,
+                    folder.path,
+                    account,
+                    self._gpus(start),
+                    *self._folders(start, checkpoint_dir, account, folder.path),
                 ),
                 secrets_dir=secrets_dir,
                 secrets=entries,
@@ -193,7 +193,7 @@ class Launcher:
             if not account.can_enter(Path(path)):
                 what = f"the account {account.name}, which the job runs as, cannot enter {path}"
                 raise CannotStartError(f"{what}, which its container would have: make it, and let the account enter it")
-        mounts = [paths.checkpoint_dir, str(folder.path)]
+        mounts = [checkpoint_dir, str(folder.path)]
         if secrets.has_files(start.spec):
             mounts.append(secrets_dir)
         if start.spec.working_dir:
@@ -246,7 +246,7 @@ class Launcher:
         )
 
     def _folders(
-        self, start: StartGang, paths: environment.RankPaths, account: Account | None, rank: Path
+        self, start: StartGang, checkpoint_dir: str, account: Account | None, rank: Path
     ) -> tuple[list[Path], list[Path]]:
         """Return the folders that the job sees wherever they are: its own, and those that its account can enter.
 
@@ -254,7 +254,7 @@ class Launcher:
         """
         if account is None:
             return [], []
-        own = [] if start.spec.checkpoint_dir else [Path(paths.checkpoint_dir)]
+        own = [] if start.spec.checkpoint_dir else [Path(checkpoint_dir)]
         own += [secrets.secrets_folder(rank)] if secrets.has_files(start.spec) else []
         return own, self._asked(start, account, rank)
 

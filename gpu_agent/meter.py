@@ -91,10 +91,13 @@ class _Owner:
     basis: Basis | None = None
     device_share: float = 0.0
 
-    def add(self, device: int, energy_j: float, source: EnergySource) -> None:
-        self.gpu_j += energy_j
+    def add(self, device: int, energy_j: float, source: EnergySource, share: float, basis: Basis | None) -> None:
+        if device not in self.devices:
+            self.device_share += share
         self.devices.add(device)
+        self.gpu_j += energy_j
         self.source = max(self.source, source, key=_SOURCES.index)
+        self.basis = self.basis or basis
 
 
 class Meter:
@@ -285,14 +288,20 @@ class Meter:
         basis = Basis.METER if booked.fault else None
         estimated = max(source, EnergySource.ESTIMATED, key=_SOURCES.index)
         if not device.slices and index in self._guests and index in self._owners:
+            # Half of the idle draw each, the rest by how busy each is.
             pair = self._owners[index], self._guests[index]
-            for owner, part_j in self._split_between(pair, device, energy_j, elapsed_s).items():
+            gangs = {name: SliceUse(1, in_use=True, activity=self._activity_of(name)) for name in pair}
+            for owner, part_j in split_slice_energy(energy_j, _idle_w(device) * elapsed_s, gangs).items():
                 self._give(owner, index, part_j, estimated, 0.5, basis)
             return
         if not device.slices:
             self._give(self._owners.get(index), index, energy_j, source, 1.0, basis)
             return
-        for index, part_j in self._split(device, energy_j, elapsed_s).items():
+        uses = {
+            index: SliceUse(each.info.sevenths, index in self._owners, each.last.activity if each.last else None)
+            for index, each in device.slices.items()
+        }
+        for index, part_j in split_slice_energy(energy_j, _idle_w(device) * elapsed_s, uses).items():
             each, share = device.slices[index], device.slices[index].info.sevenths / _sevenths(device)
             each.power_w = part_j / elapsed_s if elapsed_s > 0 else sample.power_w * share
             each.total_j += part_j
@@ -324,20 +333,6 @@ class Meter:
             return booked, EnergySource.MODELLED
         return Booked(booked.energy_j), source
 
-    def _split_between(
-        self, pair: tuple[str, str], device: _Device, energy_j: float, elapsed_s: float
-    ) -> dict[str, float]:
-        """Return the energy of two gangs that share a GPU: half of the idle draw each, the rest by how busy each is."""
-        uses = {name: SliceUse(1, in_use=True, activity=self._activity_of(name)) for name in pair}
-        return split_slice_energy(energy_j, _idle_w(device) * elapsed_s, uses)
-
-    def _split(self, device: _Device, energy_j: float, elapsed_s: float) -> dict[int, float]:
-        uses = {
-            index: SliceUse(each.info.sevenths, index in self._owners, each.last.activity if each.last else None)
-            for index, each in device.slices.items()
-        }
-        return split_slice_energy(energy_j, _idle_w(device) * elapsed_s, uses)
-
     def _give(
         self, owner: str | None, index: int, energy_j: float, source: EnergySource, device_share: float,
         basis: Basis | None,
@@ -346,8 +341,9 @@ class Meter:
         alive = self._alive_share(owner)
         if alive < 1.0:
             source = EnergySource.MODELLED
-            self._add(None, index, energy_j * (1 - alive), source, device_share * (1 - alive), basis)
-        self._add(owner, index, energy_j * alive, source, device_share * alive, basis)
+            gone = 1 - alive
+            self._usage.setdefault(None, _Owner()).add(index, energy_j * gone, source, device_share * gone, basis)
+        self._usage.setdefault(owner, _Owner()).add(index, energy_j * alive, source, device_share * alive, basis)
 
     def _alive_share(self, owner: str | None) -> float:
         """Return the fraction of the time since the interval began during which an owner was alive."""
@@ -355,16 +351,6 @@ class Meter:
             return 1.0
         gap_s = max((self._sampled_at - self._opened_at).total_seconds(), 1e-6)
         return min(max((ended_at - self._opened_at).total_seconds() / gap_s, 0.0), 1.0)
-
-    def _add(
-        self, owner: str | None, index: int, energy_j: float, source: EnergySource, device_share: float,
-        basis: Basis | None,
-    ) -> None:  # fmt: skip
-        usage = self._usage.setdefault(owner, _Owner())
-        if index not in usage.devices:
-            usage.device_share += device_share
-        usage.add(index, energy_j, source)
-        usage.basis = usage.basis or basis
 
     def _note_fault(self, meter: str, fault: Fault) -> None:
         self._faults[meter, fault.value] += 1
@@ -399,23 +385,20 @@ class Meter:
         by_model = Basis.METER if host.faults else None
         static_j = self._static_w * elapsed_s
         nobody = self._usage.setdefault(None, _Owner())
-        usages: list[Usage] = []
-        for name, owner in sorted(self._usage.items(), key=lambda item: item[0] or ""):
-            if owner is nobody:
-                continue
-            usages.append(
-                Usage(
-                    allocation_id=name,
-                    devices=sorted(owner.devices),
-                    gpu_energy_j=owner.gpu_j,
-                    cpu_energy_j=used_cpu_s.get(name or "", 0.0) * host.j_per_cpu_s,
-                    static_energy_j=static_j * owner.device_share / len(self._devices),
-                    source=owner.source,
-                    progress_done=self._progress_of(name or ""),
-                    basis=owner.basis or by_model,
-                    until=self._ended_at[name or ""] if self._alive_share(name) < 1 else None,
-                )
+        usages = [
+            Usage(
+                allocation_id=name,
+                devices=sorted(owner.devices),
+                gpu_energy_j=owner.gpu_j,
+                cpu_energy_j=used_cpu_s.get(name, 0.0) * host.j_per_cpu_s,
+                static_energy_j=static_j * owner.device_share / len(self._devices),
+                source=owner.source,
+                progress_done=self._progress_of(name),
+                basis=owner.basis or by_model,
+                until=self._ended_at[name] if self._alive_share(name) < 1 else None,
             )
+            for name, owner in sorted((name, owner) for name, owner in self._usage.items() if name is not None)
+        ]
         rest = Usage(
             allocation_id=None,
             devices=sorted(nobody.devices),

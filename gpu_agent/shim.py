@@ -144,6 +144,13 @@ class _Process:
         self.environment: dict[bytes, bytes] = {}
 
 
+_SINGLE: dict[bytes, Callable[[bytes], object]] = {
+    **{b"grace_s": float, b"time_limit_s": float, b"output_bytes": int, b"reserve_bytes": int},
+    **{b"working_dir": bytes, b"make_dir": bytes, b"secrets_dir": bytes},
+}
+"""Entries of a spec that occur once, and how each is read."""
+
+
 class _Spec:
     """What the agent asked for; entries are ``name=value``, and some of them repeat."""
 
@@ -172,22 +179,10 @@ class _Spec:
                 (processes[-1].environment if processes else self.environment)[variable] = content
             elif name == b"cleanup":
                 self.cleanup.append(value)
-            elif name == b"grace_s":
-                self.grace_s = float(value)
-            elif name == b"time_limit_s":
-                self.time_limit_s = float(value)
-            elif name == b"working_dir":
-                self.working_dir = value
-            elif name == b"make_dir":
-                self.make_dir = value
-            elif name == b"secrets_dir":
-                self.secrets_dir = value
+            elif name in _SINGLE:
+                setattr(self, name.decode(), _SINGLE[name](value))
             elif name == b"user":
                 self.user = [int(number) for number in value.split()]
-            elif name == b"output_bytes":
-                self.output_bytes = int(value)
-            elif name == b"reserve_bytes":
-                self.reserve_bytes = int(value)
             elif name == b"confine":
                 self._confine(value)
         self.processes = processes or [common]

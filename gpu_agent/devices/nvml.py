@@ -1,6 +1,8 @@
 """NVIDIA devices through NVML. Milliwatts and millijoules are converted here and appear nowhere else."""
 
+import ctypes
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -8,8 +10,7 @@ import psutil
 import pynvml
 
 from gpu_agent.devices import driver
-from gpu_agent.devices.nvml_calls import GIB, named, nvml, optional, text
-from gpu_agent.devices.nvml_events import NvmlEvents
+from gpu_agent.devices.nvml_calls import GIB, mig_mode, named, nvml, optional, text
 from gpu_agent.devices.nvml_mig import NvmlMig
 from services.contracts.nodes import DeviceInfo
 from services.core.profiles.boards import board_of
@@ -18,6 +19,7 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 _MAJOR = 195  #: Of NVIDIA's character devices
+_MOST_EVENTS = 1_000
 
 
 class NvmlDriver(driver.Driver):
@@ -45,7 +47,7 @@ class NvmlDriver(driver.Driver):
                 raise
             except driver.DeviceError as error:  # the other GPUs are as good as before
                 self._forget(index, str(error))
-        self._events = NvmlEvents(self._handles)
+        self._events = _Events(self._handles)
 
     @named
     def _open(self, index: int) -> None:
@@ -153,7 +155,7 @@ class NvmlDriver(driver.Driver):
 
     @named
     def _is_cut(self, index: int) -> bool:
-        return bool((optional(lambda: nvml.nvmlDeviceGetMigMode(self._handle(index))) or [0])[0])
+        return mig_mode(self._handle(index))
 
     def read_slice(self, index: int) -> driver.SliceSample:
         """Return the activity of a slice, where NVML measures it (from Hopper on), and its memory."""
@@ -221,7 +223,7 @@ class NvmlDriver(driver.Driver):
             highest_limit_w=highest_mw / 1_000 if highest_mw else None,
             can_set_clock=permitted and bool(clocks),
             can_set_power_limit=permitted,
-            mig_enabled=bool((optional(lambda: nvml.nvmlDeviceGetMigMode(handle)) or [0])[0]),
+            mig_enabled=mig_mode(handle),
             can_partition=permitted and optional(lambda: _seven_sevenths(handle)) is not None,
             clocks_mhz=clocks[-1_000:],
         )
@@ -239,6 +241,53 @@ class NvmlDriver(driver.Driver):
 
     def _has_counter(self, handle: Any) -> bool:
         return optional(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) is not None
+
+
+class _Events:
+    """Xids, the critical errors of a host's GPUs, through NVML's events; none where GPU or driver has no events."""
+
+    def __init__(self, handles: Mapping[int, Any]) -> None:
+        self._index_of: dict[int | None, int] = {}
+        self._set: Any = None
+        try:
+            self._set = nvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            log.info("nvml.no_events", error=str(error))
+            return
+        for index, handle in handles.items():
+            try:
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._set)
+            except pynvml.NVMLError as error:
+                log.info("nvml.no_events", index=index, error=str(error))
+            self._index_of[_address(handle)] = index
+
+    def read(self) -> list[driver.DeviceEvent]:
+        """Return what was reported since the last call."""
+        found: list[driver.DeviceEvent] = []
+        while self._set is not None and len(found) < _MOST_EVENTS:
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._set, 0)
+            except pynvml.NVMLError as error:  # a timeout: there is none; else a GPU is lost, as its readings say
+                if getattr(error, "value", None) != pynvml.NVML_ERROR_TIMEOUT:
+                    log.warning("nvml.events_unread", error=str(error))
+                break
+            index = self._index_of.get(_address(event.device))
+            if event.eventType & nvml.nvmlEventTypeXidCriticalError and index is not None:
+                found.append(driver.DeviceEvent(index, int(event.eventData)))
+        return found
+
+    def close(self) -> None:
+        """Stop listening for events."""
+        if self._set is not None:
+            try:
+                nvml.nvmlEventSetFree(self._set)
+            except pynvml.NVMLError as error:
+                log.warning("nvml.events_not_freed", error=str(error))
+            self._set = None
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def model_name(name: str) -> str:

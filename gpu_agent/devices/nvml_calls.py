@@ -56,6 +56,11 @@ def optional(read: Callable[[], T]) -> T | None:
         raise
 
 
+def mig_mode(handle: Any) -> bool:
+    """Return whether a GPU is in MIG mode."""
+    return bool((optional(lambda: nvml.nvmlDeviceGetMigMode(handle)) or [0])[0])
+
+
 def text(value: str | bytes) -> str:
     """Return a text, which some NVML releases give as bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -13,27 +13,16 @@ from typing import Any
 import pynvml
 
 from gpu_agent.devices import driver
-from gpu_agent.devices.nvml_calls import GIB, named, nvml, optional, text
+from gpu_agent.devices.nvml_calls import GIB, mig_mode, named, nvml, optional, text
 from services.contracts.nodes import DeviceInfo
 from services.core.domain.mig import SlicePlace, slice_index, slice_name
 from services.kit.logging import Log
 
 log = Log(__name__)
 
-_GPU_PROFILES = {
-    1: pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE,
-    2: pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE,
-    3: pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE,
-    4: pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE,
-    7: pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE,
-}
-_COMPUTE_PROFILES = {
-    1: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE,
-    2: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE,
-    3: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_3_SLICE,
-    4: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_4_SLICE,
-    7: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE,
-}
+_SIZES = (1, 2, 3, 4, 7)
+_GPU_PROFILES = {size: getattr(nvml, f"NVML_GPU_INSTANCE_PROFILE_{size}_SLICE") for size in _SIZES}
+_COMPUTE_PROFILES = {size: getattr(nvml, f"NVML_COMPUTE_INSTANCE_PROFILE_{size}_SLICE") for size in _SIZES}
 _MOST_INSTANCES = 7
 _MIB = 2**20
 
@@ -96,7 +85,7 @@ class NvmlMig:
             for compute in self._compute_instances(instance):
                 nvml.nvmlComputeInstanceDestroy(compute)
             nvml.nvmlGpuInstanceDestroy(instance)
-        if self._mode() != (places is not None):
+        if mig_mode(self._handle) != (places is not None):
             self._switch(enabled=places is not None)
         for place in places or ():
             if place not in [there[number] for number in kept]:
@@ -105,16 +94,13 @@ class NvmlMig:
     def _switch(self, *, enabled: bool) -> None:
         """Switch MIG mode, at once or not at all: a switch that waits for a reset would surprise a later process."""
         status = nvml.nvmlDeviceSetMigMode(self._handle, int(enabled))
-        if status == pynvml.NVML_SUCCESS and self._mode() == enabled:
+        if status == pynvml.NVML_SUCCESS and mig_mode(self._handle) == enabled:
             return
         nvml.nvmlDeviceSetMigMode(self._handle, int(not enabled))
         reason = text(nvml.nvmlErrorString(status)) if status else "it waits for a reset of the GPU"
         if status == pynvml.NVML_ERROR_IN_USE or not status:
             raise driver.DeviceBusyError(f"MIG mode cannot be switched: {reason}")
         raise driver.DeviceError(f"MIG mode cannot be switched: {reason}")
-
-    def _mode(self) -> bool:
-        return bool((optional(lambda: nvml.nvmlDeviceGetMigMode(self._handle)) or [0])[0])
 
     def _create(self, place: SlicePlace) -> None:
         if place.sevenths not in _GPU_PROFILES:
@@ -146,7 +132,7 @@ class NvmlMig:
         return {each.id: each for each in found if each is not None}
 
     def _gpu_instances(self) -> Iterator[Any]:
-        if not self._mode():
+        if not mig_mode(self._handle):
             return
         for profile in self._profiles().values():
             count = ctypes.c_uint(_MOST_INSTANCES)
@@ -167,7 +153,7 @@ class NvmlMig:
 
     def _look(self) -> None:
         """Read which slices exist; without permission to read instances there are none to give to jobs."""
-        self.enabled, self._instances = self._mode(), {}
+        self.enabled, self._instances = mig_mode(self._handle), {}
         try:
             if self.enabled:
                 self._read_instances()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import tempfile
@@ -118,7 +119,8 @@ class Host:
         """Start a rank as a shim would say it did, or fail."""
         if self.trouble is not None:
             raise self.trouble
-        self.locks[folder.path.name] = folder._take_lock() or 0  # pyright: ignore[reportPrivateUsage]
+        self.locks[folder.path.name] = lock = os.open(folder.path / shim.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         shim.write_facts(
             str(folder.path / shim.STARTED), {"started_at": 0.0, "shim": os.getpid(), "kernel_boot": shim.kernel_boot()}
         )

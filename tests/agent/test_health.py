@@ -164,7 +164,7 @@ def test_processes_that_belong_to_no_job_are_seen(tmp_path: Path, stranger: int)
         ((stranger,), {}, {}),
         ((os.getpid(),), {}, {}),  # its parent
         ((), {"allowed_processes": ["sleep"]}, {}),
-        ((), {"foreign": False}, {}),
+        ((), {"foreign": "off"}, {}),
     ):
         health = a_watch(tmp_path, gpus, shims, lasts_s=0, **rules)
         health.look(0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_agent.containers import Engine
-from gpu_agent.environment import RankPaths, job_variables, launcher_variables
+from gpu_agent.environment import job_variables, launcher_variables
 from gpu_agent.launch import Launcher
 from gpu_agent.launchers import hostfile_text, with_options
 from gpu_agent.ranks import RankFolder
@@ -18,7 +18,7 @@ from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, RankStatus
 from tests.agent.conftest import Node, a_confinement, eventually, gpus
 
-PATHS = RankPaths("/c", "/p", "http://127.0.0.1:1", "/d", "/s")
+PATHS = RankFolder(Path("/r")), "/c", "http://127.0.0.1:1"
 
 
 def a_start(*command: str, devices: tuple[int, ...] = (2, 3), nnodes: int = 2, **spec: Any) -> StartGang:
@@ -145,10 +145,10 @@ async def test_a_run_that_ignores_its_time_limit_is_killed_after_the_grace(node:
 
 
 def test_one_process_with_one_device_is_a_rank_and_one_with_several_is_none() -> None:
-    assert job_variables(a_start(devices=(2,)), PATHS, ["2"])["RANK"] == "1"
-    assert job_variables(a_start(devices=(2,)), PATHS, ["2"])["LOCAL_RANK"] == "0"
-    assert not {"RANK", "LOCAL_RANK"} & set(job_variables(a_start(), PATHS, []))
-    assert not {"RANK", "LOCAL_RANK"} & set(job_variables(a_start(processes="per_gpu"), PATHS, []))
+    assert job_variables(a_start(devices=(2,)), *PATHS, ["2"])["RANK"] == "1"
+    assert job_variables(a_start(devices=(2,)), *PATHS, ["2"])["LOCAL_RANK"] == "0"
+    assert not {"RANK", "LOCAL_RANK"} & set(job_variables(a_start(), *PATHS, []))
+    assert not {"RANK", "LOCAL_RANK"} & set(job_variables(a_start(processes="per_gpu"), *PATHS, []))
 
 
 def test_torchrun_finds_its_options_in_its_variables() -> None:

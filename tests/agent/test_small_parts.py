@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from gpu_agent import containers, retention, shim
 from gpu_agent.account import Account, find_account
 from gpu_agent.containers import Engine
-from gpu_agent.environment import RankPaths, job_variables
+from gpu_agent.environment import job_variables
 from gpu_agent.processes import cpu_seconds, kill_marked
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
@@ -73,10 +73,10 @@ def test_a_command_enters_the_container_of_its_rank_and_can_be_found() -> None:
 
 
 def test_a_standing_service_is_told_its_port() -> None:
-    paths = RankPaths("/ckpt", "/r/progress.jsonl", "http://127.0.0.1:1", "/r/device.json", "/r/stop-at")
+    paths = RankFolder(Path("/r")), "/ckpt", "http://127.0.0.1:1"
 
-    assert job_variables(a_start(service={}), paths, ["2", "3"])["WATTSHIFT_PORT"] == "29500"
-    assert "WATTSHIFT_PORT" not in job_variables(a_start(), paths, ["2", "3"])
+    assert job_variables(a_start(service={}), *paths, ["2", "3"])["WATTSHIFT_PORT"] == "29500"
+    assert "WATTSHIFT_PORT" not in job_variables(a_start(), *paths, ["2", "3"])
 
 
 def test_a_container_runs_as_the_jobs_user() -> None:
