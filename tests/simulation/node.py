@@ -864,7 +864,7 @@ def _a_host(
 
     def checked(folder: RankFolder) -> None:
         spooled = shims.agent_of(folder).spool  # type: ignore[union-attr]
-        waiting = [*spooled._pending, *(each.interval for each in spooled._unsaved)]
+        waiting = [*spooled._pending, *(interval for interval, _ in spooled._unsaved)]
         is_told = all(usage.allocation_id != folder.path.name for each in waiting for usage in each.usages)
         simulation.check("a gang is forgotten when its energy is told", is_told, folder.path.name)
         release(folder)
