@@ -2,9 +2,9 @@
 
 import asyncio
 
-from services.engines.slurm.bridge import Bridge, Slurm
+from services.engines.slurm.bridge import Bridge
 from services.engines.slurm.commands import Commands
-from services.engines.slurm.rest import Rest
+from services.engines.slurm.rest import Rest, Slurm
 from services.engines.slurm.settings import SlurmSettings
 from services.kit.bridges.process import run_bridge
 from services.kit.logging import configure_logging
@@ -21,7 +21,6 @@ def slurm_of(settings: SlurmSettings) -> Slurm:
 
 
 def main() -> None:
-    """Run the process."""
     settings = settings_or_exit(SlurmSettings)
     configure_logging("engine_slurm", log_format=settings.log_format, level=settings.log_level)
     slurm = slurm_of(settings)

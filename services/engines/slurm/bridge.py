@@ -8,12 +8,12 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Protocol
 
 from services.contracts import engines
 from services.engines.slurm.commands import SlurmSilentError
 from services.engines.slurm.identities import Identities
-from services.engines.slurm.reading import Rows, SlurmJob, SlurmNode
+from services.engines.slurm.reading import SlurmJob, SlurmNode
+from services.engines.slurm.rest import Slurm
 from services.engines.slurm.settings import SlurmSettings
 from services.engines.slurm.steering import Changes, Memory, changes_of, is_for_hours, is_same_run, report_of
 from services.kit.bridges.energy import ModelledEnergy
@@ -25,26 +25,6 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 UNREAD = "Slurm's row of it cannot be read"  #: Why a node takes no work that was read before
-
-
-class Slurm(Protocol):
-    """Slurm, through its commands; every call may raise ``SlurmSilentError``."""
-
-    async def jobs(self) -> tuple[Rows[SlurmJob], str]:
-        """Return all jobs that ask for GPUs, and Slurm's version."""
-        ...
-
-    async def nodes(self) -> Rows[SlurmNode]:
-        """Return the nodes with GPUs."""
-        ...
-
-    async def change(self, changes: Changes) -> dict[str, str]:
-        """Carry out the changes; return what was refused, by number."""
-        ...
-
-    async def ended(self, numbers: Sequence[str]) -> dict[tuple[str, int], tuple[str, int | None]]:
-        """Return how jobs ended according to accounting, by number and submission."""
-        ...
 
 
 class Bridge:
@@ -71,7 +51,6 @@ class Bridge:
         self._talk.take(decisions)
 
     async def run(self) -> None:
-        """Repeat ``look`` until cancelled."""
         await self._talk.keep_looking(self.look)
 
     async def look(self) -> Changes:

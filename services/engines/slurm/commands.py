@@ -25,7 +25,10 @@ class SlurmSilentError(Exception):
 
 
 class Commands:
-    """Slurm through its commands, run as this process's user, who must be an operator or administrator of Slurm."""
+    """Slurm through its commands, run as this process's user, who must be an operator or administrator of Slurm.
+
+    Every call may raise ``SlurmSilentError``.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -33,11 +36,7 @@ class Commands:
         self._nodes = ("sinfo", "--json")
 
     async def jobs(self) -> tuple[reading.Rows[reading.SlurmJob], str]:
-        """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
-
-        Raises:
-            SlurmSilentError: It does not answer.
-        """
+        """Return all jobs that Slurm remembers and that ask for GPUs, and its version."""
         document = await self._json("squeue", "--json", "--states=all")
         return _read(reading.read_jobs, document), version_of(document)
 
@@ -49,11 +48,7 @@ class Commands:
         return _read(reading.read_nodes, document)
 
     async def change(self, changes: Changes) -> dict[str, str]:
-        """Carry out the changes; return what Slurm refused, by number.
-
-        Raises:
-            SlurmSilentError: It does not answer; what was done by then shows at the next look.
-        """
+        """Carry out the changes; return what was refused, by number. What was done before an error shows later."""
         said = ""
         lines: list[str] = []
         for numbers, wanted in changes.updates:

@@ -95,7 +95,6 @@ class SlurmJob:
 
     @property
     def waits(self) -> bool:
-        """Whether it is pending."""
         return self.state == "pending"
 
     @property
@@ -137,7 +136,6 @@ class SlurmNode:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it has."""
         return sum(count for _, count in self.types)
 
     @property

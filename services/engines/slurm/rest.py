@@ -56,11 +56,6 @@ class Rest:
         self._away_until_s = 0.0
 
     async def jobs(self) -> tuple[Rows[SlurmJob], str]:
-        """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
-
-        Raises:
-            SlurmSilentError: Neither slurmrestd nor Slurm's command answers.
-        """
         found = await self._read("jobs", lambda document: (read_jobs(document), version_of(document)))
         return await self._commands.jobs() if found is None else found
 
@@ -71,11 +66,6 @@ class Rest:
         return found
 
     async def change(self, changes: Changes) -> dict[str, str]:
-        """Carry out the changes; return what Slurm refused, by number.
-
-        Raises:
-            SlurmSilentError: Slurm's commands do not answer; what was done by then shows at the next look.
-        """
         jobs = sum(len(numbers) for numbers, _ in changes.updates) + len(changes.cancels)
         if self._is_away() or jobs > MOST_BY_REST:
             return await self._commands.change(changes)
@@ -113,7 +103,6 @@ class Rest:
         return refused | (await self._commands.change(rest) if rest.size else {})
 
     async def ended(self, numbers: Sequence[str]) -> dict[tuple[str, int], tuple[str, int | None]]:
-        """Return how jobs ended according to accounting, by number and submission; empty if there is no accounting."""
         return await self._commands.ended(numbers)
 
     def _is_away(self) -> bool:
@@ -198,6 +187,9 @@ class Rest:
                 case _:
                     return None
         return body if self._version else None
+
+
+Slurm = Commands | Rest
 
 
 def _number(value: int) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from services.kit.bridges.process import BridgeSettings
 
 
 class SlurmSettings(BridgeSettings):
-    """The settings of the bridge."""
-
     model_config = SettingsConfigDict(
         env_prefix="ENGINE_SLURM_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
     )

@@ -96,7 +96,6 @@ def report_of(
     settings: SlurmSettings,
     now_s: float,
 ) -> EngineJob:
-    """Return the report of a job for the control plane."""
     reason = why_not(job, settings, now_s)
     low, high, step = sizes_of(job)
     revision = decision.revision if decision and is_followed(job, decision, now_s) else 0
@@ -164,7 +163,6 @@ def deadline_of(job: SlurmJob, external_id: str) -> datetime | None:
 
 
 def is_followed(job: SlurmJob, decision: EngineDecision, now_s: float) -> bool:
-    """Return whether a job matches the decision."""
     if job.waits_for and decision.action is not EngineAction.CANCEL:
         return True  # it cannot start yet, and is planned again once it can
     match decision.action:
