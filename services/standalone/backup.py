@@ -83,8 +83,8 @@ def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str], advanc
     """
     if to.exists() or to.is_symlink():
         raise BadInputError(f"{to} exists; a backup replaces no file")
-    if not folder.is_one() and not environment.get("DATABASE_URL"):
-        raise BadInputError(f"{folder.path} is not a data folder; give the right one by --data-dir")
+    if not environment.get("DATABASE_URL"):
+        folder.existing()
     try:
         with _scratch(to.absolute().parent, ".backup-") as scratch:
             return asyncio.run(_unless_ended(_back_up(folder, to, scratch, environment, advance)))

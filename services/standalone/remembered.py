@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
+from pydantic import TypeAdapter
+
 from services.standalone.data_folder import DataFolder, write_whole
 from services.standalone.process import BadInputError
 
@@ -39,6 +41,9 @@ class Options:
         return {variable: value for name, variable in ZONE_VARIABLES.items() if (value := getattr(self, name))}
 
 
+_OPTIONS = TypeAdapter(Options)
+
+
 def asked(nodes: str | None, port: int | None, environment: Mapping[str, str], listen: str | None = None) -> Options:
     """Return the options that a caller gives: the arguments, and the zones and port in the environment."""
     if port is None and environment.get("GATEWAY_PORT", "").isdigit():
@@ -51,19 +56,14 @@ def read(folder: DataFolder) -> Options:
     """Return what the installation remembers; nothing on its first start."""
     path = folder.path / FILE
     try:
-        written = json.loads(path.read_text())
-        types = {"nodes": str, "port": int, "zone": str, "agents_zone": str, "listen": str, "providers": str}
-        known = {name: written[name] for name in types if written.get(name) is not None}
-        if any(not isinstance(value, types[name]) for name, value in known.items()):
-            raise ValueError("a value has the wrong type")
+        return _OPTIONS.validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
         return Options()
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not the JSON that `wattshift up` writes"
         raise BadInputError(
             f"cannot read {path}: {reason}; remove it, and give `wattshift up` its options (--nodes, --port) again"
         ) from None
-    return Options(**known)
 
 
 def merge(before: Options, given: Options) -> tuple[Options, list[str]]:
@@ -79,5 +79,4 @@ def merge(before: Options, given: Options) -> tuple[Options, list[str]]:
 
 
 def write(folder: DataFolder, options: Options) -> None:
-    """Remember options for the next start."""
     write_whole(folder.path / FILE, json.dumps(asdict(options), indent=1), durably=True)

@@ -103,9 +103,7 @@ def _path(folder: DataFolder, name: str) -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: DataFolder) -> Iterator[None]:
-    if not folder.is_one():
-        raise BadInputError(f"{folder.path} is not a data folder; give the right one by --data-dir")
-    lock = os.open(folder.path / "secrets", os.O_RDONLY | os.O_DIRECTORY)
+    lock = os.open(folder.existing().path / "secrets", os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,12 +21,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import psutil
 
@@ -113,10 +113,7 @@ class Stack:
         self._doors = Doors()
         self._sockets: Path | None = None
         self._detail = ""
-        self._power: asyncio.Task[None] | None = None
-        self._roots: asyncio.Task[None] | None = None
-        self._reserve: asyncio.Task[None] | None = None
-        self._dozing: asyncio.Task[None] | None = None
+        self._followed: list[asyncio.Task[None]] = []
         self._pulse: asyncio.Task[None] | None = None
         self._supervisor = Supervisor(self.folder.log, on_change=self._write_status, watches=watches)
 
@@ -166,7 +163,7 @@ class Stack:
             servers, password = self._servers()
             await self._supervisor.start(servers)
             if any(process.name == "postgres" for process in self._supervisor.status()):
-                self._reserve = asyncio.create_task(Reserve(self._database_folder()).keep(), name="disk reserve")
+                self._follow("disk reserve", Reserve(self._database_folder()).keep())
             identities = self.identities = Identities(self.folder, self.environment)
             if password:
                 identities.owns_redis(password)
@@ -193,7 +190,7 @@ class Stack:
             ]
             await self._supervisor.start(services, agents)
             if self.environment.get("SCHEDULER_NODE_POWER") == "command":
-                self._power = asyncio.create_task(node_power.follow(self.folder, self._set_node), name="node power")
+                self._follow("node power", node_power.follow(self.folder, self._set_node))
             workers = [
                 processes.worker_process(
                     name, identities.of_worker(name, self.environment), work_folder, self.folder.pulses
@@ -204,9 +201,7 @@ class Stack:
                 self._doze(workers, password)
             else:
                 await self._supervisor.start(workers)  # last: nobody waits for them
-            self._roots = asyncio.create_task(
-                root_secret.follow(self.folder, identities.roots, self._roll), name="roots"
-            )
+            self._follow("roots", root_secret.follow(self.folder, identities.roots, self._roll))
             remembered.write(self.folder, settled.options)
             self._become("running")
         except BaseException as error:
@@ -217,7 +212,7 @@ class Stack:
     async def stop(self, state: State = "stopped") -> None:
         """Stop everything: agents, services, servers."""
         self._become("stopping")
-        await end_tasks([task for task in (self._power, self._roots, self._reserve, self._dozing) if task])
+        await end_tasks(self._followed)
         await self._supervisor.stop()
         await end_tasks([self._pulse] if self._pulse else [])
         if self._sockets:
@@ -265,7 +260,11 @@ class Stack:
         self._supervisor.lay_down(workers)
         counts = functools.partial(dozing.counts, self._sockets / runtime.VALKEY, password)
         follow = dozing.Dozing({name: processes.queues_of(name) for name in self._workers}, counts, self._supervisor)
-        self._dozing = asyncio.create_task(follow.follow(), name="dozing")
+        self._follow("dozing", follow.follow())
+
+    def _follow(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done until the installation is stopped."""
+        self._followed.append(asyncio.create_task(work, name=name))
 
     def _find_addresses(self) -> dict[str, Door]:
         """Return where each service listens: on a port if users reach it, or if its settings ask for a host or port."""
@@ -567,9 +566,7 @@ def new_admin_key(data_dir: Path | str | None = None) -> Path:
         BadInputError: there is no installation in the folder, or its database is not known.
         StackError: the database does not start, or refuses.
     """
-    folder = DataFolder(data_dir or default_data_dir())
-    if not folder.is_one():
-        raise BadInputError(f"{folder.path} is not a data folder; give the right one by --data-dir")
+    folder = DataFolder(data_dir or default_data_dir()).existing()
     asyncio.run(_new_admin_key(folder))
     return folder.path / "admin.key"
 
@@ -580,9 +577,7 @@ def credential_of(service: str, data_dir: Path | str | None = None) -> str:
     Raises:
         BadInputError: there is no installation in the folder, or its secrets cannot be read.
     """
-    folder = DataFolder(data_dir or default_data_dir())
-    if not folder.is_one():
-        raise BadInputError(f"{folder.path} is not a data folder; give the right one by --data-dir")
+    folder = DataFolder(data_dir or default_data_dir()).existing()
     return Identities(folder, os.environ).credential(service).text()
 
 

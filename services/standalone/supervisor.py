@@ -122,7 +122,7 @@ class Supervisor:
             name: Which one; an unknown name changes nothing.
             environment: Additional environment variables from now on.
         """
-        for child in (child for stage in self._stages for child in stage if child.name == name):
+        for child in self._named(name):
             if not running:
                 await child.stop()
             elif child.status().state in RESTING:
@@ -136,7 +136,7 @@ class Supervisor:
 
     async def put_to_sleep(self, name: str) -> None:
         """Let a process finish its work and end; `set_running` wakes it."""
-        for child in (child for stage in self._stages for child in stage if child.name == name):
+        for child in self._named(name):
             await child.stop(LAST_WORK_S)
             child.fall_asleep()
 
@@ -145,7 +145,7 @@ class Supervisor:
 
         One that is asleep gets them when it wakes.
         """
-        for child in (child for stage in self._stages for child in stage if child.name == name):
+        for child in self._named(name):
             child.add_environment(environment)
             if child.status().state == "asleep":
                 return
@@ -178,6 +178,9 @@ class Supervisor:
             self._rotation.cancel()
         if self._forks:
             await self._forks.close()
+
+    def _named(self, name: str) -> list[_Child]:
+        return [child for stage in self._stages for child in stage if child.name == name]
 
     def _child(self, process: Process) -> _Child:
         return _Child(process, self._log_folder, self._on_change, self._launch)
@@ -401,7 +404,6 @@ class _Child:
                 self._say(f"process {child}, one of its own, was stopped, and was killed")
 
     def _say(self, text: str) -> None:
-        """Write a line to the process's log."""
         with contextlib.suppress(OSError), self._log.open("a") as log:
             log.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} supervisor: {self.name}: {text}\n")
 
