@@ -70,7 +70,6 @@ class Account:
         return done.returncode == 0
 
     def own(self, path: Path) -> None:
-        """Make the account the owner of a file or folder."""
         os.chown(path, self.user_id, self.group_id, follow_symlinks=False)
 
 

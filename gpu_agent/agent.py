@@ -198,7 +198,6 @@ class Agent(ReportingAgent):
         log.info("agent.stopped", ranks_left=self.gangs_running)
 
     def describe(self) -> dict[str, Any]:
-        """Return the agent's state, for troubleshooting."""
         return {
             **super().describe(),
             "lease_left_s": self.lease_left_s,
@@ -217,12 +216,10 @@ class Agent(ReportingAgent):
 
     @property
     def gangs_running(self) -> int:
-        """The number of gangs with processes here."""
         return sum(gang.holding for gang in self.gangs)
 
     @property
     def lease_left_s(self) -> float | None:
-        """The time for which gangs may still run without contact, in seconds; None before the first heartbeat."""
         return self.gangs.deadline - shim.clock() if self.gangs.deadline > 0 else None
 
     def _running_ranks(self) -> set[str]:

@@ -86,7 +86,6 @@ def hide_memory() -> None:
 
 
 def main() -> None:
-    """Run the agent until SIGTERM."""
     hide_memory()
     settings = settings_or_exit(AgentSettings)
     # An agent that began without its port would end the node's gangs on its way out.

@@ -90,7 +90,6 @@ class Store:
     """A store of checkpoints; its calls block, may be repeated, and raise ``StoreError`` if it does not answer."""
 
     def __init__(self, objects: Any) -> None:
-        """Use an object store of the ``obstore`` package."""
         import obstore
 
         self._objects = objects

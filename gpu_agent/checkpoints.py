@@ -204,7 +204,6 @@ class Checkpoints:
         return start is None or start.allocation_id not in self._last or _read_outcome(rank) is not None
 
     def forget(self, allocation_id: str) -> None:
-        """Forget a gang that is settled."""
         self._known.pop(allocation_id, None)
         self._last.pop(allocation_id, None)
 

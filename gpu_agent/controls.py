@@ -72,7 +72,6 @@ class Controls:
         return not any((kind, index) in self._put for kind in ControlKind for index in devices)
 
     def status(self, order: Order) -> ControlsStatus:
-        """Return the outcome of an order."""
         refused = self._refused.get((order.allocation_id, order.settings.revision), {})
         reached = {
             kind: value

@@ -55,7 +55,6 @@ state_router = APIRouter()  #: Of every agent
 
 
 def get_agent(request: Request) -> Agent:
-    """Return the process's agent."""
     agent: Agent = request.app.state.agent
     return agent
 

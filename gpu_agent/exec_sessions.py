@@ -336,8 +336,6 @@ class ExecSession:
 
 
 class ExecSessions:
-    """The exec sessions of this node."""
-
     def __init__(self, gangs: Gangs, engine: Engine | None, settings: AgentSettings) -> None:
         self._gangs = gangs
         self._engine = engine
@@ -462,7 +460,6 @@ async def _shim_connection(gang: Gang) -> socket.socket:
 
 
 async def _writable(descriptor: int) -> None:
-    """Wait until a descriptor can be written."""
     loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
     loop.add_writer(descriptor, _resolve, future)
     try:

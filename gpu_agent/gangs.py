@@ -226,7 +226,6 @@ class Gangs:
         log.info("gang.set", allocation_id=command.allocation_id, **command.settings.model_dump())
 
     def orders(self) -> list[Order]:
-        """Return the controls for the devices of gangs that hold them."""
         return [
             Order(gang.allocation_id, gang.devices, gang.settings) for gang in self if gang.holding and gang.settings
         ]
@@ -309,7 +308,6 @@ class Gangs:
             self._told = holders
 
     def shim_pids(self) -> dict[str, int]:
-        """Return the shims of running ranks."""
         return {gang.allocation_id: gang.shim_pid for gang in self if gang.holding and gang.shim_pid}
 
     def owners(self) -> dict[int, str]:
@@ -358,7 +356,6 @@ class Gangs:
         return [load_of(gang) for gang in self if gang.holding and device in gang.devices]
 
     def activity_of(self, allocation_id: str) -> float | None:
-        """Return how busy a gang keeps its simulated devices."""
         gang = self.get(allocation_id)
         return None if gang is None else load_of(gang)
 

@@ -147,7 +147,6 @@ class Minute:
     decided: list[Decision] = field(default_factory=list["Decision"])
 
     def message(self) -> ClockMinute:
-        """Return the record for the control plane."""
         clocks, last = [each.clock_mhz for each in self.decided], self.decided[-1]
         return ClockMinute(
             start_at=datetime.fromtimestamp(self.start_s, UTC),
@@ -199,7 +198,6 @@ class LatencyClocks:
         self._unable: set[str] = set()
 
     def recut(self, devices: Sequence[DeviceInfo]) -> None:
-        """Replace the devices, because a GPU was cut."""
         self._devices = {device.index: device for device in devices}
 
     def take(self, report: LatencyReport, now_s: float) -> bool:
@@ -280,7 +278,6 @@ class LatencyClocks:
         return [minute.message() for minute in kept if minute.start_s > utc_s - 2 * MINUTE_S]
 
     def describe(self, now_s: float) -> list[dict[str, Any]]:
-        """Return the decided clocks, for troubleshooting."""
         return [
             {
                 "job_id": job_id,

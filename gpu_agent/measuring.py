@@ -72,7 +72,6 @@ class MeasuringAgent(ReportingAgent):
         log.info("agent.stopped")
 
     def describe(self) -> dict[str, Any]:
-        """Return the agent's state, for troubleshooting."""
         return {**super().describe(), "measures_only": True, "engine_node": self.settings.engine_node}
 
     async def _send_heartbeat(self) -> None:

@@ -226,7 +226,6 @@ class Meter:
             await self._sample()
 
     async def close(self) -> None:
-        """End the interval."""
         async with self._lock:
             await self._sample()
             await self._close(self._owners, self._guests)

@@ -80,7 +80,6 @@ class Network:
         os.close(marks)  # the programs have it
 
     def attach(self, group: Path, own: int) -> None:
-        """Enforce the rules for a group."""
         for kind, program in self._programs:
             bpf.attach(group, kind, program)
         code = bpf.assembled(bind_program(self._rules.kept, own, self._rules.of_gangs))

@@ -89,8 +89,6 @@ class Exit:
 
 
 class RankFolder:
-    """One rank's folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.progress_file = path / PROGRESS  #: In which the job reports its progress
@@ -99,7 +97,6 @@ class RankFolder:
         self.settings_file = path / SETTINGS  #: Of the controls for the gang's devices
 
     def stream(self, name: str) -> Path:
-        """Return the file of ``stdout`` or ``stderr``."""
         return self.path / name
 
     def create(self, command: bytes) -> None:
@@ -160,7 +157,6 @@ class RankFolder:
                     os.kill(int(started["shim"]), signal.SIGTERM)
 
     def stop_requested(self) -> bool:
-        """Return whether the rank's end was requested."""
         return (self.path / shim.STOP).exists()
 
     def stop_cause(self) -> EndedBy | None:

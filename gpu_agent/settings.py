@@ -318,12 +318,10 @@ class AgentSettings(SharedSettings):
 
     @property
     def progress_port(self) -> int:
-        """The port to which jobs post their progress."""
         return self.jobs_port or (self.port + 100 if self.port + 100 < 65_536 else self.port - 100)
 
     @property
     def shared(self) -> SharedSettings:
-        """These settings."""
         return self
 
     @property

@@ -768,7 +768,6 @@ class _Shim:
 
 
 def _describe(code: int) -> str:
-    """Return how a process ended, in words."""
     if code >= 0:
         return f"exited with status {code}"
     try:
@@ -866,7 +865,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _children() -> list[int]:
-    """Return this process's children, including adopted ones."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
@@ -883,7 +881,6 @@ def _group_exists(group: int) -> bool:
 
 
 def _run_for(argv: list[bytes], seconds: float) -> None:
-    """Run a command to its end, or kill it after a while."""
     try:
         pid = os.posix_spawnp(argv[0], argv, os.environ)
     except OSError:

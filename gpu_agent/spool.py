@@ -78,7 +78,6 @@ class Spool:
             log.error("spool.overflow", lost_from=lost.start_at, lost_to=lost.end_at)
 
     def batch(self, limit: int) -> list[EnergyInterval]:
-        """Return the oldest intervals."""
         return list(itertools.islice(self._pending, limit))
 
     def acknowledge(self, count: int) -> None:

@@ -72,7 +72,6 @@ class Sickness:
         self._reported: set[driver.DeviceEvent] = set()
 
     def health(self, index: int) -> driver.Health:
-        """Return the state of a GPU."""
         state = self._read().get(index, {})
         if state.get("lost"):
             raise driver.DeviceLostError("GPU is lost")

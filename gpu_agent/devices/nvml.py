@@ -133,7 +133,6 @@ class NvmlDriver(driver.Driver):
         )
 
     def events(self) -> list[driver.DeviceEvent]:
-        """Return the Xids since the last call."""
         return self._events.read()
 
     def refresh(self) -> bool:
@@ -262,7 +261,6 @@ class _Events:
             self._index_of[_address(handle)] = index
 
     def read(self) -> list[driver.DeviceEvent]:
-        """Return what was reported since the last call."""
         found: list[driver.DeviceEvent] = []
         while self._set is not None and len(found) < _MOST_EVENTS:
             try:
@@ -277,7 +275,6 @@ class _Events:
         return found
 
     def close(self) -> None:
-        """Stop listening for events."""
         if self._set is not None:
             try:
                 nvml.nvmlEventSetFree(self._set)

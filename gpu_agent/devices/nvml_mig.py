@@ -52,12 +52,10 @@ class NvmlMig:
         return [self._instances[index].info for index in sorted(self._instances)]
 
     def has(self, index: int) -> bool:
-        """Return whether a device is a slice of this GPU."""
         return index in self._instances
 
     @named
     def read(self, index: int) -> driver.SliceSample:
-        """Return the readings of one of ``slices``."""
         instance = self._instances[index]
         used = optional(lambda: nvml.nvmlDeviceGetMemoryInfo(instance.handle).used)
         activity = self._activity(instance) if self._measures else None

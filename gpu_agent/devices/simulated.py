@@ -163,7 +163,6 @@ class SimulatedDriver(driver.Driver):
         return replace(health, temperature_c=_COLD_C + _WARMTH_C * device.power_w / self._model.peak_w)
 
     def events(self) -> list[driver.DeviceEvent]:
-        """Return the Xids that were written into the file of states since the last call."""
         return self._sickness.events()
 
     def cut(self, gpu: int, places: driver.Cut) -> None:

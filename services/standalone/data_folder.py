@@ -20,7 +20,7 @@ import secrets
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import psutil
 from pydantic import PositiveInt, TypeAdapter
@@ -103,7 +103,6 @@ class DataFolder:
         self._lock: int | None = None
 
     def make(self) -> None:
-        """Make the folder if it is missing."""
         try:
             # The database's own user has to pass through where root starts it; it can list nothing here.
             self.path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
@@ -118,6 +117,12 @@ class DataFolder:
     def is_one(self) -> bool:
         """Return whether the folder at this path was made by an installation."""
         return all((self.path / name).exists() for name in ("lock", "log", "secrets"))
+
+    def existing(self) -> Self:
+        """Return this folder; ``BadInputError`` if no installation made it."""
+        if not self.is_one():
+            raise BadInputError(f"{self.path} is not a data folder; give the right one by --data-dir")
+        return self
 
     def open(self, *, restoring: bool = False) -> None:
         """Make the folder if it is missing, and hold it until `close`.

@@ -59,11 +59,9 @@ class Doors:
 
     @property
     def ports(self) -> list[int]:
-        """The ports that are held."""
         return sorted({each.getsockname()[1] for each in self._held})
 
     def close(self) -> None:
-        """Release the ports."""
         while self._held:
             self._held.pop().close()
 

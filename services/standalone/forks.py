@@ -78,7 +78,6 @@ class Forked:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def _reap(self) -> None:

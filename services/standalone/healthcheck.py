@@ -15,7 +15,6 @@ from services.standalone.process import http_ready
 
 
 def is_well(what: str) -> bool:
-    """Return whether the process is well."""
     if what == "pulse":
         return is_beating(Path(os.environ[PULSE_FILE]))
     if what.startswith("tcp:"):

@@ -92,7 +92,6 @@ def _folder(folder: DataFolder) -> Path:
 
 
 def main() -> None:
-    """Run the command line."""
     match sys.argv[1:]:
         case [path, ("on" | "off") as word, node_id]:
             sys.exit(power(DataFolder(path), node_id, word == "on") or 0)

@@ -7,7 +7,6 @@ from services.standalone.processes import PYTHON, SERVICES, WORKERS
 
 
 def command(name: str) -> tuple[str, ...]:
-    """Return the command of a service or worker."""
     modules = {service.name: ("-m", service.module) for service in SERVICES}
     arguments = modules.get(name) or WORKERS.get(name)
     if arguments is None:

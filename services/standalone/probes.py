@@ -40,11 +40,9 @@ class HttpProbe:
         self._context = context
 
     async def answer(self) -> None:
-        """Wait until `/healthz` has answered."""
         await self._get("/healthz")
 
     async def lacks(self) -> str:
-        """Return what `/readyz` reports."""
         try:
             async with asyncio.timeout(_READY_WITHIN_S):
                 status, body = await self._get("/readyz")
@@ -76,7 +74,6 @@ class PostgresProbe:
         await self.lacks()
 
     async def lacks(self) -> str:
-        """Return why the server refuses sessions."""
         answer = await exchange(self._address, self._hello, lambda so_far: so_far[:1] == b"R")
         if answer[:1] == b"R":
             return ""
@@ -96,7 +93,6 @@ class ValkeyProbe:
         await self.lacks()
 
     async def lacks(self) -> str:
-        """Return why the server refuses commands."""
         answer = await exchange(self._address, self._hello, lambda so_far: so_far.count(b"\r\n") >= 2)
         lines = answer.decode(errors="replace").splitlines()
         return "" if lines == ["+OK", "+PONG"] else lines[-1].lstrip("-")
@@ -115,7 +111,6 @@ class PulseProbe:
         self._seen_ns = self._touched_ns()
 
     async def answer(self) -> None:
-        """Wait until the file has been touched since the last time."""
         while (found_ns := self._touched_ns()) == self._seen_ns:  # noqa: ASYNC110, the file is another process's
             await asyncio.sleep(self._look_every_s)
         self._seen_ns = found_ns

@@ -24,7 +24,6 @@ _LOOK_S = 15.0
 
 
 async def run(settings: KueueSettings) -> None:
-    """Run the bridge until SIGTERM."""
     async with Cluster.connected(settings) as cluster:
         await run_bridge(settings, lambda control_plane: Bridge(settings, cluster, control_plane))
 
@@ -49,7 +48,6 @@ async def release(settings: KueueSettings) -> None:
 
 
 def main() -> None:
-    """Run the process."""
     parser = argparse.ArgumentParser(description="The bridge between Wattshift and Kueue.")
     parser.add_argument("--release", action="store_true", help="admit everything while the bridge is dead")
     given = parser.parse_args()

@@ -44,7 +44,6 @@ class Bridge:
         self._talk.take(decisions)
 
     async def run(self) -> None:
-        """Repeat ``look`` until cancelled."""
         watching = asyncio.create_task(self._watch())
         try:
             await self._talk.keep_looking(self._look_or_complain)
@@ -133,7 +132,6 @@ class Bridge:
         return written
 
     async def _report(self) -> None:
-        """Report what has changed to the control plane."""
         live, sent = self._live(), self._talk.sent
         self._slots = slots_of(live, self._queues, self._slots)
         reports = {

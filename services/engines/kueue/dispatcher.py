@@ -47,7 +47,6 @@ class Dispatcher:
             self._documents[_uid(found)] = found
 
     async def read(self, checks: Sequence[Json]) -> None:
-        """Read the existing clusters."""
         ours = [each for each in checks if as_dict(each.get("spec")).get("controllerName") == dispatching.MULTIKUEUE]
         lists = [await self._cluster.listed(kind) for kind in ("multikueueconfigs", "multikueueclusters")]
         self._clusters = dispatching.worker_clusters_of(ours, *lists)

@@ -149,7 +149,6 @@ def annotations_of(document: Json) -> dict[str, str]:
 
 
 def conditions_of(status: Json) -> dict[Any, Json]:
-    """Return the conditions of an object, by type."""
     return {each.get("type"): each for each in map(as_dict, as_list(status.get("conditions")))}
 
 
@@ -205,7 +204,6 @@ def _state_of(conditions: Mapping[Any, Json], *, active: bool) -> tuple[EngineJo
 
 
 def is_true(conditions: Mapping[Any, Json], kind: str) -> bool:
-    """Return whether a condition holds."""
     return as_dict(conditions.get(kind)).get("status") == "True"
 
 

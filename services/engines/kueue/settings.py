@@ -11,8 +11,6 @@ from services.kit.bridges.process import BridgeSettings
 
 
 class KueueSettings(BridgeSettings):
-    """The settings of the bridge."""
-
     model_config = SettingsConfigDict(
         env_prefix="ENGINE_KUEUE_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
     )

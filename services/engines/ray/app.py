@@ -11,13 +11,11 @@ from services.kit.settings import settings_or_exit
 
 
 async def run(settings: RaySettings) -> None:
-    """Run the bridge until SIGTERM."""
     async with Head.connected(settings) as head:
         await run_bridge(settings, lambda control_plane: Bridge(settings, head, control_plane))
 
 
 def main() -> None:
-    """Run the process."""
     settings = settings_or_exit(RaySettings)
     configure_logging("engine_ray", log_format=settings.log_format, level=settings.log_level)
     asyncio.run(run(settings))

@@ -26,14 +26,12 @@ class Head:
     @classmethod
     @asynccontextmanager
     async def connected(cls, settings: RaySettings) -> AsyncGenerator[Self]:
-        """Yield the cluster in the settings."""
         headers = {"Authorization": f"Bearer {settings.auth_token}"} if settings.auth_token else {}
         timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
         async with aiohttp.ClientSession(settings.address, headers=headers, timeout=timeout) as client:
             yield cls(client)
 
     async def version(self) -> str:
-        """Return Ray's version."""
         return str((await self._get("/api/version")).get("ray_version", ""))[:100]
 
     async def jobs(self) -> list[reading.RayJob]:

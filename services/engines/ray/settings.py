@@ -9,8 +9,6 @@ from services.kit.bridges.process import BridgeSettings
 
 
 class RaySettings(BridgeSettings):
-    """The settings of the bridge."""
-
     model_config = SettingsConfigDict(
         env_prefix="ENGINE_RAY_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
     )

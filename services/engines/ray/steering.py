@@ -117,7 +117,6 @@ def state_of(job: RayJob, entry: Entry | None) -> engines.EngineJobState:
 
 
 def is_followed(job: RayJob, entry: Entry | None, decision: engines.EngineDecision) -> bool:
-    """Return whether a job matches the decision."""
     if job.state.is_over or entry is None:
         return job.state.is_over
     match decision.action:
@@ -134,7 +133,6 @@ def is_followed(job: RayJob, entry: Entry | None, decision: engines.EngineDecisi
 
 
 def nodes_of(nodes: Sequence[RayNode], settings: RaySettings) -> list[engines.EngineNode]:
-    """Return the nodes in the control plane's form."""
     return [
         engines.EngineNode(
             name=node.name,
