@@ -1,5 +1,7 @@
 """What runs on one machine: the services, their workers, and one agent per node."""
 
+import importlib
+import importlib.util
 import os
 import pwd
 import re
@@ -11,13 +13,19 @@ from pathlib import Path
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model
 from services.kit.pulse import PULSE_FILE
-from services.kit.settings import SharedSettings
+from services.kit.settings import NOT_POSTGRES, SharedSettings, is_postgres, settings_faults
 from services.kit.sockets import LISTEN_AT
 from services.kit.tls import FollowedContext, Tls
 from services.standalone.doors import Door
 from services.standalone.postgres import SYSTEM_USER as POSTGRES_USER
 from services.standalone.probes import HttpProbe, PulseProbe
 from services.standalone.process import BadInputError, Process, http_ready
+
+_PLACEHOLDERS = {
+    "WATTSHIFT_SERVICE_TOKEN": "made by the installation",
+    "WATTSHIFT_NODE_JOIN_TOKEN": "made by the installation",
+}
+"""Secrets that the installation has of its own, which are never set by hand."""
 
 PYTHON = (sys.executable, "-P")  # -P: a file in the working folder must not stand in for a module
 
@@ -251,3 +259,41 @@ def _http_process(
         sockets=door.sockets,
         owns_its_group=owns_its_group,
     )
+
+
+def check_settings(services: Sequence[Service], environment: Mapping[str, str]) -> None:
+    """Check the settings that the processes would read from ``environment``.
+
+    Raises:
+        BadInputError: settings are wrong; one line for each variable, with what would be right.
+    """
+    given = {**environment, **_PLACEHOLDERS}
+    faults = [
+        fault
+        for service in services
+        if (settings_type := _settings_of(service)) is not None
+        for fault in settings_faults(settings_type, given)
+    ]
+    if given.get("DATABASE_URL") and not is_postgres(given["DATABASE_URL"]):
+        faults.append(NOT_POSTGRES)
+    if faults:
+        raise BadInputError("\n".join(dict.fromkeys(faults)))
+
+
+def _settings_of(service: Service) -> type[SharedSettings] | None:
+    """Return the settings class of a process: the one in its ``settings`` module with its prefix."""
+    package = service.module.rpartition(".")[0]
+    try:
+        found = importlib.util.find_spec(f"{package}.settings")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        return None
+    for value in vars(importlib.import_module(found.name)).values():
+        if (
+            isinstance(value, type)
+            and issubclass(value, SharedSettings)
+            and value.model_config.get("env_prefix") == service.prefix
+        ):
+            return value
+    return None

@@ -51,13 +51,10 @@ from services.standalone.data_folder import DataFolder, StackStatus, State, live
 from services.standalone.doors import Door, Doors, holder
 from services.standalone.forks import imported_by
 from services.standalone.identities import Identities
-from services.standalone.preflight import check_settings
 from services.standalone.process import BadInputError, Process, StackError
-from services.standalone.processes import SERVICES, Service
+from services.standalone.processes import ROOT, SERVICES, Service, check_settings
 from services.standalone.reserve import Reserve
 from services.standalone.supervisor import Supervisor
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def default_data_dir() -> Path:

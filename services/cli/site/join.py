@@ -30,7 +30,6 @@ from services.kit.ids import host_name
 from services.kit.settings import SECRET_VARIABLES
 from services.kit.tls import Tls
 from services.standalone import processes
-from services.standalone.preflight import check_settings
 from services.standalone.process import BadInputError
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ def _settings(place: Path, url: str, pin: str, address: str, name: str | None) -
     # Of this node of this installation: what is kept of another one is not to be reported as this one's.
     found[_STATE] = str(place / f"{checked_name(found[_NAME], 'node')}-{pin[:8]}")
     try:
-        check_settings([processes.AGENT], {**os.environ, **found})
+        processes.check_settings([processes.AGENT], {**os.environ, **found})
     except BadInputError as error:
         raise CliError(str(error), EXIT_USAGE) from error
     # Checked without the file, which is not there yet.
