@@ -33,9 +33,7 @@ _Port = Annotated[int, Field(ge=1, le=65_535)]
 class AgentSettings(SharedSettings):
     """Settings of one node's agent."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="GPU_AGENT_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="GPU_AGENT_", env_ignore_empty=True)
 
     enroll_token: str = Field(
         "", description="The token of `wattshift nodes enroll`, for which the agent gets a credential of its own."

@@ -15,7 +15,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class TelemetrySettings(SealingSettings):
     """What the operator of telemetry may choose."""
 
-    model_config = SettingsConfigDict(env_prefix="TELEMETRY_", extra="ignore", frozen=True, populate_by_name=True)
+    model_config = SettingsConfigDict(env_prefix="TELEMETRY_")
 
     host: str = "127.0.0.1"
     port: int = Field(8060, ge=0, le=65_535)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from services.contracts.engines import EngineJob, EngineMode, EngineNode, EngineReply, EngineReport
+from services.telemetry.repository.credentials import sha256
 from services.telemetry.repository.engines import mirror
-from services.telemetry.repository.nodes import token_sha256
 from tests.scheduler.world import World
 
 ENGINE = "slurm"
@@ -26,7 +26,7 @@ class Bridge:
             "INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices) "
             "VALUES ($1, $2, '', '', 'Z', 'engine', false, 'modelled', '[]')",
             ENGINE,
-            token_sha256("token"),
+            sha256("token"),
         )
         await self.say(nodes=[node(f"g{number}", gpus) for number in range(1, nodes + 1)])
 

@@ -18,8 +18,8 @@ from services.engines.kueue.cluster import Cluster
 from services.engines.kueue.settings import KueueSettings
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError
+from services.telemetry.repository.credentials import sha256
 from services.telemetry.repository.engines import mirror
-from services.telemetry.repository.nodes import token_sha256
 from tests.engines.kueue_cluster import CHECK, KueueCluster, a_workload, furnish
 from tests.engines.plane import Plane
 from tests.scheduler.world import World
@@ -228,7 +228,7 @@ async def test_a_policy_admits_workloads_as_it_would_start_jobs(world: World, tm
     await world.fetch(
         "INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices) "
         "VALUES ('kueue', $1, '', '', 'Z', 'engine', false, 'modelled', '[]')",
-        token_sha256("token"),
+        sha256("token"),
     )
     plane = Scheduling(world)
     async with a_site(tmp_path, plane) as site:

@@ -13,8 +13,8 @@ from services.contracts.engines import EngineJob, EngineMode, EngineNode, Engine
 from services.contracts.nodes import EnergyInterval
 from services.kit.ids import utc_now
 from services.telemetry.measured import Hold, by_holder
+from services.telemetry.repository.credentials import sha256
 from services.telemetry.repository.engines import mirror
-from services.telemetry.repository.nodes import token_sha256
 from tests.support.control_plane import OPERATOR, accept_job, service_headers, usage
 from tests.telemetry.test_ledger import invariants, lines, row
 
@@ -75,7 +75,7 @@ async def an_engine(plane: Any, *jobs: EngineJob) -> None:
         await connection.execute(
             "INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices) "
             "VALUES ('slurm', $1, '', '', 'Z', 'engine', false, 'modelled', '[]') ON CONFLICT DO NOTHING",
-            token_sha256("token"),
+            sha256("token"),
         )
     node = EngineNode(name="gpu-1", gpus=2, gpu_model="A100", memory_gib=80, queues=["batch"])
     report = EngineReport(boot_id="b", kind="slurm", mode=EngineMode.CONTROL, nodes=[node], jobs=list(jobs))

@@ -11,9 +11,7 @@ from services.kit.bridges.process import BridgeSettings
 
 
 class KueueSettings(BridgeSettings):
-    model_config = SettingsConfigDict(
-        env_prefix="ENGINE_KUEUE_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="ENGINE_KUEUE_", env_ignore_empty=True)
 
     node_id: Name = Field("kueue", description="The name of the bridge, and of its cluster; its nodes are NAME.NODE.")
     own_zone: Name | None = Field(

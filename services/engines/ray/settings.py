@@ -9,9 +9,7 @@ from services.kit.bridges.process import BridgeSettings
 
 
 class RaySettings(BridgeSettings):
-    model_config = SettingsConfigDict(
-        env_prefix="ENGINE_RAY_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="ENGINE_RAY_", env_ignore_empty=True)
 
     node_id: Name = Field("ray", description="The name of the bridge, and of its cluster; its nodes are NAME.NODE.")
     own_zone: Name | None = Field(

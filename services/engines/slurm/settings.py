@@ -12,9 +12,7 @@ from services.kit.bridges.process import BridgeSettings
 
 
 class SlurmSettings(BridgeSettings):
-    model_config = SettingsConfigDict(
-        env_prefix="ENGINE_SLURM_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="ENGINE_SLURM_", env_ignore_empty=True)
 
     node_id: Name = Field("slurm", description="The name of the bridge, and of its Slurm; its nodes are NAME.NODE.")
     own_zone: Name | None = Field(

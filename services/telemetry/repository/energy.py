@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.db.database import Connection, Database
-from services.db.rows import fetch_row, fetch_rows, rows_of
+from services.db.rows import columns_of, fetch_row, fetch_rows, rows_of
 from services.telemetry.profiles import Profile
 from services.telemetry.repository.lines import GANG_BEGIN, GANG_END
 
@@ -203,7 +203,7 @@ class SleepRow(NamedTuple):
 
 async def store_intervals(connection: Connection, intervals: Sequence[IntervalRow]) -> list[IntervalKey]:
     """Store intervals of nodes; return those that were not stored before."""
-    records = await connection.fetch(STORE_INTERVALS, *_columns(IntervalRow, intervals))
+    records = await connection.fetch(STORE_INTERVALS, *columns_of(IntervalRow, intervals).values())
     return rows_of(IntervalKey, records)
 
 
@@ -217,7 +217,7 @@ async def gangs_on(connection: Connection, named: Collection[tuple[str, str]]) -
 
 async def store_usages(connection: Connection, pue: float, release: str, usages: Sequence[UsageRow]) -> None:
     """Store lines of the ledger, priced with a PUE by the method of a release."""
-    await connection.execute(STORE_USAGES, pue, release, *_columns(UsageRow, usages))
+    await connection.execute(STORE_USAGES, pue, release, *columns_of(UsageRow, usages).values())
 
 
 async def count_marked(connection: Connection, counts: Mapping[str, int]) -> None:
@@ -226,7 +226,7 @@ async def count_marked(connection: Connection, counts: Mapping[str, int]) -> Non
 
 
 async def add_footprints(connection: Connection, footprints: Sequence[FootprintRow]) -> None:
-    await connection.execute(ADD_FOOTPRINTS, *_columns(FootprintRow, footprints))
+    await connection.execute(ADD_FOOTPRINTS, *columns_of(FootprintRow, footprints).values())
 
 
 async def lock_profiles(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Profile]:
@@ -252,8 +252,3 @@ async def unbooked_sleeps(database: Database, life: str) -> list[SleepRow]:
     """Return at most a hundred periods of sleep that have no line of the life ``life`` yet."""
     async with database.connection() as connection:
         return await fetch_rows(connection, SleepRow, UNBOOKED, life)
-
-
-def _columns(row_type: type[tuple[object, ...]], rows: Sequence[tuple[object, ...]]) -> list[list[object]]:
-    """Return rows column by column, as ``unnest`` needs them; empty columns if there are no rows."""
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in row_type.__annotations__]

@@ -10,7 +10,7 @@ from services.core.profiles.boards import board_of
 from services.db.database import Connection, Database
 from services.db.rows import fetch_row, fetch_rows
 from services.telemetry.measured import Hold
-from services.telemetry.repository.nodes import token_sha256
+from services.telemetry.repository.credentials import sha256
 
 _RENEW = """
 WITH before AS (
@@ -150,9 +150,7 @@ async def mirror(
     Return None if the token is not that of the engine's bridge; one of a node with an agent is not.
     """
     async with database.transaction() as connection:
-        row = await connection.fetchrow(
-            _RENEW, engine, token_sha256(token), report.boot_id, lease_ttl_s, report.problem
-        )
+        row = await connection.fetchrow(_RENEW, engine, sha256(token), report.boot_id, lease_ttl_s, report.problem)
         if row is None:
             return None
         changed = bool(row["changed"])

@@ -14,7 +14,7 @@ from typing import Any
 from services.contracts.nodes import Heartbeat, RankState, RankStatus, WantedPartition
 from services.db.database import Connection, Database, dumps
 from services.telemetry.repository import gpu_health
-from services.telemetry.repository.nodes import token_sha256
+from services.telemetry.repository.credentials import sha256
 
 Json = dict[str, Any]
 
@@ -193,7 +193,7 @@ async def renew(
     """
     ordered = sorted(beats)
     said = [
-        (token_sha256(token), beat.boot_id, dumps([each.model_dump(mode="json") for each in beat.devices]), beat.closed)
+        (sha256(token), beat.boot_id, dumps([each.model_dump(mode="json") for each in beat.devices]), beat.closed)
         for token, beat in (beats[node] for node in ordered)
     ]
     async with database.transaction() as connection:

@@ -1,6 +1,5 @@
 """Nodes: how they register, what they are, and what operators want of them."""
 
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from services.db.database import Connection, Database
 from services.db.nodes import NODE_POWER
 from services.db.rows import fetch_rows
 from services.telemetry.repository import gpu_health
+from services.telemetry.repository.credentials import sha256
 
 Json = dict[str, Any]
 
@@ -133,11 +133,6 @@ class OtherKindError(Exception):
     """A node with an agent would become an engine's bridge, which may report jobs of others, or the other way round."""
 
 
-def token_sha256(token: str) -> bytes:
-    """Return the stored hash of a node's token."""
-    return hashlib.sha256(token.encode()).digest()
-
-
 async def register(
     database: Database,
     registration: NodeRegistration,
@@ -174,7 +169,7 @@ async def register(
         await connection.execute(
             _REGISTER,
             registration.node_id,
-            token_sha256(token),
+            sha256(token),
             registration.address,
             registration.agent_url,
             zone,
@@ -195,7 +190,7 @@ async def register(
 
 async def reporters(database: Database, tokens: Mapping[str, str]) -> dict[str, Reporter]:
     """Return the nodes whose tokens these are, by name."""
-    hashes = [token_sha256(token) for token in tokens.values()]
+    hashes = [sha256(token) for token in tokens.values()]
     async with database.connection() as connection:
         rows = await fetch_rows(connection, Reporter, _REPORTERS, [*tokens], hashes, UNKNOWN_HOST_W)
     return {row.node_id: row for row in rows}
