@@ -19,6 +19,7 @@ NOT_READ: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("pool_plans", "problem", "spec.accuracy_gco2_per_kwh"),
         ("pool_plans", "problem", "spec.modes.*.accuracy_pct"),
         ("pool_plans", "problem", "spec.regions.*.least_accuracy_pct"),
+        ("pool_plans", "result", "forecasts.ordered"),
         ("solves", "problem", "modes.*.accuracy_pct"),
         ("solves", "problem", "regions.*.least_accuracy_pct"),
         ("model_endpoints", "spec", "accuracy_pct"),
@@ -29,6 +30,10 @@ NOT_READ: dict[str, tuple[tuple[str, str, str], ...]] = {
 
 ROLES_NOT_KNOWN = {"0.1.0": ("grid",)}
 """Roles of keys that a release has not: going back revokes such keys and leaves them as those of users."""
+
+
+VALUES_NOT_KNOWN = {"0.1.0": (("pool_plans", "trigger", "grid_order", "intensity"),)}
+"""Values that a release has not, as table, column and value, and what takes their place."""
 
 
 def holds(column: str, path: str, *, is_set: bool = False) -> str:

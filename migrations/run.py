@@ -12,7 +12,7 @@ from alembic.config import Config
 from alembic.script import Script, ScriptDirectory
 from alembic.util import CommandError
 
-from migrations.releases import NOT_READ, RELEASES, ROLES_NOT_KNOWN, holds, without
+from migrations.releases import NOT_READ, RELEASES, ROLES_NOT_KNOWN, VALUES_NOT_KNOWN, holds, without
 from services.db.database import Connection, plain_url
 
 
@@ -112,6 +112,9 @@ async def _undone(database_url: str, release: str) -> list[str]:
             query = f"SELECT count(*) FROM {table} WHERE {holds(column, path, is_set=True)}"
             if count := await _count(connection, table, query):
                 found.append(f"{path} in {column} of {table} ({count})")
+        for table, column, value, instead in VALUES_NOT_KNOWN.get(release, ()):
+            if count := await _count(connection, table, f"SELECT count(*) FROM {table} WHERE {column} = $1", value):
+                found.append(f"{value} in {column} of {table}, which becomes {instead} ({count})")
         query = "SELECT count(*) FROM api_keys WHERE role = ANY($1)"
         if count := await _count(connection, "api_keys", query, ROLES_NOT_KNOWN.get(release, ())):
             found.append(f"keys with the role {' or '.join(ROLES_NOT_KNOWN[release])}, which are revoked ({count})")
@@ -136,6 +139,9 @@ async def _leave_out(database_url: str, release: str) -> None:
                 if await connection.fetchval(_EXISTS, table):
                     change = f"{column} = {without(column, path)}"
                     await connection.execute(f"UPDATE {table} SET {change} WHERE {holds(column, path)}")
+            for table, column, value, instead in VALUES_NOT_KNOWN.get(release, ()):
+                if await connection.fetchval(_EXISTS, table):
+                    await connection.execute(f"UPDATE {table} SET {column} = $2 WHERE {column} = $1", value, instead)
             await connection.execute(
                 "UPDATE api_keys SET role = 'user', revoked_at = coalesce(revoked_at, now()) WHERE role = ANY($1)",
                 ROLES_NOT_KNOWN.get(release, ()),

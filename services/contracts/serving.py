@@ -5,6 +5,7 @@ one model, and the command to run on them. Every half hour, or more often, a *pl
 mode run where, and for which class of requests (FREESH, equation 1). Instances are then started and drained as planned.
 """
 
+import operator
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -419,10 +420,11 @@ class PlanTrigger(StrEnum):
     GPUS_FREED = "gpus_freed"  #: The plan before lacked GPUs, and others have released some
     DEMAND = "demand"  #: More requests arrive than the plan before has capacity for
     INTENSITY = "intensity"  #: The carbon intensity is far from what the plan before was made for
+    GRID_ORDER = "grid_order"  #: An order of the grid has begun or ended in one of its places
 
 
 EVENTS = frozenset(PlanTrigger) - {PlanTrigger.CLOCK, PlanTrigger.REQUEST}
-RESCUES = frozenset({PlanTrigger.NODE_LOST, PlanTrigger.SHORTFALL})
+RESCUES = frozenset({PlanTrigger.NODE_LOST, PlanTrigger.SHORTFALL, PlanTrigger.GRID_ORDER})
 """Events after which planned instances have nowhere to run."""
 
 
@@ -466,6 +468,10 @@ class PlanForecasts(Message):
         "Number of GPUs of nodes that accept work, whoever holds them, by place and model; also of models "
         "that no mode takes.",
         default_factory=dict[str, dict[str, int]],
+    )
+    ordered: list[str] = many(
+        "Places in which an order of the grid was in force, so that as little power as may be was planned there.",
+        exclude_if=operator.not_,  # releases before 0.2 do not know it
     )
 
 

@@ -161,18 +161,19 @@ class PlanMaker:
         if not worker.ask(lambda: self.turn.take(spec, min(TURN_WITHIN_S, left_s / 2))):
             log.warning("plan.out_of_turn", pool=plan.pool)
         cluster, own, floors = worker.ask(lambda: self._read(plan.pool, spec))
-        gpus = gpus_by_place(spec, cluster.nodes_for(plan.pool))
+        gpus, ordered = gpus_by_place(spec, cluster.nodes_for(plan.pool)), cluster.ordered_places(spec)
         limit_s = plan.deadline_s - time.monotonic()
         if limit_s <= 0:
             return _too_late("Other plans of the same GPUs took until the deadline.")
         return AskedPlan(
-            request=problem_of(spec, demand, intensity, gpus, own.instances, limit_s, own.in_force, floors),
+            request=problem_of(spec, demand, intensity, gpus, own.instances, limit_s, own.in_force, floors, ordered),
             forecasts=PlanForecasts(
                 step_s=STEP_S,
                 demand=demand,
                 intensity=intensity,
                 gpus={place: dict(has.models) for place, has in gpus.items()},
                 installed=installed_by_place(spec, cluster.installed()),
+                ordered=ordered,
             ),
         )
 

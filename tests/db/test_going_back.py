@@ -22,7 +22,7 @@ from services.contracts.identity import ResolvedKey, TenantLimits
 from services.contracts.jobs import JobSpec
 from services.contracts.pools import PoolsProblem
 from services.contracts.routing import EndpointSpec
-from services.contracts.serving import PoolSpec
+from services.contracts.serving import PoolPlanResult, PoolSpec
 from services.contracts.simulations import TrainingProblem
 from services.db.engine import create_engine
 from services.standalone.data_folder import DataFolder
@@ -146,13 +146,14 @@ def test_what_a_release_does_not_read_is_there_to_be_left_out() -> None:
             "model_endpoints": EndpointSpec,
             "simulations": TrainingProblem,
             "solves": PoolsProblem,
-            "pool_plans": PoolSpec,
+            "pool_plans": PoolPlanResult if column == "result" else PoolSpec,
         }.get(table, JobSpec)
         fields: Any = model.model_json_schema()
         defined = fields.get("$defs", {})
         for step in path.removeprefix("spec.").split("."):
-            fields = defined[fields["items"]["$ref"].rpartition("/")[2]] if step == "*" else fields["properties"][step]
-        assert column in ("limits", "spec", "problem")
+            fields = fields["items"] if step == "*" else fields["properties"][step]
+            fields = defined[fields["$ref"].rpartition("/")[2]] if "$ref" in fields else fields
+        assert column in ("limits", "spec", "problem", "result")
 
 
 def test_what_cannot_be_changes_nothing(postgres_url: str) -> None:

@@ -26,7 +26,7 @@ async def world(database_url: str) -> AsyncIterator[World]:
     """Events count at once; one node of four GPUs in each of two zones."""
     async with a_world(database_url, plan_settle_s=0, plan_event_gap_s=0) as world:
         await world.database.execute(
-            "TRUNCATE nodes, device_claims, allocations, jobs, pool_instances, pool_traffic CASCADE"
+            "TRUNCATE nodes, grid_orders, device_claims, allocations, jobs, pool_instances, pool_traffic CASCADE"
         )
         await add_node(world.database, "node-w", gpus=4)
         await add_node(world.database, "node-e", gpus=4, zone="DE")
@@ -106,6 +106,43 @@ async def test_a_lost_node_has_the_pool_planned_at_once_and_its_return_again(wor
     await world.database.execute("UPDATE nodes SET state = 'up' WHERE id = 'node-w'")
     await world.look()
     assert await triggers(world) == ["clock", "node_lost", "node_back"]
+
+
+async def order(world: World, zone: str | None, *, from_s: float = 0.0) -> None:
+    await world.database.execute(
+        "INSERT INTO grid_orders (id, key_id, source, body_sha256, name, zone, start_at, end_at, notice_s, steps) "
+        "VALUES ('grid_1', 'k', 'api', '', '', $1, now() + make_interval(secs => $2), 'infinity', 0, '[]')",
+        *(zone, from_s),
+    )
+
+
+@pytest.mark.parametrize(("zone", "places"), [("DE", ["east"]), (None, ["east", "west"])])
+async def test_an_order_of_the_grid_has_pools_planned_when_it_begins_and_when_it_ends(
+    world: World, zone: str | None, places: list[str]
+) -> None:
+    await planned(world)
+    await order(world, zone, from_s=600)
+    await world.look()
+    assert await triggers(world) == ["clock"], "it was announced"
+    await world.database.execute("UPDATE grid_orders SET start_at = now() - interval '1 s'")
+    await world.look()
+    await world.look()
+    assert await triggers(world) == ["clock", "grid_order"]
+    known = an_answer()
+    known["forecasts"]["ordered"] = places
+    await world.answered("p", known)
+    await world.look()
+    assert len(await triggers(world)) == 2, "the plan knows"
+    await world.database.execute("UPDATE grid_orders SET withdrawn_at = now()")
+    await world.look()
+    assert await triggers(world) == ["clock", "grid_order", "grid_order"]
+
+
+async def test_an_order_elsewhere_is_no_event(world: World) -> None:
+    await planned(world)
+    await order(world, "FR")
+    await world.look()
+    assert await triggers(world) == ["clock"]
 
 
 async def test_freed_gpus_are_planned_with_where_the_plan_lacks_some(world: World) -> None:

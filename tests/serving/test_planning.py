@@ -202,6 +202,23 @@ async def test_a_pool_of_least_energy_needs_no_carbon_service(serving: Installat
     assert (result.forecasts.intensity, result.plan.emissions_kg) == ({}, None)
 
 
+async def test_a_plan_is_made_for_the_orders_that_are_in_force(database: Any) -> None:
+    await database.execute(
+        "INSERT INTO grid_orders (id, key_id, source, body_sha256, name, start_at, end_at, notice_s, steps) "
+        "VALUES ('grid_1', 'k', 'api', '', '', now(), now() + interval '1 hour', 0, '[]')"
+    )
+    try:
+        await add_pool(database, "ordered", a_spec())
+        (plan,) = await until(database, "ordered", "applied")
+    finally:
+        await database.execute("DELETE FROM grid_orders")
+    result = PoolPlanResult.model_validate(plan["result"])
+    assert (result.forecasts.ordered, result.plan.cost) == (["west"], None)
+    again = await until(database, "ordered", "applied", "applied")
+    assert [each["trigger"] for each in again] == ["clock", "grid_order"]
+    assert "ordered" not in again[-1]["result"]["forecasts"], "releases that do not know it can read the plan"
+
+
 async def test_a_zone_that_is_not_there_fails_with_its_name(database: Any) -> None:
     await add_pool(database, "lost", a_spec(places=[{"name": "deep", "zone": "ATLANTIS"}]))
 

@@ -245,6 +245,54 @@ def test_the_greener_place_is_planned_and_prices_hold_for_all_steps() -> None:
     assert {each.location for each in solve_pools(asked(cheap, nodes)).instances} == {"dirty"}
 
 
+@pytest.mark.parametrize("objective", ["carbon", "energy", "cost"])
+@pytest.mark.parametrize(("ordered", "there"), [(["west"], "east"), (["east"], "west"), (["east", "west"], None)])
+def test_under_an_order_as_little_as_may_be_is_drawn_where_it_is_in_force(
+    objective: str, ordered: list[str], there: str | None
+) -> None:
+    """By what the objective says otherwise: west is cleaner, and cheaper."""
+    places = [
+        {"name": "west", "zone": ZONE, "price_per_kwh": 0.1},
+        {"name": "east", "zone": "DE", "price_per_kwh": 0.3},
+    ]
+    spec = a_spec(places=places, objective=objective)
+    gpus = gpus_by_place(spec, [a_node(4), a_node(4, zone="DE")])
+    found = {}
+    for name, zones in (("free", []), ("ordered", ordered)):
+        request = problem_of(spec, demand_of(spec, 5), intensities_of(spec), gpus, [], 5.0, ordered=zones)
+        problem = PoolsProblem.model_validate(request.model_dump())
+        found[name] = result_of(request, solve_pools(problem), forecasts_of(spec).model_copy(update={"ordered": zones}))
+    plan, free = found["ordered"], found["free"]
+    assert {each.location for each in plan.instances} == {there or "west"}
+    assert not plan.shortfall
+    assert plan.cost is None, "prices that say where power is to be saved are nobody's cost"
+    assert free.cost is not None
+    assert plan.emissions_kg is not None
+    assert free.emissions_kg is not None
+    assert plan.energy_kwh is not None
+    # As reported, the emissions are those of the grid: 100 g in the west, 200 in the east.
+    assert plan.emissions_kg / plan.energy_kwh == pytest.approx(0.2 if there == "east" else 0.1)
+
+
+def test_under_an_order_what_has_no_other_place_draws_less_if_it_can() -> None:
+    """The clean hour, in which more energy would not matter, does not count while it lasts."""
+    modes = [
+        {"name": name, "gpu_model": "A100", "gpus": 1, "command": ["serve"], "start_wh": 0} for name in ("fast", "lean")
+    ]
+    profiles = [
+        {"mode": name, "max_qps": 2, "power_w": watts, **SERVED} for name, watts in (("fast", 301), ("lean", 300))
+    ]
+    parts = [{"name": "one", "classes": [{"name": "all", "profiles": profiles, **LIMITS}]}]
+    spec = a_spec(modes=modes, partitions=parts)
+    gpus = gpus_by_place(spec, [a_node(4)])
+    intensity = {
+        name: each.model_copy(update={"gco2_per_kwh": [0.0] * 6}) for name, each in intensities_of(spec).items()
+    }
+    request = problem_of(spec, demand_of(spec, 5), intensity, gpus, [], 5.0, ordered=["west"])
+    plan = solve_pools(PoolsProblem.model_validate(request.model_dump()))
+    assert {each.mode for each in plan.instances} == {"lean"}
+
+
 def test_the_plan_in_force_is_where_the_search_begins_while_it_fits() -> None:
     spec = a_spec()
     nodes = [a_node(8)]

@@ -35,6 +35,7 @@ ASKED_BY = {
     "gpus_freed": "GPUs were freed",
     "demand": "more demand",
     "intensity": "another intensity",
+    "grid_order": "an order of the grid",
 }
 Windows = dict[int, "array[int]"]
 """Input and output tokens of a window's requests, one after the other: a log may have millions."""

@@ -73,6 +73,10 @@ CREATE VIEW hourly_prices AS
 SELECT zone, start_at AS hour, currency, per_kwh, demand_per_kw_month FROM carbon_prices
  WHERE currency = (SELECT p.currency FROM carbon_prices p ORDER BY p.start_at DESC, p.zone LIMIT 1);
 
+-- scheduler: where orders of the grid are in force; `zone` is NULL for the whole cluster.
+CREATE VIEW orders_in_force AS
+SELECT zone FROM grid_orders WHERE withdrawn_at IS NULL AND start_at <= now() AND end_at > now();
+
 -- scheduler: all gangs that there were, with whose they are. `leader` is the node of rank 0.
 CREATE VIEW gangs AS
 SELECT a.id, a.job_id, j.tenant_id, j.project, a.generation, a.state, a.gpus, a.shares,

@@ -69,6 +69,7 @@ class Cluster:
     held: Mapping[tuple[str, int], str | None]
     """Devices of jobs that may not be preempted, by node and index; with the pool if the job is its instance."""
     needs: Mapping[str, PoolNeeds]  #: Needs by pool
+    ordered: frozenset[str | None] = frozenset()  #: Zones in which an order of the grid is in force; None for all
 
     def nodes_for(self, pool: str, *, by_plans_in_force: bool = False) -> list[Node]:
         """Return the nodes with the GPUs that a pool may have.
@@ -90,6 +91,10 @@ class Cluster:
         others = [needs for name, needs in sorted(self.needs.items()) if name != pool]
         planned = [need for each in others for need in (each.in_force if by_plans_in_force else each.planned)]
         return without_needs(nodes, [*(need for each in others for need in each.awaited), *planned])
+
+    def ordered_places(self, spec: PoolSpec) -> list[str]:
+        """Return the places of a pool in which an order of the grid is in force, by name."""
+        return sorted(place.name for place in spec.places if self.ordered & {None, place.zone})
 
     def installed(self) -> list[Node]:
         return [Node(node.zone, node.labels, Counter(node.devices.values())) for node in self.nodes]

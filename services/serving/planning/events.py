@@ -56,6 +56,8 @@ def event_of(standing: Standing, present: Present) -> PlanTrigger | None:
         return PlanTrigger.SHORTFALL
     if standing.made.plan.shortfall and is_any_less(known.gpus, gpus):
         return PlanTrigger.GPUS_FREED
+    if known.ordered != cluster.ordered_places(spec):
+        return PlanTrigger.GRID_ORDER
     if is_demand_above(standing, present.qps):
         return PlanTrigger.DEMAND
     if known.installed and is_any_less(before, installed):

@@ -22,6 +22,7 @@ from services.serving.instances import InstanceTerms, pool_blueprint
 from services.serving.planning.cluster import PlaceGpus
 
 MAX_TYPES = 50  #: Of GPUs in one problem
+ORDERED = 100.0  #: How many times the highest price a kWh costs where an order of the grid is in force
 FITS = "fits--"
 """Begins the name of a stand-in for a GPU type: it says how many instances of a size fit on whole nodes of a place."""
 
@@ -72,8 +73,13 @@ def problem_of(
     time_limit_s: float,
     in_force: pools.PoolsResult | None = None,
     floors: Mapping[float, float] | None = None,
+    ordered: Sequence[str] = (),
 ) -> pools.PoolsRequest:
     """Return the problem for the five-minute steps until the pool is planned again.
+
+    While an order of the grid is in force in some places, as little energy as may be is planned there, and of such
+    plans the one that is best by the spec's objective, by prices that say so; the order's time is not looked at, since
+    the pool is planned again when it ends.
 
     Args:
         demand: Demand by partition, of which the first steps are taken.
@@ -82,6 +88,7 @@ def problem_of(
         time_limit_s: Longest time to solve, besides the spec's own limit.
         in_force: The plan that the search begins from.
         floors: The accuracies that keys ask for at least, per cent, each with its share of the requests, 0 .. 1.
+        ordered: The places in which an order of the grid is in force.
 
     Raises:
         ValidationError: It is inconsistent, or too large.
@@ -93,11 +100,12 @@ def problem_of(
         for place, has in gpus.items()
     }
     modes = [_mode(spec, mode, stand_ins) for mode in spec.modes]
+    prices = _prices(spec, intensity, set(ordered))
     steps, follows_load = spec.plan_steps, any(mode.idle_w is not None for mode in spec.modes)
     return pools.PoolsRequest(
         solver=spec.solver,
         time_limit_s=min(spec.time_limit_s, time_limit_s),
-        objective=spec.objective,
+        objective="cost" if ordered else spec.objective,
         step_s=STEP_S,
         head_room=spec.head_room,
         negative_rates=spec.negative_rates,
@@ -108,7 +116,7 @@ def problem_of(
                 gpus=types[place.name],
                 intensity=intensity[place.name].gco2_per_kwh[:steps] if intensity else [0.0] * steps,
                 nodes=_whole_nodes(spec.modes, gpus[place.name]),
-                price_per_kwh=None if place.price_per_kwh is None else [place.price_per_kwh] * steps,
+                price_per_kwh=prices[place.name],
             )
             for place in spec.places
         ],
@@ -123,12 +131,36 @@ def problem_of(
     )
 
 
+def _prices(
+    spec: PoolSpec, intensity: Mapping[str, PlaceIntensity], ordered: Set[str]
+) -> dict[str, list[float] | None]:
+    """Return the price of a kWh by place and step: the spec's, or under an order ``ORDERED`` times the highest there.
+
+    Without prices the objective is carbon or energy, and what counts for it is taken for one.
+    """
+    steps = spec.plan_steps
+    stated = {place.name: place.price_per_kwh for place in spec.places}
+    if not ordered:
+        return {name: None if price is None else [price] * steps for name, price in stated.items()}
+    if spec.objective == "cost":
+        rates = {name: [price or 0.0] * steps for name, price in stated.items()}
+    else:
+        rates = {name: intensity[name].gco2_per_kwh[:steps] if intensity else [0.0] * steps for name in stated}
+    highest = max((abs(rate) for found in rates.values() for rate in found), default=0.0) or 1.0
+    share, same = (pools.TIE_SHARE, 1.0) if spec.objective == "energy" else (1.0, 0.0)  # the cleaner of equal ones
+    return {
+        name: [same + share * rate / highest + ORDERED * (name in ordered) for rate in found]
+        for name, found in rates.items()
+    }
+
+
 def result_of(request: pools.PoolsRequest, result: pools.PoolsResult, forecasts: PlanForecasts) -> pools.PoolsResult:
     """Return a plan in its pool's terms: without stand-in GPU types, or sums over different or unknown signals.
 
     A shortfall gets the reasons that only the nodes tell: GPUs that others hold, and models that no node has.
     """
-    changes: dict[str, Any] = {"full": [each for each in result.full if not each.gpu_type.startswith(FITS)]}
+    changes: dict[str, Any] = {"cost": None} if forecasts.ordered else {}
+    changes |= {"full": [each for each in result.full if not each.gpu_type.startswith(FITS)]}
     if len({each.signal for each in forecasts.intensity.values()}) != 1:
         changes["emissions_kg"] = None
     if result.shortfall and forecasts.installed:

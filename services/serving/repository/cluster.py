@@ -57,7 +57,8 @@ SELECT
     WHERE q.deleted_at IS NULL) AS planned,
   (SELECT jsonb_agg(jsonb_build_array(m.pool, m.place, m.mode, m.count))
      FROM (SELECT pool, place, mode, count(*) AS count FROM pool_instances
-            WHERE state IN ('wanted', 'starting', 'ready') GROUP BY pool, place, mode) m) AS made
+            WHERE state IN ('wanted', 'starting', 'ready') GROUP BY pool, place, mode) m) AS made,
+  (SELECT jsonb_agg(DISTINCT zone) FROM orders_in_force) AS ordered
 """)
 """Everything in one statement, so that it is of one moment. ``nodes``: with their whole GPUs that are kept for nobody.
 ``held``: devices of jobs that may not be preempted. ``planned``: what pools are to have, by the newest plan that is or
@@ -170,6 +171,7 @@ async def read_cluster(connection: AsyncConnection) -> Cluster:
         ],
         held={(node, device): pool for node, device, pool in _rows(row.held)},
         needs=needs,
+        ordered=frozenset(_rows(row.ordered)),
     )
 
 
