@@ -87,6 +87,9 @@ class Photos:
         plan = self.gateway.get("/v1/fleets/images").get("plan")
         return self.running() == set(running) and (plan is None or plan["state"] == "applied")
 
+    def saved_pct(self) -> float | None:
+        return self.gateway.get("/v1/apps/photos/report", hours=0.02, step_s=10)["carbon_saving_pct"]
+
     @contextmanager
     def asked(self) -> Iterator[Counter[str]]:
         """Have clients ask all the time; the answers by variant, and whatever else they got, are counted."""
@@ -154,6 +157,8 @@ def photos() -> Iterator[Photos]:
 def test_no_request_is_lost_while_gpus_are_cut_anew_and_agents_and_serving_are_killed(photos: Photos) -> None:
     with photos.asked() as answers:
         wait_until(lambda: answers["b7"] > 20)
+        wait_until(lambda: photos.saved_pct() is not None)
+        wait_until(lambda: abs(photos.saved_pct() or 0) < 30, 120)  # it runs BASE, which saves nothing against itself
         photos.put(1)
         changing: list[str] = []
 
