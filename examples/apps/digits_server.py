@@ -92,8 +92,7 @@ def _softmax(sums: Floats) -> Floats:
 
 def trained(variant: str) -> tuple[Model, float]:
     """Return a variant, and its accuracy in per cent."""
-    found = load_digits()
-    images, digits = found.data, found.target
+    images, digits = load_digits(return_X_y=True)
     model = Model(SIZES[variant], images[:TRAINED_ON], digits[:TRAINED_ON])
     return model, 100 * float(np.mean(model.read(images[TRAINED_ON:]) == digits[TRAINED_ON:]))
 
