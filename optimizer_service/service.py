@@ -82,17 +82,10 @@ class OptimizerService:
 def _summary(work: WorkRecord) -> SolveSummary:
     columns = work.columns
     outcome = {name: columns[name] for name in OUTCOME_FIELDS}
-    return SolveSummary(
-        id=work.id,
+    return SolveSummary.of(
+        work,
         kind=columns["kind"],
-        tenant_id=work.tenant_id,
-        state=work.state,
-        submitted_at=work.submitted_at,
-        started_at=work.started_at,
-        ended_at=work.ended_at,
-        attempts=work.attempts,
         solve_s=columns["solve_s"],
         progress=None if work.state is WorkState.QUEUED else columns["progress"],
         outcome=None if outcome["status"] is None else SolveOutcome.model_validate(outcome),
-        failure=work.failure,
     )

@@ -81,6 +81,12 @@ class Message(BaseModel):
         read = cls.model_validate_json if isinstance(document, str | bytes) else cls.model_validate
         return read(document, extra="ignore")  # pyright: ignore[reportArgumentType]
 
+    @classmethod
+    def of(cls, record: object, **more: Any) -> Self:
+        """Return a message with what a record has under the same names as its fields, and ``more`` besides."""
+        same = (name for name in cls.model_fields if name not in more and hasattr(record, name))
+        return cls(**{name: getattr(record, name) for name in same}, **more)
+
 
 T = TypeVar("T")
 

@@ -119,7 +119,7 @@ class Door:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to a model server or to ``/v1/models``; errors have the form of the API that is asked."""
-        await self._gate.pass_in(Exchange.open(scope, receive, send), self._handle, DoorError, self._refuse)
+        await self._gate.pass_in(Exchange.open(scope, receive, send), self._handle, self._refuse)
 
     async def _refuse(self, exchange: Exchange, refusal: DoorError | ProblemError) -> None:
         error = refusal if isinstance(refusal, DoorError) else openai.of_problem(refusal)

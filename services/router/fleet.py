@@ -80,22 +80,8 @@ class Server(SharedTime):
     """
 
     __slots__ = (
-        "_refused",
-        "accuracy_pct",
-        "breaker",
-        "costs",
-        "energy",
-        "gco2_per_kwh",
-        "id",
-        "instance",
-        "lanes",
-        "limit",
-        "location",
-        "origin",
-        "spare",
-        "spec",
-        "tells_load",
-        "was_key_asked_for",
+        *("_refused", "accuracy_pct", "breaker", "costs", "energy", "gco2_per_kwh", "id", "instance", "lanes"),
+        *("limit", "location", "origin", "spare", "spec", "tells_load", "was_key_asked_for"),
     )
 
     def __init__(

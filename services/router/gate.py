@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import NO_KEY_LIMITS, KeyLimits, ResolvedKey, TenantLimits
@@ -90,9 +90,6 @@ def priority_of(limits: KeyLimits, fields: Mapping[str, Any], usual: int) -> int
     return max(given, limits.priority)
 
 
-OwnError = TypeVar("OwnError", bound=Exception)
-
-
 class Gate:
     """Keys and limits of this process, and the requests that it has not answered yet.
 
@@ -116,22 +113,15 @@ class Gate:
         self,
         exchange: Exchange,
         handle: Callable[[Exchange], Awaitable[None]],
-        own_error: type[OwnError],
-        refuse: Callable[[Exchange, OwnError | ProblemError], Awaitable[None]],
+        refuse: Callable[[Exchange, DoorError | ProblemError], Awaitable[None]],
     ) -> None:
-        """Have ``handle`` answer a request, or ``refuse`` if it raises before the answer has begun.
-
-        Args:
-            handle: Answers it.
-            own_error: What its door raises to refuse a request.
-            refuse: Answers with such an error.
-        """
+        """Have ``handle`` answer a request, or ``refuse`` if it raises before the answer has begun."""
         self.in_flight += 1
         try:
             await handle(exchange)
         except ClientGoneError:
             pass
-        except (own_error, ProblemError) as error:
+        except (DoorError, ProblemError) as error:
             if not exchange.has_begun:
                 await refuse(exchange, error)
         except Exception as error:

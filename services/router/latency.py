@@ -33,18 +33,8 @@ class _Second:
     """One server's and class's latencies since the last report."""
 
     __slots__ = (
-        "began_s",
-        "e2e_s",
-        "ended",
-        "ended_tokens",
-        "gap_max_s",
-        "gap_s",
-        "gaps",
-        "max_e2e_s",
-        "ttft_max_s",
-        "ttft_s",
-        "ttfts",
-        "wait_s",
+        *("began_s", "e2e_s", "ended", "ended_tokens", "gap_max_s", "gap_s", "gaps", "max_e2e_s", "ttft_max_s"),
+        *("ttft_s", "ttfts", "wait_s"),
     )
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ _CODES = {
 
 
 class DoorError(Exception):
-    """A request that gets an error in OpenAI's format."""
+    """A request that gets an error, in the format of the API by which it came."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class DoorError(Exception):
         """The answer's headers, besides its length."""
         if self.code == NO_QUOTA:
             return [JSON, (b"x-should-retry", b"false")]  # OpenAI's and Anthropic's clients go by it
-        if self.retry_after_s is None:
-            return [JSON]
-        return [JSON, *self.more, (b"retry-after", b"%d" % max(1, round(self.retry_after_s)))]
+        wait_s = self.retry_after_s
+        retry = () if wait_s is None else ((b"retry-after", b"%d" % max(1, round(wait_s))),)
+        return [JSON, *self.more, *retry]
 
     def body(self, form: Errors) -> bytes:
         """Return the answer's body."""

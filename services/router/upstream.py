@@ -63,27 +63,9 @@ class Connection(asyncio.Protocol):
     """A connection that carries one request and its answer at a time."""
 
     __slots__ = (
-        "_first_s",
-        "_has_body",
-        "_longest_s",
-        "_loop",
-        "_parser",
-        "_paused",
-        "_pieces",
-        "_size",
-        "_transport",
-        "_unread",
-        "_waiter",
-        "answered_at_s",
-        "began_at_s",
-        "complete",
-        "error",
-        "headers",
-        "idle_since_s",
-        "last_at_s",
-        "origin",
-        "reusable",
-        "status",
+        *("_first_s", "_has_body", "_longest_s", "_loop", "_parser", "_paused", "_pieces", "_size"),
+        *("_transport", "_unread", "_waiter", "answered_at_s", "began_at_s", "complete", "error", "headers"),
+        *("idle_since_s", "last_at_s", "origin", "reusable", "status"),
     )
 
     def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:

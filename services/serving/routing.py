@@ -126,28 +126,15 @@ class Routing:
 
 def _pool(row: PoolRow, spec: PoolSpec) -> routing.RoutedPool:
     part = next((part for part in spec.partitions if part.name == row.partition), None)
-    return routing.RoutedPool(
+    return routing.RoutedPool.of(
+        spec,
         name=row.name,
         tenant_id=row.tenant_id,
-        tenants=spec.tenants,
-        models=spec.models,
-        fallback=spec.fallback,
-        tokenizer=spec.tokenizer,
-        passes_priority=spec.passes_priority,
-        accuracy_gco2_per_kwh=spec.accuracy_gco2_per_kwh,
         partition=part and part.name,
         starting=row.starting,
         input_tokens=part.thresholds.input_tokens if part and part.thresholds else None,
         output_tokens=part.thresholds.output_tokens if part and part.thresholds else None,
-        classes=[
-            routing.RoutedClass(
-                name=each.name,
-                max_latency_s=each.max_latency_s,
-                max_ttft_ms=each.max_ttft_ms,
-                max_tbt_ms=each.max_tbt_ms,
-            )
-            for each in (part.classes if part else ())
-        ],
+        classes=[routing.RoutedClass.of(each) for each in (part.classes if part else ())],
     )
 
 
@@ -157,14 +144,8 @@ def _grid(fleet: FleetSpec) -> tuple[str, str | None]:
 
 
 def _app(app: AppRecord) -> routing.RoutedApp:
-    return routing.RoutedApp(
-        name=app.name,
-        tenant_id=app.tenant_id,
-        tenants=app.spec.tenants,
-        sla_p95_ms=app.spec.sla_p95_ms,
-        concurrency=app.spec.concurrency,
-        most_accurate=app.spec.most_accurate.name,
-    )
+    best = app.spec.most_accurate.name
+    return routing.RoutedApp.of(app.spec, name=app.name, tenant_id=app.tenant_id, most_accurate=best)
 
 
 def _app_server(
@@ -269,25 +250,13 @@ def server_id(endpoint: str) -> str:
 def _foreign(
     each: routing.Endpoint, secret_set_at: datetime | None, intensity: CurrentIntensity | None, pue: float
 ) -> routing.RoutedServer:
-    spec = each.spec
-    return routing.RoutedServer(
+    return routing.RoutedServer.of(
+        each.spec,
         id=server_id(each.name),
-        url=spec.url,
-        models=spec.models,
         tenant_id=each.tenant_id,
-        tenants=spec.tenants,
-        location=spec.location,
-        request_class=spec.request_class,
-        state="draining" if spec.draining else "ready",
-        weight=spec.weight,
-        capacity=spec.capacity,
-        upstream_model=spec.upstream_model,
-        upstream_key=spec.upstream_key,
-        upstream_secret=spec.upstream_secret,
+        state="draining" if each.spec.draining else "ready",
         upstream_secret_set_at=secret_set_at,
         load_path="/metrics",
-        accuracy_pct=spec.accuracy_pct,
-        power_w=spec.power_w,
         gco2_per_kwh=intensity.point.gco2_per_kwh if intensity else None,
         is_intensity_estimated=intensity is None or intensity.point.is_estimated,
         pue=pue,

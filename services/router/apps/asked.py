@@ -22,83 +22,60 @@ from starlette.types import Scope
 from services.contracts.codes import MEANINGS, PROBLEMS
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import MEDIA_TYPE
-from services.kit.edge.exchange import Exchange, Header
+from services.kit.edge.exchange import Exchange
 from services.kit.problems import ProblemError
 from services.router.apps.queue import NotAssignedError
 from services.router.openai import JSON, DoorError
 from services.router.upstream import UpstreamError
 
 
-class AppError(Exception):
-    """A request to an application that the router refuses, or that no instance answered."""
-
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        detail: str,
-        *,
-        retry_after_s: float | None = None,
-        headers: tuple[Header, ...] = (),
-    ) -> None:
-        super().__init__(detail)
-        self.status = status  #: HTTP status
-        self.code = code  #: Stable code
-        self.headers = [*headers]  #: Headers of the answer, such as ``retry-after``
-        if retry_after_s is not None:
-            self.headers.append((b"retry-after", b"%d" % max(1, round(retry_after_s))))
-
-    async def answer(self, exchange: Exchange, *, is_open_inference: bool) -> None:
-        """Send the error: as the Open Inference Protocol says, or as a problem document (RFC 9457)."""
-        if is_open_inference:
-            media, document = "application/json", {"error": str(self), "code": self.code}
-        else:
-            media = MEDIA_TYPE
-            other = "rate_limited" if self.status == 429 else "upstream_failed"
-            document = {
-                "type": f"{PROBLEMS}/{self.code if self.code in MEANINGS else other}",
-                "title": HTTPStatus(self.status).phrase,
-                "status": self.status,
-                "detail": str(self),
-                "code": self.code,
-                "request_id": exchange.request_id.decode(),
-            }
-        await exchange.answer(self.status, [(b"content-type", media.encode()), *self.headers], orjson.dumps(document))
-
-
-def of_problem(problem: ProblemError) -> AppError:
-    """Return a refusal by the edge as an application's error."""
-    headers = tuple((name.lower().encode(), value.encode()) for name, value in problem.headers.items())
-    return AppError(problem.status, str(problem.problem_code), problem.detail, headers=headers)
-
-
-def of_key(error: DoorError) -> AppError:
-    """Return a refusal by the limits of a key as an application's error."""
+async def answer_error(exchange: Exchange, error: DoorError, *, is_open_inference: bool) -> None:
+    """Answer with an error: as the Open Inference Protocol says, or as a problem document (RFC 9457)."""
     code = "rate_limited" if error.code == "rate_limit_exceeded" else error.code
-    return AppError(error.status, code, str(error), headers=tuple(each for each in error.headers if each != JSON))
+    if is_open_inference:
+        media, document = "application/json", {"error": str(error), "code": code}
+    else:
+        media = MEDIA_TYPE
+        other = "rate_limited" if error.status == 429 else "upstream_failed"
+        document = {
+            "type": f"{PROBLEMS}/{code if code in MEANINGS else other}",
+            "title": HTTPStatus(error.status).phrase,
+            "status": error.status,
+            "detail": str(error),
+            "code": code,
+            "request_id": exchange.request_id.decode(),
+        }
+    headers = [(b"content-type", media.encode()), *(each for each in error.headers if each != JSON)]
+    await exchange.answer(error.status, headers, orjson.dumps(document))
 
 
-def no_app(name: str) -> AppError:
+def of_problem(problem: ProblemError) -> DoorError:
+    """Return a refusal by the edge as an application's error."""
+    headers = [(name.lower().encode(), value.encode()) for name, value in problem.headers.items()]
+    return DoorError(problem.status, str(problem.problem_code), problem.detail, more=headers)
+
+
+def no_app(name: str) -> DoorError:
     """Return the error of an application that does not exist, or that the caller may not use."""
-    return AppError(404, "not_found", f"There is no application {name[:63]} that this key may use.")
+    return DoorError(404, "not_found", f"There is no application {name[:63]} that this key may use.")
 
 
-def not_assigned(app: str, error: NotAssignedError) -> AppError:
+def not_assigned(app: str, error: NotAssignedError) -> DoorError:
     """Return the error of a request that was not given an instance."""
     if error.reason == "queue_full":
         detail = f"Too many requests wait for the application {app}."
-        return AppError(429, "queue_full", detail, retry_after_s=error.retry_after_s)
+        return DoorError(429, "queue_full", detail, retry_after_s=error.retry_after_s)
     detail = f"No instance of the application {app} is ready."
-    return AppError(503, "no_instance", detail, retry_after_s=error.retry_after_s)
+    return DoorError(503, "no_instance", detail, retry_after_s=error.retry_after_s)
 
 
-def of_upstream(error: UpstreamError) -> AppError:
+def of_upstream(error: UpstreamError) -> DoorError:
     """Return the error of a request that no instance answered."""
     if error.reason == "timeout":
-        return AppError(504, "upstream_timeout", f"The instance did not answer in time: {error}")
+        return DoorError(504, "upstream_timeout", f"The instance did not answer in time: {error}")
     if error.reason == "busy":
-        return AppError(503, "upstream_busy", f"All instances are busy: {error}", retry_after_s=2)
-    return AppError(
+        return DoorError(503, "upstream_busy", f"All instances are busy: {error}", retry_after_s=2)
+    return DoorError(
         502, f"upstream_{error.reason}", f"The instance failed before it answered: {error}", retry_after_s=1
     )
 
@@ -130,7 +107,7 @@ def read(scope: Scope, *, has_idempotency_key: bool) -> Asked:
     """Return what is asked of an application.
 
     Raises:
-        AppError: 404 if the path names none, 405 for a method that it does not answer.
+        DoorError: 404 if the path names none, 405 for a method that it does not answer.
     """
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     method: str = scope["method"]
@@ -138,7 +115,7 @@ def read(scope: Scope, *, has_idempotency_key: bool) -> Asked:
         case [b"", b"apps", given, *rest]:
             name = _name(given)
             if method not in METHODS:
-                raise AppError(405, "method_not_allowed", f"Applications do not answer {method}.")
+                raise DoorError(405, "method_not_allowed", f"Applications do not answer {method}.")
             may_repeat = method in IDEMPOTENT or has_idempotency_key
             found = Asked(name, method, _with_query(b"/" + b"/".join(rest), scope), may_repeat=may_repeat)
         case [b"", b"v2", b"models", given, b"versions", version, *rest] if _VERSION.match(version):
@@ -148,7 +125,7 @@ def read(scope: Scope, *, has_idempotency_key: bool) -> Asked:
         case _:
             found = None
     if found is None:
-        raise AppError(404, "unknown_url", f"There is no {scope['path'][:200]}.")
+        raise DoorError(404, "unknown_url", f"There is no {scope['path'][:200]}.")
     return found
 
 
@@ -181,4 +158,4 @@ def _with_query(path: bytes, scope: Scope) -> bytes:
 
 def _check(method: str, *allowed: str) -> None:
     if method not in allowed:
-        raise AppError(405, "method_not_allowed", f"This path answers {' and '.join(allowed)}.")
+        raise DoorError(405, "method_not_allowed", f"This path answers {' and '.join(allowed)}.")

@@ -16,11 +16,10 @@ from services.kit.release import RELEASE
 from services.router.answers import UNBUFFERED, is_identity, is_stream, wants_comment
 from services.router.apps.asked import (
     OPEN_INFERENCE,
-    AppError,
     Asked,
+    answer_error,
     no_app,
     not_assigned,
-    of_key,
     of_problem,
     of_upstream,
     read,
@@ -95,11 +94,11 @@ class AppDoor:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to an application."""
-        await self._gate.pass_in(Exchange.open(scope, receive, send), self._handle, AppError, self._refuse)
+        await self._gate.pass_in(Exchange.open(scope, receive, send), self._handle, self._refuse)
 
-    async def _refuse(self, exchange: Exchange, refusal: AppError | ProblemError) -> None:
-        error = refusal if isinstance(refusal, AppError) else of_problem(refusal)
-        await error.answer(exchange, is_open_inference=exchange.scope["path"].startswith(OPEN_INFERENCE))
+    async def _refuse(self, exchange: Exchange, refusal: DoorError | ProblemError) -> None:
+        error = refusal if isinstance(refusal, DoorError) else of_problem(refusal)
+        await answer_error(exchange, error, is_open_inference=exchange.scope["path"].startswith(OPEN_INFERENCE))
 
     async def _handle(self, exchange: Exchange) -> None:
         arrival_s = time.monotonic()
@@ -109,12 +108,9 @@ class AppDoor:
         asked = read(exchange.scope, has_idempotency_key=b"idempotency-key" in exchange.headers)
         key = await self._gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
         exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
-        try:
-            exchange.extra += self._gate.rules.admit(key)
-        except DoorError as error:
-            raise of_key(error) from None
+        exchange.extra += self._gate.rules.admit(key)
         if not key.identity.role.may(asked.method, Role.USER):
-            raise AppError(403, "forbidden", f"A key with the role {key.identity.role} may only read.")
+            raise DoorError(403, "forbidden", f"A key with the role {key.identity.role} may only read.")
         app = self._fleet.app_of(asked.app, key.identity)
         if app is None or not key.key_limits.may_name(app.name):
             raise no_app(asked.app)
@@ -130,7 +126,7 @@ class AppDoor:
     async def _of_the_router(self, exchange: Exchange) -> None:
         """Answer what the protocol asks of a server as a whole; no key is needed for it."""
         if exchange.scope["method"] not in ("GET", "HEAD"):
-            raise AppError(405, "method_not_allowed", "This path answers GET and HEAD.")
+            raise DoorError(405, "method_not_allowed", "This path answers GET and HEAD.")
         path = exchange.scope["path"]
         is_well = path != "/v2/health/ready" or self._fleet.made_at_s > 0
         state: dict[str, object] = {path.removeprefix("/v2/health/"): is_well}
@@ -140,7 +136,7 @@ class AppDoor:
     async def _say_ready(self, exchange: Exchange, app: RoutedApp) -> None:
         if not self._fleet.ready(app.name):
             detail = f"No instance of the application {app.name} is ready."
-            raise AppError(503, "no_instance", detail, retry_after_s=5)
+            raise DoorError(503, "no_instance", detail, retry_after_s=5)
         await exchange.answer(200, [JSON], orjson.dumps({"name": app.name, "ready": True}))
 
     async def _serve(self, turn: AppTurn) -> None:
@@ -149,7 +145,7 @@ class AppDoor:
         self._observations.arrived(name, time.time())
         try:
             await self._in_queue(turn)
-        except (AppError, UpstreamError) as error:
+        except (DoorError, UpstreamError) as error:
             failure = of_upstream(error) if isinstance(error, UpstreamError) else error
             self._observations.failed(name, time.time())
             self._metrics.app_requests.add((name, "", str(failure.status)))

@@ -124,16 +124,13 @@ def report_of(
     for at in sorted(steps):
         step = steps[at]
         mix.append(
-            AppMix(
+            AppMix.of(
+                step,
                 start_at=start_at + timedelta(seconds=at * step_s),
-                gco2_per_kwh=step.gco2_per_kwh,
                 requests=step.answered,
-                failed=step.failed,
                 by_variant=dict(variants.get(at, {})),
                 accuracy_pct=step.accuracy_sum / step.answered if step.answered else None,
                 p95_ms=percentile_ms(latency.get(at, {}), 0.95),
-                energy_j=step.energy_j,
-                carbon_gco2=step.carbon_gco2,
             )
         )
         if step.gco2_per_kwh is not None:

@@ -104,13 +104,11 @@ def _application(app: PlannedApp, running: Mapping[Kind, int], gpus: int = 0) ->
         if name == app.name and count > 0 and (variant, size) in known
     ]
     sizes = [int(each.slice[0]) for each in there for _ in range(each.count)]
-    return PartitionApplication(
+    return PartitionApplication.of(
+        spec,
         name=app.name,
         variants=variants,
         requests_per_s=app.rate_per_s,
-        sla_p95_ms=spec.sla_p95_ms,
-        carbon_weight=spec.carbon_weight,
-        max_accuracy_loss_pct=spec.max_accuracy_loss_pct,
         running=there if can_be_cut(counts_of(sizes), gpus) else [],
     )
 

@@ -5,7 +5,6 @@ differs from the one that its newest plan was made for.
 """
 
 from datetime import datetime, timedelta
-from typing import Any
 
 from services.contracts import apps
 from services.contracts.codes import ProblemCode
@@ -260,15 +259,8 @@ def show_plan(plan: PlanRecord, app: str | None = None) -> apps.FleetPlan:
     result = None if plan.result is None else PartitionResult.model_validate(plan.result)
     is_open = plan.state is apps.FleetPlanState.CARRYING_OUT
     current = plan.progress.current if plan.progress and is_open else None
-    return apps.FleetPlan(
-        id=plan.id,
-        fleet=plan.fleet,
-        trigger=plan.trigger,
-        state=plan.state,
-        detail=plan.detail,
-        gco2_per_kwh=plan.gco2_per_kwh,
-        made_at=plan.made_at,
-        ended_at=plan.ended_at,
+    return apps.FleetPlan.of(
+        plan,
         gpu=f"{current[0]}:{current[1]}" if current else None,
         layouts=_layouts(plan, result),
         recut=len(result.recut) if result else 0,
@@ -305,19 +297,13 @@ async def show_fleets(queries: Queries, records: list[FleetRecord]) -> list[apps
         plan = await queries.fleets.newest_plan(record.name)
         states = gpus.get(record.name, [])
         shown.append(
-            apps.Fleet(
-                name=record.name,
-                tenant_id=record.tenant_id,
-                revision=record.revision,
-                spec=record.spec,
+            apps.Fleet.of(
+                record,
                 is_deleted=record.deleted_at is not None,
-                created_at=record.created_at,
-                updated_at=record.updated_at,
                 apps=users.get(record.name, []),
                 gpus=[_show_gpu(state) for state in states],
                 missing_gpus=max(record.spec.gpus - sum(state.is_usable for state in states), 0),
                 detail=_why_it_waits(states) if users.get(record.name) else None,
-                only_proposes=record.only_proposes,
                 plan=plan and show_plan(plan),
             )
         )
@@ -334,15 +320,10 @@ def _why_it_waits(states: list[GpuState]) -> str | None:
 
 
 def _show_gpu(state: GpuState) -> apps.FleetGpu:
-    return apps.FleetGpu(
-        node_id=state.at[0],
-        gpu=state.at[1],
-        sizes=list(ordered(size for size in state.sizes if size)),
-        wanted=list(state.wanted),
-        state=state.state,
-        detail=f"{state.used_by} runs on it until it ends" if state.used_by else state.detail or None,
-        is_up=state.is_up,
-    )
+    node_id, gpu = state.at
+    detail = f"{state.used_by} runs on it until it ends" if state.used_by else state.detail or None
+    sizes = list(ordered(size for size in state.sizes if size))
+    return apps.FleetGpu.of(state, node_id=node_id, gpu=gpu, sizes=sizes, wanted=list(state.wanted), detail=detail)
 
 
 async def _show_apps(queries: Queries, records: list[AppRecord]) -> list[apps.App]:
@@ -361,13 +342,9 @@ async def _show_apps(queries: Queries, records: list[AppRecord]) -> list[apps.Ap
             if state is InstanceState.READY:
                 variant, size = variant_and_slice(mode)
                 ready.append(VariantInstances(variant=variant, slice=slice_name(size), count=count))
-        columns: dict[str, Any] = {
-            name: getattr(record, name)
-            for name in ("name", "tenant_id", "revision", "spec", "created_at", "updated_at")
-        }
         shown.append(
-            apps.App(
-                **columns,
+            apps.App.of(
+                record,
                 is_deleted=record.deleted_at is not None,
                 only_proposes=fleet.only_proposes,
                 plan=plan and show_plan(plan, record.name),

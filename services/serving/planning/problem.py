@@ -41,15 +41,8 @@ def intensity_of(forecast: IntensityForecast, from_s: float, steps: int = STEPS_
     """Return a forecast's means over the steps from ``from_s`` on; its first and last values hold beyond its ends."""
     curve = curve_of(forecast.points)
     starts_s = [from_s + step * STEP_S for step in range(steps)]
-    return PlaceIntensity(
-        zone=forecast.zone,
-        signal=forecast.signal,
-        provider=forecast.provider,
-        method=forecast.method,
-        generated_at=forecast.generated_at,
-        is_stale=forecast.is_stale,
-        gco2_per_kwh=[curve.mean(start_s, start_s + STEP_S) for start_s in starts_s],
-    )
+    means = [curve.mean(start_s, start_s + STEP_S) for start_s in starts_s]
+    return PlaceIntensity.of(forecast, gco2_per_kwh=means)
 
 
 def check_signals(spec: PoolSpec, intensity: Mapping[str, PlaceIntensity]) -> None:
@@ -234,14 +227,7 @@ def _mode(spec: PoolSpec, mode: ServerMode, stand_ins: Mapping[tuple[str, int], 
         if model == mode.gpu_model and mode.gpus >= size:
             gpus[of] = mode.gpus // size
     start_wh, stop_wh = spec.switching_wh(mode)
-    return pools.PoolMode(
-        name=mode.name,
-        gpus=gpus,
-        accuracy_pct=mode.accuracy_pct,
-        idle_w=mode.idle_w,
-        start_wh=start_wh,
-        stop_wh=stop_wh,
-    )
+    return pools.PoolMode.of(mode, gpus=gpus, start_wh=start_wh, stop_wh=stop_wh)
 
 
 def _regions(spec: PoolSpec, floors: Mapping[float, float]) -> list[pools.ClientRegion]:

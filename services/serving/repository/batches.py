@@ -143,14 +143,8 @@ class BatchRows:
 
 
 def _file(row: Row[Any]) -> BatchFile:
-    return BatchFile(
-        id=row.id,
-        bytes=row.size_bytes,
-        created_at=int(row.created_at.timestamp()),
-        expires_at=int(row.expires_at.timestamp()),
-        filename=row.filename,
-        purpose=row.purpose,
-    )
+    created_at, expires_at = int(row.created_at.timestamp()), int(row.expires_at.timestamp())
+    return BatchFile.of(row, bytes=row.size_bytes, created_at=created_at, expires_at=expires_at)
 
 
 def batch_of(row: Row[Any]) -> Batch:
@@ -160,18 +154,12 @@ def batch_of(row: Row[Any]) -> Batch:
         saved = row.energy_j / J_PER_KWH * row.arrival_gco2_per_kwh - row.carbon_gco2
     moments: dict[str, Any] = {name: int(at) for name, at in row.moments.items()}
     next_at = moments.pop("next_at", None)
-    return Batch(
-        id=row.id,
-        endpoint=row.endpoint,
+    return Batch.of(
+        row,
         errors=None if row.errors is None else BatchErrors(data=row.errors),
-        input_file_id=row.input_file_id,
-        status=row.status,
-        output_file_id=row.output_file_id,
-        error_file_id=row.error_file_id,
         created_at=int(row.created_at.timestamp()),
         expires_at=int(row.expires_at.timestamp()),
-        request_counts=RequestCounts(total=row.total, completed=row.completed, failed=row.failed),
-        metadata=row.metadata,
+        request_counts=RequestCounts.of(row),
         wattshift=BatchCarbon(
             wh=row.energy_j / 3_600.0,
             gco2=row.carbon_gco2,
