@@ -28,7 +28,6 @@ from services.serving.carbon import Baselines, CarbonZones, Intensities
 from services.serving.controller.controller import Controller
 from services.serving.controller.probes import Prober, new_probe_session
 from services.serving.controller.server_jobs import ServerJobs
-from services.serving.figures import show_figures
 from services.serving.fleets.observations import Observations
 from services.serving.fleets.planner import FleetPlanner
 from services.serving.fleets.service import Apps, Fleets
@@ -36,6 +35,7 @@ from services.serving.planning.planner import EventWatch, Planner, PlanWorkers
 from services.serving.planning.plans import Plans
 from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
+from services.serving.repository.figures import show_figures
 from services.serving.repository.plans import plan_repository
 from services.serving.routing import Endpoints, Routing
 from services.serving.service import Pools

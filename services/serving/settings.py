@@ -1,74 +1,55 @@
 """Settings of serving, shared by its service and its workers."""
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, AliasGenerator, Field
 from pydantic_settings import SettingsConfigDict
 
 from services.contracts.schema import said
 from services.kit.background.settings import WorkSettings
 from services.kit.settings import SealingSettings
 
+RENAMED = (
+    *("keep_days", "traffic_keep_days", "traffic_sweep_s", "traffic_max_age_s", "plan_interval_s", "plan_lead_s"),
+    *("plan_late_s", "plan_look_s", "plan_retry_s", "instance_look_s", "instance_probe_s"),
+    *("instance_probe_timeout_s", "instance_probes_at_once"),
+)
+"""Settings whose variables began with ``OPTIMIZER_`` until 0.1; those names are still read, after their own."""
 
-def _renamed(name: str) -> AliasChoices:
-    """Return the names of a variable that began with ``OPTIMIZER_`` until 0.1; the old one is read for one release."""
-    return AliasChoices(f"SERVING_{name}", f"OPTIMIZER_{name}")
+
+def _variables(name: str) -> AliasChoices | str:
+    own = f"SERVING_{name.upper()}"
+    return AliasChoices(own, f"OPTIMIZER_{name.upper()}") if name in RENAMED else own
 
 
 class ServingSettings(WorkSettings, SealingSettings):
     """``SERVING_*``, and what all processes share."""
 
-    model_config = SettingsConfigDict(env_prefix="SERVING_")
+    model_config = SettingsConfigDict(
+        env_prefix="SERVING_", alias_generator=AliasGenerator(validation_alias=_variables)
+    )
 
     host: str = "127.0.0.1"
     port: int = Field(default=8090, ge=0, le=65_535)
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     carbon_timeout_s: float = Field(default=10, gt=0)
-    keep_days: float = said(
-        "How long ended plans and instances are kept.", default=30, gt=0, validation_alias=_renamed("KEEP_DAYS")
-    )
+    keep_days: float = said("How long ended plans and instances are kept.", default=30, gt=0)
 
-    traffic_keep_days: float = said(
-        "How long reported traffic is kept.", default=16, gt=0, validation_alias=_renamed("TRAFFIC_KEEP_DAYS")
-    )
-    traffic_sweep_s: float = said(
-        "How often older traffic is deleted.", default=600, gt=0, validation_alias=_renamed("TRAFFIC_SWEEP_S")
-    )
+    traffic_keep_days: float = said("How long reported traffic is kept.", default=16, gt=0)
+    traffic_sweep_s: float = said("How often older traffic is deleted.", default=600, gt=0)
     traffic_max_age_s: float = said(
-        "How long all reporters may be silent before their reports no longer predict demand.",
-        default=600,
-        gt=0,
-        validation_alias=_renamed("TRAFFIC_MAX_AGE_S"),
+        "How long all reporters may be silent before their reports no longer predict demand.", default=600, gt=0
     )
 
-    plan_interval_s: float = said(
-        "How often each pool is planned, by the clock.",
-        default=1_800,
-        gt=0,
-        validation_alias=_renamed("PLAN_INTERVAL_S"),
-    )
+    plan_interval_s: float = said("How often each pool is planned, by the clock.", default=1_800, gt=0)
     plan_lead_s: float = said(
-        "How long before each half hour planning begins, for solving and starting instances.",
-        default=120,
-        ge=0,
-        validation_alias=_renamed("PLAN_LEAD_S"),
+        "How long before each half hour planning begins, for solving and starting instances.", default=120, ge=0
     )
     plan_late_s: float = said(
-        "How long after the beginning of its half hour a plan's answer is late.",
-        default=300,
-        gt=0,
-        validation_alias=_renamed("PLAN_LATE_S"),
+        "How long after the beginning of its half hour a plan's answer is late.", default=300, gt=0
     )
     plan_look_s: float = said(
-        "How often the planner checks for pools that are due and for answered plans.",
-        default=2,
-        gt=0,
-        validation_alias=_renamed("PLAN_LOOK_S"),
+        "How often the planner checks for pools that are due and for answered plans.", default=2, gt=0
     )
-    plan_retry_s: float = said(
-        "How long after a failed plan the next is tried, until it is late.",
-        default=30,
-        gt=0,
-        validation_alias=_renamed("PLAN_RETRY_S"),
-    )
+    plan_retry_s: float = said("How long after a failed plan the next is tried, until it is late.", default=30, gt=0)
 
     plan_settle_s: float = said(
         "How long an event lasts before a pool is planned because of it; lost GPUs count at once.", default=5, ge=0
@@ -90,21 +71,10 @@ class ServingSettings(WorkSettings, SealingSettings):
     )
     fleet_solve_s: float = said("How long the search for a fleet's plan may take.", default=300, gt=0)
 
-    instance_look_s: float = said(
-        "How often the controller checks the instances of pools.",
-        default=1,
-        gt=0,
-        validation_alias=_renamed("INSTANCE_LOOK_S"),
-    )
-    instance_probe_s: float = said(
-        "How often an instance that is ready is probed.", default=5, gt=0, validation_alias=_renamed("INSTANCE_PROBE_S")
-    )
-    instance_probe_timeout_s: float = said(
-        "How long a probe waits for its answer.", default=2, gt=0, validation_alias=_renamed("INSTANCE_PROBE_TIMEOUT_S")
-    )
-    instance_probes_at_once: int = said(
-        "Probes under way at once.", default=200, ge=1, validation_alias=_renamed("INSTANCE_PROBES_AT_ONCE")
-    )
+    instance_look_s: float = said("How often the controller checks the instances of pools.", default=1, gt=0)
+    instance_probe_s: float = said("How often an instance that is ready is probed.", default=5, gt=0)
+    instance_probe_timeout_s: float = said("How long a probe waits for its answer.", default=2, gt=0)
+    instance_probes_at_once: int = said("Probes under way at once.", default=200, ge=1)
 
     batch_keep_days: float = said(
         "How long files of batches are kept, unless a request says otherwise, and batches after their end.",

@@ -5,7 +5,6 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -29,22 +28,16 @@ _IS_ANY = text("SELECT EXISTS (SELECT FROM pools) OR EXISTS (SELECT FROM fleets)
 _IS_ANY_BATCH = text("SELECT EXISTS (SELECT FROM batches) OR EXISTS (SELECT FROM batch_files)")
 
 
-@dataclass(frozen=True)
 class Queries:
     """Queries within one transaction."""
 
-    pools: PoolRows
-    plans: PlanRows
-    instances: InstanceRows
-    clocks: ClockRows
-    traffic: TrafficRows
-    routing: RoutingRows
-    endpoints: EndpointRows
-    fleets: FleetRows
-    apps: AppRows
-    batches: BatchRows
-    batch_work: BatchWorkRows
-    connection: AsyncConnection
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.connection = connection
+        self.pools, self.plans, self.traffic = PoolRows(connection), PlanRows(connection), TrafficRows(connection)
+        self.instances, self.clocks = InstanceRows(connection), ClockRows(connection)
+        self.routing, self.endpoints = RoutingRows(connection), EndpointRows(connection)
+        self.fleets, self.apps = FleetRows(connection), AppRows(connection)
+        self.batches, self.batch_work = BatchRows(connection), BatchWorkRows(connection)
 
     async def now(self) -> datetime:
         """Return the transaction's time."""
@@ -68,33 +61,16 @@ class ServingRepository:
     async def reading(self) -> AsyncGenerator[Queries]:
         """Yield queries in a transaction that is not committed."""
         async with self._engine.connect() as connection:
-            yield _queries(connection)
+            yield Queries(connection)
 
     @asynccontextmanager
     async def writing(self) -> AsyncGenerator[Queries]:
         """Yield queries in a transaction that commits at the end of the block, or not at all."""
         async with self._engine.begin() as connection:
-            yield _queries(connection)
+            yield Queries(connection)
         self.presence.written.set()
         self.batch_presence.written.set()
 
     async def _is_any(self, query: TextClause) -> bool:
         async with self._engine.connect() as connection:
             return bool((await connection.execute(query)).scalar_one())
-
-
-def _queries(connection: AsyncConnection) -> Queries:
-    return Queries(
-        PoolRows(connection),
-        PlanRows(connection),
-        InstanceRows(connection),
-        ClockRows(connection),
-        TrafficRows(connection),
-        RoutingRows(connection),
-        EndpointRows(connection),
-        FleetRows(connection),
-        AppRows(connection),
-        BatchRows(connection),
-        BatchWorkRows(connection),
-        connection,
-    )

@@ -201,7 +201,7 @@ class AppRows(SpecRows[AppRecord]):
             "limit": limit,
         }
         found: list[AppInstance] = []
-        for row in (await self._connection.execute(INSTANCES, values)).mappings():
+        for row in await self._rows(INSTANCES, values):
             variant, size = variant_and_slice(row["mode"])
             shown = {name: value for name, value in row.items() if name != "mode"}
             found.append(AppInstance.model_validate({**shown, "variant": variant, "slice": size}))

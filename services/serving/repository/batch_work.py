@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.batches import LineError
 from services.contracts.identity import Identity
+from services.serving.repository.specs import Rows
 
 _OPEN = text("""
 SELECT b.*, extract(epoch FROM b.expires_at - now())::float8 AS left_s, l.model, coalesce(l.waiting, 0) AS waiting,
@@ -145,11 +145,8 @@ class Outcome:
     carbon_gco2: float = 0.0
 
 
-class BatchWorkRows:
+class BatchWorkRows(Rows):
     """Queries on open batches."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
 
     async def open(self) -> list[OpenBatch]:
         """Return the batches that have not ended, the next to expire first."""

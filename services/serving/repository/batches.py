@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Row, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.batches import Batch, BatchCarbon, BatchErrors, BatchFile, RequestCounts
 from services.contracts.identity import Identity
 from services.core.domain.units import J_PER_KWH
 from services.kit.problems import not_found
+from services.serving.repository.specs import Rows
 
 _ADD_FILE = text("""
 INSERT INTO batch_files (id, tenant_id, filename, purpose, expires_at)
@@ -53,11 +53,8 @@ UPDATE batches SET status = 'cancelling',
 """)
 
 
-class BatchRows:
+class BatchRows(Rows):
     """Queries on batches and files; all but ``add_chunk`` compare the tenant."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
 
     async def add_file(self, file_id: str, tenant_id: str, filename: str, purpose: str, keep_s: float) -> None:
         """Store that a file is being written."""

@@ -1,9 +1,16 @@
-"""The figures of serving's ``/metrics`` that come from its tables."""
+"""What serving shows at ``/metrics``: instances, the age of plans, and which variants answer for applications."""
 
-from typing import NamedTuple
+from collections import Counter
+from functools import partial
 
+from prometheus_client.metrics_core import Metric
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.db.background import WorkRepository
+from services.db.figures import pool_of, work_of
+from services.kit.metrics import Metrics, gauge
+from services.serving.instances import APP_PREFIX
 
 INSTANCES = text("""
 SELECT pool AS name, mode, state, count(*) AS instances FROM pool_instances WHERE state <> 'ended' GROUP BY 1, 2, 3
@@ -27,52 +34,59 @@ SELECT app, variant, sum(count::int)::int AS answers
 """)
 
 
-class Instances(NamedTuple):
-    """Instances of a pool, or of an app, by the mode or variant that they run and by state."""
-
-    name: str
-    mode: str
-    state: str
-    instances: int
+def show_figures(metrics: Metrics, engine: AsyncEngine, plans: WorkRepository) -> None:
+    """Register all metrics that serving owns."""
+    metrics.add("serving", partial(_read, engine))
+    metrics.add("work", work_of({"pool_plan": plans}))
+    metrics.add("database", pool_of(engine))
 
 
-class PlannedPool(NamedTuple):
-    """A pool and how old its plan is, seconds; None without one."""
-
-    name: str
-    plan_age_s: float | None
-
-
-class SeenApp(NamedTuple):
-    """Requests per second to an application in the last minutes, and the mean accuracy of its answers."""
-
-    app: str
-    arrivals_per_s: float
-    accuracy: float | None
-
-
-class Mix(NamedTuple):
-    """Answers of a variant in the last minutes."""
-
-    app: str
-    variant: str
-    answers: int
-
-
-class Figures(NamedTuple):
-    """All figures."""
-
-    instances: list[Instances]
-    pools: list[PlannedPool]
-    apps: list[SeenApp]
-    mixes: list[Mix]
-
-
-async def read(engine: AsyncEngine) -> Figures:
+async def _read(engine: AsyncEngine) -> list[Metric]:
     async with engine.connect() as connection:
-        return Figures(
-            [Instances(*row) for row in await connection.execute(INSTANCES)],
-            [PlannedPool(*row) for row in await connection.execute(POOLS)],
-            [SeenApp(*row) for row in await connection.execute(SEEN)],
-            [Mix(*row) for row in await connection.execute(MIXES)],
-        )
+        instances = (await connection.execute(INSTANCES)).all()
+        pools = (await connection.execute(POOLS)).all()
+        apps = (await connection.execute(SEEN)).all()
+        mixes = (await connection.execute(MIXES)).all()
+    of_pools = [each for each in instances if not each.name.startswith(APP_PREFIX)]
+    of_apps = [each for each in instances if each.name.startswith(APP_PREFIX)]
+    answers = Counter[str]()
+    for mix in mixes:
+        answers[mix.app] += mix.answers
+    return [
+        gauge(
+            "wattshift_pool_instances",
+            "Model servers of a pool, by the mode that they run in.",
+            ["pool", "mode", "state"],
+            [((each.name, each.mode, each.state), each.instances) for each in of_pools],
+        ),
+        gauge(
+            "wattshift_pool_plan_age_seconds",
+            "How old the plan is that a pool runs by; none before its first plan.",
+            ["pool"],
+            [((each.name,), each.plan_age_s) for each in pools],
+        ),
+        gauge(
+            "wattshift_app_instances",
+            "Instances of an application's variants.",
+            ["app", "variant", "state"],
+            [((each.name.removeprefix(APP_PREFIX), each.mode, each.state), each.instances) for each in of_apps],
+        ),
+        gauge(
+            "wattshift_app_answers_ratio",
+            "Share of an application's answers that a variant gave, in the last five minutes.",
+            ["app", "variant"],
+            [((m.app, m.variant), m.answers / answers[m.app] if answers[m.app] else None) for m in mixes],
+        ),
+        gauge(
+            "wattshift_app_accuracy_ratio",
+            "Mean accuracy of an application's answers in the last five minutes, as its variants state it.",
+            ["app"],
+            [((each.app,), None if each.accuracy is None else each.accuracy / 100) for each in apps],
+        ),
+        gauge(
+            "wattshift_app_arrivals_per_second",
+            "Requests to an application per second, over the last five minutes.",
+            ["app"],
+            [((each.app,), each.arrivals_per_s) for each in apps],
+        ),
+    ]

@@ -119,7 +119,7 @@ class FleetRows(SpecRows[FleetRecord]):
 
     async def gpus(self, names: Collection[str]) -> dict[str, list[GpuState]]:
         found: dict[str, list[GpuState]] = defaultdict(list)
-        for row in (await self._connection.execute(GPUS, {"fleets": list(names)})).mappings():
+        for row in await self._rows(GPUS, {"fleets": list(names)}):
             sizes = present_sizes(row["devices"] or [], row["gpu"])
             found[row["owner"]].append(
                 GpuState(
@@ -139,7 +139,7 @@ class FleetRows(SpecRows[FleetRecord]):
         values = {"zone": spec.zone, "labels": orjson.dumps(spec.node_labels).decode(), "model": spec.gpu_model}
         return [
             ((row["node_id"], row["gpu"]), sizes)
-            for row in (await self._connection.execute(CANDIDATES, values)).mappings()
+            for row in await self._rows(CANDIDATES, values)
             if (sizes := present_sizes(row["devices"], row["gpu"])) is not None
         ]
 
@@ -170,7 +170,7 @@ class FleetRows(SpecRows[FleetRecord]):
                 state=InstanceState(row["state"]),
                 gpu=None if row["node_id"] is None else (row["node_id"], row["gpu"]),
             )
-            for row in (await self._connection.execute(PLACED, {"keys": keys})).mappings()
+            for row in await self._rows(PLACED, {"keys": keys})
         ]
 
     # Plans
@@ -181,12 +181,12 @@ class FleetRows(SpecRows[FleetRecord]):
         # Neither ids nor times tell when the clock was set back; but the next is made when the last one is over.
         order = (c.state.in_(ACTIVE).desc(), c.made_at.desc(), c.id.desc())
         query = select(fleet_plans).where(c.fleet == fleet).order_by(*order).limit(1)
-        row = (await self._connection.execute(query)).mappings().one_or_none()
+        row = await self._row(query)
         return None if row is None else _plan(row)
 
     async def plan(self, fleet: str, plan_id: str) -> PlanRecord | None:
         query = select(fleet_plans).where(fleet_plans.c.fleet == fleet, fleet_plans.c.id == plan_id)
-        row = (await self._connection.execute(query)).mappings().one_or_none()
+        row = await self._row(query)
         return None if row is None else _plan(row)
 
     async def plans(self, fleet: str, before: str | None, limit: int) -> list[PlanRecord]:
@@ -194,7 +194,7 @@ class FleetRows(SpecRows[FleetRecord]):
         query = select(fleet_plans).where(fleet_plans.c.fleet == fleet).order_by(fleet_plans.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(fleet_plans.c.id < before)
-        return [_plan(row) for row in (await self._connection.execute(query)).mappings()]
+        return [_plan(row) for row in await self._rows(query)]
 
     async def evaluations(self, fleet: str, start_at: datetime, end_at: datetime) -> list[FleetEvaluation]:
         """Return the evaluations of searches by measurement that began in a period, in order."""

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import RowMapping, bindparam, insert, select, text, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.apps import AppSpec, FleetSpec
 from services.contracts.clocks import ClockPolicy
@@ -31,7 +30,7 @@ from services.serving.instances import (
     read_terms,
 )
 from services.serving.repository.pools import PoolRecord
-from services.serving.repository.specs import record_of
+from services.serving.repository.specs import Rows, record_of
 
 _POOLS = "SELECT name, tenant_id, spec::text AS spec, revision, plan_id, deleted_at, created_at, updated_at FROM pools"
 ALL_POOLS = text(f"{_POOLS} ORDER BY name")
@@ -125,26 +124,23 @@ class NewInstance:
     sealed_key: bytes | None
 
 
-class InstanceRows:
+class InstanceRows(Rows):
     """Queries on instances and, as the controller needs them, on pools, applications and plans."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
 
     async def owners(self) -> list[InstanceOwner]:
         """Return all pools and applications."""
-        pools = [_pool(row) for row in (await self._connection.execute(ALL_POOLS)).mappings()]
-        return pools + [_app(row) for row in (await self._connection.execute(ALL_APPS)).mappings()]
+        pools = [_pool(row) for row in await self._rows(ALL_POOLS)]
+        return pools + [_app(row) for row in await self._rows(ALL_APPS)]
 
     async def lock(self, owner: InstanceOwner) -> InstanceOwner | None:
         """Return and lock a pool or an application; None if it is gone, or another process holds the lock."""
         query, read = (LOCK_APP, _app) if owner.is_app else (LOCK_POOL, _pool)
-        row = (await self._connection.execute(query, {"name": owner.name})).mappings().one_or_none()
+        row = await self._row(query, {"name": owner.name})
         return None if row is None else read(row)
 
     async def live(self, pool: str | None = None) -> list[Instance]:
         """Return the instances that have not ended, of all pools or of one, the oldest first."""
-        return [_instance(row) for row in (await self._connection.execute(LIVE, {"pool": pool})).mappings()]
+        return [_instance(row) for row in await self._rows(LIVE, {"pool": pool})]
 
     async def plan(self, plan_id: str) -> PlanInForce | None:
         """Return a plan; None if it names no instances, not even zero of them."""
@@ -303,14 +299,11 @@ SELECT i.id AS instance, c.*
 _MINUTE = {*ClockMinute.model_fields, "instance", "job_id"}
 
 
-class ClockRows:
+class ClockRows(Rows):
     """Queries on clocks."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
-
     async def now(self, jobs: Collection[str]) -> dict[str, InstanceClock]:
-        rows = (await self._connection.execute(NOW, {"jobs": list(jobs)})).mappings()
+        rows = await self._rows(NOW, {"jobs": list(jobs)})
         return {row["job_id"]: _clock(row) for row in rows}
 
     async def history(
@@ -335,7 +328,7 @@ class ClockRows:
             "before_id": before_id,
             "limit": limit,
         }
-        rows = (await self._connection.execute(HISTORY, terms)).mappings()
+        rows = await self._rows(HISTORY, terms)
         return [InstanceClockMinute.model_validate({name: row[name] for name in _MINUTE}) for row in rows]
 
 

@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Select, case, delete, func, or_, select, text, update
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.serving import EVENTS, RESCUES, PlanOutcome, PoolPlanDetail, PoolPlanSummary
 from services.db.background import LIVE, WorkRepository
 from services.db.tables import pool_plans, pools
 from services.serving.repository.pools import EPOCH, PoolRecord, planned_every, pool_record
-from services.serving.repository.specs import record_of
+from services.serving.repository.specs import Rows, record_of
 
 EVERY = "coalesce(make_interval(mins => (q.spec ->> 'plan_every_min')::int), CAST(:interval AS interval))"
 """How often a pool ``q`` is planned."""
@@ -142,11 +142,8 @@ def plan_repository(engine: AsyncEngine) -> PlanRepository:
     return PlanRepository(engine, pool_plans, None, "plan", (), urgent=is_rescue)
 
 
-class PlanRows:
+class PlanRows(Rows):
     """Queries on plans within a transaction."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
 
     async def due(self, *, interval: timedelta, lead: timedelta, retry: timedelta) -> list[Due]:
         """Return the pools that are due by the clock."""
@@ -174,7 +171,7 @@ class PlanRows:
         from_at = func.greatest(slot_at, func.now())
         times = (slot_at.label("slot_at"), from_at.label("from_at"), func.now().label("now"))
         query = select(pools, *times).where(pools.c.name == pool)
-        row = (await self._connection.execute(query)).mappings().one_or_none()
+        row = await self._row(query)
         return None if row is None else Slot(pool_record(row), row["now"], row["slot_at"], row["from_at"])
 
     async def pending(self, pool: PoolRecord) -> str | None:
@@ -260,7 +257,7 @@ class PlanRows:
     async def find(self, pool: str, plan_id: str) -> PoolPlanDetail | None:
         """Return a complete plan of a pool, if there is one."""
         query = _of_pool(pool, (*SUMMARY, pool_plans.c.result)).where(pool_plans.c.id == plan_id)
-        row = (await self._connection.execute(query)).mappings().one_or_none()
+        row = await self._row(query)
         return None if row is None else PoolPlanDetail.model_validate(dict(row))
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Integer, RowMapping, Select, cast, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.identity import Identity
 from services.contracts.serving import InstanceState, Pool, PoolSpec
 from services.db.tables import pool_instances, pool_plans, pool_traffic, pools
-from services.serving.repository.specs import SpecRows, record_of
+from services.serving.repository.specs import Rows, SpecRows, record_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -117,11 +116,8 @@ class WindowCounts:
     counts: Counts
 
 
-class TrafficRows:
+class TrafficRows(Rows):
     """Queries on windows of traffic."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
 
     async def replace(self, pool: str, source: str, windows: Sequence[WindowCounts]) -> None:
         """Write windows, replacing earlier reports of the same source."""

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import RowMapping, select, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.routing import Endpoint
 from services.db.tables import model_endpoints, pools, secrets
-from services.serving.repository.specs import SpecRows
+from services.serving.repository.specs import Rows, SpecRows
 
 POOLS = text("""
 SELECT q.name, q.tenant_id, q.spec::text AS spec, p.result #>> '{plan,partition}' AS partition,
@@ -113,15 +112,12 @@ class InstanceKeyRow:
     sealed: bytes
 
 
-class RoutingRows:
+class RoutingRows(Rows):
     """Queries for routers."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
 
     async def pools(self) -> list[PoolRow]:
         """Return the pools that serve models, by name."""
-        return [PoolRow(**row) for row in (await self._connection.execute(POOLS)).mappings()]
+        return [PoolRow(**row) for row in await self._rows(POOLS)]
 
     async def servers(self, recent_s: float) -> list[ServerRow]:
         """Return the instances that serve or drain, with figures from the ledger's lines of the last seconds."""
@@ -130,11 +126,11 @@ class RoutingRows:
 
     async def keys(self) -> list[KeyRow]:
         """Return the secrets that endpoints have as their keys, as far as they exist."""
-        return [KeyRow(**row) for row in (await self._connection.execute(KEYS)).mappings()]
+        return [KeyRow(**row) for row in await self._rows(KEYS)]
 
     async def instance_keys(self) -> list[InstanceKeyRow]:
         """Return the keys of the instances that routers may send requests to."""
-        return [InstanceKeyRow(**row) for row in (await self._connection.execute(INSTANCE_KEYS)).mappings()]
+        return [InstanceKeyRow(**row) for row in await self._rows(INSTANCE_KEYS)]
 
     async def has_secret(self, tenant_id: str, name: str) -> bool:
         """Return whether a tenant has this secret for all its projects."""

@@ -1,10 +1,11 @@
 """Queries on what people name and specify, whatever it is: pools, fleets, applications and registered endpoints."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
-from sqlalchemy import RowMapping, Select, TableClause, delete, func, select, update
+from sqlalchemy import Executable, RowMapping, Select, TableClause, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -31,14 +32,24 @@ def record_of(kind: type[D], row: RowMapping, **read: Any) -> D:
     return kind(**columns, **read)
 
 
-class SpecRows(Generic[R]):
+class Rows:
+    """Queries on one connection, within the caller's transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def _rows(self, query: Executable, values: Mapping[str, Any] | None = None) -> Sequence[RowMapping]:
+        return (await self._connection.execute(query, values)).mappings().all()
+
+    async def _row(self, query: Executable, values: Mapping[str, Any] | None = None) -> RowMapping | None:
+        return (await self._connection.execute(query, values)).mappings().one_or_none()
+
+
+class SpecRows(Rows, Generic[R]):
     """Queries on the table of one kind."""
 
     table: ClassVar[TableClause]
     what: ClassVar[str]
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
 
     def _record(self, row: RowMapping) -> R:
         raise NotImplementedError
@@ -85,7 +96,7 @@ class SpecRows(Generic[R]):
         await self._connection.execute(delete(self.table).where(self.table.c.name == name))
 
     async def _read(self, query: Select[Any]) -> list[R]:
-        return [self._record(row) for row in (await self._connection.execute(query)).mappings()]
+        return [self._record(row) for row in await self._rows(query)]
 
     def _listed(self, query: Select[Any], after: str | None, limit: int, caller: Identity | None) -> Select[Any]:
         query = self._seen(query, caller).order_by(self.table.c.name).limit(limit)
