@@ -1,46 +1,37 @@
 """Carries out the plans of fleets: writes what ``steps`` decides, and how plans end."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from services.contracts.apps import FleetPlanState, FleetPlanTrigger
 from services.contracts.partition import PartitionResult
 from services.contracts.serving import InstanceState
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.serving.fleets.assignment import Assignment, Gpu, GpuState, Kind, Placed, assign
+from services.serving.fleets.assignment import Kind, assign
 from services.serving.fleets.problem import SlaModel, idle_w_of, layouts_for
 from services.serving.fleets.state import LONGEST_RETRY_S, FleetState, best_kinds, of_apps
 from services.serving.fleets.steps import Limits, NextStep, Progress, carry_out
-from services.serving.repository import Queries
 from services.serving.repository.fleets import PlanRecord
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
 
 
-def progress_of(
-    wanted: Counter[Kind],
-    gpus: Sequence[Gpu],
-    states: Mapping[Gpu, GpuState],
-    instances: Sequence[Placed],
-    assignment: Assignment,
-    now: datetime,
-) -> Progress:
+def progress_of(wanted: Counter[Kind], plan: PlanRecord, fleet: FleetState) -> Progress:
     """Return the initial progress of bringing up some instances, preferring to cut GPUs on which little runs.
 
     Raises:
         DomainError: The GPUs cannot hold the instances.
     """
-    sizes = {gpu: states[gpu].sizes for gpu in gpus}
-    layouts = layouts_for(wanted, sizes, Counter(each.gpu for each in instances))
-    after = assign(layouts, wanted, sizes, assignment)
-    return Progress(layouts, after, frozenset(), None, (), now.timestamp())
+    sizes = {gpu: fleet.gpus[gpu].sizes for gpu in plan.basis.gpus}
+    layouts = layouts_for(wanted, sizes, Counter(each.gpu for each in fleet.instances))
+    after = assign(layouts, wanted, sizes, fleet.record.assignment)
+    return Progress(layouts, after, frozenset(), None, (), fleet.now.timestamp())
 
 
-async def write_targets(queries: Queries, fleet: FleetState, step: NextStep) -> None:
+async def write_targets(fleet: FleetState, step: NextStep) -> None:
     """Write each application's target for the controller."""
     leave = {each.id: each.kind[0] for each in fleet.instances if each.id in step.leave}
     for app in fleet.apps:
@@ -49,7 +40,7 @@ async def write_targets(queries: Queries, fleet: FleetState, step: NextStep) -> 
         )
         target = {"wanted": wanted, "leave": sorted(each for each, name in leave.items() if name == app.name)}
         if target != app.target:
-            await queries.apps.change(app.name, target=target)
+            await fleet.queries.apps.change(app.name, target=target)
 
 
 class Carrier:
@@ -58,9 +49,7 @@ class Carrier:
     def __init__(self, settings: ServingSettings) -> None:
         self._settings = settings
 
-    async def step(
-        self, queries: Queries, fleet: FleetState, plan: PlanRecord, progress: Progress, *, is_stale: bool
-    ) -> NextStep:
+    async def step(self, fleet: FleetState, plan: PlanRecord, progress: Progress, *, is_stale: bool) -> NextStep:
         """Write and return the next step of a plan; one with an outcome is the last, and the caller ends the plan."""
         record = fleet.record
         idle_w = idle_w_of(record.spec)
@@ -80,18 +69,18 @@ class Carrier:
             late=sla.late,
             is_outdated=is_stale,
         )
-        await write_targets(queries, fleet, step)
+        await write_targets(fleet, step)
         if step.assignment != record.assignment:
-            await queries.fleets.set_assignment(record.name, step.assignment)
+            await fleet.rows.set_assignment(record.name, step.assignment)
         if step.cut is not None:
             gpu, sizes = step.cut
-            await queries.fleets.want(gpu, sizes, record.name)
+            await fleet.rows.want(gpu, sizes, record.name)
             log.info("fleet.gpu_cut", fleet=record.name, node=gpu[0], gpu=gpu[1], sizes=list(sizes))
         if step.outcome is None:
             assert step.progress is not None
             if step.progress != plan.progress or step.detail != plan.detail:
-                await queries.fleets.change_plan(
-                    plan.id, FleetPlanState.CARRYING_OUT, progress=step.progress.document(), detail=step.detail
+                await fleet.rows.change_plan(
+                    plan, FleetPlanState.CARRYING_OUT, progress=step.progress, detail=step.detail
                 )
         else:
             log.info(f"fleet.plan_{step.outcome.name.lower()}", fleet=record.name, plan=plan.id, detail=step.detail)
@@ -104,40 +93,39 @@ class Carrier:
         cut_s = self._settings.fleet_cut_s
         return Limits(cut_s=cut_s, start_s=start_s + cut_s, wait_s=self._settings.fleet_wait_s)
 
-    async def applied(self, queries: Queries, fleet: FleetState, plan: PlanRecord) -> None:
+    async def applied(self, fleet: FleetState, plan: PlanRecord) -> PlanRecord:
         """Mark a plan as applied, now that it is in force."""
-        await queries.fleets.change_plan(plan.id, FleetPlanState.APPLIED, detail=None)
-        await self.forgive(queries, fleet)
+        plan = await fleet.rows.change_plan(plan, FleetPlanState.APPLIED, detail=None)
+        await self.forgive(fleet)
         for app in fleet.apps:
             if app.name in plan.basis.revisions:
                 revision = plan.basis.revisions[app.name]
-                await queries.apps.change(app.name, planned_revision=revision, plan_id=plan.id)
+                await fleet.queries.apps.change(app.name, planned_revision=revision, plan_id=plan.id)
+        return plan
 
     async def fail(
-        self, queries: Queries, fleet: FleetState, plan: PlanRecord, detail: str, result: PartitionResult | None = None
+        self, fleet: FleetState, plan: PlanRecord, detail: str, result: PartitionResult | None = None
     ) -> PlanRecord:
         """End a plan that failed; the next one has to wait, longer after each failure."""
         record = fleet.record
         more = {} if result is None else {"result": result.model_dump(mode="json")}
-        await queries.fleets.change_plan(plan.id, FleetPlanState.FAILED, detail=detail, **more)
+        failed = await fleet.rows.change_plan(plan, FleetPlanState.FAILED, detail=detail, **more)
         wait_s = min(self._settings.fleet_retry_s * 2.0 ** min(record.failures, 10), LONGEST_RETRY_S)
-        await queries.fleets.change(
+        await fleet.rows.change(
             record.name, failures=record.failures + 1, retry_at=fleet.now + timedelta(seconds=wait_s)
         )
         log.warning("fleet.plan_failed", fleet=record.name, plan=plan.id, detail=detail, retry_s=wait_s)
-        return replace(plan, state=FleetPlanState.FAILED)
+        return failed
 
-    async def refuse(
-        self, queries: Queries, fleet: FleetState, trigger: FleetPlanTrigger, gco2_per_kwh: float, detail: str
-    ) -> None:
+    async def refuse(self, fleet: FleetState, trigger: FleetPlanTrigger, gco2_per_kwh: float, detail: str) -> None:
         """Record a plan that failed before the optimizer could be asked."""
         plan_id = new_id("plan")
-        await queries.fleets.add_plan(plan_id, fleet.record.name, trigger, fleet.basis, gco2_per_kwh)
-        plan = await queries.fleets.plan(fleet.record.name, plan_id)
+        await fleet.rows.add_plan(plan_id, fleet.record.name, trigger, fleet.basis, gco2_per_kwh)
+        plan = await fleet.rows.plan(fleet.record.name, plan_id)
         assert plan is not None
-        await self.fail(queries, fleet, plan, detail)
+        await self.fail(fleet, plan, detail)
 
-    async def forgive(self, queries: Queries, fleet: FleetState) -> None:
+    async def forgive(self, fleet: FleetState) -> None:
         """Forget failures, after a success."""
         if fleet.record.failures:
-            await queries.fleets.change(fleet.record.name, failures=0, retry_at=None)
+            await fleet.rows.change(fleet.record.name, failures=0, retry_at=None)

@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetSearch
 from services.contracts.partition import PartitionProblem, PartitionResult
+from services.contracts.schema import Message
 from services.contracts.serving import InstanceState
 from services.core.domain.errors import DomainError
 from services.core.policies.clover.anneal import AnnealingConfig
@@ -25,10 +27,11 @@ from services.serving.fleets.problem import idle_w_of
 from services.serving.fleets.state import REPORT_S, FleetState, of_apps
 from services.serving.fleets.steps import LEAVING, NextStep, Outcome, at_rest
 from services.serving.fleets.triggers import LEAST_ANSWERS
-from services.serving.repository import Queries
 from services.serving.repository.fleets import PlanRecord
 
 log = Log(__name__)
+
+M = TypeVar("M", bound=Message)
 
 REPORTED_WITHIN_S = 6.0  #: After so long all routers have reported a window
 PATIENCE = 5.0
@@ -44,7 +47,7 @@ class Evaluator:
         self._carrier = carrier
         self._config = config or AnnealingConfig()
 
-    async def begin(self, queries: Queries, fleet: FleetState, plan: PlanRecord, answer: PartitionResult) -> PlanRecord:
+    async def begin(self, fleet: FleetState, plan: PlanRecord, answer: PartitionResult) -> PlanRecord:
         """Begin by measuring what runs; if that cannot be measured, carry out at once what the optimizer found."""
         plan = replace(plan, result=answer.model_dump(mode="json"))
         searches = self._searches(plan)
@@ -70,59 +73,55 @@ class Evaluator:
             begun_at=fleet.now, applications=measuring.evaluations_of(configuration, searches, set())
         )
         search = FleetSearch(begun_at=fleet.now, evaluations=[], present=present)
-        await queries.fleets.change_plan(plan.id, FleetPlanState.MEASURING, result=plan.result, search=_dump(search))
-        plan = replace(plan, state=FleetPlanState.MEASURING, search=search)
+        plan = await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, result=plan.result, search=search)
         log.info("fleet.search_begun", fleet=fleet.record.name, plan=plan.id, unmeasured=why)
         if why is not None:
             end = measuring.End(f"Nothing was measured: {why}", planned)
-            return await self._end(queries, fleet, plan, search, end, is_in_force=False)
+            return await self._end(fleet, plan, search, end, is_in_force=False)
         return plan
 
-    async def measure(self, queries: Queries, fleet: FleetState, plan: PlanRecord) -> None:
+    async def measure(self, fleet: FleetState, plan: PlanRecord) -> None:
         """Check whether what runs has been measured long enough; if so, go on to the next step."""
         search = plan.search
         assert search is not None
-        await write_targets(queries, fleet, _rest(fleet))
+        await write_targets(fleet, _rest(fleet))
         present, now = search.present, fleet.now
         if not _is_settled(fleet):
             start_s = self._carrier.limits(fleet).start_s
             if (now - present.begun_at).total_seconds() > start_s:
-                await self._unmeasured(queries, fleet, plan, f"Its instances were not ready within {start_s:.0f} s.")
+                await self._unmeasured(fleet, plan, f"Its instances were not ready within {start_s:.0f} s.")
             elif present.measured_from is not None:
-                await self._measure_from(queries, plan, search, None)
+                await self._measure_from(fleet, plan, search, None)
             return
         if present.measured_from is None:
-            await self._measure_from(queries, plan, search, _next_window(now))
+            await self._measure_from(fleet, plan, search, _next_window(now))
             return
         searches = self._searches(plan)
-        found = await self._window(queries, fleet, searches, present.measured_from)
+        found = await self._window(fleet, searches, present.measured_from)
         if found is None:
             return
         if isinstance(found, str):
-            await self._unmeasured(queries, fleet, plan, found)
+            await self._unmeasured(fleet, plan, found)
             return
         windows, until = found
         evaluation = measuring.measured_of(present, searches, windows, until)
         blocked = measuring.without_room(evaluation, searches, windows, fleet.record.spec.evaluation_sla_share)
-        await self._go_on(queries, fleet, plan, evaluation, blocked, is_in_force=True)
+        await self._go_on(fleet, plan, evaluation, blocked, is_in_force=True)
 
-    async def carried_out(self, queries: Queries, fleet: FleetState, plan: PlanRecord, step: NextStep) -> None:
+    async def carried_out(self, fleet: FleetState, plan: PlanRecord, step: NextStep) -> None:
         """Handle the outcome of bringing up a configuration during a search."""
-        search = plan.search
-        assert search is not None
         if step.outcome is Outcome.APPLIED:
-            await queries.fleets.change_plan(plan.id, FleetPlanState.MEASURING, detail=None)
+            await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, detail=None)
         elif step.outcome is Outcome.FAILED:
-            evaluation = search.present.model_copy(update={"detail": step.detail})
-            await self._go_on(queries, fleet, plan, evaluation, None, is_in_force=False)
+            await self._unmeasured(fleet, plan, step.detail, is_in_force=False)
         else:
-            await self.supersede(queries, fleet, plan, step.detail or "")
+            await self.supersede(fleet, plan, step.detail or "")
 
-    async def supersede(self, queries: Queries, fleet: FleetState, plan: PlanRecord, detail: str) -> None:
+    async def supersede(self, fleet: FleetState, plan: PlanRecord, detail: str) -> None:
         """Give up a search because another plan is due; what runs stays."""
         assert plan.search is not None
-        search = plan.search.model_copy(update={"ended_at": fleet.now, "detail": detail})
-        await queries.fleets.change_plan(plan.id, FleetPlanState.SUPERSEDED, detail=detail, search=_dump(search))
+        search = _with(plan.search, ended_at=fleet.now, detail=detail)
+        await fleet.rows.change_plan(plan, FleetPlanState.SUPERSEDED, detail=detail, search=search)
         log.info("fleet.search_given_up", fleet=fleet.record.name, plan=plan.id, detail=detail)
 
     def _searches(self, plan: PlanRecord) -> dict[str, MeasuredSearch]:
@@ -130,20 +129,19 @@ class Evaluator:
         return measuring.searches_of(problem, PartitionResult.model_validate(plan.result), self._config)
 
     async def _measure_from(
-        self, queries: Queries, plan: PlanRecord, search: FleetSearch, start_at: datetime | None
+        self, fleet: FleetState, plan: PlanRecord, search: FleetSearch, start_at: datetime | None
     ) -> None:
-        present = search.present.model_copy(update={"measured_from": start_at})
-        search = search.model_copy(update={"present": present})
-        await queries.fleets.change_plan(plan.id, FleetPlanState.MEASURING, search=_dump(search))
+        search = _with(search, present=_with(search.present, measured_from=start_at))
+        await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, search=search)
 
     async def _window(
-        self, queries: Queries, fleet: FleetState, searches: Mapping[str, MeasuredSearch], start_at: datetime
+        self, fleet: FleetState, searches: Mapping[str, MeasuredSearch], start_at: datetime
     ) -> tuple[dict[str, measuring.Window], datetime] | str | None:
         """Return what was seen since ``start_at`` and until when; None to wait for more, or why waiting is of no use.
 
         Both the routers and the ledger must have reported all of that time.
         """
-        apps, spec, now = queries.apps, fleet.record.spec, fleet.now
+        apps, spec, now = fleet.queries.apps, fleet.record.spec, fleet.now
         least_s = REPORT_S * math.ceil(spec.evaluation_s / REPORT_S)
         _, covered_at = await apps.energy(searches, start_at, now)
         known_s = (min(now - timedelta(seconds=REPORTED_WITHIN_S), covered_at or start_at) - start_at).total_seconds()
@@ -171,14 +169,14 @@ class Evaluator:
             windows[app.name] = measuring.Window(seen[app.name], used_j, waiting[app.name])
         return windows, until
 
-    async def _unmeasured(self, queries: Queries, fleet: FleetState, plan: PlanRecord, detail: str) -> None:
+    async def _unmeasured(
+        self, fleet: FleetState, plan: PlanRecord, detail: str | None, *, is_in_force: bool = True
+    ) -> None:
         assert plan.search is not None
-        evaluation = plan.search.present.model_copy(update={"detail": detail})
-        await self._go_on(queries, fleet, plan, evaluation, None, is_in_force=True)
+        await self._go_on(fleet, plan, _with(plan.search.present, detail=detail), None, is_in_force=is_in_force)
 
     async def _go_on(
         self,
-        queries: Queries,
         fleet: FleetState,
         plan: PlanRecord,
         evaluation: FleetEvaluation,
@@ -188,78 +186,51 @@ class Evaluator:
     ) -> None:
         """Record an evaluation, and bring up the next configuration or end the search."""
         assert plan.search is not None
-        search = plan.search.model_copy(
-            update={"evaluations": [*plan.search.evaluations, evaluation], "present": evaluation}
-        )
-        log.info(
-            "fleet.evaluated", fleet=fleet.record.name, plan=plan.id, number=len(search.evaluations), blocked=blocked
-        )
+        evaluations = [*plan.search.evaluations, evaluation]
+        search = _with(plan.search, evaluations=evaluations, present=evaluation)
+        log.info("fleet.evaluated", fleet=fleet.record.name, plan=plan.id, number=len(evaluations), blocked=blocked)
         searches = self._searches(plan)
         planned = planned_of(plan)
         try:
             following = measuring.next_step(search, searches, planned, blocked, fleet.now, fleet.record.spec.search_s)
             if isinstance(following, measuring.Try):
-                await self._bring_up(queries, fleet, plan, search, following)
+                await self._bring_up(fleet, plan, search, following)
                 return
         except DomainError as error:
-            search = search.model_copy(update={"ended_at": fleet.now, "detail": str(error)})
-            await queries.fleets.change_plan(plan.id, FleetPlanState.MEASURING, search=_dump(search))
-            await self._carrier.fail(queries, fleet, plan, f"The search cannot go on: {error}.")
+            search = _with(search, ended_at=fleet.now, detail=str(error))
+            await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, search=search)
+            await self._carrier.fail(fleet, plan, f"The search cannot go on: {error}.")
             return
-        await self._end(queries, fleet, plan, search, following, is_in_force=is_in_force)
+        await self._end(fleet, plan, search, following, is_in_force=is_in_force)
 
     async def _end(
-        self,
-        queries: Queries,
-        fleet: FleetState,
-        plan: PlanRecord,
-        search: FleetSearch,
-        end: measuring.End,
-        *,
-        is_in_force: bool,
+        self, fleet: FleetState, plan: PlanRecord, search: FleetSearch, end: measuring.End, *, is_in_force: bool
     ) -> PlanRecord:
         """End a search; bring up the chosen configuration unless it already runs."""
         searches = self._searches(plan)
-        search = search.model_copy(update={"ended_at": fleet.now, "detail": end.detail})
+        search = _with(search, ended_at=fleet.now, detail=end.detail)
         result = measuring.found_by(PartitionResult.model_validate(plan.result), search, searches, end.chosen)
         plan = replace(plan, result=result.model_dump(mode="json"))
         log.info("fleet.search_ended", fleet=fleet.record.name, plan=plan.id, detail=end.detail)
         if is_in_force and measuring.is_same(measuring.configuration_of(search.present), end.chosen):
-            await queries.fleets.change_plan(
-                plan.id, FleetPlanState.MEASURING, result=plan.result, search=_dump(search)
-            )
-            await self._carrier.applied(queries, fleet, plan)
-            return replace(plan, state=FleetPlanState.APPLIED, search=search)
+            plan = await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, result=plan.result, search=search)
+            return await self._carrier.applied(fleet, plan)
         chosen = measuring.Try(measuring.evaluations_of(end.chosen, searches, set()))
         try:
-            return await self._bring_up(queries, fleet, plan, search, chosen)
+            return await self._bring_up(fleet, plan, search, chosen)
         except DomainError as error:
-            return await self._carrier.fail(queries, fleet, plan, f"What was chosen has no room: {error}.", result)
+            return await self._carrier.fail(fleet, plan, f"What was chosen has no room: {error}.", result)
 
     async def _bring_up(
-        self, queries: Queries, fleet: FleetState, plan: PlanRecord, search: FleetSearch, following: measuring.Try
+        self, fleet: FleetState, plan: PlanRecord, search: FleetSearch, following: measuring.Try
     ) -> PlanRecord:
         """Begin bringing up a configuration."""
         present = FleetEvaluation(begun_at=fleet.now, applications=following.applications)
-        progress = progress_of(
-            measuring.kinds_of(measuring.configuration_of(present)),
-            list(plan.basis.gpus),
-            fleet.gpus,
-            fleet.instances,
-            fleet.record.assignment,
-            fleet.now,
-        )
+        progress = progress_of(measuring.kinds_of(measuring.configuration_of(present)), plan, fleet)
         recut = sum(fleet.gpus[gpu].sizes != sizes for gpu, sizes in progress.layouts.items())
-        search = search.model_copy(update={"present": present.model_copy(update={"recut": recut})})
-        await queries.fleets.change_plan(
-            plan.id,
-            FleetPlanState.CARRYING_OUT,
-            result=plan.result,
-            search=_dump(search),
-            progress=progress.document(),
-            detail=None,
-        )
-        return replace(plan, state=FleetPlanState.CARRYING_OUT, search=search, progress=progress)
+        search = _with(search, present=_with(present, recut=recut))
+        changes = {"result": plan.result, "search": search, "progress": progress, "detail": None}
+        return await fleet.rows.change_plan(plan, FleetPlanState.CARRYING_OUT, **changes)
 
 
 def planned_of(plan: PlanRecord) -> measuring.Configuration:
@@ -287,5 +258,5 @@ def _next_window(now: datetime) -> datetime:
     return datetime.fromtimestamp(REPORT_S * math.ceil(now.timestamp() / REPORT_S), UTC)
 
 
-def _dump(search: FleetSearch) -> dict[str, object]:
-    return search.model_dump(mode="json")
+def _with(message: M, **changes: object) -> M:
+    return message.model_copy(update=changes)

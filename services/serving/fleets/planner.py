@@ -115,76 +115,73 @@ class FleetPlanner:
                 return
             fleet = await read_fleet(queries, record)
             if record.deleted_at is not None:
-                await _give_back(queries, fleet)
+                await _give_back(fleet)
                 return
-            if await self._take_gpus(queries, fleet):
+            if await self._take_gpus(fleet):
                 fleet = await read_fleet(queries, record)
-            await self._plan(queries, fleet, intensity, baseline)
+            await self._plan(fleet, intensity, baseline)
 
-    async def _take_gpus(self, queries: Queries, fleet: FleetState) -> bool:
+    async def _take_gpus(self, fleet: FleetState) -> bool:
         """Take missing GPUs, or give back surplus ones; return whether there were any."""
         record, up = fleet.record, [gpu for gpu, state in sorted(fleet.gpus.items()) if state.is_up]
         missing = record.spec.gpus - len(up)
         changed = False
         if missing > 0:
-            for gpu, sizes in (await queries.fleets.candidates(record.spec))[:missing]:
-                if await queries.fleets.want(gpu, sizes, record.name):
+            for gpu, sizes in (await fleet.rows.candidates(record.spec))[:missing]:
+                if await fleet.rows.want(gpu, sizes, record.name):
                     log.info("fleet.gpu_taken", fleet=record.name, node=gpu[0], gpu=gpu[1])
                     changed = True
         elif missing < 0:
             idle_first = sorted(up, key=lambda gpu: (len(record.assignment.get(gpu, ())), gpu in fleet.up, gpu))
             for gpu in idle_first[:-missing]:
-                await queries.fleets.release(gpu, record.name)
+                await fleet.rows.release(gpu, record.name)
                 log.info("fleet.gpu_given_back", fleet=record.name, node=gpu[0], gpu=gpu[1])
                 changed = True
         return changed
 
     # Plans
 
-    async def _plan(
-        self, queries: Queries, fleet: FleetState, intensity: CurrentIntensity | None, baseline: float | None
-    ) -> None:
+    async def _plan(self, fleet: FleetState, intensity: CurrentIntensity | None, baseline: float | None) -> None:
         plan, record = fleet.plan, fleet.record
         only_proposes = why_only_proposes(fleet)
         if only_proposes != record.only_proposes:
-            await queries.fleets.change(record.name, only_proposes=only_proposes)
+            await fleet.rows.change(record.name, only_proposes=only_proposes)
         if plan is not None and plan.state is FleetPlanState.SOLVING:
             answer = self._answer(plan)
             if answer is not None:
-                plan = await self._decide(queries, fleet, plan, answer, only_proposes)
+                plan = await self._decide(fleet, plan, answer, only_proposes)
         present = present_of(fleet, intensity)
         if plan is not None and plan.state is FleetPlanState.CARRYING_OUT and plan.progress is not None:
             if plan.problem is None and plan.basis.lacks_only_applications(fleet.basis):
-                plan = await self._extend_base(queries, fleet, plan, plan.progress)
+                plan = await self._extend_base(fleet, plan, plan.progress)
                 assert plan.progress is not None
             is_stale = is_outdated(plan, plan.progress, present)
-            await self._carry_out(queries, fleet, plan, plan.progress, is_stale=is_stale)
+            await self._carry_out(fleet, plan, plan.progress, is_stale=is_stale)
             return
         if plan is not None and plan.state is FleetPlanState.MEASURING:
             if plan.basis.is_same(fleet.basis):
-                await self._evaluator.measure(queries, fleet, plan)
+                await self._evaluator.measure(fleet, plan)
                 return
             await self._evaluator.supersede(
-                queries, fleet, plan, "The fleet, its applications or its GPUs changed while it was measured."
+                fleet, plan, "The fleet, its applications or its GPUs changed while it was measured."
             )
             plan = replace(plan, state=FleetPlanState.SUPERSEDED)
         assignment = of_apps(record.assignment, fleet)
         waiting = newcomers(fleet, assignment) if plan is not None or not is_settled(fleet) else []
         if waiting and (free := free_gpus(fleet, assignment)):
             assignment = with_base_of(waiting, free, assignment)
-            await queries.fleets.set_assignment(record.name, assignment)
+            await fleet.rows.set_assignment(record.name, assignment)
             fleet = replace(fleet, record=replace(record, assignment=assignment))
             waiting = waiting[len(free) :]
-        await write_targets(queries, fleet, at_rest(assignment, fleet.gpus, fleet.instances))
+        await write_targets(fleet, at_rest(assignment, fleet.gpus, fleet.instances))
         if plan is None or plan.state is not FleetPlanState.SOLVING:
             is_divided = waiting and is_base(fleet, assignment)
             trigger = FleetPlanTrigger.PARAMETER if is_divided else trigger_of(plan, present)
             if trigger is not None:
-                await self._begin(queries, fleet, plan, trigger, present, baseline, only_proposes)
+                await self._begin(fleet, plan, trigger, present, baseline, only_proposes)
 
     async def _begin(
         self,
-        queries: Queries,
         fleet: FleetState,
         last: PlanRecord | None,
         trigger: FleetPlanTrigger,
@@ -204,7 +201,7 @@ class FleetPlanner:
         divides_base = bool(newcomers(fleet, assignment)) and is_base(fleet, assignment)
         is_base_left = cannot_cut and anew and last is not None and not is_base_for(record.assignment, fleet)
         if is_base_asked or divides_base or is_base_left:
-            await self._begin_base(queries, fleet, trigger, gco2)
+            await self._begin_base(fleet, trigger, gco2)
             return
         if present.gco2_per_kwh is None or present.gco2_per_kwh <= 0:
             return  # without an intensity there is nothing to weigh accuracy against
@@ -223,15 +220,15 @@ class FleetPlanner:
                 candidates=CANDIDATES if record.spec.evaluation is Evaluation.MEASURED else 0,
             )
         except ValidationError as error:
-            await self._carrier.refuse(queries, fleet, trigger, gco2, str(error.errors()[0]["msg"]))
+            await self._carrier.refuse(fleet, trigger, gco2, str(error.errors()[0]["msg"]))
             return
-        await queries.fleets.supersede_proposals(record.name)
-        await queries.fleets.add_plan(
+        await fleet.rows.supersede_proposals(record.name)
+        await fleet.rows.add_plan(
             plan_id, record.name, trigger, fleet.basis, gco2, problem=request.model_dump(mode="json")
         )
         log.info("fleet.planning", fleet=record.name, plan=plan_id, trigger=trigger.value, only=only_proposes)
 
-    async def _begin_base(self, queries: Queries, fleet: FleetState, trigger: FleetPlanTrigger, gco2: float) -> None:
+    async def _begin_base(self, fleet: FleetState, trigger: FleetPlanTrigger, gco2: float) -> None:
         """Carry out BASE: the most accurate variants on whole GPUs."""
         record = fleet.record
         progress = Progress(
@@ -243,21 +240,16 @@ class FleetPlanner:
             since_s=fleet.now.timestamp(),
         )
         plan_id = new_id("plan")
-        await queries.fleets.supersede_proposals(record.name)
-        await queries.fleets.add_plan(plan_id, record.name, trigger, fleet.basis, gco2, progress=progress)
+        await fleet.rows.supersede_proposals(record.name)
+        await fleet.rows.add_plan(plan_id, record.name, trigger, fleet.basis, gco2, progress=progress)
         log.info("fleet.planned", fleet=record.name, plan=plan_id, trigger=trigger.value, scheme="base")
 
-    async def _extend_base(
-        self, queries: Queries, fleet: FleetState, plan: PlanRecord, progress: Progress
-    ) -> PlanRecord:
+    async def _extend_base(self, fleet: FleetState, plan: PlanRecord, progress: Progress) -> PlanRecord:
         """Extend BASE, while it is being carried out, to applications that were added meanwhile."""
         after = base(fleet.up, _loads(fleet), of_apps(progress.after, fleet))
         progress = replace(progress, after=after, done=frozenset(), since_s=fleet.now.timestamp())
-        await queries.fleets.change_plan(
-            plan.id, plan.state, basis=fleet.basis.document(), progress=progress.document(), detail=None
-        )
         log.info("fleet.base_extended", fleet=fleet.record.name, plan=plan.id)
-        return replace(plan, basis=fleet.basis, progress=progress, detail=None)
+        return await fleet.rows.change_plan(plan, plan.state, basis=fleet.basis, progress=progress, detail=None)
 
     def _answer(self, plan: PlanRecord) -> Answer | None:
         """Return what the search for a plan found, or None until then; start the search if it is not running."""
@@ -274,49 +266,41 @@ class FleetPlanner:
         return task.result() if error is None else str(error) or type(error).__name__
 
     async def _decide(
-        self, queries: Queries, fleet: FleetState, plan: PlanRecord, answer: Answer, only_proposes: str | None
+        self, fleet: FleetState, plan: PlanRecord, answer: Answer, only_proposes: str | None
     ) -> PlanRecord:
         """Check what was found, and propose it or begin carrying it out."""
         record, gpus = fleet.record, list(plan.basis.gpus)
         if isinstance(answer, str):
-            return await self._carrier.fail(queries, fleet, plan, answer)
+            return await self._carrier.fail(fleet, plan, answer)
         if answer.status is SolveStatus.INFEASIBLE:
             late = [each.name for each in answer.applications if not each.keeps_limits]
             detail = f"No configuration keeps the limits of {', '.join(late)} with {len(gpus)} GPUs. {answer.note}"
-            return await self._carrier.fail(queries, fleet, plan, detail.strip(), answer)
+            return await self._carrier.fail(fleet, plan, detail.strip(), answer)
         result = answer.model_dump(mode="json")
         if {each.name for each in answer.applications} != {app.name for app in fleet.apps} or gpus != fleet.up:
             detail = "The fleet's applications or GPUs changed before the plan was ready."
-            await queries.fleets.change_plan(plan.id, FleetPlanState.SUPERSEDED, detail=detail, result=result)
-            return replace(plan, state=FleetPlanState.SUPERSEDED)
+            return await fleet.rows.change_plan(plan, FleetPlanState.SUPERSEDED, detail=detail, result=result)
         if only_proposes is not None:
-            await queries.fleets.change_plan(plan.id, FleetPlanState.PROPOSED, detail=only_proposes, result=result)
-            await self._carrier.forgive(queries, fleet)
-            return replace(plan, state=FleetPlanState.PROPOSED)
+            await self._carrier.forgive(fleet)
+            return await fleet.rows.change_plan(plan, FleetPlanState.PROPOSED, detail=only_proposes, result=result)
         if record.spec.evaluation is Evaluation.MEASURED:
-            return await self._evaluator.begin(queries, fleet, plan, answer)
-        wanted = wanted_of(answer)
-        progress = progress_of(wanted, gpus, fleet.gpus, fleet.instances, record.assignment, fleet.now)
-        await queries.fleets.change_plan(
-            plan.id, FleetPlanState.CARRYING_OUT, result=result, progress=progress.document()
-        )
+            return await self._evaluator.begin(fleet, plan, answer)
+        progress = progress_of(wanted_of(answer), plan, fleet)
         log.info("fleet.planned", fleet=record.name, plan=plan.id, trigger=plan.trigger.value, recut=len(answer.recut))
-        return replace(plan, state=FleetPlanState.CARRYING_OUT, result=result, progress=progress)
+        return await fleet.rows.change_plan(plan, FleetPlanState.CARRYING_OUT, result=result, progress=progress)
 
-    async def _carry_out(
-        self, queries: Queries, fleet: FleetState, plan: PlanRecord, progress: Progress, *, is_stale: bool
-    ) -> None:
-        step = await self._carrier.step(queries, fleet, plan, progress, is_stale=is_stale)
+    async def _carry_out(self, fleet: FleetState, plan: PlanRecord, progress: Progress, *, is_stale: bool) -> None:
+        step = await self._carrier.step(fleet, plan, progress, is_stale=is_stale)
         if step.outcome is None:
             return
         if plan.search is not None and plan.search.ended_at is None:
-            await self._evaluator.carried_out(queries, fleet, plan, step)
+            await self._evaluator.carried_out(fleet, plan, step)
         elif step.outcome is Outcome.FAILED:
-            await self._carrier.fail(queries, fleet, plan, step.detail or "")
+            await self._carrier.fail(fleet, plan, step.detail or "")
         elif step.outcome is Outcome.APPLIED:
-            await self._carrier.applied(queries, fleet, plan)
+            await self._carrier.applied(fleet, plan)
         else:
-            await queries.fleets.change_plan(plan.id, FleetPlanState.SUPERSEDED, detail=step.detail)
+            await fleet.rows.change_plan(plan, FleetPlanState.SUPERSEDED, detail=step.detail)
 
 
 def _loads(fleet: FleetState) -> dict[tuple[str, str], float]:
@@ -335,27 +319,20 @@ async def begin_proposed(queries: Queries, record: FleetRecord, plan: PlanRecord
     """Begin carrying out a proposal, or return why that is not possible. The fleet's row must be locked."""
     if not can_be_sliced(record.spec.gpu_model):
         return f"GPUs of model {record.spec.gpu_model} cannot be cut into MIG slices."
-    newest = await queries.fleets.newest_plan(record.name)
-    if newest is None or newest.id != plan.id:
-        return f"Plan {plan.id} is outdated: plan {newest.id if newest else '-'} is newer."
-    states = {state.at: state for state in (await queries.fleets.gpus([record.name])).get(record.name, [])}
-    if set(plan.basis.gpus) != {gpu for gpu, state in states.items() if state.is_usable}:
+    fleet = await read_fleet(queries, record)
+    if fleet.plan is None or fleet.plan.id != plan.id:
+        return f"Plan {plan.id} is outdated: plan {fleet.plan.id if fleet.plan else '-'} is newer."
+    if set(plan.basis.gpus) != set(fleet.up):
         return f"Plan {plan.id} is outdated: the fleet's GPUs have changed."
-    answer = PartitionResult.model_validate(plan.result)
-    placed = await queries.fleets.placed([app.name for app in await queries.apps.of_fleet(record.name)])
-    progress = progress_of(
-        wanted_of(answer), list(plan.basis.gpus), states, placed, record.assignment, await queries.now()
-    )
-    await queries.fleets.change_plan(
-        plan.id, FleetPlanState.CARRYING_OUT, progress=progress.document(), detail=None, ended_at=None
-    )
+    progress = progress_of(wanted_of(PartitionResult.model_validate(plan.result)), plan, fleet)
+    await queries.fleets.change_plan(plan, FleetPlanState.CARRYING_OUT, progress=progress, detail=None, ended_at=None)
     return None
 
 
-async def _give_back(queries: Queries, fleet: FleetState) -> None:
+async def _give_back(fleet: FleetState) -> None:
     """Give back all GPUs of a fleet that is being deleted, and then remove it."""
     for gpu in fleet.gpus:
-        await queries.fleets.release(gpu, fleet.record.name)
+        await fleet.rows.release(gpu, fleet.record.name)
     if not fleet.instances:
-        await queries.fleets.remove(fleet.record.name)
+        await fleet.rows.remove(fleet.record.name)
         log.info("fleet.removed", fleet=fleet.record.name)

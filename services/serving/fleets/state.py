@@ -16,7 +16,7 @@ from services.serving.fleets.steps import Progress
 from services.serving.fleets.triggers import Basis, Present, Service, trigger_of
 from services.serving.repository import Queries
 from services.serving.repository.apps import REPORTED_WITHIN_S, AppRecord, Seen
-from services.serving.repository.fleets import FleetRecord, PlanRecord, variant_and_slice
+from services.serving.repository.fleets import FleetRecord, FleetRows, PlanRecord, variant_and_slice
 
 WINDOW_S = 60.0  #: Requests of this time are looked at, less what is older than the last change of instances
 REPORT_S = 5  #: Length of the windows in which routers report requests, seconds
@@ -30,6 +30,7 @@ LONGEST_RETRY_S = 3_600.0  #: Longest wait after a failure; what failed longer a
 class FleetState:
     """All that a pass knows of a fleet, read under its lock."""
 
+    queries: Queries  #: Those of the transaction that has the lock
     record: FleetRecord
     apps: list[AppRecord]
     gpus: dict[Gpu, GpuState]
@@ -38,6 +39,11 @@ class FleetState:
     served: Mapping[str, Service]
     plan: PlanRecord | None
     now: datetime
+
+    @property
+    def rows(self) -> FleetRows:
+        """The queries on fleets."""
+        return self.queries.fleets
 
     @property
     def up(self) -> list[Gpu]:
@@ -82,6 +88,7 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
         )
     gpus = (await queries.fleets.gpus([record.name])).get(record.name, [])
     return FleetState(
+        queries,
         record,
         live,
         {each.at: each for each in gpus},

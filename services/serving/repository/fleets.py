@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -219,23 +219,17 @@ class FleetRows(SpecRows[FleetRecord]):
     ) -> None:
         """Add a plan that is to be solved, or BASE, which is carried out at once."""
         state = FleetPlanState.SOLVING if progress is None else FleetPlanState.CARRYING_OUT
-        values = {
-            "id": plan_id,
-            "fleet": fleet,
-            "trigger": trigger,
-            "state": state,
-            "basis": basis.document(),
-            "gco2_per_kwh": gco2_per_kwh,
-            "problem": problem,
-            "progress": None if progress is None else progress.document(),
-        }
+        values = {"id": plan_id, "fleet": fleet, "trigger": trigger, "state": state, "gco2_per_kwh": gco2_per_kwh}
+        values |= {"basis": _stored(basis), "problem": problem, "progress": _stored(progress)}
         await self._connection.execute(insert(fleet_plans).values(values))
 
-    async def change_plan(self, plan_id: str, state: FleetPlanState, **values: Any) -> None:
-        """Change a plan; if it is no longer active, it ends now."""
+    async def change_plan(self, plan: PlanRecord, state: FleetPlanState, **values: Any) -> PlanRecord:
+        """Change a plan, and return it as changed; if it is no longer active, it ends now."""
         ended = {} if state in ACTIVE else {"ended_at": func.now()}
-        statement = update(fleet_plans).where(fleet_plans.c.id == plan_id)
-        await self._connection.execute(statement.values(state=state, **ended, **values))
+        stored = {name: _stored(value) for name, value in values.items()}
+        statement = update(fleet_plans).where(fleet_plans.c.id == plan.id)
+        await self._connection.execute(statement.values(state=state, **ended, **stored))
+        return replace(plan, state=state, **values)
 
     async def supersede_proposals(self, fleet: str) -> None:
         """Mark proposals as outdated."""
@@ -275,6 +269,13 @@ def present_sizes(devices: Sequence[Mapping[str, Any]], gpu: int) -> Sizes | Non
     if own is None:
         return None
     return UNKNOWN if own.get("mig_enabled") else ()
+
+
+def _stored(value: object) -> object:
+    """Return a column of a plan in its stored form."""
+    if isinstance(value, Basis | Progress):
+        return value.document()
+    return value.model_dump(mode="json") if isinstance(value, FleetSearch) else value
 
 
 def _plan(row: RowMapping) -> PlanRecord:
