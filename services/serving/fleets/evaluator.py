@@ -51,7 +51,7 @@ class Evaluator:
         """Begin by measuring what runs; if that cannot be measured, carry out at once what the optimizer found."""
         plan = replace(plan, result=answer.model_dump(mode="json"))
         searches = self._searches(plan)
-        running = measuring.running_of(_running(fleet))
+        running = _running(fleet)
         known = {
             (name, variant, f"{size}g")
             for name, each in searches.items()
@@ -60,18 +60,16 @@ class Evaluator:
             if each.application.fits[row, column]
         }
         why = None
-        if missing := sorted(set(searches) - set(running)):
+        if missing := sorted(set(searches) - {name for name, _, _ in running}):
             why = f"{missing[0]} has no instance."
-        elif strange := sorted(kind for kind in measuring.kinds_of(running) if kind not in known):
+        elif strange := sorted(kind for kind in running if kind not in known):
             name, variant, size = strange[0]
             why = f"variant {variant} of {name} on {size} runs, but fails too often to be planned."
         elif not _is_settled(fleet):
             why = "not all instances were ready."
-        planned = {each.name: each.instances for each in answer.applications}
-        configuration = planned if why is not None else running
-        present = FleetEvaluation(
-            begun_at=fleet.now, applications=measuring.evaluations_of(configuration, searches, set())
-        )
+        planned = measuring.configuration_of(answer.applications, searches)
+        configuration = planned if why is not None else measuring.running_of(running, searches)
+        present = FleetEvaluation(begun_at=fleet.now, applications=measuring.evaluations_of(configuration, searches))
         search = FleetSearch(begun_at=fleet.now, evaluations=[], present=present)
         plan = await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, result=plan.result, search=search)
         log.info("fleet.search_begun", fleet=fleet.record.name, plan=plan.id, unmeasured=why)
@@ -190,7 +188,7 @@ class Evaluator:
         search = _with(plan.search, evaluations=evaluations, present=evaluation)
         log.info("fleet.evaluated", fleet=fleet.record.name, plan=plan.id, number=len(evaluations), blocked=blocked)
         searches = self._searches(plan)
-        planned = planned_of(plan)
+        planned = measuring.configuration_of(PartitionResult.model_validate(plan.result).applications, searches)
         try:
             following = measuring.next_step(search, searches, planned, blocked, fleet.now, fleet.record.spec.search_s)
             if isinstance(following, measuring.Try):
@@ -212,10 +210,10 @@ class Evaluator:
         result = measuring.found_by(PartitionResult.model_validate(plan.result), search, searches, end.chosen)
         plan = replace(plan, result=result.model_dump(mode="json"))
         log.info("fleet.search_ended", fleet=fleet.record.name, plan=plan.id, detail=end.detail)
-        if is_in_force and measuring.is_same(measuring.configuration_of(search.present), end.chosen):
+        if is_in_force and measuring.configuration_of(search.present.applications, searches) == end.chosen:
             plan = await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, result=plan.result, search=search)
             return await self._carrier.applied(fleet, plan)
-        chosen = measuring.Try(measuring.evaluations_of(end.chosen, searches, set()))
+        chosen = measuring.Try(measuring.evaluations_of(end.chosen, searches))
         try:
             return await self._bring_up(fleet, plan, search, chosen)
         except DomainError as error:
@@ -226,16 +224,11 @@ class Evaluator:
     ) -> PlanRecord:
         """Begin bringing up a configuration."""
         present = FleetEvaluation(begun_at=fleet.now, applications=following.applications)
-        progress = progress_of(measuring.kinds_of(measuring.configuration_of(present)), plan, fleet)
+        progress = progress_of(measuring.kinds_in(present), plan, fleet)
         recut = sum(fleet.gpus[gpu].sizes != sizes for gpu, sizes in progress.layouts.items())
         search = _with(search, present=_with(present, recut=recut))
         changes = {"result": plan.result, "search": search, "progress": progress, "detail": None}
         return await fleet.rows.change_plan(plan, FleetPlanState.CARRYING_OUT, **changes)
-
-
-def planned_of(plan: PlanRecord) -> measuring.Configuration:
-    """Return the instances of each application in a plan's result."""
-    return {each.name: each.instances for each in PartitionResult.model_validate(plan.result).applications}
 
 
 def _running(fleet: FleetState) -> Counter[Kind]:

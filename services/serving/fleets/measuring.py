@@ -6,7 +6,7 @@ evaluation is one configuration of the whole fleet. Applications whose search ha
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -34,7 +34,7 @@ from services.serving.fleets.problem import slice_name
 from services.serving.repository.apps import Seen
 from services.solving.partition import demands_of, instances_of
 
-Configuration = Mapping[str, list[VariantInstances]]  #: The instances of each application
+Configuration = Mapping[str, ConfigGraph]  #: The instances of each application
 
 
 @dataclass(frozen=True)
@@ -92,46 +92,42 @@ def graph_of(application: Application, instances: Sequence[VariantInstances]) ->
     return ConfigGraph(weights)
 
 
-def running_of(kinds: Mapping[Kind, int]) -> dict[str, list[VariantInstances]]:
-    found: dict[str, list[VariantInstances]] = {}
-    for (name, variant, size), count in sorted(kinds.items()):
-        if count > 0:
-            found.setdefault(name, []).append(VariantInstances(variant=variant, slice=slice_name(size), count=count))
-    return found
+def running_of(kinds: Mapping[Kind, int], searches: Mapping[str, MeasuredSearch]) -> Configuration:
+    """Return instances that run, each of a variant and a slice that its application's search knows."""
+    weights = {name: np.zeros(each.application.service_s.shape, np.int64) for name, each in searches.items()}
+    for (name, variant, size), count in kinds.items():
+        column = SLICE_NAMES.index(slice_name(size))
+        weights[name][searches[name].application.variants.index(variant), column] += count
+    return {name: ConfigGraph(each) for name, each in weights.items()}
 
 
-def kinds_of(configuration: Configuration) -> Counter[Kind]:
+def kinds_in(evaluation: FleetEvaluation) -> Counter[Kind]:
+    """Return what runs, or is to run, in an evaluation."""
     return Counter(
-        {
-            (name, each.variant, each.slice): each.count
-            for name, instances in configuration.items()
-            for each in instances
-        }
+        {(app.name, each.variant, each.slice): each.count for app in evaluation.applications for each in app.instances}
     )
 
 
-def configuration_of(evaluation: FleetEvaluation) -> Configuration:
-    """Return what runs, or is to run, in an evaluation."""
-    return {each.name: each.instances for each in evaluation.applications}
+def configuration_of(
+    applications: Sequence[AppEvaluation | ApplicationPlan], searches: Mapping[str, MeasuredSearch]
+) -> Configuration:
+    """Return the configuration of an evaluation's applications, or of a plan's."""
+    return {each.name: graph_of(searches[each.name].application, each.instances) for each in applications}
 
 
 def evaluations_of(
-    configuration: Configuration, searches: Mapping[str, MeasuredSearch], tried: set[str]
+    configuration: Configuration, searches: Mapping[str, MeasuredSearch], tried: Collection[str] = ()
 ) -> list[AppEvaluation]:
     """Return a configuration to be measured, with the model's predictions."""
-    found: list[AppEvaluation] = []
-    for name in sorted(searches):
-        search = searches[name]
-        graph = graph_of(search.application, configuration[name])
-        found.append(
-            AppEvaluation(
-                name=name,
-                instances=instances_of(search.application.variants, graph),  # equal ones in one order
-                is_tried=name in tried,
-                predicted=_predicted(search, graph),
-            )
+    return [
+        AppEvaluation(
+            name=name,
+            instances=instances_of(search.application.variants, configuration[name]),  # equal ones in one order
+            is_tried=name in tried,
+            predicted=_predicted(search, configuration[name]),
         )
-    return found
+        for name, search in sorted(searches.items())
+    ]
 
 
 def _predicted(search: MeasuredSearch, graph: ConfigGraph) -> EvaluationFigures | None:
@@ -216,43 +212,25 @@ def next_step(
     Raises:
         DomainError: The measurements do not belong to these searches.
     """
-    if search.evaluations[-1].detail is not None:
-        is_first = len(search.evaluations) == 1
-        return End(search.evaluations[-1].detail, planned if is_first else chosen_of(search, searches))
-    if len(search.evaluations) == 1 and (broken := _broken(search.evaluations[0], searches)):
+    last, is_first = search.evaluations[-1], len(search.evaluations) == 1
+    if is_first and last.detail is not None:
+        return End(last.detail, planned)
+    if is_first and (broken := _broken(last, searches)):
         return End(f"What runs breaks the limits of {broken}: the model's plan is carried out unmeasured.", planned)
     following = {name: _following(search, name, each) for name, each in searches.items()}
-    best = _chosen(searches, following)
+    best = {name: graph for name, (_, graph) in following.items()}
+    if last.detail is not None:
+        return End(last.detail, best)
     if (now - search.begun_at).total_seconds() >= limit_s:
         return End(f"It ended after {limit_s:.0f} s.", best)
-    if all(graph is None for graph, _ in following.values()):
-        return End("The search ended by its rules: nothing better was found any more.", best)
-    if blocked is not None:
-        if is_same(configuration_of(search.present), best):
-            return End(blocked, best)
-        return Try(evaluations_of(best, searches, set()))
     tried = {name: graph for name, (graph, _) in following.items() if graph is not None}
-    configuration = {
-        **best,
-        **{name: instances_of(searches[name].application.variants, graph) for name, graph in tried.items()},
-    }
-    return Try(evaluations_of(configuration, searches, set(tried)))
-
-
-def chosen_of(search: FleetSearch, searches: Mapping[str, MeasuredSearch]) -> Configuration:
-    """Return the best measured configuration; ``DomainError`` if the measurements do not belong to these searches."""
-    return _chosen(searches, {name: _following(search, name, each) for name, each in searches.items()})
-
-
-def _chosen(
-    searches: Mapping[str, MeasuredSearch], following: Mapping[str, tuple[ConfigGraph | None, ConfigGraph]]
-) -> Configuration:
-    return {name: instances_of(searches[name].application.variants, best) for name, (_, best) in following.items()}
-
-
-def is_same(one: Configuration, other: Configuration) -> bool:
-    """Return whether two configurations have the same instances."""
-    return kinds_of(one) == kinds_of(other)
+    if not tried:
+        return End("The search ended by its rules: nothing better was found any more.", best)
+    if blocked is None:
+        return Try(evaluations_of({**best, **tried}, searches, tried))
+    if configuration_of(search.present.applications, searches) == best:
+        return End(blocked, best)
+    return Try(evaluations_of(best, searches))
 
 
 def _following(search: FleetSearch, name: str, of: MeasuredSearch) -> tuple[ConfigGraph | None, ConfigGraph]:
@@ -289,18 +267,16 @@ def found_by(
     """Return a plan's result with the configuration chosen by measurement and its measured figures."""
     plans: list[ApplicationPlan] = []
     for plan in result.applications:
-        figures = next(
-            (
-                each.measured
-                for evaluation in reversed(search.evaluations)
-                for each in evaluation.applications
-                if each.name == plan.name and each.measured and is_same({"": each.instances}, {"": chosen[plan.name]})
-            ),
-            None,
+        of, graph = searches[plan.name], chosen[plan.name]
+        evaluated = (
+            each
+            for evaluation in reversed(search.evaluations)
+            for each in evaluation.applications
+            if each.name == plan.name and each.measured and graph_of(of.application, each.instances) == graph
         )
-        changes: dict[str, object] = {"instances": chosen[plan.name], "candidates": []}
-        if figures is not None:
-            of = searches[plan.name]
+        found = next(evaluated, None)
+        changes: dict[str, object] = {"instances": instances_of(of.application.variants, graph), "candidates": []}
+        if found is not None and (figures := found.measured) is not None:
             changes |= {
                 "objective_pct": figures.objective_pct,
                 "accuracy_pct": figures.accuracy_pct,
