@@ -55,19 +55,13 @@ def training_worker(
             "last": None if learned.last is None else asdict(learned.last),
             "user_median": asdict(learned.user_median),
         }
-        made = lengths.TrainedModel(
-            id=work.id,
-            through=through,
-            group_version=GROUP_VERSION,
-            jobs=len(history),
-            groups=len(learned.table.groups),
-            evaluation=evaluation,
-            content=learned.table.to_bytes(),
-            is_better=learned.is_better,
+        jobs, table, is_better = len(history), learned.table, learned.is_better
+        made = (through, GROUP_VERSION, jobs, len(table.groups), evaluation, table.to_bytes())
+        stored = worker.ask(
+            lambda: lengths.store_model(database_url, work.id, made, work.claim, models_kept, is_better=is_better)
         )
-        stored = worker.ask(lambda: lengths.store_model(database_url, made, work.claim, models_kept))
-        log.info("lengths.trained", id=work.id, jobs=len(history), active=learned.is_better, stored=stored)
-        return {"jobs": len(history), "active": learned.is_better, "evaluation": evaluation}
+        log.info("lengths.trained", id=work.id, jobs=jobs, active=is_better, stored=stored)
+        return {"jobs": jobs, "active": is_better, "evaluation": evaluation}
 
     return Worker(
         "training",
@@ -98,10 +92,10 @@ class LengthTrainer:
 
     async def look(self) -> str | None:
         """Submit a training if one is due; return its id."""
-        new = await self._store.new_jobs(self._settings.train_interval_s)
-        if new.through is None or new.jobs < self._settings.train_min_jobs:
+        through, jobs = await self._store.new_jobs(self._settings.train_interval_s)
+        if through is None or jobs < self._settings.train_min_jobs:
             return None
-        document = {"through": new.through.isoformat()}
+        document = {"through": through.isoformat()}
         digest = sha256("lengths", document)
         draft = Draft(new_id("length"), OWNER, OWNER, WorkProblem(document, digest), None, digest)
         try:
@@ -109,7 +103,7 @@ class LengthTrainer:
         except TooManyPendingError:
             return None
         if submitted.is_new:
-            log.info("lengths.training", id=submitted.id, new_jobs=new.jobs)
+            log.info("lengths.training", id=submitted.id, new_jobs=jobs)
             if await self._queue.send(submitted.id):
                 await self._store.mark_enqueued(submitted.id)
         return submitted.id

@@ -1,6 +1,7 @@
 """Queries on trainings, on the history that they learn from, and on the models that they produce."""
 
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -66,40 +67,30 @@ DELETE FROM length_models WHERE NOT is_active
 """
 
 
-@dataclass(frozen=True)
-class NewJobs:
-    """Jobs that have succeeded since the last training."""
-
-    through: datetime | None  #: When the last of them ended; None if there is none
-    jobs: int
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A stored job length model; its id is that of its training."""
-
-    id: str
-    through: datetime
-    group_version: int
-    jobs: int
-    groups: int
-    evaluation: dict[str, Any]
-    content: bytes
-    is_better: bool
-
-
 class TrainingRepository(WorkRepository):
     """Queries on trainings."""
 
-    async def new_jobs(self, interval_s: float) -> NewJobs:
-        """Return the jobs that call for a new training; none while one is pending or began within the interval."""
+    async def new_jobs(self, interval_s: float) -> tuple[datetime | None, int]:
+        """Return when the last of the jobs ended that call for a new training, and how many they are.
+
+        There are none while a training is pending or began within the interval.
+        """
         async with self._engine.connect() as connection:
-            row = (await connection.execute(DUE, {"interval_s": interval_s})).mappings().one()
-        return NewJobs(row["through"], row["jobs"])
+            row = (await connection.execute(DUE, {"interval_s": interval_s})).one()
+        return row.through, row.jobs
 
 
 def training_repository(engine: AsyncEngine) -> TrainingRepository:
     return TrainingRepository(engine, length_trainings, None, "training", ())
+
+
+@asynccontextmanager
+async def _connected(database_url: str) -> AsyncGenerator[asyncpg.Connection]:
+    connection = await connect(database_url, application_name="length-history")
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def read_history(database_url: str, through: datetime, max_jobs: int) -> tuple[Runs, Floats]:
@@ -107,9 +98,8 @@ async def read_history(database_url: str, through: datetime, max_jobs: int) -> t
 
     Jobs whose group is unknown, or of another version, get theirs here.
     """
-    connection = await connect(database_url, application_name="length-history")
     columns: tuple[list[int], list[int], list[float], list[float]] = ([], [], [], [])
-    try:
+    async with _connected(database_url) as connection:
         oldest = await connection.fetchval(OLDEST, through, max_jobs)
         after: tuple[datetime, str] = (oldest or datetime(1970, 1, 1, tzinfo=UTC), "~" if oldest else "")
         while True:
@@ -117,15 +107,12 @@ async def read_history(database_url: str, through: datetime, max_jobs: int) -> t
             groups = await _grouped(connection, [row["id"] for row in rows if row["group_version"] != GROUP_VERSION])
             for row in rows:
                 group, user = groups.get(row["id"], (row["group_id"], row["user_id"]))
-                for column, value in zip(
-                    columns, (group, user, row["gpu_s"], row["ended_at"].timestamp()), strict=True
-                ):
+                values = (group, user, row["gpu_s"], row["ended_at"].timestamp())
+                for column, value in zip(columns, values, strict=True):
                     column.append(value)
             if len(rows) < PAGE:
                 break
             after = (rows[-1]["ended_at"], rows[-1]["id"])
-    finally:
-        await connection.close()
     group, user, gpu_s, ended_s = columns
     return (
         Runs(np.array(group, np.int64), np.array(user, np.int64), np.array(gpu_s, np.float64)),
@@ -146,21 +133,15 @@ async def _grouped(connection: asyncpg.Connection, job_ids: list[str]) -> dict[s
 
 async def read_made(database_url: str, model_id: str) -> dict[str, Any] | None:
     """Return the result of a training whose model already exists."""
-    connection = await connect(database_url, application_name="length-history")
-    try:
+    async with _connected(database_url) as connection:
         row = await connection.fetchrow(MADE, model_id)
-    finally:
-        await connection.close()
     return None if row is None else dict(row)
 
 
 async def read_in_force(database_url: str) -> tuple[LengthTable | None, float]:
     """Return the table in force, if it uses today's groups, and the end of its history in UTC seconds."""
-    connection = await connect(database_url, application_name="length-history")
-    try:
+    async with _connected(database_url) as connection:
         row = await connection.fetchrow(ACTIVE)
-    finally:
-        await connection.close()
     if row is None or row["group_version"] != GROUP_VERSION:
         return None, 0.0
     try:
@@ -170,22 +151,24 @@ async def read_in_force(database_url: str) -> tuple[LengthTable | None, float]:
         return None, 0.0
 
 
-async def store_model(database_url: str, model: TrainedModel, claim: str | None, models_kept: int) -> bool:
-    """Store a model, and put it in force if it is better, unless another worker has taken the training over."""
-    connection = await connect(database_url, application_name="length-history")
-    columns = (model.through, model.group_version, model.jobs, model.groups, model.evaluation, model.content)
-    try:
-        async with connection.transaction():
-            if not await connection.fetchval(STANDS, model.id, claim):
-                return False
-            await connection.execute(STORE, model.id, *columns)
-            if model.is_better:
-                await connection.execute("UPDATE length_models SET is_active = false WHERE is_active")
-                await connection.execute("UPDATE length_models SET is_active = true WHERE id = $1", model.id)
-            await connection.execute(PURGE, models_kept)
-        return True
-    finally:
-        await connection.close()
+async def store_model(
+    database_url: str, model_id: str, columns: Sequence[Any], claim: str | None, models_kept: int, *, is_better: bool
+) -> bool:
+    """Store a model, and put it in force if it is better, unless another worker has taken the training over.
+
+    Args:
+        model_id: That of its training.
+        columns: The end of its history, the version of its groups, its jobs and groups, evaluation and content.
+    """
+    async with _connected(database_url) as connection, connection.transaction():
+        if not await connection.fetchval(STANDS, model_id, claim):
+            return False
+        await connection.execute(STORE, model_id, *columns)
+        if is_better:
+            await connection.execute("UPDATE length_models SET is_active = false WHERE is_active")
+            await connection.execute("UPDATE length_models SET is_active = true WHERE id = $1", model_id)
+        await connection.execute(PURGE, models_kept)
+    return True
 
 
 OUTCOME_FIELDS = ("status", "solver", "objective", "bound", "gap", "note")

@@ -310,20 +310,15 @@ def _of_app(row: RoutedAppServer, app: RoutedApp | None) -> RoutedServer:
 
     Its power is that at work: what its GPU draws above idle, by the profile, and its share of the GPU's idle power.
     """
-    return RoutedServer(
-        id=row.id,
+    return RoutedServer.of(
+        row,
         pool=f"app:{row.app}",
-        url=row.url,
         tenant_id=app.tenant_id if app else "",
-        location=row.location,
         request_class=row.variant,
-        state=row.state,
         capacity=app.concurrency if app else 1,
-        job_id=row.job_id,
-        node_id=row.node_id,
         power_w=None if row.busy_w is None or row.idle_w is None else row.busy_w + row.idle_w,
-        gco2_per_kwh=row.gco2_per_kwh,
-        pue=row.pue,
+        idle_w=None,
+        accuracy_pct=None,
     )
 
 

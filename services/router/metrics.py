@@ -1,6 +1,5 @@
 """What the router counts, in Prometheus' text format; whichever process of a port is asked answers for all."""
 
-import os
 import shutil
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import orjson
+
+from services.kit.files import whole
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 APP_SECONDS = (
@@ -247,10 +248,8 @@ class MetricsFolder:
         path.unlink()
 
     def _replace(self, name: str, document: dict[str, Any]) -> None:
-        path = self._path / name
-        temporary = path.with_name(f"{name}.{os.getpid()}")
-        temporary.write_bytes(orjson.dumps(document))
-        temporary.replace(path)
+        with whole(self._path / name) as part:
+            part.write_bytes(orjson.dumps(document))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Where the models are served: read from serving again and again, and kept on disk for when serving does not answer."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from services.contracts.routing import HeldRequests, RoutingTable
+from services.kit.files import whole
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
@@ -74,11 +74,10 @@ class TableReader:
         document = table.model_dump_json(exclude={"made_at"})
         if document == self._kept:
             return
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(table.model_dump_json())
-            temporary.replace(self._path)
+            with whole(self._path) as part:
+                part.write_text(table.model_dump_json())
             self._kept = document
         except OSError as error:
             log.warning("table.not_kept", path=str(self._path), error=str(error))

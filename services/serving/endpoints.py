@@ -49,11 +49,11 @@ async def set_pool(
     pool: PoolName, spec: serving.PoolSpec, caller: Operator, pools: Known, response: Response, if_match: IfMatch = None
 ) -> serving.Pool:
     """Create a pool or replace its spec."""
-    put = await pools.put(pool, spec, caller, if_match)
-    if put.is_new:
+    found, is_new = await pools.put(pool, spec, caller, if_match)
+    if is_new:
         response.status_code = 201
         response.headers["Location"] = f"/v1/pools/{pool}"
-    return _tagged(put.pool, response)
+    return _tagged(found, response)
 
 
 @router.patch("/{pool}", responses=BEING_DELETED)

@@ -4,7 +4,6 @@ A pool's *revision* counts the changes of the spec that plans and instances are 
 is not part of it: changing that supersedes no plan.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from services.contracts import serving
@@ -23,14 +22,6 @@ from services.serving.repository.pools import PoolRecord
 INSTANCE_ID = r"[a-z]+_[0-9a-z]{26}"
 
 
-@dataclass(frozen=True)
-class PutPool:
-    """A pool that was created or changed."""
-
-    pool: serving.Pool
-    is_new: bool
-
-
 class Pools:
     """What callers may do with pools. Users see their tenant's, operators all."""
 
@@ -38,8 +29,10 @@ class Pools:
         self._repository, self._zones, self._plans = repository, zones, plans
         self._plan_interval = timedelta(seconds=plan_interval_s)
 
-    async def put(self, name: str, spec: serving.PoolSpec, caller: Identity, if_match: str | None = None) -> PutPool:
-        """Create a pool, or replace its spec; the same spec changes nothing.
+    async def put(
+        self, name: str, spec: serving.PoolSpec, caller: Identity, if_match: str | None = None
+    ) -> tuple[serving.Pool, bool]:
+        """Create a pool, or replace its spec; return it, and whether it is new. The same spec changes nothing.
 
         Raises:
             ProblemError: 422 for an unknown zone or signal, 412 unless the pool is at ``if_match``, 409 for
@@ -54,7 +47,7 @@ class Pools:
                 pool = await self._locked(queries, name, caller, if_match)
                 await _replace(queries, pool, spec, caller)
             await _check_models(queries, name, spec)
-            return PutPool(await queries.pools.show(name, self._plan_interval), is_new)
+            return await queries.pools.show(name, self._plan_interval), is_new
 
     async def set_mode(self, name: str, mode: serving.PlanMode, caller: Identity) -> serving.Pool:
         """Have plans carried out or only proposed from now on.

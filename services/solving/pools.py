@@ -97,32 +97,22 @@ def solve_pools(request: pools.PoolsRequest, report: Report = unreported) -> poo
 
 def pools_result(request: pools.PoolsRequest, problem: PoolProblem, plan: PoolPlan) -> pools.PoolsResult:
     """Return a plan with the names used in the request."""
-    outcome = {
-        "status": plan.status,
-        "solver": plan.solver,
-        "objective": plan.objective,
-        "bound": plan.bound,
-        "gap": plan.gap,
-        "note": plan.note,
-    }
     if plan.partition is None:
-        return pools.PoolsResult.model_validate(outcome)
+        return pools.PoolsResult.of(plan, instances=[], shortfall=[])
     part = request.chosen[plan.partition]
     starts, stops = switches(problem, plan)
     prices = [location.price_per_kwh for location in request.locations]
-    return pools.PoolsResult.model_validate(
-        outcome
-        | {
-            "partition": part.name,
-            "instances": _instances(request, part, problem, plan),
-            "emissions_kg": _weighed(problem, plan, _intensities(request)) / 1_000,
-            "energy_kwh": _weighed(problem, plan, np.ones_like(problem.rates)),
-            "cost": None if None in prices else _weighed(problem, plan, np.array(prices, dtype=np.float64)),
-            "starts": _changes(request, starts),
-            "stops": _changes(request, stops),
-            "shortfall": [] if plan.shortfall is None else _unserved(part, problem, plan, plan.shortfall),
-            "full": [] if plan.shortfall is None else _full(request, plan.shortfall),
-        }
+    return pools.PoolsResult.of(
+        plan,
+        partition=part.name,
+        instances=_instances(request, part, problem, plan),
+        emissions_kg=_weighed(problem, plan, _intensities(request)) / 1_000,
+        energy_kwh=_weighed(problem, plan, np.ones_like(problem.rates)),
+        cost=None if None in prices else _weighed(problem, plan, np.array(prices, dtype=np.float64)),
+        starts=_changes(request, starts),
+        stops=_changes(request, stops),
+        shortfall=[] if plan.shortfall is None else _unserved(part, problem, plan, plan.shortfall),
+        full=[] if plan.shortfall is None else _full(request, plan.shortfall),
     )
 
 
@@ -136,35 +126,25 @@ def _instances(
     request: pools.PoolsRequest, part: pools.RequestPartition, problem: PoolProblem, plan: PoolPlan
 ) -> list[pools.PlannedInstances]:
     power_w = drawn_w(problem, plan)
-    serving = [
-        pools.PlannedInstances(
-            location=request.locations[location].name,
-            request_class=part.classes[pool].name,
-            mode=request.modes[mode].name,
-            count=int(plan.instances[location, pool, mode]),
-            power_w=float(power_w[location, pool, mode]),
-        )
-        for location, pool, mode in np.argwhere(plan.instances).tolist()
+
+    def planned(location: int, mode: int, name: str | None, count: float, each_w: float) -> pools.PlannedInstances:
+        place, of = request.locations[location].name, request.modes[mode].name
+        return pools.PlannedInstances(location=place, request_class=name, mode=of, count=int(count), power_w=each_w)
+
+    return [
+        planned(at, mode, part.classes[pool].name, plan.instances[at, pool, mode], float(power_w[at, pool, mode]))
+        for at, pool, mode in np.argwhere(plan.instances).tolist()
+    ] + [
+        planned(at, mode, None, plan.kept[at, mode], float(problem.idle_w[mode]))
+        for at, mode in np.argwhere(plan.kept).tolist()
     ]
-    kept = [
-        pools.PlannedInstances(
-            location=request.locations[location].name,
-            request_class=None,
-            mode=request.modes[mode].name,
-            count=int(plan.kept[location, mode]),
-            power_w=float(problem.idle_w[mode]),
-        )
-        for location, mode in np.argwhere(plan.kept).tolist()
-    ]
-    return serving + kept
 
 
 def _changes(request: pools.PoolsRequest, counts: Ints) -> list[pools.InstanceChange]:
+    places, modes = [each.name for each in request.locations], [each.name for each in request.modes]
     return [
-        pools.InstanceChange(
-            location=request.locations[location].name, mode=request.modes[mode].name, count=int(counts[location, mode])
-        )
-        for location, mode in np.argwhere(counts).tolist()
+        pools.InstanceChange(location=places[at], mode=modes[mode], count=int(counts[at, mode]))
+        for at, mode in np.argwhere(counts).tolist()
     ]
 
 

@@ -127,9 +127,9 @@ class Planner:
         for standing, event in await self._watch.look():
             with contextlib.suppress(ProblemError):
                 await self._plans.submit(standing.pool, event, after=standing)
-        for due in await self._plans.due():
+        for pool, deadline_at in await self._plans.due():
             with contextlib.suppress(ProblemError):  # deleted since
-                await self._plans.submit(due.pool, PlanTrigger.CLOCK, deadline_at=due.deadline_at)
+                await self._plans.submit(pool, PlanTrigger.CLOCK, deadline_at=deadline_at)
 
 
 COMMAND = (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m", "services.serving.worker")

@@ -30,7 +30,7 @@ from services.serving.planning.cluster import gpus_by_place, misfits
 from services.serving.planning.events import Standing, is_any_less
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.cluster import read_cluster
-from services.serving.repository.plans import Due, LockedPool, PlanRecord, PlanRepository, Slot
+from services.serving.repository.plans import LockedPool, PlanRecord, PlanRepository, Slot
 from services.serving.repository.pools import PoolRecord
 from services.serving.settings import ServingSettings
 
@@ -94,8 +94,8 @@ class Plans:
             log.info("plan.submitted", id=submitted.id, pool=pool, trigger=trigger, revision=slot.pool.revision)
         return submitted.id
 
-    async def due(self) -> list[Due]:
-        """Return the pools that are due by the clock."""
+    async def due(self) -> list[tuple[str, datetime | None]]:
+        """Return the pools that are due by the clock, each with the deadline of earlier attempts if there were any."""
         async with self._repository.reading() as queries:
             return await queries.plans.due(interval=self._interval, lead=self._lead, retry=self._retry)
 

@@ -84,14 +84,6 @@ class MadePlan:
 
 
 @dataclass(frozen=True)
-class Due:
-    """A pool to be planned; the deadline is that of earlier attempts, if there were any."""
-
-    pool: str
-    deadline_at: datetime | None
-
-
-@dataclass(frozen=True)
 class Slot:
     """A pool and the interval that it would be planned for now."""
 
@@ -145,10 +137,10 @@ def plan_repository(engine: AsyncEngine) -> PlanRepository:
 class PlanRows(Rows):
     """Queries on plans within a transaction."""
 
-    async def due(self, *, interval: timedelta, lead: timedelta, retry: timedelta) -> list[Due]:
-        """Return the pools that are due by the clock."""
+    async def due(self, *, interval: timedelta, lead: timedelta, retry: timedelta) -> list[tuple[str, datetime | None]]:
+        """Return the pools that are due by the clock, each with the deadline of earlier attempts if there were any."""
         times = {"interval": interval, "lead": lead, "retry": retry}
-        return [Due(*row) for row in (await self._connection.execute(DUE, times)).all()]
+        return [(row.name, row.deadline_at) for row in await self._connection.execute(DUE, times)]
 
     async def undecided(self) -> list[str]:
         """Return the plans without an outcome, oldest first."""
