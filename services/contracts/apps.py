@@ -9,14 +9,13 @@ each application's limits on latency and accuracy. GPUs are then recut, one at a
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from services.contracts import partition
-from services.contracts.jobs import Argument, LabelKey, LabelValue
+from services.contracts.jobs import LabelKey, LabelValue
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
-from services.contracts.secrets import EnvironmentName
-from services.contracts.serving import LIVE_STATES, InstanceState, PlanMode, ServerProbes
+from services.contracts.schema import Instant, Int, Message, Name, Page, Real, many, maybe, said
+from services.contracts.serving import LIVE_STATES, InstanceState, PlanMode, ServerProbes, ServerProcess
 from services.core.domain.signal import Signal
 
 VariantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,58}$")]
@@ -66,7 +65,7 @@ class FleetSpec(Message):
     )
 
 
-class AppVariant(Message):
+class AppVariant(ServerProcess):
     """A model variant: its accuracy, how fast it is on which slices, and how it is started.
 
     The process must listen on port `$WATTSHIFT_PORT` at the address of its node. It sees its own GPU or slice only.
@@ -77,23 +76,10 @@ class AppVariant(Message):
     profiles: list[partition.SliceProfile] = said(
         "A type of slices without a profile cannot run the variant.", min_length=1, max_length=5
     )
-    command: list[Argument] = Field(default_factory=list[Argument], max_length=1_000)
-    image: Text | None = Field(default=None, max_length=500)
-    environment: dict[EnvironmentName, Argument] = Field(
-        default_factory=dict[EnvironmentName, Argument], max_length=500
-    )
-    working_dir: Text | None = Field(default=None, max_length=4_096)
-
-    @field_validator("working_dir")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("/"):
-            raise ValueError("must be an absolute path")
-        return value
 
     @model_validator(mode="after")
     def _can_run(self) -> Self:
-        if not self.image and not (self.command and self.command[0]):
+        if not self.runs_something:
             raise ValueError(f"variant {self.name} needs a command or a container image")
         slices = [profile.slice for profile in self.profiles]
         if len(set(slices)) < len(slices):

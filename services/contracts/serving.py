@@ -57,7 +57,30 @@ class PoolPlace(Message):
     price_per_kwh: Real | None = maybe("Price of electricity, for the objective `cost`.")
 
 
-class ServerMode(Message):
+class ServerProcess(Message):
+    """How an instance is started."""
+
+    command: list[Argument] = Field(default_factory=list[Argument], max_length=1_000)
+    image: Text | None = Field(default=None, max_length=500)
+    environment: dict[EnvironmentName, Argument] = Field(
+        default_factory=dict[EnvironmentName, Argument], max_length=500
+    )
+    working_dir: Text | None = Field(default=None, max_length=4_096)
+
+    @field_validator("working_dir")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/"):
+            raise ValueError("must be an absolute path")
+        return value
+
+    @property
+    def runs_something(self) -> bool:
+        """Whether there is a command or a container image."""
+        return bool(self.image or (self.command and self.command[0]))
+
+
+class ServerMode(ServerProcess):
     """The GPUs that an instance runs on, and how it is started.
 
     The process must listen on port `$WATTSHIFT_PORT` at the address of its node. It sees its own GPUs only.
@@ -66,12 +89,6 @@ class ServerMode(Message):
     name: Name
     gpu_model: Name = said("GPU model, as nodes report it.")
     gpus: Int = said("Number of GPUs, all on one node.", ge=1, le=1_024)
-    command: list[Argument] = Field(default_factory=list[Argument], max_length=1_000)
-    image: Text | None = Field(default=None, max_length=500)
-    environment: dict[EnvironmentName, Argument] = Field(
-        default_factory=dict[EnvironmentName, Argument], max_length=500
-    )
-    working_dir: Text | None = Field(default=None, max_length=4_096)
     accuracy_pct: AccuracyPct | None = maybe(
         "Accuracy of the variant of the model that it runs; null where all modes run the same."
     )
@@ -98,16 +115,9 @@ class ServerMode(Message):
         "Requests that the router gives an instance at once; others wait.", default=64, ge=1, le=100_000
     )
 
-    @field_validator("working_dir")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("/"):
-            raise ValueError("must be an absolute path")
-        return value
-
     @model_validator(mode="after")
     def _has_something_to_run(self) -> Self:
-        if not self.image and not (self.command and self.command[0]):
+        if not self.runs_something:
             raise ValueError("needs a command or a container image")
         return self
 
