@@ -139,19 +139,6 @@ class RequestQueue:
         found = self._first(behind, without)
         return None if found is None else found[4]
 
-    def pop(self, *, behind: Collection[str] = ()) -> ServingRequest | None:
-        """Remove and return the next request; None if nothing waits. ``behind`` as for ``peek``."""
-        found = self._first(behind)
-        if found is None:
-            return None
-        request = found[4]
-        line = self._lines[_line_of(request)]
-        line.take()
-        del self._waiting[request.id]
-        if not line.heap:
-            del self._lines[_line_of(request)]
-        return request
-
     def remove(self, request_id: str) -> ServingRequest | None:
         """Remove and return a request whose client left; None if it is not waiting."""
         request = self._waiting.pop(request_id, None)
@@ -215,26 +202,13 @@ def _line_of(request: ServingRequest) -> tuple[str, frozenset[str], bool]:
     return request.tenant, request.excluded, request.is_late
 
 
-def over_share(
-    in_service: Mapping[str, float], waiting: Collection[str], weights: Mapping[str, float] | None = None
-) -> set[str]:
-    """Return the tenants that hold more than their share while others wait, and so go behind.
+def over_share(in_service: Mapping[str, float], waiting: Collection[str]) -> set[str]:
+    """Return the tenants that hold more than an equal share while others wait, and so go behind.
 
-    A tenant's share of what is in service is its weight among the tenants that wait or are served. If every tenant that
-    waits is over its share, nobody goes behind.
-
-    Args:
-        in_service: What each tenant holds: requests, tokens, or any measure of them, >= 0.
-        weights: Their weights, > 0; 1 where none is given.
-
-    Raises:
-        DomainError: a weight is not above 0.
+    What is in service (requests, tokens, any measure of them, >= 0) is shared by the tenants that wait or are served.
+    If every tenant that waits is over its share, nobody goes behind.
     """
-    weights = weights or {}
     active = {*waiting, *(tenant for tenant, held in in_service.items() if held > 0)}
-    if not all(math.isfinite(weights.get(tenant, 1.0)) and weights.get(tenant, 1.0) > 0 for tenant in active):
-        raise DomainError("the weights of tenants are finite and above 0")
-    total = sum(weights.get(tenant, 1.0) for tenant in active)
     held = sum(in_service.values())
-    over = {tenant for tenant in waiting if in_service.get(tenant, 0.0) * total > held * weights.get(tenant, 1.0)}
+    over = {tenant for tenant in waiting if in_service.get(tenant, 0.0) * len(active) > held}
     return set() if over == set(waiting) else over
