@@ -38,7 +38,7 @@ async def refusals(gate: Gate, exchange: Exchange, error: Exception) -> list[Exc
     async def refuse(exchange: Exchange, error: Exception) -> None:
         found.append(error)
 
-    await gate.pass_in(exchange, handle, DoorError, refuse)
+    await gate.pass_in(exchange, handle, refuse)
     return found
 
 
@@ -72,5 +72,5 @@ async def test_the_gate_is_empty_once_its_last_request_has_ended(gate: Gate, err
     async def refuse(exchange: Exchange, error: Exception) -> None:
         assert not gate.is_empty.is_set()
 
-    await gate.pass_in(an_exchange(), close_and_fail, DoorError, refuse)
+    await gate.pass_in(an_exchange(), close_and_fail, refuse)
     assert gate.is_empty.is_set()
