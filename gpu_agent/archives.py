@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 
 from gpu_agent.account import Account
-from gpu_agent.secrets import InputError
+from gpu_agent.secrets import CannotStartError
 
 MOST_ENTRIES = 200_000
 _LARGEST_READ = 16 * 2**20
@@ -27,14 +27,14 @@ def unpack(archive: Path, into: Path, most_bytes: int, account: Account | None =
         account: Who owns what is unpacked; None for this process's user.
 
     Raises:
-        InputError: It is not such an archive, is too large, or has a forbidden entry; parts may already be unpacked.
+        CannotStartError: It is no such archive, is too large, or has a forbidden entry; parts may be unpacked by then.
         OSError: It cannot be written.
     """
     into.mkdir(mode=0o700)
     try:
         _unpack(archive, into, most_bytes, account)
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, RecursionError) as error:
-        raise InputError(f"The uploaded archive cannot be read: {error}.") from error
+        raise CannotStartError(f"The uploaded archive cannot be read: {error}.") from error
 
 
 def _unpack(archive: Path, into: Path, most_bytes: int, account: Account | None) -> None:
@@ -44,12 +44,12 @@ def _unpack(archive: Path, into: Path, most_bytes: int, account: Account | None)
         path = into / name
         _make_folders(into, path.parent, account)
         if os.path.lexists(path):
-            raise InputError(f"The uploaded archive has two entries {name}.")
+            raise CannotStartError(f"The uploaded archive has two entries {name}.")
         path.symlink_to(target)
         _give(path, account)
     for name, _ in links:
         if not Path(os.path.realpath(into / name)).is_relative_to(os.path.realpath(into)):
-            raise InputError(f"The uploaded archive has a link that leads out of it: {name}.")
+            raise CannotStartError(f"The uploaded archive has a link that leads out of it: {name}.")
     _give(into, account)
 
 
@@ -58,15 +58,15 @@ def _unpack_files(tar: tarfile.TarFile, into: Path, account: Account | None) -> 
     links: list[tuple[str, str]] = []
     for count, member in enumerate(tar, start=1):
         if count > MOST_ENTRIES:
-            raise InputError(f"The uploaded archive has more than {MOST_ENTRIES:,} entries.")
+            raise CannotStartError(f"The uploaded archive has more than {MOST_ENTRIES:,} entries.")
         path = into / _inside(member.name)
         if path == into and not member.isdir():
-            raise InputError("The uploaded archive has an entry without a name.")
+            raise CannotStartError("The uploaded archive has an entry without a name.")
         if member.isdir():
             _make_folders(into, path, account)
         elif member.issym():
             if member.linkname.startswith("/"):
-                raise InputError(f"The uploaded archive has a link that leads out of it: {member.name}.")
+                raise CannotStartError(f"The uploaded archive has a link that leads out of it: {member.name}.")
             links.append((member.name, member.linkname))
         elif member.isreg() and not member.issparse():
             _make_folders(into, path.parent, account)
@@ -75,21 +75,21 @@ def _unpack_files(tar: tarfile.TarFile, into: Path, account: Account | None) -> 
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
             except FileExistsError:
-                raise InputError(f"The uploaded archive has two entries {member.name}.") from None
+                raise CannotStartError(f"The uploaded archive has two entries {member.name}.") from None
             with os.fdopen(descriptor, "wb") as file:
                 if content is not None:
                     shutil.copyfileobj(content, file, _COPY_BYTES)
                 if account is not None:
                     os.fchown(file.fileno(), account.user_id, account.group_id)
         else:
-            raise InputError(f"The uploaded archive has an entry that is no file, folder or link: {member.name}.")
+            raise CannotStartError(f"The uploaded archive has an entry that is no file, folder or link: {member.name}.")
     return links
 
 
 def _inside(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise InputError(f"The uploaded archive has an entry outside its folder: {name}.")
+        raise CannotStartError(f"The uploaded archive has an entry outside its folder: {name}.")
     return path
 
 
@@ -104,7 +104,9 @@ def _make_folders(into: Path, folder: Path, account: Account | None) -> None:
             _give(path, account)
         except FileExistsError:
             if path.is_symlink() or not path.is_dir():
-                raise InputError(f"The uploaded archive has an entry below {parent}, which is no folder.") from None
+                raise CannotStartError(
+                    f"The uploaded archive has an entry below {parent}, which is no folder."
+                ) from None
 
 
 def _give(path: Path, account: Account | None) -> None:
@@ -141,4 +143,4 @@ class _Bounded(io.RawIOBase):
     def _check(self, position: int) -> None:
         # What tar adds at the end, and a read beyond it, is not counted against small archives.
         if position > self._most_bytes + tarfile.RECORDSIZE + _COPY_BYTES:
-            raise InputError(f"The uploaded archive has more than {self._most_bytes / 2**20:,.0f} MiB unpacked.")
+            raise CannotStartError(f"The uploaded archive has more than {self._most_bytes / 2**20:,.0f} MiB unpacked.")

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from gpu_agent import enclosure, files, shim
 from gpu_agent.account import Account, shim_user
 from gpu_agent.environment import passed_environment
-from gpu_agent.secrets import InputError, memory_folder
+from gpu_agent.secrets import CannotStartError, InputError, memory_folder
 from gpu_agent.settings import AgentSettings
 from services.contracts.sources import GitSource
 
@@ -47,10 +47,11 @@ async def fetch_commit(
         confinement: What confines the job's processes, and so git, as entries of its shim's spec.
 
     Raises:
+        CannotStartError: It is on a node's own disk, which this site does not allow.
         InputError: It cannot be fetched; the message has git's own words, without the credential.
     """
     if source.url.startswith("file:") and not settings.git_local:
-        raise InputError("This site does not allow repositories on a node's own disk (GPU_AGENT_GIT_LOCAL).")
+        raise CannotStartError("This site does not allow repositories on a node's own disk (GPU_AGENT_GIT_LOCAL).")
     into.mkdir(mode=0o700)
     if account is not None:
         account.own(into)

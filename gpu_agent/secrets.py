@@ -94,7 +94,7 @@ def shim_entries(
         in_container: Whether the processes are clients of a container engine, which reads variables from a file.
 
     Raises:
-        InputError: A value cannot be passed to a container as a variable.
+        CannotStartError: A value cannot be passed to a container as a variable.
     """
     uses = spec.secrets or ()
     variables = {use.env: values[use.name] for use in uses if use.env is not None and use.env not in taken}
@@ -103,7 +103,7 @@ def shim_entries(
         return [("env", f"{name}={value}") for name, value in variables.items()] + files
     for name, value in variables.items():
         if "\n" in value:
-            raise InputError(f"The secret for {name} has several lines; a container can have it as a file only.")
+            raise CannotStartError(f"The secret for {name} has several lines; a container can have it as a file only.")
     return [("secret_file", f"{CONTAINER_VARIABLES}={env_file_text(variables)}"), *files] if variables else files
 
 

@@ -118,7 +118,7 @@ async def test_an_upload_that_breaks_the_way_in_ends_and_frees_its_gpus(node: No
     await node.start()
     gang = await node.run("true", source={"upload": hashlib.sha256(node.plane.upload).hexdigest()})
     rank = await ended(node, gang)
-    assert (rank.ended_by, "The uploaded archive cannot be read" in rank.detail) == (EndedBy.REFUSED, True)
+    assert (rank.ended_by, "The uploaded archive cannot be read" in rank.detail) == (EndedBy.CANNOT_START, True)
 
 
 async def test_an_upload_that_is_gone_is_one_clear_reason(node: Node) -> None:
@@ -186,7 +186,7 @@ async def test_repositories_on_the_nodes_disk_are_not_used_unless_the_site_says_
     await node.start()
     gang = await node.run("true", source={"git": {"url": url, "revision": first}})
     rank = await ended(node, gang)
-    assert rank.ended_by == EndedBy.REFUSED
+    assert rank.ended_by == EndedBy.CANNOT_START, "trying again is of no use"
     assert "GPU_AGENT_GIT_LOCAL" in rank.detail
 
 
