@@ -6,9 +6,8 @@ shim         the process between the agent and one rank; kills the rank when its
              without an agent; notes the order of both output streams
 ranks        the folder of one rank: the files shared with its shim; start, stop, adoption, what a dead shim leaves
 gangs        which gangs this node runs: commands, generations, leases, states
-environment  the variables that a job's process gets
+environment  the variables that a job's process gets; options for `accelerate` and `deepspeed`, which do not read them
 launch       from a start command to what a shim runs: one process on the node, or one for each device
-launchers    options that `accelerate` and `deepspeed` need to find their gang
 containers   the command line that runs a job's image
 progress     a job's progress, from its progress file, its log or its posts
 logs         a rank's output, one stream or both in order, read by offset and kept within a size

@@ -11,8 +11,8 @@ from gpu_agent import containers, enclosure, environment, files, secrets
 from gpu_agent.account import Account, NoAccountError
 from gpu_agent.confinement import Confinement
 from gpu_agent.containers import Engine
+from gpu_agent.environment import hostfile_text, with_options
 from gpu_agent.inputs import NO_INPUTS, Inputs
-from gpu_agent.launchers import hostfile_text, with_options
 from gpu_agent.ranks import ENV_FILE, HOSTFILE, SCRATCH, Launch, Process, RankFolder
 from gpu_agent.secrets import CannotStartError, InputError
 from services.contracts.commands import StartGang

@@ -4,24 +4,62 @@ They are cut into MIG slices as a real driver does it: in MIG mode, which is swi
 GPU, and slice by slice, each at a place where it may begin. A cut GPU draws the sum of its slices' loads.
 """
 
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
+
 from gpu_agent import files
 from gpu_agent.devices import driver
-from gpu_agent.devices.faults import CutFaults, Sickness
-from gpu_agent.devices.response import Response
 from gpu_agent.shim import clock, kernel_boot
 from services.contracts.nodes import DeviceInfo
-from services.core.domain.gpus import SLICE_SEVENTHS, gpu_model, mig_memory_gib
+from services.core.domain.gpus import SLICE_SEVENTHS, GpuModel, gpu_model, mig_memory_gib
 from services.core.domain.mig import WHOLE, SlicePlace, fits, parent_of, profile_name, slice_index
 
 _COLD_C, _WARMTH_C = 28.0, 46.0  #: Of a GPU that draws nothing, and how much warmer one is that draws all it can
 _CONTEXT_GIB = 0.4  #: Memory an idle device reports in use
 _RESIDENT_SHARE = 0.6  #: Share of its memory that a loaded device reports in use
+
+
+POWER_EXPONENT = 2.0
+"""Dynamic power over clock. Voltage falls with the clock but has a floor, so the exponent lies below the textbook 3."""
+COMPUTE_SHARE = 0.75
+"""Share of a step that stretches when the clock falls; the rest waits for memory and the network and does not."""
+CLOCK_STEP_MHZ = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The power and speed of a board of one model at a given load and clock; limits and idle draw are the model's."""
+
+    model: GpuModel
+
+    @property
+    def clocks_mhz(self) -> list[int]:
+        """The clocks the board can be locked to, in ascending order: steps down from the highest."""
+        lowest, highest = self.model.lowest_clock_mhz, self.model.highest_clock_mhz
+        return list(range(highest, lowest - 1, -CLOCK_STEP_MHZ))[::-1]
+
+    def power_w(self, load: float, clock_mhz: float) -> float:
+        """Return the draw at a load (0..1) and clock with no limit in force."""
+        share = clock_mhz / self.model.highest_clock_mhz
+        return self.model.idle_w + (self.model.peak_w - self.model.idle_w) * load * share**POWER_EXPONENT
+
+    def clock_under_limit_mhz(self, load: float, clock_mhz: float, limit_w: float) -> float:
+        """Return the clock to which the device drops so that it draws no more than its limit."""
+        if self.power_w(load, clock_mhz) <= limit_w:
+            return clock_mhz
+        dynamic_w = (self.model.peak_w - self.model.idle_w) * load
+        share = (max(limit_w - self.model.idle_w, 0.0) / dynamic_w) ** (1 / POWER_EXPONENT)
+        return max(share * self.model.highest_clock_mhz, self.model.lowest_clock_mhz)
+
+    def relative_speed(self, clock_mhz: float) -> float:
+        """Return the speed at a clock as a fraction of the speed at the highest."""
+        return 1 / (COMPUTE_SHARE * self.model.highest_clock_mhz / clock_mhz + (1 - COMPUTE_SHARE))
 
 
 @dataclass
@@ -289,3 +327,93 @@ class SimulatedDriver(driver.Driver):
             for device in saved:
                 device.power_w = 0.0
                 device.slices = None if device.slices is None else []  # MIG mode outlives a restart, slices do not
+
+
+Step = Literal["mode", "destroy", "create"]
+
+_ERRORS: dict[str, driver.DeviceError] = {
+    "busy": driver.DeviceBusyError("In use by another client"),
+    "refused": driver.NotPermittedError("Insufficient Permissions"),
+    "unsupported": driver.NotSupportedError("Not Supported"),
+    "failed": driver.DeviceError("Unknown Error"),
+}
+_LOOK_S = 0.02
+_SLOWDOWN_C = 90.0
+
+
+class CutFaults:
+    """Faults of simulated devices, for tests, and for trials of how a cluster copes with them.
+
+    The file is ``simulated_faults.json`` in the agent's state folder: a list such as
+    ``[{"step": "create", "outcome": "busy", "skip": 1, "times": 2}]``. Each step of a cut (``mode``, ``destroy``,
+    ``create``) looks at the first entry for it: ``skip`` steps pass, then the next ``times`` steps end in the outcome;
+    all of them if ``times`` is missing. ``hold`` is no error: the step waits for as long as the file is there. Without
+    a file, nothing fails.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def check(self, step: Step) -> None:
+        """Raise the error that a step should end in, or wait while it is held."""
+        found = self._take(step)
+        if found == "hold":
+            while self._path.exists():
+                time.sleep(_LOOK_S)
+        elif found is not None:
+            raise type(_ERRORS[found])(str(_ERRORS[found]))
+
+    def _take(self, step: Step) -> str | None:
+        def take(entries: list[dict[str, Any]]) -> str | None:
+            entry = next((each for each in entries if each["step"] == step and each.get("times", 1) > 0), None)
+            if entry is None:
+                return None
+            outcome = str(entry["outcome"])
+            if outcome not in (*_ERRORS, "hold"):
+                raise ValueError(f"no outcome {outcome!r}")
+            passes = int(entry.get("skip", 0)) > 0
+            counter = "skip" if passes else "times"
+            if counter in entry:
+                entry[counter] = int(entry[counter]) - 1
+                files.replace(self._path, orjson.dumps(entries), durable=False)
+            return None if passes else outcome
+
+        return files.read(self._path, take, "simulated.faults_unreadable")
+
+
+class Sickness:
+    """The states of simulated GPUs, from ``simulated_health.json`` in the agent's state folder, by index.
+
+    ``{"2": {"lost": true}}``, or the fields of ``Health``, or ``"xid": 79``, which is reported once for as long as it
+    stays there. Without a file, all GPUs are well.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._states: dict[int, dict[str, Any]] = {}
+        self._reported: set[driver.DeviceEvent] = set()
+
+    def health(self, index: int) -> driver.Health:
+        state = self._read().get(index, {})
+        if state.get("lost"):
+            raise driver.DeviceLostError("GPU is lost")
+        pids = state.get("pids")
+        known = {name: state.get(name) for name in ("temperature_c", "too_hot", "uncorrected_errors")}
+        return driver.Health(**known, slowdown_c=_SLOWDOWN_C, pids=None if pids is None else tuple(pids))
+
+    def events(self) -> list[driver.DeviceEvent]:
+        """Return the Xids in the file that have not been returned before."""
+        there = {driver.DeviceEvent(index, int(each["xid"])) for index, each in self._read().items() if "xid" in each}
+        new = sorted(there - self._reported, key=lambda event: (event.index, event.xid))
+        self._reported = there
+        return new
+
+    def _read(self) -> dict[int, dict[str, Any]]:
+        def take(found: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+            return {int(index): dict(state) for index, state in found.items()}
+
+        if not self._path.exists():
+            self._states = {}
+        elif (states := files.read(self._path, take, "simulated.health_unreadable")) is not None:
+            self._states = states
+        return self._states

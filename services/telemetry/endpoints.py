@@ -1,15 +1,19 @@
 """Telemetry over HTTP: nodes use tokens of their own, all others come through the gateway."""
 
 import re
+from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 
 from services.contracts import nodes, queries, reports
 from services.contracts.codes import ProblemCode
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport
+from services.contracts.invalid import NAME_PATTERN
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.slim import slim
@@ -20,7 +24,6 @@ from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, invalid, not_found
 from services.kit.projects import check_project
 from services.kit.routes import Lines, from_state
-from services.telemetry.report_route import ReportRoute
 from services.telemetry.reports import (
     footprint_report,
     hourly_report,
@@ -54,6 +57,42 @@ Token = Annotated[str, Depends(read_token)]
 
 
 GpuIndex = Annotated[int, Path(ge=0, le=1_023)]
+
+
+JSON = "application/json"
+
+
+class ReportRoute(APIRoute):
+    """A route on which nodes report: hundreds of requests a second, nearly all of them well-formed.
+
+    Its parameters are a node's name, a body, and two that depend on the request alone. Pydantic reads the body from its
+    bytes and writes the answer, which takes half the time that the framework takes on any route. Requests that are not
+    well-formed are left to the framework, so that they are answered as on all routes
+    (``tests/telemetry/test_report_route.py``).
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the function that answers a request."""
+        usual = super().get_route_handler()
+        (field,) = self.dependant.body_params
+        body_type: type[BaseModel] = field.field_info.annotation  # pyright: ignore[reportAssignmentType]
+        dependencies = {each.name or "": each.call for each in self.dependant.dependencies}
+        (path_name,) = (each.name for each in self.dependant.path_params)
+        name = re.compile(NAME_PATTERN)
+
+        async def answer(request: Request) -> Response:
+            node_id = request.path_params[path_name]
+            if not name.fullmatch(node_id) or request.headers.get("content-type") != JSON:
+                return await usual(request)
+            try:
+                body = body_type.model_validate_json(await request.body())
+            except ValidationError:
+                return await usual(request)
+            others = {each: await call(request) for each, call in dependencies.items() if call is not None}
+            reply: BaseModel = await self.endpoint(**{path_name: node_id, field.name: body}, **others)
+            return Response(reply.model_dump_json(), media_type=JSON)
+
+        return answer
 
 
 async def heartbeat(node_id: Name, body: nodes.Heartbeat, token: Token, service: Service) -> nodes.HeartbeatReply:

@@ -16,14 +16,14 @@ from services.contracts.engines import EngineEnergyReport, EngineReply, EngineRe
 from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.queries import NodeQuery
-from services.contracts.secrets import OpenedSecrets
+from services.contracts.secrets import OpenedSecret, OpenedSecrets
 from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.contracts.streams import NodeStream, StreamEntries, StreamEntry, StreamRead
 from services.core.accounting.meters import LIMIT_MARGIN, UNKNOWN_HOST_W
 from services.core.domain.mig import is_gpu, slice_name
 from services.db.database import Database
-from services.db.job_inputs import upload_chunk
-from services.db.sealing import Sealer
+from services.db.job_inputs import sealed_secrets, upload_chunk
+from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.command_stream import BATCH, BLOCK_MS
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.logging import Log
@@ -32,7 +32,6 @@ from services.kit.redis import hint
 from services.telemetry.batches import Batches
 from services.telemetry.enrolment import Enrolment, known_as
 from services.telemetry.intensity import IntensitySource
-from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger
 from services.telemetry.line_export import LineExports
 from services.telemetry.measured import by_holder
@@ -232,7 +231,7 @@ class Telemetry:
             ProblemError: 401 if the token is not this node's; 404 if the node has no such gang.
         """
         job = await self._starting_job(node_id, token, allocation_id)
-        return await open_secrets(self.database, self.sealer, job)
+        return await _opened(self.database, self.sealer, job)
 
     async def open_chunk(self, node_id: str, token: str, wanted: ChunkWanted) -> OpenedChunk:
         """Return a part of the archive of a live gang of a node.
@@ -359,3 +358,36 @@ def _as_node(
             "power_w": sum(each["power_w"] for each in row.readings if is_gpu(each["index"])) if is_up else 0.0,
         }
     )
+
+
+async def _opened(database: Database, sealer: Sealer, job: StartingJob) -> OpenedSecrets:
+    """Return the secrets that a job names with their values, an instance's key too, and why others cannot be had."""
+    uses = [str(use["name"]) for use in job.secrets]
+    names = list(dict.fromkeys([*uses, job.git_secret] if job.git_secret else uses))
+    async with database.connection() as connection:
+        found = {row.name: row for row in await sealed_secrets(connection, job.tenant_id, job.project, names)}
+    opened: list[OpenedSecret] = []
+    missing: list[str] = []
+    for name in names:
+        row = found.get(name)
+        if row is None:
+            missing.append(f"The secret {name} does not exist any more.")
+            continue
+        try:
+            opened.append(OpenedSecret(name=name, value=sealer.open(row.sealed, job.tenant_id, row.project, name)))
+        except SealError:
+            log.error("secret.not_opened", secret=name, tenant=job.tenant_id)
+            missing.append(
+                f"The secret {name} was sealed with a key that the control plane does not have; set it again."
+            )
+    return OpenedSecrets(secrets=opened, missing=missing, instance_key=_instance_key(sealer, job))
+
+
+def _instance_key(sealer: Sealer, job: StartingJob) -> str | None:
+    if job.instance is None or job.sealed_key is None:
+        return None
+    try:
+        return open_instance_key(sealer, job.sealed_key, job.tenant_id, job.instance)
+    except SealError:
+        log.error("instance_key.not_opened", instance=job.instance)
+        return None

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_agent.controls import Order
-from gpu_agent.devices.response import Response
+from gpu_agent.devices.simulated import Response
 from gpu_agent.gangs import Gang
 from gpu_agent.latency_clocks import PACE_S, Following, LatencyClocks, Measured
 from gpu_agent.learned_clocks import LearnedClocks

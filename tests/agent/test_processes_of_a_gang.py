@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gpu_agent.containers import Engine
-from gpu_agent.environment import job_variables, launcher_variables
+from gpu_agent.environment import hostfile_text, job_variables, launcher_variables, with_options
 from gpu_agent.launch import Launcher
-from gpu_agent.launchers import hostfile_text, with_options
 from gpu_agent.ranks import RankFolder
 from services.contracts.commands import StartGang, StopGang
 from services.contracts.jobs import JobSpec

@@ -9,8 +9,7 @@ import pytest
 
 from gpu_agent.devices import simulated
 from gpu_agent.devices.driver import NotSupportedError
-from gpu_agent.devices.response import Response
-from gpu_agent.devices.simulated import SimulatedDriver
+from gpu_agent.devices.simulated import Response, SimulatedDriver
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS, GpuModel
 

@@ -131,7 +131,7 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "gpu_agent/checkpoints.py::Checkpoints._copy_last": Retry(
         "none: a checkpoint that nobody else has is not given up", "`pauses`", "`checkpoint.not_copied`"
     ),
-    "gpu_agent/devices/faults.py::CutFaults.check": Until("the file of a test is gone"),
+    "gpu_agent/devices/simulated.py::CutFaults.check": Until("the file of a test is gone"),
     "gpu_agent/exec_sessions.py::ExecSession.run": Until("the session's longest time"),
     "gpu_agent/kept_files.py::KeptFiles._events": Until("the archive's end, or the longest time of a session"),
     "gpu_agent/exec_sessions.py::ExecSession._read": Until("the session has ended: `_exited`"),

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from gpu_agent.devices.response import Response
+from gpu_agent.devices.simulated import Response
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import JobSpec
 from services.core.cycle.plan import Plan, ProfileControls

@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI
 from services.contracts.nodes import EnergyReceipt, HeartbeatReply, RankState
 from services.kit.problems import ProblemError, install_problem_handlers
 from services.telemetry import endpoints
-from services.telemetry.report_route import ReportRoute
+from services.telemetry.endpoints import ReportRoute
 from services.telemetry.service import UNKNOWN_NODE
 from tests.support.control_plane import FakeAgent, usage
 
