@@ -15,9 +15,8 @@ devices/     the driver protocol; NVML and simulated devices
 host_power   the CPU's energy: measured by RAPL or modelled
 meter        energy of devices and host, split by owner into intervals
 spool        intervals on disk until the control plane has them
-control      the control plane as this node sees it: registration, heartbeats, energy reports
 inbox        commands from Redis
-reporting    what every agent does: report its devices and their energy
-measuring    the agent that does nothing else, on a host whose jobs an engine runs
+reporting    what every agent does: report its devices and their energy; the agent that does nothing else, on a host
+             whose jobs an engine runs
 agent        the loops that tie these together
 """

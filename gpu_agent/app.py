@@ -9,8 +9,7 @@ from fastapi import FastAPI
 
 from gpu_agent.agent import Agent
 from gpu_agent.endpoints import PROGRESS_PREFIX, ProgressDoor, router, state_router
-from gpu_agent.measuring import MeasuringAgent
-from gpu_agent.reporting import show_figures
+from gpu_agent.reporting import MeasuringAgent, show_figures
 from gpu_agent.settings import AgentSettings
 from services.contracts.nodes import NodeRole
 from services.kit.app import create_service, serve

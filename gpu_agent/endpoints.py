@@ -10,8 +10,8 @@ from starlette.websockets import WebSocketClose
 
 from gpu_agent.agent import Agent
 from gpu_agent.logs import LogPiece, offset_since, read_both, read_piece
-from gpu_agent.measuring import MeasuringAgent
 from gpu_agent.progress import parse_report
+from gpu_agent.reporting import ReportingAgent
 from services.contracts.codes import ProblemCode
 from services.contracts.exec_sessions import ExecInput, ExecInputAnswer, ExecRequest, FilesRequest
 from services.contracts.jobs import LogStream
@@ -158,5 +158,5 @@ async def send_input(agent: TheAgent, session_id: str, given: ExecInput, owner: 
 @state_router.get("/v1/state")
 async def read_state(request: Request) -> dict[str, Any]:
     """Return the agent's state, for troubleshooting."""
-    agent: Agent | MeasuringAgent = request.app.state.agent
+    agent: ReportingAgent = request.app.state.agent
     return agent.describe()
