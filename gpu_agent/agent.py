@@ -41,7 +41,7 @@ from gpu_agent.scratch import Scratch
 from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import Sources, remove_sources
 from services.contracts.commands import StartGang
-from services.contracts.nodes import DeviceInfo, DeviceReading, Heartbeat, Listener
+from services.contracts.nodes import DeviceInfo, DeviceReading, Listener
 from services.contracts.routing import LatencyReport
 from services.core.domain.controls import ControlKind
 from services.kit.command_stream import RelayedRedis
@@ -273,21 +273,12 @@ class Agent(ReportingAgent):
             )
             for gang in self.gangs
         ]
-        heartbeat = Heartbeat(
-            boot_id=self.boot_id,
-            ranks=ranks,
-            devices=self._readings(),
-            partitions=self.partitions.statuses(),
-            closed=self._closed(),
-            gpu_faults=self.health.faults() if self.settings.health == "on" else None,
-        )
         sent_at = shim.clock()
         timeout_s = max(1.0, min(5.0, 2 * self.plane.heartbeat_interval_s))
-        reply = await self.plane.heartbeat(heartbeat, timeout_s)
+        reply = await self._beat(timeout_s, ranks=ranks, partitions=self.partitions.statuses())
         reported = {rank.allocation_id: rank.state for rank in ranks}
         self.gangs.answer(reported, set(reply.allocations), sent_at, reply.lease_ttl_s)
         self.partitions.want(reply.partitions)
-        self.health.returned(reply.returned_faults)
         self._tick_due.set()
 
     async def _watch_listeners(self) -> None:

@@ -21,7 +21,14 @@ from gpu_agent.host_power import HostPower, host_power
 from gpu_agent.meter import Meter
 from gpu_agent.settings import AgentSettings
 from gpu_agent.spool import Spool
-from services.contracts.nodes import DeviceInfo, DeviceReading, EnergyInterval, Heartbeat, NodeRegistration
+from services.contracts.nodes import (
+    DeviceInfo,
+    DeviceReading,
+    EnergyInterval,
+    Heartbeat,
+    HeartbeatReply,
+    NodeRegistration,
+)
 from services.core.accounting.host_power import CpuPowerModel
 from services.kit.control_plane import ControlPlane
 from services.kit.disk import DiskSpace, DiskWatch
@@ -73,12 +80,6 @@ class ReportingAgent:
         self.spool = Spool(settings.state_folder)
 
     # --- what others say
-
-    async def start(self) -> None:
-        raise NotImplementedError
-
-    async def stop(self) -> None:
-        raise NotImplementedError
 
     async def _send_heartbeat(self) -> None:
         raise NotImplementedError
@@ -235,6 +236,19 @@ class ReportingAgent:
                 pause_s = min(pause_s, self.settings.retry_s)
             await wait_for(self._heartbeat_due, pause_s)
 
+    async def _beat(self, timeout_s: float, **more: Any) -> HeartbeatReply:
+        """Send a heartbeat with what every agent says of its GPUs, and ``more``; return the answer."""
+        heartbeat = Heartbeat(
+            boot_id=self.boot_id,
+            devices=self._readings(),
+            closed=self._closed(),
+            gpu_faults=self.health.faults() if self.settings.health == "on" else None,
+            **more,
+        )
+        reply = await self.plane.heartbeat(heartbeat, timeout_s)
+        self.health.returned(reply.returned_faults)
+        return reply
+
     async def _watch_health(self) -> None:
         while self.settings.health == "on":
             if await self._look_at_health():
@@ -381,15 +395,7 @@ class MeasuringAgent(ReportingAgent):
         return {**super().describe(), "measures_only": True, "engine_node": self.settings.engine_node}
 
     async def _send_heartbeat(self) -> None:
-        heartbeat = Heartbeat(
-            boot_id=self.boot_id,
-            ranks=[],
-            devices=self.meter.readings(),
-            closed=self._closed(),
-            gpu_faults=self.health.faults() if self.settings.health == "on" else None,
-        )
-        reply = await self.plane.heartbeat(heartbeat, _HEARTBEAT_TIMEOUT_S)
-        self.health.returned(reply.returned_faults)
+        await self._beat(_HEARTBEAT_TIMEOUT_S, ranks=[])
 
     def _usable(self, devices: list[DeviceInfo]) -> list[DeviceInfo]:
         """Return the devices without the capabilities that this agent never uses."""
