@@ -10,7 +10,7 @@ import ssl
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from services.kit.tls import FollowedContext
 
@@ -20,19 +20,23 @@ _MOST_BYTES = 65_536
 _READY_WITHIN_S = 5.0
 
 
-class Probe(Protocol):
+class Probe:
     """Asks one process; the caller limits the time of `answer`."""
 
     async def answer(self) -> None:
-        """Wait until the process has answered; ``OSError`` if it does not listen, or closes the connection."""
-        ...
+        """Wait until the process has answered, whatever it lacks.
+
+        Raises:
+            OSError: it does not listen, or closes the connection.
+        """
+        await self.lacks()
 
     async def lacks(self) -> str:
-        """Return what a process that answers is missing; empty if nothing is."""
-        ...
+        """Return what a process that answers is missing; empty if nothing is, as of a worker that waits itself."""
+        return ""
 
 
-class HttpProbe:
+class HttpProbe(Probe):
     """Asks a service: `/healthz` is answered by its event loop alone, `/readyz` checks what it depends on."""
 
     def __init__(self, address: Address, context: FollowedContext | None = None) -> None:
@@ -61,17 +65,13 @@ class HttpProbe:
         return int(words[1]), body
 
 
-class PostgresProbe:
+class PostgresProbe(Probe):
     """Asks a PostgreSQL server on this machine for a session, up to the point where it wants a password."""
 
     def __init__(self, address: Address, user: str, database: str) -> None:
         self._address = address
         parameters = f"user\0{user}\0database\0{database}\0\0".encode()
         self._hello = struct.pack("!ii", 8 + len(parameters), 3 << 16) + parameters
-
-    async def answer(self) -> None:
-        """Wait until the server has answered: it is alive even while it recovers."""
-        await self.lacks()
 
     async def lacks(self) -> str:
         answer = await exchange(self._address, self._hello, lambda so_far: so_far[:1] == b"R")
@@ -81,16 +81,12 @@ class PostgresProbe:
         return fields.get(b"M", "it refuses sessions")
 
 
-class ValkeyProbe:
+class ValkeyProbe(Probe):
     """Sends a PING to a Valkey server."""
 
     def __init__(self, address: Address, password: str) -> None:
         self._address = address
         self._hello = f"AUTH {password}\r\nPING\r\n".encode()
-
-    async def answer(self) -> None:
-        """Wait until the server has answered: it is alive even while it loads."""
-        await self.lacks()
 
     async def lacks(self) -> str:
         answer = await exchange(self._address, self._hello, lambda so_far: so_far.count(b"\r\n") >= 2)
@@ -98,7 +94,7 @@ class ValkeyProbe:
         return "" if lines == ["+OK", "+PONG"] else lines[-1].lstrip("-")
 
 
-class PulseProbe:
+class PulseProbe(Probe):
     """Waits until a process without a port, such as a Celery worker, has touched its file again.
 
     It looks for a change of the file's time and does not use the clock, which may be set.
@@ -114,10 +110,6 @@ class PulseProbe:
         while (found_ns := self._touched_ns()) == self._seen_ns:  # noqa: ASYNC110, the file is another process's
             await asyncio.sleep(self._look_every_s)
         self._seen_ns = found_ns
-
-    async def lacks(self) -> str:
-        """Return nothing: a worker itself waits for its broker."""
-        return ""
 
     def _touched_ns(self) -> int:
         try:
