@@ -452,8 +452,7 @@ class ServingSimulation:
             if instance is None:
                 self._waited_for_memory.add(index)
                 return
-            request = pool.queue.pop()
-            assert request is head
+            pool.queue.remove(head.id)
             self._send(head, instance, now)
 
     def _oldest(self, now: float) -> tuple[_ClassPool, ServingRequest]:
@@ -541,7 +540,7 @@ class ServingSimulation:
             victim.tokens_done = float(int(self._tokens[int(victim.id)] - lacking))
             self._preemptions += 1
             self._lost_s[int(victim.id)] = now
-            pool.queue.pop()
+            pool.queue.remove(head.id)
             pool.queue.requeue(victim)
             self._send(head, instance, now)
             self._expect_end(instance)
