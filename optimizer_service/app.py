@@ -27,8 +27,7 @@ from services.db.engine import create_engine, is_connection_error
 from services.db.figures import pool_of, work_of
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.queue import TaskQueue
-from services.kit.background.sweeper import Sweeper
-from services.kit.background.work_queue import WorkQueue
+from services.kit.background.work_queue import Sweeper, WorkQueue
 from services.kit.carbon import Carbon
 from services.kit.http import client_of, new_session
 from services.kit.metrics import Metrics

@@ -3,12 +3,10 @@
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.entry import LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.live import LiveSettings
 from carbon_service.providers.mix import Mix, MixProvider, intensity
-from carbon_service.providers.protocol import DAY_S, Feed
-from carbon_service.providers.readings import field, instant_s, number, rows
+from carbon_service.providers.protocol import DAY_S, Feed, field, instant_s, number, rows
 from services.core.domain.carbon import Signal
 
 BASE_URL = "https://odre.opendatasoft.com/api/explore/v2.1"

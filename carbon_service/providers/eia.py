@@ -5,12 +5,10 @@ from datetime import UTC, datetime
 
 from pydantic import SecretStr
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.entry import LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.live import LiveSettings
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
-from carbon_service.providers.protocol import DAY_S, Feed
-from carbon_service.providers.readings import field, instant_s, number, rows
+from carbon_service.providers.protocol import DAY_S, Feed, field, instant_s, number, rows
 
 BASE_URL = "https://api.eia.gov/v2"
 HOUR_S = 3600.0

@@ -6,11 +6,20 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, SecretStr
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry, among
+from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry, among
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.live import LiveProvider, LiveSettings
-from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, ProviderError, Series
-from carbon_service.providers.readings import field, instant_s, number, rows, series
+from carbon_service.providers.protocol import (
+    DAY_S,
+    Feed,
+    ForecastIssue,
+    ProviderError,
+    Series,
+    field,
+    instant_s,
+    number,
+    rows,
+    series,
+)
 from carbon_service.values import Signals
 from services.core.domain.carbon import Signal
 

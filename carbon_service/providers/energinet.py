@@ -6,11 +6,20 @@ from typing import Any
 
 import orjson
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.live import LiveProvider, LiveSettings
-from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, ProviderError, Series
-from carbon_service.providers.readings import field, instant_s, number, rows, series
+from carbon_service.providers.protocol import (
+    DAY_S,
+    Feed,
+    ForecastIssue,
+    ProviderError,
+    Series,
+    field,
+    instant_s,
+    number,
+    rows,
+    series,
+)
 from services.core.domain.carbon import Signal
 
 BASE_URL = "https://api.energidataservice.dk/dataset"

@@ -10,12 +10,10 @@ from xml.etree import ElementTree
 
 from pydantic import SecretStr
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.entry import LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.live import LiveSettings
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
-from carbon_service.providers.protocol import DAY_S, Feed
-from carbon_service.providers.readings import instant_s, number
+from carbon_service.providers.protocol import DAY_S, Feed, instant_s, number
 from carbon_service.values import Pairs
 from services.contracts.schema import said
 

@@ -13,11 +13,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from carbon_service.providers.entry import ProviderContext
+from carbon_service.providers.entry import L, LiveProvider, ProviderContext
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.live import L, LiveProvider
-from carbon_service.providers.protocol import DAY_S, Feed, Series
-from carbon_service.providers.readings import Reading, series
+from carbon_service.providers.protocol import DAY_S, Feed, Reading, Series, series
 from services.core.domain.carbon import Signal
 
 FACTORS: dict[str, tuple[float, float]] = {

@@ -10,11 +10,9 @@ from zoneinfo import ZoneInfo
 
 from pydantic import SecretStr
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.live import LiveProvider, LiveSettings
-from carbon_service.providers.protocol import DAY_S, Feed, Series
-from carbon_service.providers.readings import field, instant_s, number, rows, series
+from carbon_service.providers.protocol import DAY_S, Feed, Series, field, instant_s, number, rows, series
 from carbon_service.values import Numbers
 from services.contracts.schema import said
 from services.core.domain.carbon import Signal

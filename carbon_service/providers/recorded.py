@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carbon_service.providers.entry import ProviderEntry, ProviderSettings
-from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Point, Series
-from carbon_service.providers.readings import instant_s
+from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Point, Series, instant_s
 from carbon_service.replay import Replay
 from services.core.domain.carbon import Signal
 

@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry
+from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.live import LiveProvider, LiveSettings
-from carbon_service.providers.protocol import Feed, ForecastIssue, Series
-from carbon_service.providers.readings import field, instant_s, number, rows, series
+from carbon_service.providers.protocol import Feed, ForecastIssue, Series, field, instant_s, number, rows, series
 from services.core.domain.carbon import Signal
 
 BASE_URL = "https://api.carbonintensity.org.uk"

@@ -8,11 +8,21 @@ from typing import Annotated, Any
 import httpx
 from pydantic import AfterValidator, SecretStr
 
-from carbon_service.providers.entry import ProviderContext, ProviderEntry, among
+from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry, among
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.live import LiveProvider, LiveSettings
-from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Point, ProviderError, Series
-from carbon_service.providers.readings import field, instant_s, number, rows, series
+from carbon_service.providers.protocol import (
+    DAY_S,
+    Feed,
+    ForecastIssue,
+    Point,
+    ProviderError,
+    Series,
+    field,
+    instant_s,
+    number,
+    rows,
+    series,
+)
 from carbon_service.values import Pairs, Signals
 from services.contracts.schema import said
 from services.core.domain.carbon import Signal

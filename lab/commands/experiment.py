@@ -10,7 +10,7 @@ import typer
 
 from services.cli.bars import bar
 from services.cli.client import data_dir
-from services.cli.errors import EXIT_UNAVAILABLE, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.cli.plugins import add_plugins
 from services.core.domain.errors import DomainError, PolicyConfigError

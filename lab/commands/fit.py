@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli.bars import bar
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.cli.values import read_cells
 from services.core.domain.errors import DomainError

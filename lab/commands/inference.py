@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 
 

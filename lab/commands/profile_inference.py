@@ -39,8 +39,7 @@ from lab.commands.slice_profiles import (
 from services.cli import output
 from services.cli.bars import bar
 from services.cli.client import Gateway
-from services.cli.commands import AsJson
-from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError
 from services.cli.jobs.following import FINAL
 from services.cli.jobs.submit import submit_all
 from services.cli.serving.profiling import Reading, program, reading_of

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, duration, print_json, table
 from services.cli.values import json_document
 from services.contracts.invalid import first_error

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.serving.profiling import Reading, mean_power_w
 from services.cli.values import json_document
 from services.contracts.invalid import first_error

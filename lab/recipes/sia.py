@@ -10,8 +10,7 @@ import numpy as np
 
 from services.core.domain.arrays import Ints
 from services.simulator.raw import RawJobs, TraceFormatError
-from services.simulator.recipes.adaptive import tuning_profile
-from services.simulator.recipes.measured import SPEED_OF, batches_of, samples_to_train, speeds
+from services.simulator.recipes.measured import SPEED_OF, batches_of, samples_to_train, speeds, tuning_profile
 from services.simulator.recipes.recipe import workload
 from services.simulator.workload import Workload
 

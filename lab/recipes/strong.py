@@ -20,7 +20,6 @@ from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import GPU_MODELS
 from services.core.profiles.goodput import StepTimes
-from services.simulator.recipes.adaptive import steps
 from services.simulator.recipes.measured import (
     HOST_W_PER_GPU,
     REFERENCE_GPU,
@@ -31,6 +30,7 @@ from services.simulator.recipes.measured import (
     power_limits,
     power_w,
     speed_tag,
+    steps,
 )
 from services.simulator.workload import ANY_MODEL, Behaviour, JobProfile
 

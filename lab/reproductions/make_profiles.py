@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from services.simulator import bundles
-from services.simulator.recipes.adaptive import STAGES
-from services.simulator.recipes.measured import BATCHES
+from services.simulator.recipes.measured import BATCHES, STAGES
 
 BUNDLES = Path(bundles.__file__).parent
 GPU_TAGS = ("rtx", "aws", "dgx-ext")

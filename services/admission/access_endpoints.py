@@ -4,9 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from services.admission.access import KEY_ID, Access
+from services.admission.access import KEY_ID, Access, Users
 from services.admission.budgets import BUDGET_ID, Budgets
-from services.admission.users import Users
 from services.contracts import identity
 from services.contracts.budgets import Budget, BudgetList, BudgetSpec
 from services.contracts.invalid import NAME_PATTERN

@@ -14,37 +14,31 @@ from services.admission import (
     endpoints,
     input_endpoints,
 )
-from services.admission.access import Access
+from services.admission.access import Access, Users
 from services.admission.agent_metrics import AgentMetrics
 from services.admission.agents import AgentTokens
-from services.admission.arrays import Arrays
 from services.admission.budgets import Budgets
 from services.admission.capacity import Capacity, CapacityCache
 from services.admission.changes import Changes
-from services.admission.commits import Committer
 from services.admission.exec_sessions import Exec
-from services.admission.feed import EventFeed
 from services.admission.figures import show_figures
 from services.admission.first_start import ensure_first_admin_patiently, show_secret
 from services.admission.hints import JobHints
-from services.admission.jobs import Jobs
+from services.admission.jobs import Arrays, Jobs
 from services.admission.logs import Logs
 from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.repository.webhooks import WebhookRepository
 from services.admission.retention import Kept, Retention
 from services.admission.secrets import Secrets
-from services.admission.service import References, Submissions
+from services.admission.service import Committer, References, Submissions
 from services.admission.settings import AdmissionSettings
-from services.admission.streaming import EventStreams
+from services.admission.streaming import EventFeed, EventStreams
 from services.admission.uploads import UploadLimits, Uploads
-from services.admission.users import Users
 from services.admission.webhooks import endpoints as webhook_endpoints
 from services.admission.webhooks.addresses import AddressRules
-from services.admission.webhooks.publishing import Publisher
-from services.admission.webhooks.sending import Sender, SendingRules
-from services.admission.webhooks.service import Webhooks
-from services.admission.webhooks.signing import Signer
+from services.admission.webhooks.sending import Sender, SendingRules, Signer
+from services.admission.webhooks.service import Publisher, Webhooks
 from services.db.engine import create_engine, is_connection_error, ping
 from services.db.sealing import Sealer
 from services.kit.app import DegradedError, answer_unavailable, create_service, serve

@@ -7,9 +7,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import ValidationError
 
-from services.admission.arrays import ARRAY_ID, Arrays
 from services.admission.exec_sessions import Exec
-from services.admission.jobs import JOB_ID, Jobs, visible_tenant
+from services.admission.jobs import ARRAY_ID, JOB_ID, Arrays, Jobs, visible_tenant
 from services.admission.logs import Logs
 from services.admission.repository.events import Scope
 from services.admission.service import Submissions

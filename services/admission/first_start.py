@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from services.admission.access import SUPERUSER
 from services.admission.keys import is_secret, key_hash, new_secret
 from services.admission.repository.access import AccessRepository
-from services.admission.users import SUPERUSER
 from services.contracts.identity import KeySpec, Role, TenantSpec, UserSpec
 from services.contracts.invalid import NAME_PATTERN
 from services.db.engine import is_connection_error

@@ -7,7 +7,7 @@ for the routers that send requests to model servers with them.
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.repository.access import AccessRepository, write_audit
-from services.admission.repository.secrets import SecretRepository
+from services.admission.repository.uploads import SecretRepository
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.secrets import Secret, SecretList, SecretSpec

@@ -1,18 +1,143 @@
-"""Events as a stream of server-sent events."""
+"""Events as streams of server-sent events: one reader of the table per process, however many clients follow."""
 
+import asyncio
+import bisect
 from collections.abc import AsyncIterator
 
+from sqlalchemy.ext.asyncio import AsyncEngine
+
 from services.admission.changes import OPERATORS_ONLY, Changes
-from services.admission.feed import EventFeed
 from services.admission.jobs import Jobs
-from services.admission.repository.events import BEGINNING, Position, Scope, StoredEvent
+from services.admission.repository.events import (
+    BEGINNING,
+    LAST,
+    PAGE,
+    EventPage,
+    Position,
+    Scope,
+    StoredEvent,
+    read_events,
+)
 from services.contracts.changes import Changed, ChangeKind
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError
 from services.core.domain.jobs import JobState
+from services.db.engine import is_connection_error
+from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.tasks import merged
+
+log = Log(__name__)
+
+
+class EventFeed:
+    """Reads the table while any client follows, and keeps the latest events in memory."""
+
+    def __init__(self, engine: AsyncEngine, *, poll_s: float, buffer: int) -> None:
+        self._engine, self._poll_s, self._buffer = engine, poll_s, buffer
+        self._events: list[StoredEvent] = []
+        self._begins_after = BEGINNING
+        self._head = BEGINNING
+        self._moved = asyncio.Event()
+        self._listeners = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def now(self) -> Position:
+        """Return the position after everything that can be read now."""
+        return (await self._read(Scope(), Position(LAST, LAST))).head
+
+    async def read(self, scope: Scope, after: Position) -> tuple[list[StoredEvent], Position]:
+        """Return the next events in ``scope`` and the position after them; an empty page means no more for now."""
+        if self._task and after >= self._begins_after:
+            start = bisect.bisect_right(self._events, after, key=lambda event: event.position)
+            page = self._events[start : start + PAGE]
+            end = page[-1].position if len(page) == PAGE else max(self._head, after)
+            return [event for event in page if event.matches(scope)], end
+        found = await self._read(scope, after)
+        return found.events, max(found.head, after) if found.is_last else found.events[-1].position
+
+    async def follow(self, scope: Scope, after: Position, keep_alive_s: float) -> AsyncIterator[StoredEvent | None]:
+        """Yield events in ``scope`` after ``after``, endlessly; None when there has been none for ``keep_alive_s``."""
+        self._listen()
+        loop = asyncio.get_running_loop()
+        silent_since_s = loop.time()
+        try:
+            while True:
+                moved = self._moved
+                before = after
+                events, after = await self._read_patiently(scope, after)
+                for event in events:
+                    yield event
+                if events:
+                    silent_since_s = loop.time()
+                if after > before:
+                    continue
+                left_s = silent_since_s + keep_alive_s - loop.time()
+                try:
+                    async with asyncio.timeout(max(left_s, 0.001)):
+                        await moved.wait()
+                except TimeoutError:
+                    silent_since_s = loop.time()
+                    yield None
+        finally:
+            self._leave()
+
+    async def _read_patiently(self, scope: Scope, after: Position) -> tuple[list[StoredEvent], Position]:
+        try:
+            return await self.read(scope, after)
+        except Exception as error:
+            if not is_connection_error(error):
+                raise
+            return [], after  # the database does not answer: the stream waits for it
+
+    def _listen(self) -> None:
+        self._listeners += 1
+        if self._task is None:
+            self._events, self._begins_after = [], Position(LAST, LAST)  # until the tail knows its beginning
+            self._task = asyncio.create_task(self._tail(), name="event-tail")
+
+    def _leave(self) -> None:
+        self._listeners -= 1
+        if not self._listeners and self._task:
+            self._task.cancel()
+            self._task = None
+
+    async def _tail(self) -> None:
+        started = False
+        while self._task is asyncio.current_task():  # a cancellation can be lost on its way: see kit.tasks
+            try:
+                if not started:
+                    self._begins_after = self._head = await self.now()
+                    started = True
+                    self._wake()  # clients at an earlier position continue from the table
+                found = await self._read(Scope(), self._head)
+            except Exception as error:
+                if not is_connection_error(error):
+                    log.exception("events.tail_failed")
+                await asyncio.sleep(1)
+                continue
+            self._keep(found.events, found.head if found.is_last else found.events[-1].position)
+            if found.is_last:
+                await asyncio.sleep(self._poll_s)
+
+    def _keep(self, events: list[StoredEvent], head: Position) -> None:
+        self._events += events
+        if (surplus := len(self._events) - self._buffer) > 0:
+            self._begins_after = self._events[surplus - 1].position
+            del self._events[:surplus]
+        self._head = max(head, self._head)
+        if events:
+            self._wake()
+
+    def _wake(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def _read(self, scope: Scope, after: Position) -> EventPage:
+        async with self._engine.connect() as connection:
+            return await read_events(connection, scope, after)
+
 
 FINAL_EVENTS = frozenset(f"job.{state}" for state in JobState if state.is_final)
 KEEP_ALIVE = b": keep-alive\n\n"

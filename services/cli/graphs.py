@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.contracts.partition import SLICE_NAMES
 from services.core.policies.clover.config_graph import ConfigGraph
 

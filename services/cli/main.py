@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from services.cli import output
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import console
 from services.cli.plugins import add_commands, add_moved
 from services.kit.extras import missing_extra

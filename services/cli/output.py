@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.core.domain.units import J_PER_KWH
 from services.kit.text import visible
 

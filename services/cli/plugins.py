@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import typer
 
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.kit.plugins import PluginError, load_plugins
 
 LAB = "lab"  #: The command of the package wattshift-lab

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_UNAVAILABLE, CliError
+from services.cli.commands import EXIT_UNAVAILABLE, CliError
 from wattshift.sessions import Sender, SessionEvent, read_event
 
 EXIT_LOST = 255  #: As ssh: the connection was lost, so that nobody knows how the command ended

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.kit.text import decoded
 
 if TYPE_CHECKING:

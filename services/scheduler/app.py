@@ -30,8 +30,7 @@ from services.scheduler.grid.openadr import OpenAdr
 from services.scheduler.grid.orders import GridOrders
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
-from services.scheduler.planning.dry_run import DryRuns
-from services.scheduler.planning.live_view import LiveView
+from services.scheduler.planning.dry_run import DryRuns, LiveView
 from services.scheduler.power.hooks import build_hook
 from services.scheduler.reservations import Reservations
 from services.scheduler.service import SchedulerService

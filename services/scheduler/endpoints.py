@@ -30,21 +30,19 @@ from services.core.policies.registry import (
     policy_name,
     unknown_policy,
 )
-from services.kit.cursors import not_a_cursor
 from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, conflict, invalid, not_found, unavailable
 from services.kit.projects import spec_in_project
 from services.kit.redis import hint
-from services.kit.routes import from_state
+from services.kit.routes import from_state, not_a_cursor
 from services.scheduler.learning.learned import curve_of, table_of
 from services.scheduler.planning.dry_run import DryRuns
 from services.scheduler.power.hooks import PowerHook
 from services.scheduler.repository import node_power, predictions, profiles, rounds
 from services.scheduler.repository.profiles import LearnedRow
 from services.scheduler.repository.rounds import ActivePolicyRow, PlanRow
-from services.scheduler.service import PowerRefusedError, SchedulerService
+from services.scheduler.service import PowerRefusedError, SchedulerService, shares_of
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.shares import shares_of
 
 router = APIRouter(prefix="/v1")
 

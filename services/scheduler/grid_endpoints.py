@@ -8,10 +8,9 @@ from redis.asyncio import Redis
 from services.contracts.grid import GridOrder, GridOrderChange, GridOrderList, GridOrderReport, GridOrderSpec
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Name
-from services.kit.cursors import one_page, read_cursor
 from services.kit.identity import GridCaller, Operator
 from services.kit.redis import hint
-from services.kit.routes import IdempotencyKey, from_state
+from services.kit.routes import IdempotencyKey, from_state, one_page, read_cursor
 from services.scheduler.grid.orders import GridOrders
 
 ORDER_ID = r"grid_[0-9a-z]{26}"

@@ -1,6 +1,7 @@
 """The decision loop: woken by hints, by the clock of active rounds, and by itself every second."""
 
 import asyncio
+import contextlib
 import gc
 import math
 import time
@@ -13,7 +14,7 @@ import orjson
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from services.contracts.streams import HINTS_STREAM
+from services.contracts.streams import COMMAND_FIELD, HINTS_STREAM, TRACEPARENT_FIELD
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Policy
 from services.core.cycle.recording import plan_to_json, snapshot_to_json
@@ -22,7 +23,7 @@ from services.core.domain.errors import PolicyConfigError, WattshiftError
 from services.core.policies.orders.feedback import with_ratios
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import build_policy
-from services.db.database import CONNECTION_ERRORS, Database
+from services.db.database import CONNECTION_ERRORS, Database, dumps
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
@@ -33,8 +34,7 @@ from services.scheduler.grid.orders import prepare
 from services.scheduler.ingest.dependencies import look
 from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
-from services.scheduler.learning.curves import KnownCurves, read_curves
-from services.scheduler.learning.learned import refit
+from services.scheduler.learning.learned import KnownCurves, read_curves, refit
 from services.scheduler.learning.measuring import Measuring
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.apply import Applied, Decided, StalePlanError, apply
@@ -44,10 +44,57 @@ from services.scheduler.planning.snapshot import Loaded, load
 from services.scheduler.power.hooks import NoHook, PowerHook
 from services.scheduler.power.limit import PowerWatch
 from services.scheduler.power.nodes import NodePower
-from services.scheduler.relay import Relay
-from services.scheduler.repository import engines, gates, rounds, snapshots
+from services.scheduler.repository import engines, gates, outbox, rounds, snapshots
 from services.scheduler.repository.kept_jobs import KeptJobs
 from services.scheduler.settings import SchedulerSettings
+
+BATCH = 200
+STREAM_LENGTH = 10_000
+"""Commands kept per node. What a dead node never read is trimmed; what still matters then is published again."""
+
+
+class Relay:
+    """Publishes the outbox in order; a row is deleted once Redis has it, so a crash in between publishes it twice."""
+
+    def __init__(self, database: Database, redis: Redis, *, look_every_s: float = 1.0) -> None:
+        self._database = database
+        self._redis = redis
+        self._look_every_s = look_every_s
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Wake the relay, since something was committed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            self._wake.clear()
+            try:
+                while await self.publish():
+                    pass
+            except (RedisError, TimeoutError, *CONNECTION_ERRORS) as error:
+                log.warning("relay.waiting", error=str(error) or type(error).__name__)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._look_every_s):
+                    await self._wake.wait()
+
+    async def publish(self) -> int:
+        """Publish one batch and return how many commands it held."""
+        async with self._database.connection() as connection:
+            rows = await outbox.oldest(connection, BATCH)
+            if not rows:
+                return 0
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for row in rows:
+                    command = {COMMAND_FIELD: dumps(row.payload)}
+                    if row.traceparent is not None:
+                        command[TRACEPARENT_FIELD] = row.traceparent
+                    pipeline.xadd(row.stream, command, maxlen=STREAM_LENGTH, approximate=True)  # pyright: ignore[reportArgumentType]
+                await pipeline.execute()
+            await outbox.delete(connection, [row.id for row in rows])
+        return len(rows)
+
 
 log = Log(__name__)
 

@@ -8,10 +8,9 @@ from redis.asyncio import Redis
 from services.contracts.queries import PageQuery
 from services.contracts.reservations import Reservation, ReservationList, ReservationSpec
 from services.contracts.schema import Name
-from services.kit.cursors import one_page, read_cursor
 from services.kit.identity import Caller
 from services.kit.redis import hint
-from services.kit.routes import IdempotencyKey, from_state
+from services.kit.routes import IdempotencyKey, from_state, one_page, read_cursor
 from services.scheduler.reservations import Reservations
 
 RESERVATION_ID = r"res_[0-9a-z]{26}"

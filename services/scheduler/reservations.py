@@ -24,7 +24,7 @@ from services.db import audit
 from services.db.database import Database
 from services.kit.ids import new_id
 from services.kit.problems import ProblemError, conflict, invalid, key_reused, not_found
-from services.scheduler.planning.live_view import Live, LiveView
+from services.scheduler.planning.dry_run import Live, LiveView
 from services.scheduler.repository import reservations, rounds
 from services.scheduler.repository.reservations import NewReservation, ReservationRow
 from services.scheduler.repository.snapshots import NodeRow

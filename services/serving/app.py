@@ -11,7 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from services.db.engine import create_engine, is_connection_error
 from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
-from services.kit.background.sweeper import Sweeper
+from services.kit.background.work_queue import Sweeper
 from services.kit.carbon import Carbon
 from services.kit.edge.keys import resolve_at
 from services.kit.http import client_of, new_session

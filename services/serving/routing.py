@@ -22,10 +22,10 @@ from services.contracts.routing import UpstreamKey, UpstreamKeys
 from services.contracts.serving import InstanceState, PoolPartition, PoolSpec, ServerMode
 from services.core.domain.serving import LatencyLimits
 from services.db.sealing import Sealer, SealError, open_instance_key
-from services.kit.cursors import one_page, read_cursor
 from services.kit.logging import Log
 from services.kit.networks import is_within, read_networks
 from services.kit.problems import ProblemError, conflict
+from services.kit.routes import one_page, read_cursor
 from services.serving.carbon import CarbonZones, Intensities
 from services.serving.fleets.problem import idle_w_of
 from services.serving.instances import read_terms

@@ -12,8 +12,8 @@ from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
-from services.kit.cursors import one_page, read_cursor
 from services.kit.problems import ProblemError, conflict
+from services.kit.routes import one_page, read_cursor
 from services.serving.carbon import CarbonZones
 from services.serving.planning.plans import Plans
 from services.serving.repository import Queries, ServingRepository

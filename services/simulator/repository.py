@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.db.background import WorkRepository
 from services.db.tables import savings, simulation_submissions, simulations
 from services.db.tables import simulation_inputs as inputs
-from services.simulator.files import Content
+from services.simulator.training import Content
 
 # A file younger than an hour may belong to a run that is being stored.
 _FORGET_INPUTS = text("""

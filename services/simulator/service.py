@@ -18,13 +18,12 @@ from services.kit.problems import ProblemError, invalid
 from services.kit.release import RELEASE
 from services.simulator.bundles import BUNDLED_ZONES
 from services.simulator.catalogue import catalogue, unknown
-from services.simulator.files import Content, unpack
 from services.simulator.readers.carbon import signal_named
 from services.simulator.readers.text import utc_s
 from services.simulator.repository import SimulationRepository
 from services.simulator.settings import SimulatorSettings
 from services.simulator.sources import Sources
-from services.simulator.training import OptionError, opened
+from services.simulator.training import Content, OptionError, opened, unpack
 
 DAY_S = 86_400.0
 TAIL_DAYS = 7.0  #: The grid is read for this long after the requested days too, because jobs still run then

@@ -10,8 +10,7 @@ from services.core.domain.carbon import Signal
 from services.kit.carbon import Carbon, TooManyPointsError
 from services.kit.http import ServiceClient
 from services.kit.problems import ProblemError
-from services.simulator.files import Content
-from services.simulator.training import OptionError
+from services.simulator.training import Content, OptionError
 
 PAGE_JOBS = 1_000
 

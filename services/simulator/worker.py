@@ -10,9 +10,8 @@ from services.contracts.simulations import FILE_OPTIONS, StoredFile, TrainingPro
 from services.db.engine import is_connection_error
 from services.kit.background.worker import Worker
 from services.kit.celery import leave_process
-from services.simulator.files import Content
 from services.simulator.repository import SimulationRepository
-from services.simulator.training import opened
+from services.simulator.training import Content, opened
 
 
 def simulation_worker(

@@ -21,7 +21,7 @@ from services.contracts.reports import (
 )
 from services.core.domain.signal import Signal
 from services.db.database import Database
-from services.kit.cursors import one_page, read_cursor
+from services.kit.routes import one_page, read_cursor
 from services.telemetry.accounts import (
     Inputs,
     accounts_of,

@@ -25,10 +25,10 @@ from services.db.database import Database
 from services.db.job_inputs import sealed_secrets, upload_chunk
 from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.command_stream import BATCH, BLOCK_MS
-from services.kit.cursors import read_cursor, write_cursor
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, conflict, not_found, unavailable
 from services.kit.redis import hint
+from services.kit.routes import read_cursor, write_cursor
 from services.telemetry.batches import Batches
 from services.telemetry.enrolment import Enrolment, known_as
 from services.telemetry.intensity import IntensitySource

@@ -12,10 +12,9 @@ import asyncpg
 import pytest
 
 from services.admission.changes import TABLES, Changes
-from services.admission.feed import EventFeed
 from services.admission.jobs import Jobs
 from services.admission.repository.events import Scope
-from services.admission.streaming import EventStreams
+from services.admission.streaming import EventFeed, EventStreams
 from services.contracts.changes import ChangeKind
 from services.db.engine import create_engine
 from tests.admission.installation import Admission

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import asyncpg
 
-from services.admission.commits import Committer
 from services.admission.repository.submissions import SubmissionRepository
+from services.admission.service import Committer
 from services.admission.submissions import Draft, read_submission
 from services.contracts.jobs import SubmissionAnswer
 from services.contracts.streams import HINTS_STREAM

@@ -10,8 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from services.admission.feed import EventFeed
 from services.admission.repository.events import BEGINNING, Position, Scope, StoredEvent
+from services.admission.streaming import EventFeed
 from services.db.engine import create_engine
 from tests.admission.installation import Admission
 

@@ -19,9 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.budgets import Budgets
 from services.admission.repository.webhooks import WebhookRepository
 from services.admission.webhooks.addresses import AddressRules
-from services.admission.webhooks.publishing import Publisher
-from services.admission.webhooks.sending import Sender, SendingRules
-from services.admission.webhooks.signing import Signer
+from services.admission.webhooks.sending import Sender, SendingRules, Signer
+from services.admission.webhooks.service import Publisher
 from services.db.database import Database
 from services.db.engine import create_engine
 from services.scheduler.repository import gangs

@@ -43,12 +43,12 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     # --- admission
     "services/admission/changes.py::Changes.follow": Until("the client leaves: `_followers`"),
     "services/admission/changes.py::Changes._read_on": Pace("`_poll_s`"),
-    "services/admission/commits.py::Committer.run": Pace("`_arrived`"),
-    "services/admission/commits.py::Committer._settle": Retry(
+    "services/admission/service.py::Committer.run": Pace("`_arrived`"),
+    "services/admission/service.py::Committer._settle": Retry(
         "`_patience_s`", "`RETRY_EVERY_S`, in one process", "503"
     ),
-    "services/admission/feed.py::EventFeed.follow": Until("the client leaves"),
-    "services/admission/feed.py::EventFeed._tail": Pace("`_poll_s`"),
+    "services/admission/streaming.py::EventFeed.follow": Until("the client leaves"),
+    "services/admission/streaming.py::EventFeed._tail": Pace("`_poll_s`"),
     "services/admission/first_start.py::ensure_first_admin_patiently": Retry(
         "`patience_s`", "`RETRY_EVERY_S`, once per start", "the log, and the supervisor's"
     ),
@@ -84,7 +84,7 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "services/scheduler/power/ipmi.py::set_power.is_so": Until("`until`"),
     "services/scheduler/power/nodes.py::NodePower.run": Pace("`LOOK_EVERY_S`"),
     "services/scheduler/power/nodes.py::NodePower._carry_out": Until("the database is back: `node_power.waiting`"),
-    "services/scheduler/relay.py::Relay.run": Pace("`_look_every_s`"),
+    "services/scheduler/loop.py::Relay.run": Pace("`_look_every_s`"),
     # --- serving
     "services/serving/repository/presence.py::Presence.wait": Pace("`_ask_at_s`"),
     "services/serving/solver.py::PlanSolver._solve": Until("`within_s`"),

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from services.cli.client import Gateway
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.standalone import root_secret, stack
 from services.standalone.data_folder import DataFolder
 from tests.attacks.test_strangers_on_ports import listening

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.client import Gateway
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
 from wattshift import AsyncClient, Client, StrangerError, peers

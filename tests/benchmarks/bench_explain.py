@@ -21,7 +21,7 @@ from services.core.cycle.snapshot import Trigger
 from services.core.policies.registry import POLICIES
 from services.kit.http import ServiceClient, new_session
 from services.scheduler.explaining.explanations import Explanations
-from services.scheduler.planning.live_view import LiveView
+from services.scheduler.planning.dry_run import LiveView
 from services.scheduler.power.hooks import NoHook
 from services.simulator.live import live_document, parameters_of, read_live
 from tests.benchmarks.bench_round_live import FILL, GPUS_PER_NODE, JOBS, NODES, NODES_SQL, RUNNING, RUNNING_SQL

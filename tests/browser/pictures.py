@@ -23,7 +23,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from gateway.dashboard.pages import PAGES
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from tests.browser.conftest import PHONE, admin_key, find_chromium, sign_in
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, scratch_folder, wait_until

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from services.cli.accounts import access
 from services.cli.accounts.access import key_state
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import app
 from services.contracts.identity import KeyLimits
 from tests.cli.conftest import NotingGateway

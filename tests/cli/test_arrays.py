@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.jobs.following import ended_words
 from services.cli.jobs.names import job_id
 from tests.cli.conftest import Run

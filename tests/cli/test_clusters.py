@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.client import api_key, gateway_url
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.output import console
 from tests.cli.conftest import Run
 

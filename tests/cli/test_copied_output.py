@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.jobs.copied_output import copying
 from services.contracts.launchers import is_launcher, options_at
 

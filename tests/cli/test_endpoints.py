@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, CliError
 from services.cli.main import app
 from tests.support.services import services
 

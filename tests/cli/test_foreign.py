@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.jobs import submit
 from services.cli.jobs.foreign import obeyed
 from services.cli.jobs.scripts import read_script

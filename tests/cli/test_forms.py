@@ -12,7 +12,7 @@ import jsonschema_rs
 import pytest
 from typer.testing import CliRunner
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import app
 from services.cli.reports import forms
 from services.cli.reports.factors import CATALOGUE, read_facts

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.jobs import forward
 from services.cli.main import app
 

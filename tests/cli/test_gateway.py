@@ -9,7 +9,7 @@ import pytest
 
 import wattshift.client
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, CliError
 from services.contracts.codes import ProblemCode
 
 Answers = list[tuple[int, object]]

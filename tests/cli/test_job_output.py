@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.cli.errors import EXIT_REFUSED, EXIT_UNAVAILABLE, CliError
+from services.cli.commands import EXIT_REFUSED, EXIT_UNAVAILABLE, CliError
 from services.cli.jobs import job_output, jobs
 from services.cli.main import app
 from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER

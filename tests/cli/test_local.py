@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from carbon_service.providers.registry import PROVIDERS
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.site import local, nearest_zone
 from services.standalone.data_folder import ProcessStatus, StackStatus
 

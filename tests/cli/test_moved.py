@@ -11,7 +11,7 @@ import typer
 
 from lab.recipes import ADDED
 from services.cli import plugins
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import ROOM_OF, app
 from services.cli.plugins import add_commands
 from services.simulator import catalogue as catalogues

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs import jobs as commands
 from services.cli.jobs.following import ended_words
 from services.cli.jobs.names import job_id, job_or_array, path_of

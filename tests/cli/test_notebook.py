@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.jobs import forward, notebook
 from services.cli.main import app
 from tests.cli.test_forward import JOB, Running

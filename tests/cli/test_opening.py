@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpu_agent.enclosure import is_opened_to
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.jobs import submit
 from services.cli.jobs.reach import Runner
 from services.cli.site import opening

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.cli import output
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.plots import sparkline
 from services.cli.site.cluster import meter_words, parameters_of, power_words
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import app
 from tests.support.api_examples import EXAMPLES
 

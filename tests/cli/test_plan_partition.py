@@ -10,7 +10,7 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import app
 from services.core.policies.clover.layouts import LAYOUTS
 from tests.support.api_examples import EXAMPLES

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import app
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pools" / "freesh-first.json"

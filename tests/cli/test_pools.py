@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.main import app
 from services.cli.serving.pools import ASKED_BY
 from services.contracts.serving import PlanTrigger

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.jobs import reach, submit
 from services.cli.jobs.reach import Runner, closed_folders, lacks, runner_of
 from services.cli.jobs.submit import check_folders

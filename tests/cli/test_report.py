@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import app
 from services.cli.reports import report as module
 from services.cli.reports.figures import amounts, change

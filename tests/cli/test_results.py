@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.jobs import results
 from services.cli.jobs.specs import SpecOptions
 from services.cli.jobs.specs import spec_of as made

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs.specs import SpecOptions, spec_of
 from services.cli.main import app
 from tests.cli.conftest import Run

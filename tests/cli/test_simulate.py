@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import app
 from services.cli.planning import simulate
 from services.contracts.simulations import TrainingOptions

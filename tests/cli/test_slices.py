@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.jobs.specs import SpecOptions, spec_of
 from services.cli.main import app
 from services.cli.site.slices import slice_sizes, slice_words

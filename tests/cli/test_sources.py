@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_REFUSED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.jobs.specs import SpecOptions, read_specs, spec_of
 from services.cli.main import app
 from services.contracts.jobs import JobSpec

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.jobs.specs import read_specs
 
 JOB = {"name": "a", "command": ["{python}", "{examples}/train.py", "--x={python}"]}

@@ -24,7 +24,7 @@ from rich.console import Group
 from rich.text import Text
 
 from services.cli import bars, main, output
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.jobs import jobs
 from services.cli.planning import solving
 from services.core.domain.solving import Progress

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs.scripts import needs_shell, read_script
 from services.cli.main import app
 from tests.cli.conftest import Run

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from services.cli.accounts import access, users
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import app
 from services.contracts.codes import ProblemCode
 from tests.cli.conftest import NotingGateway

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.commands.fit import read_points
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.serving.pools import LOG_COLUMNS, _read_log
 from services.cli.values import parameter_value
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import app
 from tests.cli.conftest import Run
 from tests.support.services import services

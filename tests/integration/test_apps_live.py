@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.contracts.apps import AppSpec
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, scratch_folder, wait_until

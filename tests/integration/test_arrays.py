@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.admission.dependencies import resolve
 from services.admission.repository.submissions import SubmissionRepository
-from services.admission.submissions import Draft, read_submission
+from services.admission.submissions import Draft, read_submission, resolve
 from services.contracts.jobs import SubmissionEntry
 from tests.integration.plant import Plant, a_plant, kill
 from tests.support.control_plane import eventually

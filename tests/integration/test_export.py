@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.errors import EXIT_USAGE
+from services.cli.commands import EXIT_USAGE
 from services.cli.output import instant
 from services.simulator.readers.jobs import read_raw
 from tests.integration.conftest import Installation

@@ -12,7 +12,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.standalone import postgres, stack
 from tests.integration.conftest import UNUSED, Installation
 from tests.support.servers import scratch_folder, wait_until

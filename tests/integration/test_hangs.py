@@ -11,7 +11,7 @@ import sys
 
 import psutil
 
-from services.cli.errors import EXIT_DEGRADED
+from services.cli.commands import EXIT_DEGRADED
 from services.standalone import stack
 from tests.integration.conftest import UNUSED, Installation
 from tests.integration.test_kills import check_events, check_ledger, check_no_twins, submit_once

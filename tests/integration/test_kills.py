@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import EXIT_UNAVAILABLE, CliError
+from services.cli.commands import EXIT_UNAVAILABLE, CliError
 from services.cli.jobs.following import FINAL
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, wait_until

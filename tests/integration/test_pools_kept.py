@@ -17,7 +17,7 @@ import asyncpg
 import psutil
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.contracts.pools import PlannedInstances, PoolsResult
 from services.core.domain.solving import Backend, SolveStatus
 from services.db.database import connect

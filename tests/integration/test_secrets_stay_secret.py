@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from tests.integration.conftest import Installation
 
 LOOK = 'printf %s "$TOKEN" | sha256sum; sha256sum < $WATTSHIFT_SECRETS_DIR/token; echo $PLAIN'

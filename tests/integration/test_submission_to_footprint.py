@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, wait_until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, wait_until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.plugins import add_plugins
 from services.core.cycle.run_cycle import run_cycle
 from services.core.domain.errors import PolicyConfigError

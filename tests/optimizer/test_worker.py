@@ -26,7 +26,7 @@ from services.core.domain.errors import DomainError
 from services.core.domain.solving import Progress, Report
 from services.db.background import WorkRepository
 from services.db.engine import create_engine
-from services.kit.background.sweeper import Sweeper
+from services.kit.background.work_queue import Sweeper
 from services.kit.background.worker import PROGRESS_S
 from services.kit.ids import new_id
 from tests.optimizer.problems import a_bound

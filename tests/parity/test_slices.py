@@ -16,7 +16,7 @@ from services.core.cycle.recording import plan_to_json
 from services.core.domain.mig import FIRST_SLICE_INDEX, MEMORY_SLOTS
 from services.kit.http import ServiceClient, new_session
 from services.scheduler.explaining.explanations import Explanations
-from services.scheduler.planning.live_view import LiveView
+from services.scheduler.planning.dry_run import LiveView
 from services.scheduler.power.hooks import NoHook
 from services.simulator.live import live_document, parameters_of, read_live
 from tests.scheduler.test_slices import a_node, on_slice, register, where

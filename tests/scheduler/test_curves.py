@@ -9,7 +9,7 @@ import pytest
 
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.scheduler.learning.curves import known_of, read_curves
+from services.scheduler.learning.learned import known_of, read_curves
 from services.scheduler.repository.kept_jobs import JobRows
 
 ENTRY = {"kind": "k", "gpu_model": "A100", "setting": "power_limit"}

@@ -14,8 +14,8 @@ from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.scheduler import loop
+from services.scheduler.loop import Relay
 from services.scheduler.power.device_controls import NoSuchGangError, set_gangs
-from services.scheduler.relay import Relay
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database
 

@@ -17,8 +17,7 @@ from services.core.cycle.snapshot import Trigger
 from services.core.domain.carbon import CarbonOutlook, Signal
 from services.kit.problems import install_problem_handlers
 from services.scheduler import endpoints
-from services.scheduler.planning.dry_run import DryRuns
-from services.scheduler.planning.live_view import LiveView
+from services.scheduler.planning.dry_run import DryRuns, LiveView
 from services.scheduler.power.hooks import NoHook
 from tests.scheduler.world import World, a_world
 from tests.support.builders import hourly_curve

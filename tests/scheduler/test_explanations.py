@@ -24,10 +24,9 @@ from services.core.policies.one_change import Change
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import install_problem_handlers
 from services.scheduler import explaining_endpoints
-from services.scheduler.explaining.changes import shown
 from services.scheduler.explaining.explanations import Explanations
-from services.scheduler.explaining.running import next_step
-from services.scheduler.planning.live_view import LiveView
+from services.scheduler.explaining.waiting import next_step, shown
+from services.scheduler.planning.dry_run import LiveView
 from services.scheduler.power.hooks import NoHook
 from tests.scheduler.test_dry_run import HOUR_S, set_grid
 from tests.scheduler.world import World, a_world

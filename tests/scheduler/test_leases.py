@@ -15,7 +15,7 @@ from services.kit.redis import connect
 from services.scheduler.ingest.database_clock import DatabaseClock
 from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
-from services.scheduler.relay import Relay
+from services.scheduler.loop import Relay
 from services.scheduler.repository import gangs, outbox
 from services.scheduler.repository.outbox import Outgoing
 from tests.scheduler.world import World, a_world

@@ -18,7 +18,7 @@ from services.core.domain.carbon import CarbonCurve, CarbonOutlook
 from services.core.domain.signal import Signal
 from services.kit.problems import install_problem_handlers
 from services.scheduler import reservation_endpoints
-from services.scheduler.planning.live_view import LiveView
+from services.scheduler.planning.dry_run import LiveView
 from services.scheduler.power.hooks import NoHook
 from services.scheduler.reservations import Reservations
 from tests.scheduler.test_device_controls import active_round

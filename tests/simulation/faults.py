@@ -61,7 +61,7 @@ ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "services/router/apps/remote.py": ("apps",),
     },
     "edge": {
-        "services/kit/edge/exchange.py": ("router", "edge"),
+        "services/kit/edge/edge.py": ("router", "edge"),
         "services/kit/edge/bodies.py": ("router",),
         "services/kit/edge/keys.py": ("keys", "edge"),
         "services/kit/edge/limits.py": ("edge", "router"),
@@ -69,17 +69,17 @@ ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "admission": {
         "gateway/gather.py": ("submissions",),
-        "services/admission/commits.py": ("submissions",),
+        "services/admission/service.py": ("submissions",),
         "services/admission/webhooks/sending.py": ("webhooks",),
     },
     "telemetry": {"services/telemetry/batches.py": ("reports",)},
     "work": {
         "services/kit/worker_pulse.py": ("work",),
         "services/kit/background/queue.py": ("work",),
-        "services/kit/background/sweeper.py": ("work",),
+        "services/kit/background/work_queue.py": ("work",),
         "services/kit/background/worker.py": ("work",),
     },
-    "scheduler": {"services/scheduler/relay.py": ("node",)},
+    "scheduler": {"services/scheduler/loop.py": ("node",)},
     "serving": {
         "services/serving/controller/server_jobs.py": ("serving",),
         "services/serving/controller/controller.py": ("serving",),

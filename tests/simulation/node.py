@@ -65,7 +65,7 @@ from services.contracts.nodes import (
 from services.contracts.streams import command_stream
 from services.kit.control_plane import ControlPlane
 from services.kit.problems import ProblemError, unavailable
-from services.scheduler.relay import Relay
+from services.scheduler.loop import Relay
 from services.scheduler.repository import outbox
 from tests.simulation.loop import EPOCH_S, Clock, KilledError, Process, Simulation
 from tests.simulation.valkey import Client, Store

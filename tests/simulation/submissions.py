@@ -12,7 +12,7 @@ import asyncpg
 import orjson
 
 from gateway.gather import ATTEMPTS, Entry, Gatherer
-from services.admission.commits import Committer
+from services.admission.service import Committer
 from services.admission.submissions import Draft, DraftJob
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
 from services.kit.problems import ProblemError

@@ -30,15 +30,13 @@ from gpu_agent.inputs import NO_INPUTS, Inputs
 from gpu_agent.ranks import RankFolder
 from gpu_agent.secrets import InputError
 from gpu_agent.settings import AgentSettings
-from services.admission.arrays import Arrays
 from services.admission.budgets import Budgets
 from services.admission.capacity import Capacity, CapacityCache
-from services.admission.commits import Committer
 from services.admission.hints import JobHints
-from services.admission.jobs import Jobs
+from services.admission.jobs import Arrays, Jobs
 from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
-from services.admission.service import References, Submissions
+from services.admission.service import Committer, References, Submissions
 from services.admission.steering import Command
 from services.contracts.budgets import BudgetAction, BudgetQuantity, BudgetSpec
 from services.contracts.commands import StartGang

@@ -20,8 +20,7 @@ import aiohttp
 from services.admission.repository.webhooks import Attempt, NewDelivery
 from services.admission.webhooks import sending
 from services.admission.webhooks.addresses import ForbiddenAddressError
-from services.admission.webhooks.sending import Sender, SendingRules
-from services.admission.webhooks.signing import Signer, fingerprint
+from services.admission.webhooks.sending import Sender, SendingRules, Signer, fingerprint
 from services.contracts.webhooks import ID_HEADER
 from tests.simulation.loop import Simulation
 

@@ -21,7 +21,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from services.contracts.background import WorkFailure, WorkFailureCode, WorkState
 from services.kit.background import worker as worker_module
 from services.kit.background.queue import TaskQueue
-from services.kit.background.sweeper import Sweeper
+from services.kit.background.work_queue import Sweeper
 from services.kit.background.worker import Worker
 from services.kit.repeating import repeat
 from services.kit.worker_pulse import PatientConsumer

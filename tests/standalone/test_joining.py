@@ -20,7 +20,7 @@ from aiohttp import web
 from typer.testing import CliRunner, Result
 
 from gpu_agent.settings import AgentSettings
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.main import app
 from services.cli.site import join as module
 from services.cli.site.local import _Up, up

@@ -18,8 +18,7 @@ import pytest
 
 from services.admission.settings import AdmissionSettings
 from services.admission.webhooks.addresses import AddressRules
-from services.admission.webhooks.sending import delay_after_s, retry_after_s
-from services.admission.webhooks.signing import Signer, sign
+from services.admission.webhooks.sending import Signer, delay_after_s, retry_after_s, sign
 from services.kit.settings import settings_faults
 from tests.support.servers import ROOT
 

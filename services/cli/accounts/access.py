@@ -8,8 +8,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import AsJson, Group, with_records
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group, with_records
 from services.cli.output import console
 from services.cli.values import duration_s, past_time, time_of
 from services.contracts.identity import Role

@@ -10,8 +10,7 @@ import typer
 from services.cli import output
 from services.cli.accounts.logins import LOCAL, Login, LoginsError, read_logins, write_logins
 from services.cli.client import Gateway
-from services.cli.commands import AsJson, Group
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, AsJson, CliError, Group
 from services.cli.output import console
 from services.contracts.codes import ProblemCode
 

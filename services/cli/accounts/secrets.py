@@ -9,8 +9,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import AsJson, Group
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group
 from services.cli.jobs.names import checked_name
 from services.cli.jobs.specs import read_text
 from services.cli.output import console

@@ -3,7 +3,7 @@
 import re
 import shlex
 
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.jobs.names import user_name
 from services.contracts.launchers import WRAPPER
 

@@ -9,7 +9,7 @@ import typer.core
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.jobs.names import job_id
 from services.cli.terminal import run_session, terminal_size
 

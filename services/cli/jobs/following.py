@@ -9,7 +9,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.jobs import arrays, job_output
 from services.cli.jobs.names import path_of
 from services.contracts.codes import ProblemCode

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.jobs.copied_output import PATTERN
 from services.cli.jobs.foreign_words import SAME_AS, SECONDS
 

@@ -15,7 +15,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs.jobs import JobArgument
 from services.cli.jobs.names import job_id
 from services.cli.terminal import LostError

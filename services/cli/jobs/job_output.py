@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_UNAVAILABLE, CliError
+from services.cli.commands import EXIT_UNAVAILABLE, CliError
 
 PIECE_BYTES = 1 << 20
 LAST_LINES = 10  #: Lines of a failed job's standard error that are shown beside why it failed

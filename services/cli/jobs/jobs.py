@@ -9,8 +9,7 @@ from rich.table import Table
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import AsJson, Watch
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, AsJson, CliError, Watch
 from services.cli.jobs import arrays, job_output, names
 from services.cli.jobs.following import FINAL, STREAM, ended_words, follow, interruptible
 from services.cli.output import console

@@ -3,7 +3,7 @@
 import typer
 
 from services.cli.client import api_key, gateway_url
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 
 
 def register(app: typer.Typer) -> None:

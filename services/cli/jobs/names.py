@@ -10,7 +10,7 @@ from typing import Any
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.contracts.invalid import JOB_NUMBER, NAME_PATTERN, NAME_RULE
 
 PATHS = {"job": "/v1/jobs", "array": "/v1/arrays"}

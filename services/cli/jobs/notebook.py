@@ -12,7 +12,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.jobs import job_output
 from services.cli.jobs.following import FINAL, ended_words
 from services.cli.jobs.forward import carry_all, listener_at, piped

@@ -14,7 +14,7 @@ from typing import Any
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.jobs.following import FINAL
 from services.cli.jobs.forward import piped
 from services.contracts.jobs import JobSpec

@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 
 DIRECTIVE = "#WATTSHIFT"
 LONGEST_BYTES = 32_768  #: As long as an argument of a command may be

@@ -13,7 +13,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_FAILED, CliError
+from services.cli.commands import EXIT_FAILED, CliError
 from services.cli.jobs.exec import CommandAfterDashes, end_with, in_this_terminal, words_after_dashes
 from services.cli.jobs.following import FINAL, POLL_S
 from services.cli.jobs.specs import SpecOptions, spec_of

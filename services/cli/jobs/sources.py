@@ -6,7 +6,7 @@ from typing import Any
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.contracts.jobs import JobSpec
 from services.kit.references import named_upload
 from wattshift.errors import WattshiftError

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs.copied_output import copying
 from services.cli.jobs.results import staying
 from services.cli.jobs.scripts import needs_shell

@@ -16,8 +16,7 @@ import typer.core
 
 from services.cli import output
 from services.cli.client import Gateway, gateway_url, installation_of
-from services.cli.commands import with_records
-from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, with_records
 from services.cli.jobs import following, foreign
 from services.cli.jobs import specs as job_specs
 from services.cli.jobs.estimate import show_estimates

@@ -10,7 +10,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import errors, instant
 from services.contracts.reports import PastJob
 from services.kit.files import whole

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from services.cli.bars import bar
-from services.cli.commands import Group
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError, Group
 from services.cli.output import console, duration, print_json, rounded, table
 from services.cli.plugins import add_moved, add_plugins
 from services.cli.site.cluster import parameters_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import errors, print_json
 from services.contracts.invalid import first_error
 from services.core.domain.errors import DomainError

@@ -8,7 +8,7 @@ import typer
 from pydantic import ValidationError
 
 from services.cli import output
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import console
 from services.cli.reports.forms import Facts
 from services.kit.files import whole

@@ -9,7 +9,7 @@ from typing import IO, Any, get_args
 import httpx
 
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import errors
 from services.contracts.reports import LedgerLine
 from services.kit.files import whole

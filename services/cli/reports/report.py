@@ -13,8 +13,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import AsJson
-from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_USAGE, AsJson, CliError
 from services.cli.output import console
 from services.cli.reports import savings
 from services.cli.reports.figures import Report, amounts, share, title

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, CliError
 
 RECENT = timedelta(days=9)
 

@@ -13,8 +13,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import AsJson, Group
-from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError, Group
 from services.cli.output import console
 from services.cli.planning.pools import show_plan
 from services.cli.values import filled, json_document, past_time, refuse_dropped

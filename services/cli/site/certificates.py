@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.commands import Group
-from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError, Group
 from services.cli.output import console
 
 Folder = Annotated[Path, typer.Option("--folder", help="Where the authority is, and what it issues.")]

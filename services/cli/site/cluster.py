@@ -10,8 +10,7 @@ from rich.console import RenderableType
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import AsJson, Group, Watch
-from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_FAILED, EXIT_USAGE, AsJson, CliError, Group, Watch
 from services.cli.jobs.names import checked_name
 from services.cli.output import console
 from services.cli.plots import Piece, greenest, plot

@@ -14,8 +14,7 @@ from rich.console import RenderableType
 
 from services.cli import output
 from services.cli.client import Gateway, local_sockets, local_url
-from services.cli.commands import AsJson, Group, Watch
-from services.cli.errors import EXIT_FAILED, CliError
+from services.cli.commands import EXIT_FAILED, AsJson, CliError, Group, Watch
 from services.kit.sockets import SOCKETS
 
 SACCT = (

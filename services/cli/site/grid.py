@@ -10,8 +10,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import AsJson, Group, with_records
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group, with_records
 from services.cli.output import console
 from services.cli.values import duration_s, read_cells, time_of
 from services.kit.ids import new_id

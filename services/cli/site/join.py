@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import typer
 
 from services.cli.client import data_dir
-from services.cli.errors import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.jobs.names import checked_name
 from services.cli.output import console
 from services.contracts.nodes import NodeCertificate, NodeRole

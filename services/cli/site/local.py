@@ -22,8 +22,7 @@ from typer.core import TyperCommand
 from services.cli import output
 from services.cli.bars import bar
 from services.cli.client import Gateway, data_dir
-from services.cli.commands import AsJson
-from services.cli.errors import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, AsJson, CliError
 from services.cli.jobs.reach import runner_of
 from services.cli.output import console, errors
 from services.cli.site import nearest_zone

@@ -6,8 +6,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import AsJson
-from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, AsJson, CliError
 from services.core.domain.errors import DomainError
 from services.core.domain.mig import placed, sevenths_of, slice_name
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.errors import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.output import console
 from services.cli.plots import greenest, meter, resampled, sparkline
 from services.cli.reports import savings

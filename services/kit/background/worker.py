@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from services.contracts.background import WorkFailure, WorkFailureCode, WorkRecord
 from services.core.domain.errors import DomainError, PolicyConfigError
-from services.kit.background.store import WorkStore
+from services.kit.background.queue import WorkStore
 from services.kit.celery import leave_process
 from services.kit.ids import new_id
 from services.kit.logging import Log

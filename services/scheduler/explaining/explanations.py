@@ -30,17 +30,22 @@ from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.scheduler.explaining import levers
-from services.scheduler.explaining.changes import change_of
 from services.scheduler.explaining.lengths import remaining
 from services.scheduler.explaining.live_state import live_state
-from services.scheduler.explaining.running import how_it_runs, next_step, on_slice_step
 from services.scheduler.explaining.story import gpus_words, length_words, sentence, story_of
-from services.scheduler.explaining.waiting import Place, WhyItWaits, why_it_waits
+from services.scheduler.explaining.waiting import (
+    Place,
+    WhyItWaits,
+    change_of,
+    how_it_runs,
+    next_step,
+    on_slice_step,
+    why_it_waits,
+)
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.closed import SHORT, closed_to
-from services.scheduler.planning.dry_run import DRAFT, draft_row
+from services.scheduler.planning.dry_run import DRAFT, Live, LiveView, draft_row
 from services.scheduler.planning.job_table import phase_of, progress_of
-from services.scheduler.planning.live_view import Live, LiveView
 from services.scheduler.repository import explanations, profiles, rounds
 from services.scheduler.repository.explanations import (
     EventRow,

@@ -14,7 +14,7 @@ from services.core.policies import levers
 from services.core.policies.limits import LIMIT
 from services.core.profiles.goodput import StepTable, batch_gain
 from services.scheduler.learning.learned import curve_of, tables_of
-from services.scheduler.planning.live_view import DryRound
+from services.scheduler.planning.dry_run import DryRound
 from services.scheduler.repository.documents import StoredStepTimes
 from services.scheduler.repository.explanations import ExplainedRow, GangRecordRow, LimitRow, SizeRow
 from services.scheduler.repository.profiles import TableRow

@@ -1,23 +1,49 @@
-"""Why a job waits: its place in the policy's order, the GPUs it lacks, and what it would emit."""
+"""Why a job waits and which one change would start it; and how it runs, and what the next active round will do."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from services.contracts.explanations import AskedGpus, GridForecast, LeverEffect, WaitingExplanation
-from services.contracts.jobs import JobSpec
-from services.core.cycle.plan import Hold, Start, queue_order
-from services.core.cycle.snapshot import QUEUED
+from services.contracts.engines import OURS
+from services.contracts.explanations import (
+    AskedGpus,
+    GridForecast,
+    LeverEffect,
+    NextStep,
+    OneChange,
+    RunningExplanation,
+    WaitingExplanation,
+)
+from services.contracts.jobs import JobSpec, Share
+from services.core.cycle.plan import Hold, Preempt, Start, queue_order
+from services.core.cycle.snapshot import QUEUED, Trigger
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
+from services.core.policies.one_change import Change, Elsewhere, Predicted, one_change
 from services.core.policies.registry import entry_of
-from services.scheduler.explaining.lengths import remaining
+from services.scheduler.explaining.lengths import Remaining, remaining
 from services.scheduler.explaining.levers import of_round
-from services.scheduler.planning.dry_run import Length, emissions, first_node_for, latest_start_s, power_of, slices_for
-from services.scheduler.planning.live_view import DryRound
-from services.scheduler.reasons import detail_of
+from services.scheduler.explaining.story import gpus_words, sentence
+from services.scheduler.planning.dry_run import (
+    DRAFT,
+    DryRound,
+    Length,
+    Live,
+    LiveView,
+    emissions,
+    first_node_for,
+    latest_start_s,
+    power_of,
+    slices_for,
+)
+from services.scheduler.planning.job_table import asked_of, fits
+from services.scheduler.reasons import SENTENCES, detail_of
+from services.scheduler.repository.explanations import EventRow, GangRow
 from services.scheduler.repository.predictions import Predictions
+from services.scheduler.repository.snapshots import JobRow, SpecRow
 
 
 @dataclass(frozen=True)
@@ -141,3 +167,153 @@ def why_it_waits(
     place = place_of(dry, job_id) if seen_by_policy else None
     effects = of_round(dry, job_id) if seen_by_policy else []
     return WhyItWaits(explanation, None if reason is None else reason.value, detail, place, assumptions, effects)
+
+
+RESIZES = (Reason.SCALE_OUT.value, Reason.SCALE_IN.value)
+
+
+def how_it_runs(
+    gang: GangRow, spec: JobSpec, events: Sequence[EventRow], left: Remaining | None, now_s: float, policy: str
+) -> RunningExplanation:
+    """Return how a job runs, without its next step.
+
+    Args:
+        left: What is left of it; None for a job that is no longer in the snapshot.
+    """
+    estimate = None if left is None else left.estimate
+    seconds = None if estimate is None or estimate.source == "time_limit" else estimate.seconds
+    run = RunningExplanation(
+        since=gang.running_at or gang.started_at,
+        gpus=gang.gpus,
+        placement=[Share(node_id=share["node_id"], devices=list(share["devices"])) for share in gang.shares],
+        why=[*_size_words(gang.gpus, spec, events, policy), *_control_words(gang, events)],
+        power_limit_w=gang.power_limit_w,
+        clock_mhz=gang.clock_mhz,
+        expected_end_at=None if seconds is None else datetime.fromtimestamp(now_s, UTC) + timedelta(seconds=seconds),
+    )
+    return run if estimate is None else run.model_copy(update={"length": estimate})
+
+
+def next_step(dry: DryRound, job_id: JobId, due_s: float, ends_at: datetime | None, *, preemptible: bool) -> NextStep:
+    """Return what an active round on the present state would do to a running job.
+
+    Args:
+        due_s: When an active round is due, UTC seconds.
+    """
+    at = datetime.fromtimestamp(max(due_s, dry.snapshot.now_s), UTC)
+    stop = next((each for each in dry.plan.actions if isinstance(each, Preempt) and each.job_id == job_id), None)
+    if stop is not None and ends_at is not None and ends_at < at:
+        return NextStep(action="keep", at=at, detail="It is expected to have ended by then.")
+    if stop is not None:
+        reason = stop.reason
+        gpus = stop.next_gpus if reason.value in RESIZES else None
+        return NextStep(action="stop", at=at, reason=reason.value, detail=SENTENCES[reason], gpus=gpus)
+    entry = entry_of(dry.policy.name)
+    if not preemptible:
+        detail = "The job may not be stopped: it runs to its end."
+    elif entry is not None and not entry.preempts:
+        detail = f"The policy {dry.policy.name} lets running jobs run to their end."
+    elif not bool((dry.snapshot.jobs.phase == QUEUED).any()):
+        detail = "It keeps its GPUs: no other job waits."
+    else:
+        detail = "It keeps its GPUs: no job that waits comes before it."
+    return NextStep(action="keep", at=at, detail=detail)
+
+
+def on_slice_step(due_s: float) -> NextStep:
+    """Return what an active round would do to a job that runs on a slice; ``due_s``: when it is due, UTC seconds."""
+    detail = "It keeps its slice: a job on a slice is never stopped for another."
+    return NextStep(action="keep", at=datetime.fromtimestamp(due_s, UTC), detail=detail)
+
+
+def _size_words(gpus: int, spec: JobSpec, events: Sequence[EventRow], policy: str) -> list[str]:
+    smallest, largest = spec.gpus.min, spec.gpus.largest
+    if spec.gpus.slice is not None:
+        return [f"A {spec.gpus.slice} slice: the one size that it asks for."]
+    if smallest == largest:
+        return [f"{gpus_words(gpus)}: the one size that it asks for."]
+    asked = f"it may have {smallest} to {largest}"
+    stops = [event.data.get("reason") for event in events if event.type == "job.preempting"]
+    if stops and stops[-1] in RESIZES:
+        return [f"{gpus_words(gpus)} ({asked}): {sentence(stops[-1])}"]
+    entry = entry_of(policy)
+    why = "the policy chose it" if entry is not None and entry.elastic else "the policy does not scale jobs"
+    return [f"{gpus_words(gpus)} ({asked}): {why}."]
+
+
+def _control_words(gang: GangRow, events: Sequence[EventRow]) -> list[str]:
+    values = [f"Power limit {gang.power_limit_w:g} W"] if gang.power_limit_w is not None else []
+    values += [f"Clock {gang.clock_mhz} MHz"] if gang.clock_mhz is not None else []
+    if not values:
+        return ["Power limit and clock: the default."]
+    codes = [event.data.get("reason") for event in events if event.type == "job.set"]
+    why = sentence(codes[-1]) if codes and isinstance(codes[-1], str) else ""
+    return [f"{' and '.join(values)}. {why}".strip()]
+
+
+def change_of(
+    view: LiveView, live: Live, dry: DryRound, job_id: JobId, spec: JobSpec, reason: str | None
+) -> OneChange | None:
+    """Return the smallest change that starts a job that waits, None if none is known; call it in a thread.
+
+    Args:
+        dry: The round in which it waits, passive.
+
+    Raises:
+        PlanError: The policy's plan for a changed state is not valid.
+    """
+    row = next(each for each in live.rows.jobs if each.id == job_id)
+    if row.engine != OURS or row.leaves:  # its own engine's users and limits decide, or it is going anyhow
+        return None
+    found = one_change(
+        dry.policy,
+        (dry.snapshot, view.snapshot(live, Trigger.ACTIVE)),
+        dry.before,
+        job_id,
+        as_id=DRAFT,
+        predicted=_predicted(view, row, spec),
+        why=None if reason is None else Reason(reason),
+        one_size=spec.gpus.largest == spec.gpus.min and spec.layout is None,
+        elsewhere=[] if row.gpu_model is None else _elsewhere(view, live, row, spec),
+    )
+    return None if found is None else shown(found, spec)
+
+
+def _predicted(view: LiveView, row: JobRow, spec: JobSpec) -> Predicted:
+    said = view.prediction(SpecRow(row.id, row.tenant_id, spec.model_dump(mode="json", exclude_none=True)))
+    [gpu_s], [spread_gpu_s], [seen] = said.gpu_s, said.spread_gpu_s, said.seen
+    return Predicted(gpu_s, spread_gpu_s / gpu_s if seen and gpu_s and spread_gpu_s else None)
+
+
+def _elsewhere(view: LiveView, live: Live, row: JobRow, spec: JobSpec) -> list[Elsewhere]:
+    kinds, found = view.cluster(live).kinds, list[Elsewhere]()
+    for model in {kind.gpu_model for kind in kinds} - {row.gpu_model}:
+        asked = model, *asked_of(row)[1:]
+        eligible = np.array([fits(asked, kind) for kind in kinds], dtype=np.bool_)
+        if eligible.any():
+            there = spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"model": model})})
+            found.append(Elsewhere(model, eligible, _predicted(view, row, there)))
+    return found
+
+
+def shown(change: Change, spec: JobSpec) -> OneChange:
+    """Return a change for the API and in words; ``spec``: of the job as it is."""
+    if change.gpus is not None:
+        return _worded(f"with {gpus_words(change.gpus)} instead of {spec.gpus.min}", what="gpus", gpus=change.gpus)
+    if change.elsewhere is not None:
+        model = change.elsewhere.gpu_model
+        return _worded(f"for {model} instead of {spec.gpus.model}", what="model", model=model)
+    if change.flex is not None:
+        flex = round(100 * change.flex)
+        return _worded(f"with flex {flex}, so that orders of the grid may slow it down", what="flex", flex=flex)
+    if change.deadline_s is None:
+        return _worded("as preemptible", what="preemptible")
+    if math.isinf(change.deadline_s):
+        return _worded("without its deadline", what="deadline")
+    at = datetime.fromtimestamp(change.deadline_s, UTC)
+    return _worded(f"with a deadline at {at:%a %H:%M} UTC, in dirtier hours", what="deadline", deadline=at)
+
+
+def _worded(words: str, **found: object) -> OneChange:
+    detail = f"Withdrawn and submitted again {words}, it would start now."
+    return OneChange.model_validate({**found, "detail": detail})

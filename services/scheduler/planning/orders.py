@@ -10,7 +10,7 @@ from services.core.domain.arrays import Floats
 from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder, order_at, standing
 from services.scheduler.grid.orders import curve
 from services.scheduler.planning.cluster import Cluster, drawn_w, kind_of
-from services.scheduler.planning.service_instances import held_w
+from services.scheduler.planning.job_table import held_w
 from services.scheduler.repository.orders import OrderRow
 
 

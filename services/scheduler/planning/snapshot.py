@@ -19,15 +19,21 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.parallel.graph import JobGraph
 from services.db.database import Connection, Database
 from services.scheduler.learning import learned
-from services.scheduler.learning.batches import with_permitted
-from services.scheduler.learning.curves import KnownCurves, known_of
+from services.scheduler.learning.learned import KnownCurves, known_of, with_permitted
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.apply import Said
 from services.scheduler.planning.cluster import Cluster, drawn_w, host_w, idle_w, node_table, settable, shared_pairs
-from services.scheduler.planning.job_table import eligible_kinds, job_table, length_spreads
+from services.scheduler.planning.job_table import (
+    eligible_kinds,
+    held_devices,
+    held_w,
+    hold_devices,
+    job_table,
+    length_spreads,
+    waiting_instances,
+)
 from services.scheduler.planning.orders import limit_range_w, power_orders
 from services.scheduler.planning.reservations import ending_of, window_of
-from services.scheduler.planning.service_instances import held_devices, held_w, hold_devices, waiting_instances
 from services.scheduler.planning.slices import cut_gpus, waiting_slice_jobs, without_held
 from services.scheduler.repository import snapshots
 from services.scheduler.repository.gates import gates

@@ -14,8 +14,8 @@ from services.contracts.partition import MAX_APPLICATIONS, PartitionResult, Vari
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.contracts.serving import InstanceState
-from services.kit.cursors import one_page, read_cursor
 from services.kit.problems import ProblemError, conflict, invalid, not_found
+from services.kit.routes import one_page, read_cursor
 from services.serving.carbon import CarbonZones
 from services.serving.fleets.assignment import GpuState, ordered, sizes_of
 from services.serving.fleets.observations import percentile_ms, report_of

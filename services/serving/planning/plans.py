@@ -22,10 +22,10 @@ from services.contracts.serving import (
     PoolSpec,
 )
 from services.kit.background.work_queue import sha256
-from services.kit.cursors import one_page, read_cursor
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, conflict, not_found
+from services.kit.routes import one_page, read_cursor
 from services.serving.planning.cluster import gpus_by_place, misfits
 from services.serving.planning.events import Standing, is_any_less
 from services.serving.repository import Queries, ServingRepository

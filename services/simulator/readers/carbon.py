@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from services.core.domain.carbon import CarbonCurve, Signal
+from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
 from services.core.domain.prices import PriceCurve
+from services.core.domain.signal import Signal, impossible
 from services.core.domain.units import S_PER_HOUR
 from services.kit.tariffs import priced, read_hours, read_tariffs
 from services.simulator.bundles import BUNDLED_ZONES, bundled_forecasts, bundled_grid
-from services.simulator.raw import RawSeries, TraceFormatError
-from services.simulator.readers.forecasts import read_forecasts
+from services.simulator.raw import RawSeries, ReadReport, TraceFormatError
 from services.simulator.readers.grids import SIGNALS, read_grid
-from services.simulator.readers.text import utc_s
+from services.simulator.readers.text import date_s, number, open_text, table, utc_s
 from services.simulator.workload import CarbonTrace, ForecastKind, IssuedForecasts, SitePrices
 
 DAY_S = 86_400.0
@@ -147,3 +147,54 @@ def _meeting(issued: IssuedForecasts, trace: CarbonTrace) -> IssuedForecasts:
     return IssuedForecasts(
         issued.issued_s[kept], issued.starts_s[kept], issued.step_s, issued.intensity_gco2_per_kwh[kept]
     )
+
+
+COLUMNS = ("Datetime (UTC)", "Carbon Intensity Forecast")
+
+
+def read_forecasts(path: Path) -> tuple[IssuedForecasts, ReadReport]:
+    """Return the issues of a file; those that are cut short or have a gap are dropped and reported.
+
+    Rows are of a target hour and a value, and their order matters: each issue is a block of consecutive hours, and a
+    target hour appears in several. A new issue begins wherever the hour goes back, and is taken to be known from its
+    first hour on.
+
+    Raises:
+        TraceFormatError: There is no such file, it has another format, or no issue in it is complete.
+    """
+    report = ReadReport(path.name, "issued forecasts")
+    blocks: list[tuple[list[int], list[float], list[float]]] = []
+    with open_text(path) as lines:
+        for line, row in table(lines, COLUMNS, report):
+            try:
+                time_s, value = date_s(row[COLUMNS[0]]), number(row[COLUMNS[1]], COLUMNS[1])
+            except ValueError as error:
+                report.drop(line, str(error))
+                continue  # a gap, which costs the issue
+            if not blocks or time_s <= blocks[-1][1][-1]:
+                blocks.append(([], [], []))
+            rows, times, issue = blocks[-1]
+            rows.append(line)
+            times.append(time_s)
+            issue.append(value)
+    if not blocks:
+        raise TraceFormatError(f"{path.name} holds no forecast")
+    lengths = [len(times) for _, times, _ in blocks]
+    steps = max(set(lengths), key=lengths.count)
+    usual = next(times for _, times, _ in blocks if len(times) == steps)
+    step_s = float(np.median(np.diff(usual))) if steps > 1 else 3600.0
+    starts: list[float] = []
+    values: list[list[float]] = []
+    for rows, times, issue in blocks:
+        whole = len(times) == steps and np.isfinite(issue).all() and np.allclose(np.diff(times), step_s)
+        if not whole or any(impossible(each, 1.0, Signal.AVERAGE_DIRECT) for each in issue):
+            for line in rows:
+                report.drop(line, f"an issue without its {steps} values, hour after hour")
+            continue
+        starts.append(times[0])
+        values.append(issue)
+    if not values:
+        raise TraceFormatError("no whole issue; " + "; ".join(report.sentences()))
+    report.kept = steps * len(values)
+    begins = np.array(starts)
+    return IssuedForecasts(begins, begins, step_s, np.array(values)), report

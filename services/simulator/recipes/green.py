@@ -26,8 +26,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.simulator.raw import RawJobs, TraceFormatError
-from services.simulator.recipes.adaptive import tuning_profile
-from services.simulator.recipes.measured import REFERENCE_GPU, Assumed, batches_of, profile
+from services.simulator.recipes.measured import REFERENCE_GPU, Assumed, batches_of, profile, tuning_profile
 from services.simulator.recipes.recipe import reference_work_s, workload
 from services.simulator.workload import Workload
 

@@ -35,8 +35,7 @@ from services.core.domain.arrays import Floats
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.raw import RawJobs
 from services.simulator.readers.jobs import read_raw
-from services.simulator.recipes.adaptive import noise_scales, steps
-from services.simulator.recipes.measured import samples_to_train
+from services.simulator.recipes.measured import noise_scales, samples_to_train, steps
 from services.simulator.recipes.stated import plain
 from services.simulator.workload import ClusterSpec
 from tests.support.workloads import a_trace

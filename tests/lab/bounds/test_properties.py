@@ -13,8 +13,7 @@ from lab.experiments.bound import ALL_LEVERS, Slack, least_of_run, levers_of, sl
 from services.core.domain.errors import DomainError
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
-from services.simulator.recipes.adaptive import tuning_profile
-from services.simulator.recipes.measured import flat_profile
+from services.simulator.recipes.measured import flat_profile, tuning_profile
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 from tests.support.workloads import a_trace, a_workload
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.commands import app
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 
 FILE = """
 zones = ["SE"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.commands import app
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from tests.support.performance import CLOCKS_MHZ, SPEED, grid, measured
 from tests.unit.core.profiles.test_capped import points
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lab.commands import app
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 
 NEEDED = (
     *("carbon_saving_pct", "accuracy_loss_pct", "p95_over_sla", "objective_mean", "evaluations", "sla_ok_share"),

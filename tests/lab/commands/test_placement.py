@@ -10,7 +10,7 @@ import pytest
 
 from lab.commands import app
 from lab.placement.mapping import Mapper, Mapping
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 
 PAIR = {"stages": [{"replicas": 2, "parameter_bytes": 2e7, "output_bytes": 2e6}, {"replicas": 2}]}
 

@@ -26,7 +26,7 @@ from lab.commands.slice_profiles import (
     row_of,
     slice_sizes,
 )
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 from services.cli.serving.own_server import GaveUp, free_port
 from services.cli.serving.profiling import Reading, mean_power_w, program
 from services.core.domain.mig import placed, slice_index

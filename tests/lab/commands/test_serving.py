@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.commands import app
-from services.cli.errors import CliError
+from services.cli.commands import CliError
 
 NEEDED = (
     *("energy_wh", "carbon_kg", "violation_rate", "e2e_mean_s", "e2e_p50_s", "e2e_p90_s", "e2e_p99_s"),

@@ -20,11 +20,11 @@ from lab.serving.requests import read_requests
 from services.contracts.simulations import InlineFile
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
-from services.simulator.files import unpack
 from services.simulator.raw import ReadReport, TraceFormatError
-from services.simulator.readers.forecasts import read_forecasts
+from services.simulator.readers.carbon import read_forecasts
 from services.simulator.readers.grids import read_grid
 from services.simulator.readers.jobs import read_raw
+from services.simulator.training import unpack
 from tests.simulator.readers.test_carbon_files import EM
 from tests.simulator.readers.test_job_formats import HISTORY, OPENB, PHILLY, SACCT, SWF
 
