@@ -36,8 +36,7 @@ def closed_to(rows: ClusterRows, job_ids: Iterable[str]) -> dict[str, str]:
 
 
 def _words(rows: ClusterRows, job: JobRow) -> str:
-    out = {(row.node_id, row.gpu) for row in rows.unusable}
-    opened = {node.id: _fitting(job, node, out) for node in rows.nodes if takes_work(node)}
+    opened = {node.id: _fitting(job, node, rows.unusable) for node in rows.nodes if takes_work(node)}
     closed = [(node, _fitting(job, node) - opened.get(node.id, 0)) for node in rows.away]
     away = [(node, count) for node, count in closed if count]
     taking = sum(opened.values())

@@ -67,8 +67,7 @@ class Cluster:
         }
         nodes = [_gpus_of(node) if node.id in slices else node for node in rows.nodes]
         used = [node for node in nodes if node.devices and (node.power != PowerState.OFF or covers(node.id))]
-        unusable = frozenset((row.node_id, row.gpu) for row in rows.unusable)
-        return cls(used, rows.claims, rows.hosts_w, covers, slices, rows.partitions, unusable)
+        return cls(used, rows.claims, rows.hosts_w, covers, slices, rows.partitions, rows.unusable)
 
     @cached_property
     def kinds(self) -> list[NodeKind]:

@@ -1,7 +1,7 @@
 """Load what a policy sees: rows of one consistent view of the database, the tables they make, and the snapshot."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -39,7 +39,7 @@ from services.scheduler.repository import snapshots
 from services.scheduler.repository.gates import gates
 from services.scheduler.repository.kept_jobs import JobRows, KeptJobs
 from services.scheduler.repository.predictions import Predictions
-from services.scheduler.repository.snapshots import ClusterRows, JobRow, QuotaRow
+from services.scheduler.repository.snapshots import ClusterRows, JobRow
 from services.scheduler.settings import SchedulerSettings
 from services.solving.layouts import graph_of
 
@@ -186,13 +186,13 @@ def snapshot_of(
             control_curves=curve_of_kind,
             speed_curves=speed_rows,
             predicted_gpu_s=dict(zip(predictions.job_id, predictions.gpu_s, strict=True)) if predictions else {},
-            flexes={row.tenant_id: row.flex for row in rows.flexes},
+            flexes=rows.flexes,
             zone_of=dict(zip(nodes.ids, nodes.zone.tolist(), strict=True)) if len(zones) > 1 else {},
         ),
         nodes=without_devices(nodes, {nodes.index[NodeId(on)]: devices for on, devices in held.items()}),
         outlooks=tuple(outlooks),
         tenant_gpu_quota=_quota_left(rows.quotas, instances),
-        tenant_weights={row.tenant_id: row.weight for row in rows.weights},
+        tenant_weights=rows.weights,
         speed_curves=speed_curves,
         control_curves=control_curves,
         settable=by_kind,
@@ -212,7 +212,7 @@ def snapshot_of(
         gpu_memory_gib=np.array([kind.memory_gib for kind in cluster.kinds], dtype=np.float64),
         slice_units=cut.units,
         slice_jobs=waiting_slice_jobs(jobs, cluster.nodes, nodes, eligible, cut),
-        bound={JobId(row.job_id): tuple(map(NodeId, row.nodes)) for row in rows.bound},
+        bound={JobId(job): tuple(map(NodeId, nodes)) for job, nodes in rows.bound.items()},
         network=replace(settings.network, server_gpus=cluster.widest_node_gpus),
         length_spreads=length_spreads(jobs, predictions),
         orders=power_orders(
@@ -234,12 +234,12 @@ def _next_active_s(trigger: Trigger, now_s: float, last_s: float | None, setting
     return due_s + settings.tick_s
 
 
-def _quota_left(quotas: Sequence[QuotaRow], instances: Sequence[JobRow]) -> dict[str, int]:
+def _quota_left(quotas: Mapping[str, int], instances: Sequence[JobRow]) -> dict[str, int]:
     """Return the most GPUs that each tenant may hold in addition to those of its service instances."""
     held_by = Counter[str]()
     for instance in instances:
         held_by[instance.tenant_id] += instance.gpus
-    return {quota.tenant_id: max(quota.gpus - held_by[quota.tenant_id], 0) for quota in quotas}
+    return {tenant_id: max(gpus - held_by[tenant_id], 0) for tenant_id, gpus in quotas.items()}
 
 
 @lru_cache(maxsize=4_096)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from services.contracts.engines import OURS
 from services.db.database import Connection, Database
@@ -274,13 +274,6 @@ class NodeRow(NamedTuple):
     queues: list[str]
 
 
-class HostRow(NamedTuple):
-    """What the host of a node that is on draws, by the last minute of the ledger, watts."""
-
-    node_id: str
-    power_w: float
-
-
 class ClaimRow(NamedTuple):
     """A device that a gang holds."""
 
@@ -298,41 +291,6 @@ class PartitionRow(NamedTuple):
     state: str
 
 
-class GpuRow(NamedTuple):
-    """A GPU that gets no new work."""
-
-    node_id: str
-    gpu: int
-
-
-class QuotaRow(NamedTuple):
-    """The most GPUs that a tenant may hold."""
-
-    tenant_id: str
-    gpus: int
-
-
-class WeightRow(NamedTuple):
-    """A tenant's share relative to others, if it is not 1."""
-
-    tenant_id: str
-    weight: float
-
-
-class FlexRow(NamedTuple):
-    """The class of a tenant's jobs that name none, percent."""
-
-    tenant_id: str
-    flex: float
-
-
-class BoundRow(NamedTuple):
-    """A job, and the nodes on which it has to start, in order of rank."""
-
-    job_id: str
-    nodes: list[str]
-
-
 @dataclass(frozen=True)
 class ClusterRows:
     """All that a snapshot is made of."""
@@ -344,9 +302,9 @@ class ClusterRows:
     nodes: list[NodeRow]
     claims: list[ClaimRow]
     partitions: list[PartitionRow]
-    unusable: list[GpuRow]
-    quotas: list[QuotaRow]
-    weights: list[WeightRow]
+    unusable: frozenset[tuple[str, int]]  #: GPUs that get no new work, by node and number
+    quotas: Mapping[str, int]  #: The most GPUs that a tenant may hold
+    weights: Mapping[str, float]  #: Tenants' shares relative to others, where they are not 1
     measured: list[str]
     hosts_w: Mapping[str, float]  #: What hosts draw, by node, watts
     asleep_w: float  #: What is configured for nodes that are off or booting, watts
@@ -354,9 +312,11 @@ class ClusterRows:
     noise_scales: Mapping[str, float] = field(default_factory=dict[str, float])
     """The geometric mean, by kind, of what jobs have reported, samples; for kinds of which a job here has reported
     none."""
-    bound: Sequence[BoundRow] = ()  #: The jobs that may start only where their checkpoints are
+    bound: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """The jobs that may start only where their checkpoints are, and those nodes in order of rank."""
     away: Sequence[AwayRow] = ()
-    flexes: Sequence[FlexRow] = ()
+    flexes: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The classes of tenants' jobs that name none, percent."""
     orders: Sequence[OrderRow] = ()  #: The grid's orders, until the time after them is over
     reservations: Sequence[ReservationRow] = ()  #: Those ahead and in force
     endings: Sequence[EndingRow] = ()  #: How gangs end, where that matters to a reservation
@@ -412,26 +372,26 @@ async def cluster(
         nodes=await fetch_rows(connection, NodeRow, NODES, node_min_on_s),
         claims=await fetch_rows(connection, ClaimRow, CLAIMS),
         partitions=await fetch_rows(connection, PartitionRow, PARTITIONS),
-        unusable=await fetch_rows(connection, GpuRow, UNUSABLE_GPUS),
-        quotas=await fetch_rows(connection, QuotaRow, QUOTAS),
-        weights=await fetch_rows(connection, WeightRow, WEIGHTS),
+        unusable=frozenset([(row[0], row[1]) for row in await connection.fetch(UNUSABLE_GPUS)]),
+        quotas=await _pairs(connection, QUOTAS),
+        weights=await _pairs(connection, WEIGHTS),
         measured=[record[0] for record in await connection.fetch(MEASURED)],
-        hosts_w={row.node_id: row.power_w for row in await fetch_rows(connection, HostRow, HOSTS)},
+        hosts_w=await _pairs(connection, HOSTS),
         asleep_w=await connection.fetchval(ASLEEP_W, node_standby_w, node_boot_w),
         tables=await profiles.tables(connection),
-        noise_scales=await _noise_scales(connection, unscaled) if unscaled else {},
-        bound=await fetch_rows(connection, BoundRow, BOUND),
+        noise_scales=await _pairs(connection, NOISE_SCALES, [*unscaled]) if unscaled else {},
+        bound=await _pairs(connection, BOUND),
         away=await fetch_rows(connection, AwayRow, AWAY),
-        flexes=await fetch_rows(connection, FlexRow, FLEXES),
+        flexes=await _pairs(connection, FLEXES),
         orders=await orders.live(connection),
         reservations=reserved,
         endings=await reservations.endings(connection) if reserved or with_endings else (),
     )
 
 
-async def _noise_scales(connection: Connection, kinds: Sequence[str]) -> Mapping[str, float]:
-    rows = await connection.fetch(NOISE_SCALES, [*kinds])
-    return {row["kind"]: row["noise_scale"] for row in rows}
+async def _pairs(connection: Connection, query: str, *arguments: object) -> dict[str, Any]:
+    """Return the rows of a query as a mapping from its first column to its second."""
+    return {row[0]: row[1] for row in await connection.fetch(query, *arguments)}
 
 
 async def zones(database: Database) -> list[str]:
