@@ -129,6 +129,14 @@ def table(*columns: str, right: Sequence[str] = (), title: str | None = None) ->
     return made
 
 
+def in_rows(rows: dict[str, str]) -> Table:
+    """Return labels and their values as a table."""
+    shown = table("", "")
+    for label, value in rows.items():
+        shown.add_row(f"[bold]{label}[/]", value)
+    return shown
+
+
 def state(name: str) -> str:
     """Return a state in its colour."""
     style = STATE_STYLES.get(name)

@@ -116,11 +116,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
     job = names.job_or_array(gateway, job)
     if names.is_array(job):
         array = gateway.get(names.path_of(job))
-        if as_json:
-            output.print_json(array)
-        else:
-            console.print(_in_rows(arrays.rows(array)))
-        return
+        return output.tell(array, as_json, output.in_rows(arrays.rows(array)))
     found, profile = gateway.get(f"/v1/jobs/{job}"), gateway.get(f"/v1/jobs/{job}/profile")
     prediction = _prediction(gateway, job)
     if as_json:
@@ -150,7 +146,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
     }
     if lines := job_output.last_lines(gateway, found):
         rows["last errors"] = "\n".join(lines)
-    console.print(_in_rows(rows))
+    console.print(output.in_rows(rows))
 
 
 def _batch_row(job: dict[str, Any]) -> dict[str, str]:
@@ -160,13 +156,6 @@ def _batch_row(job: dict[str, Any]) -> dict[str, str]:
         return {}
     now = "" if chosen is None else f"{chosen} samples, "
     return {"batch": f"{now}of {permitted['min']} to {permitted['max']}"}
-
-
-def _in_rows(rows: dict[str, str]) -> Table:
-    shown = output.table("", "")
-    for label, value in rows.items():
-        shown.add_row(f"[bold]{label}[/]", value)
-    return shown
 
 
 def _settings_words(job: dict[str, Any], profile: dict[str, Any]) -> str:

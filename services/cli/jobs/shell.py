@@ -70,22 +70,8 @@ def shell(
     program = words_after_dashes(context) or [os.environ.get("SHELL") or "/bin/sh", "-l"]
     if container and not words_after_dashes(context):
         program = ["/bin/sh", "-l"]
-    options = SpecOptions(
-        name=name,
-        gpus=str(gpus),
-        model=model,
-        memory=memory,
-        slice=slice_,
-        container=container,
-        time=time_limit,
-        grace=grace,
-        workdir=workdir,
-        env=env,
-        project=project,
-        preemptible=False,
-        processes="per_node",
-        progress="none",
-    )
+    kept = {"gpus": str(gpus), "slice": slice_, "time": time_limit}
+    options = SpecOptions.of(context.params, **kept, preemptible=False, processes="per_node", progress="none")
     spec = signed(spec_of(options, ["/bin/sh", "-c", _HOLD], name, dict(os.environ)))
     gateway = Gateway()
     check_folders(gateway, [spec], writes=False)

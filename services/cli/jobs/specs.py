@@ -5,12 +5,12 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
 from pydantic import ValidationError
@@ -158,6 +158,11 @@ class SpecOptions:
             help="Start when a job or array has ended: ok:JOB, any:JOB or not_ok:JOB; may be repeated.",
         ),
     ] = None
+
+    @classmethod
+    def of(cls, typed: dict[str, Any], **more: Any) -> Self:
+        """Return those among the parameters of a command, and ``more``."""
+        return cls(**{each.name: typed[each.name] for each in fields(cls) if each.name in typed} | more)
 
     def given(self) -> list[str]:
         """Return the options that were given, as people type them."""

@@ -27,6 +27,7 @@ WHY = {
 
 
 def pools(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="Locations, modes and demand as JSON; docs/pools.md describes it.")],
     objective: Annotated[str | None, typer.Option(help="carbon, energy or cost.")] = None,
     solver: Annotated[str | None, typer.Option(help="highs, cbc or gurobi.")] = None,
@@ -50,15 +51,8 @@ def pools(
     """
     from services.solving.pools import solve_pools
 
-    given = {
-        "objective": objective,
-        "solver": solver,
-        "negative_rates": negative_rates,
-        "partition": partition,
-        "gap": gap,
-        "time_limit_s": time_limit_s,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    said = {name: value for name, value in context.params.items() if name not in ("file", "as_json")}
+    given = {name: value for name, value in said.items() if value is not None}
     if partition == ANY:
         given["partition"] = None
     request = _request(file, given)

@@ -9,7 +9,7 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group
 from services.cli.output import console
-from services.cli.serving.fleets import configuration, plan_line, show_configuration, show_rows, show_search
+from services.cli.serving.fleets import configuration, plan_line, show_configuration, show_search
 from services.cli.values import filled, json_document
 from services.core.domain.errors import DomainError
 
@@ -57,7 +57,7 @@ def show_app(name: AppArgument, as_json: AsJson = False) -> None:
     }
     if app["only_proposes"]:
         rows["only proposals"] = app["only_proposes"]
-    show_rows(rows)
+    console.print(output.in_rows(rows))
     show_configuration(app["plan"], as_percentages=bool(app["only_proposes"] and "MPS" in app["only_proposes"]))
     show_search(app["plan"])
     shown = output.table("instance", "variant", "slice", "state", "node", "GPU", "since", "", right=("GPU",))
@@ -138,7 +138,7 @@ def report(
     }
     if found["evaluations"]:
         rows |= _evaluations(found["evaluations"])
-    show_rows(rows)
+    console.print(output.in_rows(rows))
 
 
 def _evaluations(found: dict[str, Any]) -> dict[str, str]:

@@ -58,7 +58,7 @@ def show_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
         rows["waits"] = fleet["detail"]
     if fleet["only_proposes"]:
         rows["only proposals"] = fleet["only_proposes"]
-    show_rows(rows)
+    console.print(output.in_rows(rows))
     shown = output.table("node", "GPU", "slices", "state", "", right=("GPU",))
     for gpu in fleet["gpus"]:
         state = gpu["state"] if gpu["is_up"] else "node is away"
@@ -134,14 +134,6 @@ def delete_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
     """Delete a fleet: its GPUs are made whole and given back."""
     fleet = Gateway().call("DELETE", f"/v1/fleets/{name}")
     output.tell(fleet, as_json, f"{name} gives {len(fleet['gpus'])} GPUs back")
-
-
-def show_rows(rows: dict[str, str]) -> None:
-    """Print labels and their values."""
-    shown = output.table("", "")
-    for label, value in rows.items():
-        shown.add_row(f"[bold]{label}[/]", value)
-    console.print(shown)
 
 
 def plan_line(plan: dict[str, Any] | None) -> str:

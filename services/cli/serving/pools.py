@@ -76,10 +76,7 @@ def show_pool(name: PoolArgument, as_json: AsJson = False) -> None:
         "partitions": ", ".join(each["name"] for each in spec["partitions"]),
         "plan": _planned(pool),
     }
-    shown = output.table("", "")
-    for label, value in rows.items():
-        shown.add_row(f"[bold]{label}[/]", value)
-    console.print(shown)
+    console.print(output.in_rows(rows))
     if plan is not None:
         _show_result(plan)
     _show_instances(instances)
