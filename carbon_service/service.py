@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from carbon_service.curve import Kind, Step
 from carbon_service.forecast import is_stale, merged
@@ -106,9 +107,7 @@ class CarbonService:
             step = Step(freshest.start_s, freshest.end_s, step.gco2_per_kwh, step.kind, step.is_estimated)
         fetched_s = known.fetched_s if known.fetched_s is not None else now_s
         return CurrentIntensity(
-            zone=zone,
-            signal=source.key.signal,
-            provider=source.key.provider,
+            **_named(source),
             point=_point(step),
             fetched_at=at(fetched_s),
             age_s=max(0.0, now_s - (freshest.start_s if freshest else step.start_s)),
@@ -142,10 +141,8 @@ class CarbonService:
         points = [point for point in found.points if after_s is None or point.start_s > after_s]
         page, more = points[:limit], len(points) > limit
         answer = IntensityHistory(
-            zone=zone,
-            signal=source.key.signal,
-            provider=source.key.provider,
-            points=[_measured(point) for point in page],
+            **_named(source),
+            points=[_point(point) for point in page],
         )
         return answer, page[-1].start_s if more else None
 
@@ -173,26 +170,14 @@ class CarbonService:
         method = "provider" if has_issue else "persistence" if learned is None else learned.method
         max_age_s = feed.forecast_max_age_s if has_issue else feed.day_s
         return IntensityForecast(
-            zone=zone,
-            signal=source.key.signal,
-            provider=source.key.provider,
+            **_named(source),
             method=method,
             generated_at=at(issue.generated_s if issue else now_s),
             is_stale=known.stale or bool(issue and now_s - issue.generated_s > max_age_s),
             time_scale=feed.time_scale,
             learned_from=at(learned_from_s) if has_issue and learned_from_s is not None else None,
             persistence_from=at(own_from_s) if method != "persistence" and own_from_s is not None else None,
-            points=[
-                ForecastPoint(
-                    start_at=at(step.start_s),
-                    end_at=at(step.end_s),
-                    gco2_per_kwh=step.gco2_per_kwh,
-                    is_estimated=step.is_estimated,
-                    p10=step.p10,
-                    p90=step.p90,
-                )
-                for step in steps
-            ],
+            points=[ForecastPoint(**_held(step), p10=step.p10, p90=step.p90) for step in steps],
         )
 
     async def backtest(self, zone: str, signal: Signal | None) -> ForecastBacktest:
@@ -205,9 +190,7 @@ class CarbonService:
         tested = learned.backtest or {}
         first_s, last_s = tested.get("first_s"), tested.get("last_s")
         return ForecastBacktest(
-            zone=zone,
-            signal=source.key.signal,
-            provider=source.key.provider,
+            **_named(source),
             method=learned.method,
             note=learned.note,
             generated_at=at(learned.generated_s),
@@ -240,9 +223,7 @@ class CarbonService:
         end_s = now_s + max(ahead_s, feed.step_s)
         priced = await self._repository.prices(zone, now_s - past_s, end_s) if self._priced else None
         return IntensityOutlook(
-            zone=zone,
-            signal=source.key.signal,
-            provider=source.key.provider,
+            **_named(source),
             now=at(now_s),
             grid_now=at(source.provider.grid_s(zone, now_s)),
             time_scale=feed.time_scale,
@@ -250,16 +231,7 @@ class CarbonService:
             measured_until=at(measured[-1]) if measured else None,
             forecast_generated_at=at(known.issue.generated_s) if known.issue else None,
             points=[
-                OutlookPoint(
-                    start_at=at(step.start_s),
-                    end_at=at(step.end_s),
-                    gco2_per_kwh=step.gco2_per_kwh,
-                    is_estimated=step.is_estimated,
-                    kind=step.kind.value,
-                    p10=step.p10,
-                    p90=step.p90,
-                    fetched_at=None if step.fetched_s is None else at(step.fetched_s),
-                )
+                OutlookPoint(**_held(step), **_fetched(step), kind=step.kind.value, p10=step.p10, p90=step.p90)
                 for step in steps
             ],
             prices=priced and _hourly(*priced),
@@ -343,18 +315,21 @@ def _hourly(currency: str, hours: Mapping[float, float]) -> HourlyPrices | None:
     return curve and HourlyPrices(currency=currency, start_at=at(curve.start_s), per_kwh=curve.per_kwh.tolist())
 
 
-def _measured(point: Point) -> IntensityPoint:
-    return IntensityPoint(
-        start_at=at(point.start_s),
-        end_at=at(point.end_s),
-        gco2_per_kwh=point.gco2_per_kwh,
-        is_estimated=point.is_estimated,
-        fetched_at=None if point.fetched_s is None else at(point.fetched_s),
-    )
+def _named(source: Source) -> dict[str, Any]:
+    return {"zone": source.key.zone, "signal": source.key.signal, "provider": source.key.provider}
 
 
-def _point(step: Step) -> IntensityPoint:
-    return _measured(Point(step.start_s, step.end_s, step.gco2_per_kwh, step.is_estimated, step.fetched_s))
+def _held(step: Point | Step) -> dict[str, Any]:
+    times = {"start_at": at(step.start_s), "end_at": at(step.end_s)}
+    return {**times, "gco2_per_kwh": step.gco2_per_kwh, "is_estimated": step.is_estimated}
+
+
+def _fetched(step: Point | Step) -> dict[str, Any]:
+    return {"fetched_at": None if step.fetched_s is None else at(step.fetched_s)}
+
+
+def _point(step: Point | Step) -> IntensityPoint:
+    return IntensityPoint(**_held(step), **_fetched(step))
 
 
 def _zone(zone: str, sources: list[Source]) -> Zone:

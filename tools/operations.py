@@ -21,13 +21,10 @@ import services.scheduler.endpoints
 import services.scheduler.engine_endpoints
 import services.scheduler.explaining_endpoints
 import services.scheduler.grid_endpoints
-import services.scheduler.reservation_endpoints
 import services.serving.app_endpoints
 import services.serving.endpoints
 import services.serving.routing_endpoints
-import services.simulator.comparison_endpoints
 import services.simulator.endpoints
-import services.simulator.savings_endpoints
 import services.telemetry.endpoints
 import services.telemetry.request_endpoints
 from gateway.routes import JSON, Route, Upstream
@@ -49,13 +46,9 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         services.scheduler.explaining_endpoints.router,
         services.scheduler.engine_endpoints.router,
         services.scheduler.grid_endpoints.router,
-        services.scheduler.reservation_endpoints.router,
+        services.scheduler.grid_endpoints.reservations,
     ),
-    Upstream.SIMULATOR: (
-        services.simulator.endpoints.router,
-        services.simulator.comparison_endpoints.router,
-        services.simulator.savings_endpoints.router,
-    ),
+    Upstream.SIMULATOR: services.simulator.endpoints.ROUTERS,
     Upstream.TELEMETRY: (services.telemetry.endpoints.router, services.telemetry.request_endpoints.router),
 }
 

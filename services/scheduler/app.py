@@ -22,7 +22,6 @@ from services.scheduler import (
     engine_endpoints,
     explaining_endpoints,
     grid_endpoints,
-    reservation_endpoints,
 )
 from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.figures import show_figures
@@ -91,7 +90,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
     app.include_router(explaining_endpoints.router)
     app.include_router(engine_endpoints.router)
     app.include_router(grid_endpoints.router)
-    app.include_router(reservation_endpoints.router)
+    app.include_router(grid_endpoints.reservations)
     answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))
     return app
 

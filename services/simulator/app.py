@@ -22,7 +22,7 @@ from services.kit.redis import connect
 from services.kit.repeating import repeat
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.simulator import comparison_endpoints, endpoints, savings_endpoints
+from services.simulator import endpoints
 from services.simulator.comparisons import Comparisons
 from services.simulator.daily import LOOK_S, DailySavings
 from services.simulator.figures import savings_of
@@ -87,9 +87,8 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
     app = create_service(
         "Wattshift simulator", settings, lifespan=lifespan, readiness=readiness, max_body_bytes=settings.max_body_bytes
     )
-    app.include_router(endpoints.router)
-    app.include_router(comparison_endpoints.router)
-    app.include_router(savings_endpoints.router)
+    for router in endpoints.ROUTERS:
+        app.include_router(router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
 

@@ -1,10 +1,13 @@
-"""HTTP routes under ``/v1/simulations``."""
+"""HTTP routes of simulations, of stored savings, and of comparisons, which the scheduler uses in its explanations."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
 from services.contracts.background import WorkState
+from services.contracts.explanations import PolicyComparison
+from services.contracts.queries import SavingsQuery
+from services.contracts.savings import SavingsReport
 from services.contracts.simulations import (
     Simulation,
     SimulationList,
@@ -12,11 +15,16 @@ from services.contracts.simulations import (
     SimulationSummary,
     TrainingRequest,
 )
-from services.kit.identity import Caller
+from services.kit.identity import Caller, Operator
 from services.kit.routes import LARGE_BODY, IdempotencyKey, from_state
+from services.simulator.comparisons import Comparisons
+from services.simulator.daily import DailySavings
 from services.simulator.service import SimulatorService
 
 router = APIRouter(prefix="/v1/simulations", tags=["simulations"])
+reports = APIRouter(prefix="/v1/reports", tags=["footprint"])
+internal = APIRouter()
+ROUTERS = (router, internal, reports)
 
 
 Service = Annotated[SimulatorService, from_state("simulator")]
@@ -57,3 +65,23 @@ async def get_simulation(simulation_id: str, caller: Caller, service: Service) -
 async def cancel_simulation(simulation_id: str, caller: Caller, service: Service) -> SimulationSummary:
     """Cancel a queued or running simulation."""
     return await service.cancel(simulation_id, caller)
+
+
+@internal.get("/internal/comparisons/{job_id}")
+async def read_comparison(
+    job_id: str, comparisons: Annotated[Comparisons, from_state("comparisons")]
+) -> PolicyComparison:
+    """Return what each policy would do with a live job, as far as it is known."""
+    return await comparisons.of(job_id)
+
+
+@reports.get("/savings")
+async def report_savings(
+    query: Annotated[SavingsQuery, Query()], _: Operator, savings: Annotated[DailySavings, from_state("savings")]
+) -> SavingsReport:
+    """Get what each lever of the policy saved.
+
+    Once a day the jobs of the day before are replayed: under `fifo`, which is the baseline, and then under the policy
+    in force, adding one lever each time. The savings are stored, and add up to the difference between the two.
+    """
+    return await savings.report(query.start, query.end)

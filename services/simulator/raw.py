@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -108,21 +108,13 @@ class RawJobs:
 
     def take(self, rows: Ints) -> RawJobs:
         """Return the jobs at these indices, in the order given."""
-        return replace(
-            self,
-            ids=tuple(self.ids[row] for row in rows),
-            tenants=tuple(self.tenants[row] for row in rows),
-            submitted_s=self.submitted_s[rows],
-            duration_s=self.duration_s[rows],
-            gpus=self.gpus[rows],
-            application=tuple(self.application[row] for row in rows),
-            batch_size=self.batch_size[rows],
-            energy_j=self.energy_j[rows],
-            array=tuple(self.array[row] for row in rows) if self.array else (),
-            after=tuple(self.after[row] for row in rows) if self.after else (),
-            slice_sevenths=None if self.slice_sevenths is None else self.slice_sevenths[rows],
-            ran_sevenths=None if self.ran_sevenths is None else self.ran_sevenths[rows],
-        )
+        columns = {each.name: getattr(self, each.name) for each in fields(self)}
+        taken = {
+            name: column[rows] if isinstance(column, np.ndarray) else tuple(column[row] for row in rows)
+            for name, column in columns.items()
+            if isinstance(column, np.ndarray | tuple) and len(column)
+        }
+        return replace(self, **taken)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from services.contracts.identity import Identity, Role
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook
 from services.core.domain.signal import Signal
 from services.kit.problems import install_problem_handlers
-from services.scheduler import reservation_endpoints
+from services.scheduler import grid_endpoints
 from services.scheduler.planning.dry_run import LiveView
 from services.scheduler.power.hooks import NoHook
 from services.scheduler.reservations import Reservations
@@ -32,7 +32,7 @@ async def reserving(
 ) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
     install_problem_handlers(app)
-    app.include_router(reservation_endpoints.router)
+    app.include_router(grid_endpoints.reservations)
     await world.scheduler.prepare()
     view = LiveView(world.database, world.settings, world.scheduler._carbon, NoHook())
     app.state.reservations, app.state.redis = Reservations(world.database, view), world.redis
