@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.cli.site import reservations
+from services.cli.site import grid
 from services.cli.values import time_of
 from tests.cli.conftest import NotingGateway
 
@@ -51,7 +51,7 @@ class FakeGateway(NotingGateway):
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> FakeGateway:
     fake = FakeGateway()
-    monkeypatch.setattr(reservations, "Gateway", fake)
+    monkeypatch.setattr(grid, "Gateway", fake)
     return fake
 
 
@@ -77,10 +77,10 @@ def test_a_reservation_says_its_grams(gateway: FakeGateway) -> None:
 
 
 def test_a_few_of_many_slots_are_shown(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = [{**MADE["slots"][0], "carbon_gco2": 7000 + at} for at in range(reservations.SLOTS + 2)]
+    slots = [{**MADE["slots"][0], "carbon_gco2": 7000 + at} for at in range(grid.SLOTS + 2)]
     monkeypatch.setattr(gateway, "answer", lambda body: {**MADE, "slots": slots})
     said = run("reserve", "--gpus", "8", "--cleanest", "--before", "2026-03-06T00:00Z", "--for", "3h")
-    assert said.count(" 70") == reservations.SLOTS
+    assert said.count(" 70") == grid.SLOTS
     assert "and 2 more slots; --json has all" in said
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.cli.accounts import access, users
+from services.cli.accounts import access
 from services.cli.commands import CliError
 from services.cli.main import app
 from services.contracts.codes import ProblemCode
@@ -47,7 +47,7 @@ class FakeGateway(NotingGateway):
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> FakeGateway:
     fake = FakeGateway()
-    monkeypatch.setattr(users, "Gateway", fake)
+    monkeypatch.setattr(access, "Gateway", fake)
     monkeypatch.setattr(access, "Gateway", fake)
     return fake
 

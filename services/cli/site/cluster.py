@@ -15,7 +15,7 @@ from services.cli.jobs.names import checked_name
 from services.cli.output import console
 from services.cli.plots import Piece, greenest, plot
 from services.cli.plugins import add_moved
-from services.cli.site.reservations import maintain
+from services.cli.site.grid import maintain
 from services.cli.site.slices import partition, slice_words
 from services.cli.values import duration_s, parameter_value
 from services.core.accounting.meters import agrees
