@@ -20,7 +20,7 @@ from carbon_service.providers.protocol import (
     rows,
     series,
 )
-from carbon_service.values import Signals
+from carbon_service.settings import Signals
 from services.core.domain.carbon import Signal
 
 BASE_URL = "https://api.electricitymaps.com/v3"

@@ -14,7 +14,7 @@ from carbon_service.providers.entry import LiveSettings, ProviderContext, Provid
 from carbon_service.providers.http import RateLimit
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
 from carbon_service.providers.protocol import DAY_S, Feed, instant_s, number
-from carbon_service.values import Pairs
+from carbon_service.settings import Pairs
 from services.contracts.schema import said
 
 BASE_URL = "https://web-api.tp.entsoe.eu"

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
 from carbon_service.providers.protocol import DAY_S, Feed, Series, field, instant_s, number, rows, series
-from carbon_service.values import Numbers
+from carbon_service.settings import Numbers
 from services.contracts.schema import said
 from services.core.domain.carbon import Signal
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH

@@ -23,7 +23,7 @@ from carbon_service.providers.protocol import (
     rows,
     series,
 )
-from carbon_service.values import Pairs, Signals
+from carbon_service.settings import Pairs, Signals
 from services.contracts.schema import said
 from services.core.domain.carbon import Signal
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH

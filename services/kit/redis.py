@@ -1,7 +1,8 @@
 """Redis as this project uses it: hints that wake the scheduler, and streams of commands."""
 
 import asyncio
-from collections.abc import Sequence
+import sys
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from redis import Redis as BlockingRedis
@@ -16,10 +17,33 @@ from redis.sentinel import Sentinel as BlockingSentinel
 
 from services.contracts.streams import HINTS_MAX_LENGTH, HINTS_STREAM
 from services.kit import sentinel
-from services.kit.cancelled import keep_cancellations
 from services.kit.logging import Log
 from services.kit.redis_users import with_user
 from services.kit.settings import SharedSettings
+
+_of_the_library = asyncio.wait_for  # noqa: TID251
+
+
+async def wait_for(fut: Awaitable[Any], timeout: float | None) -> Any:
+    """Return what is awaited, as ``asyncio.wait_for``, which redis-py calls for each command.
+
+    Python 3.11's loses a cancellation that comes in the turn in which what it awaits is done: a task cancelled just
+    then went on, and a stop that waited for it never ended. Python 3.12 has no such fault; this is its way.
+
+    Raises:
+        TimeoutError: It took longer than ``timeout`` seconds, and was cancelled.
+    """
+    if timeout is not None and timeout <= 0:
+        return await _of_the_library(fut, timeout)
+    async with asyncio.timeout(timeout):
+        return await fut
+
+
+def keep_cancellations() -> None:
+    """Have libraries that wait by ``asyncio.wait_for`` keep them; nothing to do from Python 3.12 on."""
+    if sys.version_info < (3, 12):
+        asyncio.wait_for = wait_for  # noqa: TID251
+
 
 log = Log(__name__)
 keep_cancellations()

@@ -11,7 +11,7 @@ import os
 
 from services.db.database import Database
 from services.kit.settings import NOT_POSTGRES, exit_with, is_postgres
-from services.scheduler.repository import restored
+from services.scheduler.repository import rounds
 
 GENERATIONS = 1_000  #: A job is not given GPUs so often between a backup and its restore
 
@@ -19,9 +19,9 @@ GENERATIONS = 1_000  #: A job is not given GPUs so often between a backup and it
 async def make_fit(database: Database) -> int:
     """Give up everything that ran when the backup was made; return how many gangs that were."""
     async with database.transaction() as connection:
-        lost = await restored.lose_everything(connection)
-        await restored.forget_commands(connection)
-        await restored.renumber(connection, GENERATIONS)
+        lost = await rounds.lose_everything(connection)
+        await rounds.forget_commands(connection)
+        await rounds.renumber(connection, GENERATIONS)
     return lost
 
 

@@ -14,12 +14,12 @@ from services.core.policies.registry import build_policy
 from services.db import audit
 from services.db.database import Connection, Database
 from services.scheduler.power.nodes import BY_OPERATOR
-from services.scheduler.repository import node_power, profiles, rounds, shares
+from services.scheduler.repository import figures, node_power, profiles, rounds
 from services.scheduler.repository.documents import Json
+from services.scheduler.repository.figures import ShareRow
 from services.scheduler.repository.node_power import PoweredNode
 from services.scheduler.repository.profiles import LearnedRow, MeasurementRow
 from services.scheduler.repository.rounds import ActivePolicyRow, State
-from services.scheduler.repository.shares import ShareRow
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -58,7 +58,7 @@ class SchedulerService:
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             if await rounds.active_policy(connection) is None:
                 return None
-            return await rounds.state(connection), await shares.shares(connection)
+            return await rounds.state(connection), await figures.shares(connection)
 
     async def sleep(self, node_id: str, caller: Identity) -> None:
         """Have an idle node powered down, and note who did; one that is off or going down is left as it is.

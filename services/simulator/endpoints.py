@@ -17,9 +17,8 @@ from services.contracts.simulations import (
 )
 from services.kit.identity import Caller, Operator
 from services.kit.routes import LARGE_BODY, IdempotencyKey, from_state
-from services.simulator.comparisons import Comparisons
 from services.simulator.daily import DailySavings
-from services.simulator.service import SimulatorService
+from services.simulator.service import Comparisons, SimulatorService
 
 router = APIRouter(prefix="/v1/simulations", tags=["simulations"])
 reports = APIRouter(prefix="/v1/reports", tags=["footprint"])

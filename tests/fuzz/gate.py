@@ -21,7 +21,7 @@ from schemathesis import Case
 
 from gateway.routes import Route, read_routes
 from services.contracts.identity import Role
-from services.simulator.comparisons import OWNER
+from services.simulator.service import OWNER
 from tests.fuzz.asking import BODIES, CONFIG, DESCRIBED, FOLLOWED, JSON, MOST, WORDS, ask, assert_answered
 from tests.fuzz.world import MARKER, World
 

@@ -9,8 +9,7 @@ import pytest
 from aiohttp import web
 
 from services.db.database import Database
-from services.kit.cancelled import wait_for
-from services.kit.redis import connect
+from services.kit.redis import connect, wait_for
 from tests.kit.test_http import a_peer
 
 TURNS = 80

@@ -203,7 +203,7 @@ class Ingest:
             if gang is None:
                 return False
             reports = share_reports(
-                await gangs.reports(connection, gang.id), await gangs.lost_shares(connection, gang.id)
+                await gangs.reports_of(connection, gang.id), await gangs.lost_shares_of(connection, gang.id)
             )
             earlier = await gangs.earlier(connection, gang.job_id)
             slice_lost = gang.id in await gangs.lost_slices(connection)

@@ -1,5 +1,6 @@
 """Load what a policy sees: rows of one consistent view of the database, the tables they make, and the snapshot."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,13 +17,25 @@ from services.core.cycle.snapshot import Gangs, Snapshot, Trigger
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId, NodeId
+from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder, order_at, standing
+from services.core.domain.windows import Ending, Window
 from services.core.parallel.graph import JobGraph
 from services.db.database import Connection, Database
+from services.scheduler.grid.orders import curve
 from services.scheduler.learning import learned
 from services.scheduler.learning.learned import KnownCurves, known_of, with_permitted
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.apply import Said
-from services.scheduler.planning.cluster import Cluster, drawn_w, host_w, idle_w, node_table, settable, shared_pairs
+from services.scheduler.planning.cluster import (
+    Cluster,
+    drawn_w,
+    host_w,
+    idle_w,
+    kind_of,
+    node_table,
+    settable,
+    shared_pairs,
+)
 from services.scheduler.planning.job_table import (
     eligible_kinds,
     held_devices,
@@ -32,13 +45,13 @@ from services.scheduler.planning.job_table import (
     length_spreads,
     waiting_instances,
 )
-from services.scheduler.planning.orders import limit_range_w, power_orders
-from services.scheduler.planning.reservations import ending_of, window_of
 from services.scheduler.planning.slices import cut_gpus, waiting_slice_jobs, without_held
 from services.scheduler.repository import snapshots
 from services.scheduler.repository.gates import gates
 from services.scheduler.repository.kept_jobs import JobRows, KeptJobs
+from services.scheduler.repository.orders import OrderRow
 from services.scheduler.repository.predictions import Predictions
+from services.scheduler.repository.reservations import EndingRow, ReservationRow
 from services.scheduler.repository.snapshots import ClusterRows, JobRow
 from services.scheduler.settings import SchedulerSettings
 from services.solving.layouts import graph_of
@@ -257,3 +270,76 @@ def _speed_curves(gangs: tuple[Gangs, ...]) -> tuple[list[int], Floats]:
     curves = [learned.speed_curve(table) for table in known if table is not None]
     rows = np.where([table is not None for table in known], np.cumsum([table is not None for table in known]) - 1, -1)
     return rows.tolist(), np.array(curves).reshape(len(curves), learned.WIDEST)
+
+
+def window_of(row: ReservationRow) -> Window:
+    """Return a reservation."""
+    gpus = {NodeId(node_id): count for node_id, count in row.gpus.items()}
+    return Window(row.id, row.start_at.timestamp(), row.end_at.timestamp(), gpus, row.tenant_id)
+
+
+def ending_of(row: EndingRow, now_s: float) -> Ending:
+    """Return how a job's gang ends; one that does not run yet has its whole time limit ahead."""
+    since_s = now_s if row.running_s is None else row.running_s
+    left_s = math.inf if row.limit_s is None else since_s + row.limit_s + row.grace_s - now_s
+    return Ending(left_s, row.grace_s)
+
+
+def power_orders(
+    rows: Sequence[OrderRow],
+    cluster: Cluster,
+    zones: Sequence[str],
+    held: Mapping[str, set[int]],
+    now_s: float,
+    asleep_w: float,
+    limit_w: float | None,
+    *,
+    at_rest: bool,
+) -> tuple[PowerOrder, ...]:
+    """Return the orders that bear on a round; those for a zone without nodes do not.
+
+    Args:
+        zones: As ``Snapshot.outlooks``.
+        held: The devices that no policy sees, by node; what they draw cannot be changed.
+        asleep_w: What nodes that are off or booting draw.
+        limit_w: What the cluster may draw at any time; None: anything.
+        at_rest: Whether the last changes are in force, so that the measured power can be used.
+    """
+    found: list[PowerOrder] = []
+
+    def seen(scope: Cluster, beside_w: float) -> dict[str, float]:
+        other_w = held_w(scope, held) + beside_w
+        return {"other_w": other_w, "measured_w": drawn_w(scope) - other_w + beside_w if at_rest else math.nan}
+
+    if limit_w is not None:
+        found.append(standing(limit_w, **seen(cluster, asleep_w)))
+    for row in rows:
+        if row.zone is not None and row.zone not in zones:
+            continue
+        limits = curve(row)
+        if limits is None:
+            prepares_s = row.start_at.timestamp() - max(row.notice_s, STOPS_AHEAD_S)
+            again_s = prepares_s if prepares_s > now_s else math.inf
+            found.append(PowerOrder(row.id, -1, math.inf, math.inf, again_s, row.end_at.timestamp()))
+            continue
+        scope, beside_w = cluster, asleep_w
+        if row.zone is not None:
+            nodes = [node for node in cluster.nodes if node.zone == row.zone]
+            ids = {node.id for node in nodes}
+            hosts_w = {node: watts for node, watts in cluster.hosts_w.items() if node in ids}
+            scope, beside_w = replace(cluster, nodes=nodes, hosts_w=hosts_w), 0.0
+        zone = -1 if row.zone is None else zones.index(row.zone)
+        found.append(order_at(row.id, zone, limits, now_s, **seen(scope, beside_w)))
+    return tuple(found)
+
+
+def limit_range_w(cluster: Cluster) -> Floats:
+    """Return the lowest and the default power limit of each kind of node, NaN if a device does not say: (n, 2)."""
+    found = np.full((len(cluster.kinds), 2), np.nan)
+    for at, kind in enumerate(cluster.kinds):
+        devices = [device for node in cluster.nodes if kind_of(node) == kind for device in node.devices]
+        lowest = [device.get("lowest_limit_w") for device in devices]
+        highest = [device.get("power_limit_w") for device in devices]
+        if None not in lowest and None not in highest and devices:
+            found[at] = max(filter(None, lowest), default=np.nan), min(filter(None, highest), default=np.nan)
+    return found

@@ -44,8 +44,6 @@ SELECT s.allocation_id, s.node_id, s.state, s.exit_code, s.ended_by, s.detail
   FROM rank_reports s JOIN allocations a ON a.id = s.allocation_id WHERE a.state <> 'ended'
 """
 
-_OF_ONE = " AND a.id = $1"
-
 LOST_SHARES = """
 SELECT e.allocation_id, e.node_id, e.ended_by
   FROM rank_ends e JOIN allocations a ON a.id = e.allocation_id WHERE a.state <> 'ended'
@@ -387,17 +385,27 @@ async def live(connection: Connection) -> list[LiveGang]:
 
 async def live_one(connection: Connection, allocation_id: str) -> LiveGang | None:
     """Return one allocation; None if it has ended."""
-    return await fetch_row(connection, LiveGang, LIVE + _OF_ONE, allocation_id)
+    return await fetch_row(connection, LiveGang, f"{LIVE} AND a.id = $1", allocation_id)
 
 
-async def reports(connection: Connection, *only: str) -> list[RankReport]:
-    """Return what nodes last reported about their shares of live gangs, or ``only`` of one."""
-    return await fetch_rows(connection, RankReport, REPORTS + (_OF_ONE if only else ""), *only)
+async def reports(connection: Connection) -> list[RankReport]:
+    """Return what nodes last reported about their shares of live gangs."""
+    return await fetch_rows(connection, RankReport, REPORTS)
 
 
-async def lost_shares(connection: Connection, *only: str) -> list[LostShare]:
-    """Return the shares of live gangs that were lost with their nodes, or ``only`` of one."""
-    return await fetch_rows(connection, LostShare, LOST_SHARES + (_OF_ONE if only else ""), *only)
+async def reports_of(connection: Connection, allocation_id: str) -> list[RankReport]:
+    """Return what nodes last reported about their shares of one live gang."""
+    return await fetch_rows(connection, RankReport, f"{REPORTS} AND a.id = $1", allocation_id)
+
+
+async def lost_shares(connection: Connection) -> list[LostShare]:
+    """Return the shares of live gangs that were lost with their nodes."""
+    return await fetch_rows(connection, LostShare, LOST_SHARES)
+
+
+async def lost_shares_of(connection: Connection, allocation_id: str) -> list[LostShare]:
+    """Return the shares of one live gang that were lost with their nodes."""
+    return await fetch_rows(connection, LostShare, f"{LOST_SHARES} AND a.id = $1", allocation_id)
 
 
 async def finished_before(connection: Connection, job_id: str | None = None) -> set[str]:

@@ -17,7 +17,7 @@ from services.contracts.identity import Identity, Role
 from services.core.policies.registry import LAB, POLICIES
 from services.kit.ids import new_id
 from services.kit.tokens import outgoing
-from services.simulator.comparisons import OWNER
+from services.simulator.service import OWNER
 from tests.simulator.service.installation import QUICK
 from tests.support import background
 from tests.support.background import Installation
