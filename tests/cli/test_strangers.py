@@ -101,7 +101,7 @@ def _failure(text: str) -> None:
 
 
 def _job(text: str) -> None:
-    output.console.print(jobs._in_rows({"why": jobs._why({"reason": text, "detail": text})}))
+    output.console.print(output.in_rows({"why": jobs._why({"reason": text, "detail": text})}))
 
 
 def _log(text: str) -> None:
