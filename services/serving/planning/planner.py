@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from services.contracts.serving import RESCUES, PlanOutcome, PlanTrigger, PoolPlanResult, PoolSpec
 from services.core.domain.serving import WINDOW_S
-from services.kit.background.store import WorkStore
+from services.kit.background.queue import WorkStore
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.repeating import When, repeat
