@@ -38,7 +38,7 @@ _CELERY = ("celery.apps.worker", "celery.bin.worker", "celery.concurrency.prefor
 _OF_WORKERS = {
     "worker": ("optimizer_service.length_model", "optimizer_service.worker", *_CELERY),
     "plan-solver": ("optimizer_service.worker", *_CELERY),
-    "simulator-worker": ("services.simulator.tasks", *_CELERY),
+    "simulator-worker": ("services.simulator.worker", *_CELERY),
 }
 
 _PR_SET_PDEATHSIG, _PR_GET_TID_ADDRESS = 1, 40

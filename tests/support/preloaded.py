@@ -17,7 +17,7 @@ _MAINS = (
     "services.simulator.app",
     "services.telemetry.app",
 )
-_WORKERS = ("optimizer_service.length_model", "optimizer_service.worker", "services.simulator.tasks")
+_WORKERS = ("optimizer_service.length_model", "optimizer_service.worker", "services.simulator.worker")
 
 for name in (*_CELERY, *_MAINS, *_WORKERS):
     import_module(name)
