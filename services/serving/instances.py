@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from services.contracts.apps import AppSpec, FleetSpec
 from services.contracts.jobs import SliceName
@@ -18,40 +18,32 @@ from services.core.domain.jobs import JobState
 class InstanceReason(StrEnum):
     """Why an instance waits, leaves or ended, if that is not its job's own reason. The codes are public API."""
 
-    LOADING = "loading"  #: Its process runs and does not answer yet
-    ADMISSION_UNAVAILABLE = "admission_unavailable"  #: Its job could not be submitted yet
+    def __new__(cls, code: str, sentence: str = "") -> Self:
+        reason = str.__new__(cls, code)
+        reason._value_ = code
+        reason.sentence = sentence  #: What is said of an instance by default
+        return reason
+
+    sentence: str
+
+    LOADING = "loading", "Its process runs and does not answer yet."
+    ADMISSION_UNAVAILABLE = "admission_unavailable", "Its job could not be submitted yet; that is tried again."
     REFUSED = "refused"  #: Its job was refused
-    JOB_MISSING = "job_missing"  #: Its job no longer exists
-    PORT_TAKEN = "port_taken"  #: Another process listens on its port, and would be given its requests
-    KEY_REFUSED = "key_refused"  #: Its server refuses the key that it was given
+    JOB_MISSING = "job_missing", "Its job no longer exists."
+    PORT_TAKEN = "port_taken", "Another process listens on its port, and would be given its requests."
+    KEY_REFUSED = "key_refused", "Whoever answers on its port refuses the key that the instance was given."
     NOT_READY = "not_ready"  #: It did not answer within ``ready_timeout_s``
     UNHEALTHY = "unhealthy"  #: It was silent for ``unhealthy_timeout_s``
-    NOT_NEEDED = "not_needed"  #: The plan in force does not need it
-    TERMS_CHANGED = "terms_changed"  #: The pool was changed: another one takes its place
-    POOL_DELETED = "pool_deleted"  #: Its pool is being deleted
-    APP_DELETED = "app_deleted"  #: Its application is being deleted
-    REPARTITIONED = "repartitioned"  #: Its GPU is cut anew, or given to other instances
+    NOT_NEEDED = "not_needed", "The plan in force does not need it."
+    TERMS_CHANGED = "terms_changed", "The pool was changed: another instance takes its place."
+    POOL_DELETED = "pool_deleted", "Its pool is being deleted."
+    APP_DELETED = "app_deleted", "Its application is being deleted."
+    REPARTITIONED = "repartitioned", "Its GPU is cut anew, or given to other instances."
 
-
-SENTENCES = {
-    InstanceReason.LOADING: "Its process runs and does not answer yet.",
-    InstanceReason.PORT_TAKEN: "Another process listens on its port, and would be given its requests.",
-    InstanceReason.KEY_REFUSED: "Whoever answers on its port refuses the key that the instance was given.",
-    InstanceReason.ADMISSION_UNAVAILABLE: "Its job could not be submitted yet; that is tried again.",
-    InstanceReason.JOB_MISSING: "Its job no longer exists.",
-    InstanceReason.NOT_NEEDED: "The plan in force does not need it.",
-    InstanceReason.TERMS_CHANGED: "The pool was changed: another instance takes its place.",
-    InstanceReason.POOL_DELETED: "Its pool is being deleted.",
-    InstanceReason.APP_DELETED: "Its application is being deleted.",
-    InstanceReason.REPARTITIONED: "Its GPU is cut anew, or given to other instances.",
-}
 
 LEFT_AS_PLANNED = (
-    InstanceReason.NOT_NEEDED,
-    InstanceReason.TERMS_CHANGED,
-    InstanceReason.POOL_DELETED,
-    InstanceReason.APP_DELETED,
-    InstanceReason.REPARTITIONED,
+    *(InstanceReason.NOT_NEEDED, InstanceReason.TERMS_CHANGED, InstanceReason.REPARTITIONED),
+    *(InstanceReason.POOL_DELETED, InstanceReason.APP_DELETED),
 )
 """The reasons of instances that left without a fault."""
 

@@ -50,29 +50,26 @@ class PlanSolver:
             NotSolvedError: There is no answer in time; the solve is cancelled.
         """
         with traces.span("plan.solve", plan_id=plan_id):
-            return await self._solve(plan_id, request, within_s, kind)
-
-    async def _solve(self, plan_id: str, request: PoolsRequest | PartitionRequest, within_s: float, kind: str) -> Solve:
-        try:
-            async with asyncio.timeout(within_s):
-                accepted = await self._ask(
-                    *("POST", f"/v1/optimize/{kind}", SolveSummary),
-                    body=request,
-                    headers={IDEMPOTENCY_HEADER: plan_id},
-                    retry=True,
-                )
-                self._solve_id = accepted.id
-                pause_s = FIRST_PAUSE_S
-                while True:
-                    solve = await self._ask("GET", f"/v1/optimize/{accepted.id}", Solve)
-                    if solve.state in ENDED:
-                        self._solve_id = None
-                        return solve
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
-        except TimeoutError as error:
-            await self.cancel()
-            raise NotSolvedError from error
+            try:
+                async with asyncio.timeout(within_s):
+                    accepted = await self._ask(
+                        *("POST", f"/v1/optimize/{kind}", SolveSummary),
+                        body=request,
+                        headers={IDEMPOTENCY_HEADER: plan_id},
+                        retry=True,
+                    )
+                    self._solve_id = accepted.id
+                    pause_s = FIRST_PAUSE_S
+                    while True:
+                        solve = await self._ask("GET", f"/v1/optimize/{accepted.id}", Solve)
+                        if solve.state in ENDED:
+                            self._solve_id = None
+                            return solve
+                        await asyncio.sleep(pause_s)
+                        pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+            except TimeoutError as error:
+                await self.cancel()
+                raise NotSolvedError from error
 
     async def cancel(self) -> None:
         """Cancel the awaited solve, if there is one; if the optimizer does not answer, its time limit ends it."""

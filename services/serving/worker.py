@@ -15,9 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Generator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -67,17 +65,6 @@ class AskedPlan(Message):
     forecasts: PlanForecasts
 
 
-@dataclass(frozen=True)
-class PlanWork:
-    """A plan to be made."""
-
-    pool: str  #: The pool's name
-    trigger: PlanTrigger  #: Why it is made
-    spec: PoolSpec  #: What it was when the plan was submitted
-    from_at: datetime  #: When the plan begins
-    deadline_s: float  #: When an answer is late, less the time for all but solving; on this process's monotonic clock
-
-
 class PlanMaker:
     """Makes the plans that a worker has claimed."""
 
@@ -91,18 +78,12 @@ class PlanMaker:
         """Return the plan, or why there is none."""
         columns, document = work.columns, dict(work.problem)
         assert work.started_at is not None, "it was claimed a moment ago, by the database's clock"
+        # when an answer is late, less the time for all but solving, on this process's clock
         deadline_s = time.monotonic() + (columns["deadline_at"] - work.started_at).total_seconds() - SPARE_S
         if kept := document.pop("asked", None):
             asked = AskedPlan.as_stored(kept)
         else:
-            plan = PlanWork(
-                columns["pool"],
-                PlanTrigger(columns["trigger"]),
-                PoolSpec.as_stored(document["spec"]),
-                columns["from_at"],
-                deadline_s,
-            )
-            prepared = self._prepare(plan, worker)
+            prepared = self._prepare(columns, PoolSpec.as_stored(document["spec"]), deadline_s, worker)
             if isinstance(prepared, WorkFailure):
                 return prepared
             asked = prepared
@@ -128,13 +109,15 @@ class PlanMaker:
             await self._solver.cancel()
         os._exit(0)
 
-    def _prepare(self, plan: PlanWork, worker: Worker) -> AskedPlan | WorkFailure:
-        settings, spec = self._settings, plan.spec
-        now_s, logs = worker.ask(lambda: read_traffic(settings.database_url, plan.pool, spec))
-        from_s = max(plan.from_at.timestamp(), now_s)
+    def _prepare(
+        self, columns: Mapping[str, Any], spec: PoolSpec, deadline_s: float, worker: Worker
+    ) -> AskedPlan | WorkFailure:
+        settings, pool = self._settings, columns["pool"]
+        now_s, logs = worker.ask(lambda: read_traffic(settings.database_url, pool, spec))
+        from_s = max(columns["from_at"].timestamp(), now_s)
         demand: dict[str, DemandForecast] = {}
         for part in spec.partitions:
-            if time.monotonic() >= plan.deadline_s:
+            if time.monotonic() >= deadline_s:
                 return _too_late("The forecasts took until the deadline.")
             demand[part.name] = predict_demand(
                 part,
@@ -145,24 +128,24 @@ class PlanMaker:
                 max_age_s=settings.traffic_max_age_s,
                 quantile=spec.demand_quantile,
                 steps=spec.plan_steps,
-                is_surge=plan.trigger is PlanTrigger.DEMAND,
+                is_surge=columns["trigger"] == PlanTrigger.DEMAND,
             )
         try:
             intensity = worker.ask(lambda: place_intensities(settings, spec, from_s, now_s))
         except ProblemError as error:
             if spec.objective == "carbon":
                 return WorkFailure(code=WorkFailureCode.UNAVAILABLE, detail=error.detail)
-            log.warning("plan.without_intensity", pool=plan.pool, error=error.detail)
+            log.warning("plan.without_intensity", pool=pool, error=error.detail)
             intensity = {}
         check_signals(spec, intensity)
-        left_s = plan.deadline_s - time.monotonic()
+        left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return _too_late("The forecasts took until the deadline.")
         if not worker.ask(lambda: self.turn.take(spec, min(TURN_WITHIN_S, left_s / 2))):
-            log.warning("plan.out_of_turn", pool=plan.pool)
-        cluster, own, floors = worker.ask(lambda: self._read(plan.pool, spec))
-        gpus, ordered = gpus_by_place(spec, cluster.nodes_for(plan.pool)), cluster.ordered_places(spec)
-        limit_s = plan.deadline_s - time.monotonic()
+            log.warning("plan.out_of_turn", pool=pool)
+        cluster, own, floors = worker.ask(lambda: self._read(pool, spec))
+        gpus, ordered = gpus_by_place(spec, cluster.nodes_for(pool)), cluster.ordered_places(spec)
+        limit_s = deadline_s - time.monotonic()
         if limit_s <= 0:
             return _too_late("Other plans of the same GPUs took until the deadline.")
         return AskedPlan(

@@ -8,7 +8,7 @@ from typing import Any
 from services.contracts.nodes import Listener
 from services.contracts.serving import InstanceState, ServerProbes
 from services.serving.controller.probes import KeyCheck
-from services.serving.instances import SENTENCES, Instance, InstanceJob, InstanceReason
+from services.serving.instances import Instance, InstanceJob, InstanceReason
 
 IN_A_ROW = 2  #: How many equal answers in a row show that an instance is silent, or holds no more requests
 
@@ -54,7 +54,7 @@ def _advanced(
         return _end(instance, now)
     serves = (InstanceState.STARTING, InstanceState.READY, InstanceState.DRAINING)
     if instance.state in serves and instance.job and instance.job.listener is Listener.FOREIGN:
-        return stop(now, InstanceReason.PORT_TAKEN.value, SENTENCES[InstanceReason.PORT_TAKEN])
+        return stop(now, InstanceReason.PORT_TAKEN.value, InstanceReason.PORT_TAKEN.sentence)
     match instance.state:
         case InstanceState.WANTED:
             return _wanted(instance, seen, now)
@@ -101,7 +101,7 @@ def drain(now: datetime, reason: InstanceReason) -> Change:
         "draining_at": now,
         "silent_since": None,
         "reason": reason.value,
-        "detail": SENTENCES[reason],
+        "detail": reason.sentence,
     }
 
 
@@ -126,7 +126,7 @@ def _end(instance: Instance, now: datetime) -> Change:
 
 
 def _because(reason: InstanceReason) -> Change:
-    return {"reason": reason.value, "detail": SENTENCES[reason]}
+    return {"reason": reason.value, "detail": reason.sentence}
 
 
 def _wanted(instance: Instance, seen: Seen | None, now: datetime) -> Change:

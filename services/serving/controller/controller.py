@@ -43,7 +43,7 @@ from services.serving.controller.diff import (
 )
 from services.serving.controller.probes import KEYED_PATH, KeyCheck, Prober
 from services.serving.controller.server_jobs import ServerJobs
-from services.serving.instances import APP_PREFIX, SENTENCES, Instance, InstanceReason, InstanceTerms
+from services.serving.instances import APP_PREFIX, Instance, InstanceReason, InstanceTerms
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.instances import InstanceOwner, InstanceRows, NewInstance, PlanInForce
 from services.serving.settings import ServingSettings
@@ -268,7 +268,7 @@ class Controller:
                 continue
             reason = _why(owner, each)
             if each.state is InstanceState.STARTING:
-                writes.append((instance, stop(now, reason.value, SENTENCES[reason])))
+                writes.append((instance, stop(now, reason.value, reason.sentence)))
             elif each.id in go:
                 writes.append((instance, drain(now, reason)))
         await _write(rows, writes)

@@ -18,7 +18,7 @@ from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.serving.controller.advance import Seen
-from services.serving.instances import APP_PREFIX, SENTENCES, Instance, InstanceReason
+from services.serving.instances import APP_PREFIX, Instance, InstanceReason
 
 log = Log(__name__)
 
@@ -80,7 +80,7 @@ class ServerJobs:
             except ProblemError as error:
                 log.warning("instances.not_submitted", error=str(error))
                 reason = InstanceReason.ADMISSION_UNAVAILABLE
-                away = Seen(InstanceState.WANTED, refusal=(reason.value, SENTENCES[reason]))
+                away = Seen(InstanceState.WANTED, refusal=(reason.value, reason.sentence))
                 return seen | {each.id: away for each in instances if each.id not in seen}
             seen |= {each.id: _seen(answer) for each, answer in zip(some, answers.answers, strict=True)}
         return seen

@@ -11,6 +11,7 @@ from services.contracts.apps import (
     LATENCY_BOUNDS_MS,
     AppEvaluations,
     AppMix,
+    AppObservation,
     AppObservations,
     AppReport,
     FleetEvaluation,
@@ -20,7 +21,7 @@ from services.core.accounting.carbon import relative_change
 from services.core.policies.clover.objective import delta_accuracy_pct, delta_carbon_pct
 from services.serving.fleets.problem import idle_w_of
 from services.serving.repository import ServingRepository
-from services.serving.repository.apps import AppRecord, Observed, StepSeen
+from services.serving.repository.apps import AppRecord, StepSeen
 from services.serving.repository.fleets import FleetRecord
 
 
@@ -50,11 +51,6 @@ def bucket_of(latency_ms: float) -> int:
     return bisect_left(LATENCY_BOUNDS_MS, latency_ms)
 
 
-def sparse(counts: Sequence[int]) -> dict[str, int]:
-    """Return a histogram without its empty buckets."""
-    return {str(bucket): count for bucket, count in enumerate(counts) if count}
-
-
 class Observations:
     """Stores what routers saw."""
 
@@ -67,36 +63,20 @@ class Observations:
         async with self._repository.writing() as queries:
             known = {app.name: app for app in await queries.apps.routed()}
             modes = await queries.apps.modes_of(ids)
-            rows: list[Observed] = []
+            found: list[tuple[AppObservation, dict[str, int], float]] = []
             for each in sorted(report.apps, key=lambda each: each.app):
-                app = known.get(each.app)
-                if app is None:
+                if (app := known.get(each.app)) is None:
                     continue
                 accuracy = {variant.name: variant.accuracy_pct for variant in app.spec.variants}
-                variants: dict[str, int] = {}
-                accuracy_sum = 0.0
+                variants, accuracy_sum = Counter[str](), 0.0
                 for server in each.servers:
                     owner, variant = modes.get(server.server, ("", ""))
                     if owner == app.name and variant in accuracy and server.answered:
-                        variants[variant] = variants.get(variant, 0) + server.answered
+                        variants[variant] += server.answered
                         accuracy_sum += server.answered * accuracy[variant]
-                rows.append(
-                    Observed(
-                        app=app.name,
-                        start_at=report.start_at,
-                        router=report.router,
-                        arrivals=each.arrivals,
-                        answered=sum(variants.values()),
-                        failed=each.failed,
-                        waiting=each.waiting,
-                        latency=sparse(each.latency),
-                        variants=variants,
-                        servers=[server.model_dump(mode="json") for server in each.servers],
-                        accuracy_sum=accuracy_sum,
-                    )
-                )
-            if rows:
-                await queries.apps.observe(rows)
+                found.append((each, variants, accuracy_sum))
+            if found:
+                await queries.apps.observe(report, found)
 
 
 def report_of(
@@ -106,8 +86,6 @@ def report_of(
     end_at: datetime,
     step_s: float,
     steps: Mapping[int, StepSeen],
-    latency: Mapping[int, Mapping[int, int]],
-    variants: Mapping[int, Mapping[str, int]],
     evaluations: Sequence[FleetEvaluation],
 ) -> AppReport:
     """Return the report of an application; ``evaluations`` are those of its fleet in the period.
@@ -128,9 +106,9 @@ def report_of(
                 step,
                 start_at=start_at + timedelta(seconds=at * step_s),
                 requests=step.answered,
-                by_variant=dict(variants.get(at, {})),
+                by_variant=step.variants,
                 accuracy_pct=step.accuracy_sum / step.answered if step.answered else None,
-                p95_ms=percentile_ms(latency.get(at, {}), 0.95),
+                p95_ms=percentile_ms(step.latency, 0.95),
             )
         )
         if step.gco2_per_kwh is not None:
@@ -142,7 +120,7 @@ def report_of(
     answered = sum(step.answered for step in steps.values())
     carbon_gco2 = sum(step.carbon_gco2 for step in steps.values())
     accuracy = sum(step.accuracy_sum for step in steps.values()) / answered if answered else None
-    total = sum((Counter(dict(each)) for each in latency.values()), Counter[int]())
+    total = sum((Counter(step.latency) for step in steps.values()), Counter[int]())
     in_time = sum(count for bucket, count in total.items() if bucket <= bucket_of(app.spec.sla_p95_ms))
     per_1000 = 1_000 * carbon_gco2 / answered if answered else None
     base_per_1000 = 1_000 * base_gco2 / compared if compared else None

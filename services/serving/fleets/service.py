@@ -229,7 +229,7 @@ class Apps:
             start_at = max(end_at - timedelta(hours=query.hours), app.created_at)
             seen = await queries.apps.steps(app, start_at, end_at, query.step_s)
             evaluations = await queries.fleets.evaluations(app.fleet, start_at, end_at)
-        return report_of(app, fleet, start_at, end_at, query.step_s, *seen, evaluations)
+        return report_of(app, fleet, start_at, end_at, query.step_s, seen, evaluations)
 
     async def _check_fleet(self, queries: Queries, name: str, spec: apps.AppSpec, caller: Identity) -> None:
         detail = f"There is no fleet {spec.fleet} that the application may use; operators create one."

@@ -1,14 +1,15 @@
 """Queries on applications, and on what routers saw of their requests."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import RowMapping, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from services.contracts.apps import AppInstance, AppSpec
+from services.contracts.apps import AppInstance, AppObservation, AppObservations, AppSpec
 from services.contracts.serving import InstanceState
 from services.db.tables import app_observations, apps, pool_instances
 from services.serving.instances import APP_PREFIX
@@ -136,23 +137,6 @@ class Seen:
         return self.arrivals / max((end_at - self.start_at).total_seconds(), LEAST_SPAN_S)
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What one router process saw of an application in one window."""
-
-    app: str
-    start_at: datetime
-    router: str
-    arrivals: int
-    answered: int
-    failed: int
-    latency: Mapping[str, int]
-    variants: Mapping[str, int]
-    servers: Sequence[Mapping[str, Any]]
-    accuracy_sum: float
-    waiting: int = 0
-
-
 @dataclass
 class StepSeen:
     """One step of a report."""
@@ -166,6 +150,8 @@ class StepSeen:
     gpu_s: float = 0.0  #: GPU seconds that its instances held, a slice as its share of a GPU
     gco2_per_kwh: float | None = None
     pue: float = 1.0
+    latency: dict[int, int] = field(default_factory=dict[int, int])  #: As in ``Seen``
+    variants: dict[str, int] = field(default_factory=dict[str, int])  #: Answers by variant
 
 
 class AppRows(SpecRows[AppRecord]):
@@ -228,13 +214,24 @@ class AppRows(SpecRows[AppRecord]):
             for each, key, mode in await self._connection.execute(query)
         }
 
-    async def observe(self, rows: Sequence[Observed]) -> None:
-        """Write what routers saw, replacing earlier reports of the same windows."""
-        statement = upsert(app_observations)
-        keys, names = ["app", "start_at", "router"], app_observations.c.keys()
-        replaced = {name: getattr(statement.excluded, name) for name in names if name not in keys}
-        values = [{name: getattr(row, name) for name in names} for row in rows]
-        await self._connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), values)
+    async def observe(
+        self, report: AppObservations, found: Sequence[tuple[AppObservation, Mapping[str, int], float]]
+    ) -> None:
+        """Write what a router saw in a window, replacing its earlier reports of it.
+
+        Args:
+            found: Applications, each with its answers by variant and the sum of their accuracies.
+        """
+        rows = [
+            each.model_dump(mode="json", include={"app", "arrivals", "failed", "waiting", "servers"})
+            | {"start_at": report.start_at, "router": report.router, "accuracy_sum": accuracy_sum}
+            | {"answered": sum(variants.values()), "variants": variants}
+            | {"latency": {str(bucket): count for bucket, count in enumerate(each.latency) if count}}
+            for each, variants, accuracy_sum in found
+        ]
+        statement, keys = upsert(app_observations), ["app", "start_at", "router"]
+        replaced = {c.name: statement.excluded[c.name] for c in app_observations.c if c.name not in keys}
+        await self._connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
 
     async def seen(self, names: Collection[str], since: datetime, until: datetime | None = None) -> dict[str, Seen]:
         """Return what routers saw of applications' requests since a moment, until another one if given."""
@@ -279,29 +276,24 @@ class AppRows(SpecRows[AppRecord]):
         known = [each for each in ends if each is not None]
         return found, min(known) if known and len(known) == len(ends) else None
 
-    async def steps(
-        self, app: AppRecord, start_at: datetime, end_at: datetime, step_s: float
-    ) -> tuple[dict[int, StepSeen], dict[int, dict[int, int]], dict[int, dict[str, int]]]:
-        """Return what was seen in each step of a period: figures, latency by bucket, and answers by variant."""
-        values = {"app": app.name, "start_at": start_at, "end_at": end_at, "step_s": step_s}
-        steps: dict[int, StepSeen] = {}
+    async def steps(self, app: AppRecord, start_at: datetime, end_at: datetime, step_s: float) -> dict[int, StepSeen]:
+        """Return what was seen in each step of a period."""
+        period = {"start_at": start_at, "end_at": end_at, "step_s": step_s}
+        values = {"app": app.name, **period}
+        steps: dict[int, StepSeen] = defaultdict(StepSeen)
         for row in await self._connection.execute(STEPS, values):
             steps[row.step] = StepSeen(row.answered, row.failed, row.accuracy_sum)
-        latency: dict[int, dict[int, int]] = {}
-        for step, bucket, count in await self._connection.execute(STEPS_LATENCY, values):
-            latency.setdefault(step, {})[bucket] = count
-        variants: dict[int, dict[str, int]] = {}
-        for step, variant, count in await self._connection.execute(STEPS_VARIANTS, values):
-            variants.setdefault(step, {})[variant] = count
-        owned = {**values, "key": app.key, "since": app.created_at}
-        del owned["app"]
-        for row in await self._connection.execute(STEPS_ENERGY, owned):
-            step = steps.setdefault(row.step, StepSeen())
+        for at, bucket, count in await self._connection.execute(STEPS_LATENCY, values):
+            steps[at].latency[bucket] = count
+        for at, variant, count in await self._connection.execute(STEPS_VARIANTS, values):
+            steps[at].variants[variant] = count
+        for row in await self._connection.execute(STEPS_ENERGY, {"key": app.key, "since": app.created_at, **period}):
+            step = steps[row.step]
             step.energy_j, step.carbon_gco2 = row.energy_j, row.carbon_gco2
             step.host_j, step.gpu_s = row.host_j, row.gpu_s
             step.gco2_per_kwh = None if row.gco2_per_kwh is None else float(row.gco2_per_kwh)
             step.pue = row.pue or 1.0
-        return steps, latency, variants
+        return steps
 
     async def delete_older(self, keep_days: float) -> int:
         """Delete windows past their retention, and return how many."""
