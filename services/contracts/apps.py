@@ -13,9 +13,8 @@ from pydantic import Field, StringConstraints, model_validator
 
 from services.contracts import partition
 from services.contracts.jobs import LabelKey, LabelValue
-from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Int, Message, Name, Page, Real, many, maybe, said
-from services.contracts.serving import LIVE_STATES, InstanceState, PlanMode, ServerProbes, ServerProcess
+from services.contracts.serving import AnyInstance, InstanceState, PlanMode, ServerProbes, ServerProcess
 from services.core.domain.signal import Signal
 
 VariantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,58}$")]
@@ -286,36 +285,17 @@ class FleetList(Page[Fleet]):
     """Fleets, by name."""
 
 
-class AppInstance(Message):
+class AppInstance(AnyInstance):
     """An instance of an application: one variant on one GPU or slice."""
 
-    id: str
     variant: str
     slice: partition.SliceName
-    state: InstanceState
     node_id: str | None = None
     gpu: int | None = maybe("The GPU that the instance runs on, whole or a slice of it.")
-    url: str | None = None
-    job_id: str | None = None
-    reason: str | None = None
-    detail: str | None = None
-    created_at: Instant
-    ready_at: Instant | None = None
-    draining_at: Instant | None = None
-    ended_at: Instant | None = None
 
 
 class AppInstanceList(Page[AppInstance]):
     """Instances, newest first."""
-
-
-class AppInstanceQuery(PageQuery):
-    """Which instances to list."""
-
-    state: list[InstanceState] = said(
-        "Instances in any of these states; repeatable. By default, all but those that have ended.",
-        default_factory=lambda: list(LIVE_STATES),
-    )
 
 
 class AppTraffic(Message):

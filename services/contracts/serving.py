@@ -353,23 +353,32 @@ class ClockHistoryQuery(PageQuery):
     until: Instant | None = maybe("Only minutes that begin before this time.")
 
 
-class PoolInstance(Message):
-    """A model server."""
+class AnyInstance(Message):
+    """What there is to say of an instance, whatever it runs."""
 
     id: str
-    pool: str
     state: InstanceState
+    url: str | None = maybe("Address at which it serves, once it runs.")
+    job_id: str | None = maybe("The job that it runs as, which has its output, energy and emissions.")
+    reason: str | None = maybe("Stable code of why it waits, drains or ended.")
+    detail: str | None = None
+    created_at: Instant
+    ready_at: Instant | None = None
+    draining_at: Instant | None = None
+    ended_at: Instant | None = None
+
+
+class PoolInstance(AnyInstance):
+    """A model server."""
+
+    pool: str
     place: str
     mode: str
     partition: str | None = maybe("The partition that the class belongs to.")
     request_class: str | None = maybe(
         "Class of requests that it serves; null if it is kept without requests because it may not be stopped yet."
     )
-    url: str | None = maybe("Address at which it serves, once it runs.")
-    job_id: str | None = maybe("The job that it runs as, which has its output, energy and emissions.")
     plan_id: str | None = maybe("The plan that asked for it.")
-    reason: str | None = maybe("Stable code of why it waits, drains or ended.")
-    detail: str | None = None
     listener: Listener | None = maybe(
         "Who listens on its port, as its node sees it: `own`, `none`, `foreign`, or `unchecked` where the "
         "agent may not look; null where the node does not say."
@@ -379,10 +388,6 @@ class PoolInstance(Message):
         "known, and for instances without a key."
     )
     clock: InstanceClock | None = maybe("Null unless it runs on a node that is up.")
-    created_at: Instant
-    ready_at: Instant | None = None
-    draining_at: Instant | None = None
-    ended_at: Instant | None = None
 
 
 class InstanceList(Page[PoolInstance]):

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Path, Query, Response
 from services.contracts import apps as contracts
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Name
+from services.contracts.serving import InstanceQuery
 from services.kit.identity import Caller, Operator
 from services.kit.routes import from_state
 from services.serving.fleets.observations import Observations
@@ -131,7 +132,7 @@ async def delete_app(app: AppName, caller: Caller, apps: KnownApps) -> contracts
 
 @router.get("/v1/apps/{app}/instances")
 async def list_app_instances(
-    app: AppName, query: Annotated[contracts.AppInstanceQuery, Query()], caller: Caller, apps: KnownApps
+    app: AppName, query: Annotated[InstanceQuery, Query()], caller: Caller, apps: KnownApps
 ) -> contracts.AppInstanceList:
     """List an application's instances, newest first."""
     return await apps.instances(app, query, caller)

@@ -13,7 +13,7 @@ from services.contracts.invalid import NAME_PATTERN
 from services.contracts.partition import MAX_APPLICATIONS, PartitionResult, VariantInstances
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
-from services.contracts.serving import InstanceState
+from services.contracts.serving import InstanceQuery, InstanceState
 from services.kit.problems import ProblemError, conflict, invalid, not_found
 from services.kit.routes import one_page, read_cursor
 from services.serving.carbon import CarbonZones
@@ -200,7 +200,7 @@ class Apps:
             (shown,) = await _show_apps(queries, [await queries.apps.find(name, caller)])
             return shown
 
-    async def instances(self, name: str, query: apps.AppInstanceQuery, caller: Identity) -> apps.AppInstanceList:
+    async def instances(self, name: str, query: InstanceQuery, caller: Identity) -> apps.AppInstanceList:
         """Return one page of an application's instances, newest first.
 
         Raises:
