@@ -200,6 +200,11 @@ class RoutingTable(Message):
     app_servers: list[RoutedAppServer] = Field(default_factory=list[RoutedAppServer], exclude_if=is_empty)
 
 
+def may_use(tenant_id: str, owned: RoutedPool | RoutedApp | RoutedServer) -> bool:
+    """Return whether a tenant owns a pool, an application or an endpoint, or its owner shares it with that tenant."""
+    return tenant_id == owned.tenant_id or tenant_id in owned.tenants or EVERY_TENANT in owned.tenants
+
+
 class UpstreamKey(Message):
     """The API key of a registered endpoint or of an instance, for the routers that send requests to it."""
 

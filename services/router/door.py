@@ -142,7 +142,7 @@ class Door:
         key = await self._gate.keys.caller(authorization, exchange.scope)
         if kind is None:
             if path == "/v1/models" or path.startswith("/v1/models/"):
-                _check_method(method, "GET", "HEAD")
+                openai.check_method(method, "GET", "HEAD")
                 exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
                 return await self._models(exchange, key, path.removeprefix("/v1/models").removeprefix("/"))
             if is_of_batches(path):
@@ -150,7 +150,7 @@ class Door:
                 with self._gate.at_once.one_more(key.identity.tenant_id):
                     return await self._batches.handle(exchange, key.identity)
             raise DoorError(404, "unknown_url", f"There is no {path}.")
-        _check_method(method, "POST")
+        openai.check_method(method, "POST")
         exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
         exchange.extra += self._gate.rules.admit(key)
         if not key.identity.role.may(method, Role.USER):
@@ -227,11 +227,6 @@ class Door:
             await self._dispatcher.serve(received, pool)
         finally:
             self._gate.rules.settle(received)
-
-
-def _check_method(method: str, *allowed: str) -> None:
-    if method not in allowed:
-        raise DoorError(405, "method_not_allowed", f"This path answers {' and '.join(allowed)}.")
 
 
 def _accuracy(given: bytes | None) -> float:

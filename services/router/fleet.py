@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from services.contracts.identity import Identity
-from services.contracts.routing import EVERY_TENANT, RoutedApp, RoutedAppServer, RoutedPool, RoutedServer, RoutingTable
+from services.contracts.routing import RoutedApp, RoutedAppServer, RoutedPool, RoutedServer, RoutingTable, may_use
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.server_choice import ServerCosts, energy_profile
 from services.kit.networks import Network
@@ -241,7 +241,7 @@ class Fleet:
         joined: set[str] = set()
         for pool in list(pools.values()):
             shared = set(spec.models) & set(pool.spec.models)
-            if shared and _may_join(spec, pool.spec):
+            if shared and may_use(pool.spec.tenant_id, spec):
                 pool.servers.append(server)
                 joined |= shared
         if left := [model for model in spec.models if model not in joined]:
@@ -262,7 +262,7 @@ class Fleet:
         for pool in found:
             if pool.spec.tenant_id == caller.tenant_id:
                 return pool
-            if shared is None and (caller.is_operator or _may_use(caller.tenant_id, pool.spec)):
+            if shared is None and (caller.is_operator or may_use(caller.tenant_id, pool.spec)):
                 shared = pool
         return shared
 
@@ -274,7 +274,7 @@ class Fleet:
     def app_of(self, name: str, caller: Identity) -> RoutedApp | None:
         """Return an application that a caller may use; None if there is none."""
         app = self.apps.get(name)
-        return app if app is not None and (caller.is_operator or _may_use(caller.tenant_id, app)) else None
+        return app if app is not None and (caller.is_operator or may_use(caller.tenant_id, app)) else None
 
     def instance(self, name: str) -> Server | None:
         """Return an instance of an application by its id; None if this process does not know it."""
@@ -322,17 +322,9 @@ def _of_app(row: RoutedAppServer, app: RoutedApp | None) -> RoutedServer:
     )
 
 
-def _may_use(tenant_id: str, owned: RoutedPool | RoutedApp) -> bool:
-    return tenant_id == owned.tenant_id or tenant_id in owned.tenants or EVERY_TENANT in owned.tenants
-
-
 def _profile_s(spec: RoutedServer) -> tuple[float | None, float | None]:
     """Return the times to the first token and between tokens, by a server's profile; None if that does not say."""
     return spec.ttft_ms and spec.ttft_ms / 1e3, spec.tbt_ms and spec.tbt_ms / 1e3
-
-
-def _may_join(server: RoutedServer, pool: RoutedPool) -> bool:
-    return server.tenant_id == pool.tenant_id or EVERY_TENANT in server.tenants or pool.tenant_id in server.tenants
 
 
 def _arrange(pool: Pool) -> None:

@@ -70,6 +70,12 @@ class DoorError(Exception):
         return error_body(self.status, self.code, str(self), self.param, form)
 
 
+def check_method(method: str, *allowed: str) -> None:
+    """Refuse a method that a path does not answer; ``DoorError``: 405."""
+    if method not in allowed:
+        raise DoorError(405, "method_not_allowed", f"This path answers {' and '.join(allowed)}.")
+
+
 def broken_off(kind: Kind, message: str, number: int) -> bytes:
     """Return the last event of a stream that broke off; ``number`` is that of the events before it."""
     if kind.errors == "responses":

@@ -25,7 +25,7 @@ from services.contracts.problems import MEDIA_TYPE
 from services.kit.edge.exchange import Exchange
 from services.kit.problems import ProblemError
 from services.router.apps.queue import NotAssignedError
-from services.router.openai import JSON, DoorError
+from services.router.openai import JSON, DoorError, check_method
 from services.router.upstream import UpstreamError
 
 
@@ -132,13 +132,13 @@ def read(scope: Scope, *, has_idempotency_key: bool) -> Asked:
 def _open_inference(app: str, method: str, raw: bytes, rest: list[bytes], scope: Scope) -> Asked | None:
     match rest:
         case []:
-            _check(method, "GET", "HEAD")
+            check_method(method, "GET", "HEAD")
             return Asked(app, method, _with_query(raw, scope), may_repeat=True)
         case [b"ready"]:
-            _check(method, "GET", "HEAD")
+            check_method(method, "GET", "HEAD")
             return Asked(app, method, raw, is_ready_asked=True)
         case [b"infer"]:
-            _check(method, "POST")
+            check_method(method, "POST")
             return Asked(app, method, _with_query(raw, scope), may_repeat=True)
         case _:
             return None
@@ -154,8 +154,3 @@ def _name(given: bytes) -> str:
 def _with_query(path: bytes, scope: Scope) -> bytes:
     query: bytes = scope.get("query_string", b"")
     return path + b"?" + query if query else path
-
-
-def _check(method: str, *allowed: str) -> None:
-    if method not in allowed:
-        raise DoorError(405, "method_not_allowed", f"This path answers {' and '.join(allowed)}.")

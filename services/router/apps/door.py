@@ -29,7 +29,7 @@ from services.router.apps.queue import NotAssignedError, Outcome, Ticket
 from services.router.fleet import Fleet, Server
 from services.router.gate import Gate
 from services.router.metrics import Metrics
-from services.router.openai import JSON, DoorError
+from services.router.openai import JSON, DoorError, check_method
 from services.router.reports import ObservationReporter, UsageReporter
 from services.router.settings import RouterSettings
 from services.router.streams import Footprint
@@ -125,8 +125,7 @@ class AppDoor:
 
     async def _of_the_router(self, exchange: Exchange) -> None:
         """Answer what the protocol asks of a server as a whole; no key is needed for it."""
-        if exchange.scope["method"] not in ("GET", "HEAD"):
-            raise DoorError(405, "method_not_allowed", "This path answers GET and HEAD.")
+        check_method(exchange.scope["method"], "GET", "HEAD")
         path = exchange.scope["path"]
         is_well = path != "/v2/health/ready" or self._fleet.made_at_s > 0
         state: dict[str, object] = {path.removeprefix("/v2/health/"): is_well}

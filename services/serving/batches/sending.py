@@ -11,7 +11,7 @@ import orjson
 
 from services.contracts.batches import BATCH_HEADER, BATCH_MODEL_HEADER
 from services.contracts.identity import NO_KEY_LIMITS, Identity, KeyLimits
-from services.contracts.routing import EVERY_TENANT, RoutedPool, RoutedServer, RoutingTable
+from services.contracts.routing import RoutedServer, RoutingTable, may_use
 from services.core.domain.units import J_PER_KWH
 from services.kit.edge.keys import Resolve
 from services.kit.ids import new_id
@@ -138,11 +138,11 @@ class Room:
 
 def serves(table: RoutingTable, caller: Identity) -> dict[str, list[RoutedServer]]:
     """Return the ready servers of each model that a caller may use; a pool may have none now."""
-    pools = {pool.name: pool for pool in table.pools if _may_use(pool, caller)}
+    pools = {pool.name: pool for pool in table.pools if caller.is_operator or may_use(caller.tenant_id, pool)}
     found: dict[str, list[RoutedServer]] = {model: [] for pool in pools.values() for model in pool.models}
     for server in table.servers:
         if server.pool is None:
-            models: Collection[str] = server.models if _may_use(server, caller) else ()
+            models: Collection[str] = server.models if caller.is_operator or may_use(caller.tenant_id, server) else ()
         else:
             models = pools[server.pool].models if server.pool in pools else ()
         for model in models:
@@ -166,12 +166,3 @@ def mean_intensity(servers: Iterable[RoutedServer]) -> float | None:
     """Return the mean of the places' intensities now, gCO2/kWh at the meter, PUE included; None if none is known."""
     known = {each.location: each.gco2_per_kwh * each.pue for each in servers if each.gco2_per_kwh is not None}
     return sum(known.values()) / len(known) if known else None
-
-
-def _may_use(owned: RoutedPool | RoutedServer, caller: Identity) -> bool:
-    return (
-        caller.is_operator
-        or owned.tenant_id == caller.tenant_id
-        or caller.tenant_id in owned.tenants
-        or EVERY_TENANT in owned.tenants
-    )
