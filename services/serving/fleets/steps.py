@@ -117,6 +117,22 @@ def at_rest(assignment: Assignment, gpus: Mapping[Gpu, GpuState], instances: Ite
     return NextStep(assignment, _counted(there), lost)
 
 
+@dataclass(frozen=True)
+class _Now:
+    """What is there now, and how long stages may take."""
+
+    gpus: Mapping[Gpu, GpuState]
+    instances: Sequence[Placed]
+    s: float  #: The moment, UTC seconds
+    limits: Limits
+
+    def rest(self, assignment: Assignment) -> NextStep:
+        return at_rest(assignment, self.gpus, self.instances)
+
+    def failed(self, assignment: Assignment, detail: str, **more: Any) -> NextStep:
+        return replace(self.rest(assignment), outcome=Outcome.FAILED, detail=detail, **more)
+
+
 def carry_out(
     progress: Progress,
     assignment: Assignment,
@@ -140,13 +156,14 @@ def carry_out(
         late: The applications whose SLA is broken already.
         is_outdated: Whether a newer plan is due, so that no further GPU is opened for this one.
     """
+    now = _Now(gpus, instances, now_s, limits)
     lost = next((gpu for gpu in sorted(progress.layouts) if not _is_up(gpus, gpu)), None)
     if lost is not None:
-        rest = at_rest(assignment, gpus, instances)
-        return replace(rest, outcome=Outcome.SUPERSEDED, detail=f"{named(lost)} was lost before the plan was in force.")
+        detail = f"{named(lost)} was lost before the plan was in force."
+        return replace(now.rest(assignment), outcome=Outcome.SUPERSEDED, detail=detail)
     present = dict(assignment)
     if progress.current is not None:
-        step = _go_on(progress, present, gpus, instances, now_s, limits)
+        step = _go_on(progress, present, now)
         if step is not None:
             return step
         present[progress.current] = progress.after[progress.current]
@@ -154,7 +171,7 @@ def carry_out(
             progress, done=progress.done | {progress.current}, current=None, since_s=now_s, cut_since_s=None
         )
     if is_outdated:
-        return replace(at_rest(present, gpus, instances), outcome=Outcome.SUPERSEDED, detail="A newer plan was due.")
+        return replace(now.rest(present), outcome=Outcome.SUPERSEDED, detail="A newer plan was due.")
     changing: list[Gpu] = []
     for gpu in sorted(set(progress.layouts) - progress.done):
         is_as_planned = not _surplus(on(gpu, instances), progress.after[gpu]) and gpu not in progress.helpers
@@ -164,8 +181,8 @@ def carry_out(
         else:
             changing.append(gpu)
     if not changing:
-        return _finish(progress, present, gpus, instances, now_s, limits)
-    rest = at_rest(present, gpus, instances)
+        return _finish(progress, present, now)
+    rest = now.rest(present)
     if progress.helpers - progress.done and not _ready(rest.wanted, instances):
         if now_s - progress.since_s > limits.wait_s:
             detail = f"{_missing(rest.wanted, instances)} was not ready to help out within {limits.wait_s:.0f} s."
@@ -183,16 +200,16 @@ def carry_out(
             without += Counter(_with_room(on(gpu, instances), progress.after[gpu], gpus[gpu].sizes))
         held = keeps_sla(without) if on(gpu, instances) else None
         if held is None:
-            return _opened(gpu, progress, present, gpus, instances, now_s, limits)
+            return _opened(gpu, progress, present, now)
         spared = gpu if spared is None and held in late else spared
-    helper = next((gpu for gpu in sorted(progress.layouts) if _is_free(gpu, progress, present, gpus, instances)), None)
+    helper = next((gpu for gpu in sorted(progress.layouts) if _is_free(gpu, progress, present, now)), None)
     if helper is not None and held is not None and best is not None and others:
         present[helper] = (best[held],)
         progress = replace(progress, helpers=progress.helpers | {helper}, done=progress.done - {helper}, since_s=now_s)
         detail = "It waits for an instance on a free GPU to help out."
-        return replace(at_rest(present, gpus, instances), progress=progress, detail=detail)
+        return replace(now.rest(present), progress=progress, detail=detail)
     if spared is not None:
-        return _opened(spared, progress, present, gpus, instances, now_s, limits)
+        return _opened(spared, progress, present, now)
     if now_s - progress.since_s > limits.wait_s:
         return replace(rest, outcome=Outcome.FAILED, detail=f"No GPU could be spared within the SLA of {held}.")
     return replace(rest, progress=progress, detail=f"It waits until a GPU can be spared within the SLA of {held}.")
@@ -207,89 +224,61 @@ def named(gpu: Gpu) -> str:
     return f"GPU {gpu[1]} of node {gpu[0]}"
 
 
-def _opened(
-    gpu: Gpu,
-    progress: Progress,
-    present: Assignment,
-    gpus: Mapping[Gpu, GpuState],
-    instances: Sequence[Placed],
-    now_s: float,
-    limits: Limits,
-) -> NextStep:
-    opened = replace(progress, current=gpu, former=gpus[gpu].sizes, since_s=now_s, cut_since_s=None)
-    step = _go_on(opened, present, gpus, instances, now_s, limits)
+def _opened(gpu: Gpu, progress: Progress, present: Assignment, now: _Now) -> NextStep:
+    opened = replace(progress, current=gpu, former=now.gpus[gpu].sizes, since_s=now.s, cut_since_s=None)
+    step = _go_on(opened, present, now)
     assert step is not None, "a GPU that changes is not done"
     return step
 
 
-def _go_on(
-    progress: Progress,
-    present: Assignment,
-    gpus: Mapping[Gpu, GpuState],
-    instances: Sequence[Placed],
-    now_s: float,
-    limits: Limits,
-) -> NextStep | None:
+def _go_on(progress: Progress, present: Assignment, now: _Now) -> NextStep | None:
     """Return the next step on the open GPU; None once it is as planned."""
     gpu = progress.current
     assert gpu is not None
-    there, target, state = on(gpu, instances), progress.layouts[gpu], gpus[gpu]
+    there, target, state = on(gpu, now.instances), progress.layouts[gpu], now.gpus[gpu]
     others = {each: kinds for each, kinds in present.items() if each != gpu}
     is_asked = state.wanted == target
     if _is_cut(state, target):
-        after = _here({**others, gpu: progress.after[gpu]}, gpus)
+        is_late = now.s - progress.since_s > now.limits.start_s
+        was_not_ready = f"was not ready on {named(gpu)} within {now.limits.start_s:.0f} s."
+        after = _here({**others, gpu: progress.after[gpu]}, now.gpus)
         leaving = _surplus(there, progress.after[gpu])
         wanted = _counted(after)
         first = Counter(_with_room(there, progress.after[gpu], state.sizes))
-        before = _counted(_here(others, gpus)) + Counter(each.kind for each in there if each.state not in LEAVING)
-        if leaving and not _ready(before + first, instances):
-            if now_s - progress.since_s <= limits.start_s:
+        before = _counted(_here(others, now.gpus)) + Counter(each.kind for each in there if each.state not in LEAVING)
+        if leaving and not _ready(before + first, now.instances):
+            if not is_late:
                 return NextStep(present, before + first, frozenset(), progress=progress)
-            detail = (
-                f"{_missing(before + first, instances)} was not ready on {named(gpu)} within {limits.start_s:.0f} s."
-            )
-            return replace(at_rest(present, gpus, instances), outcome=Outcome.FAILED, detail=detail)
-        if not leaving and not [each for each in there if each.state in LEAVING] and _ready(wanted, instances):
+            return now.failed(present, f"{_missing(before + first, now.instances)} {was_not_ready}")
+        if not leaving and not [each for each in there if each.state in LEAVING] and _ready(wanted, now.instances):
             return None
         step = NextStep(present, wanted, frozenset(each.id for each in leaving), progress=progress)
-        if now_s - progress.since_s <= limits.start_s:
+        if not is_late:
             return step
-        missing = _missing(wanted, instances)
-        detail = f"{missing} was not ready on {named(gpu)} within {limits.start_s:.0f} s."
-        return replace(
-            step, assignment={**present, gpu: progress.after[gpu]}, progress=None, outcome=Outcome.FAILED, detail=detail
-        )
+        assigned, detail = {**present, gpu: progress.after[gpu]}, f"{_missing(wanted, now.instances)} {was_not_ready}"
+        return replace(step, assignment=assigned, progress=None, outcome=Outcome.FAILED, detail=detail)
     if not there and progress.cut_since_s is None:
-        progress = replace(progress, cut_since_s=now_s)
-    cut_s = 0.0 if progress.cut_since_s is None else now_s - progress.cut_since_s
-    if (is_asked and state.state == "failed") or cut_s > limits.cut_s:
+        progress = replace(progress, cut_since_s=now.s)
+    cut_s = 0.0 if progress.cut_since_s is None else now.s - progress.cut_since_s
+    if (is_asked and state.state == "failed") or cut_s > now.limits.cut_s:
         said = state.detail or f"it is {state.state}"
         detail = f"{named(gpu)} could not be cut into {shown(target)}: {said.rstrip('.')}."
-        return replace(
-            at_rest(present, gpus, instances), cut=(gpu, progress.former), outcome=Outcome.FAILED, detail=detail
-        )
+        return now.failed(present, detail, cut=(gpu, progress.former))
     leave = frozenset(each.id for each in there)
-    wanted = _counted(_here(others, gpus))
-    elsewhere = Counter(each.kind for each in instances if each.gpu != gpu and each.state not in LEAVING)
+    wanted = _counted(_here(others, now.gpus))
+    elsewhere = Counter(each.kind for each in now.instances if each.gpu != gpu and each.state not in LEAVING)
     for kind in {each.kind for each in there}:
         # One that runs here may belong on another GPU with slices of the size: it leaves first, and is made anew there.
         wanted[kind] = min(wanted[kind], elsewhere[kind])
     return NextStep(present, +wanted, leave, progress=progress, cut=None if is_asked else (gpu, target))
 
 
-def _finish(
-    progress: Progress,
-    present: Assignment,
-    gpus: Mapping[Gpu, GpuState],
-    instances: Sequence[Placed],
-    now_s: float,
-    limits: Limits,
-) -> NextStep:
-    rest = at_rest(present, gpus, instances)
-    if _ready(rest.wanted, instances):
+def _finish(progress: Progress, present: Assignment, now: _Now) -> NextStep:
+    rest = now.rest(present)
+    if _ready(rest.wanted, now.instances):
         return replace(rest, outcome=Outcome.APPLIED)
-    if now_s - progress.since_s > limits.start_s:
-        detail = f"{_missing(rest.wanted, instances)} was not ready within {limits.start_s:.0f} s."
+    if now.s - progress.since_s > now.limits.start_s:
+        detail = f"{_missing(rest.wanted, now.instances)} was not ready within {now.limits.start_s:.0f} s."
         return replace(rest, outcome=Outcome.FAILED, detail=detail)
     return replace(rest, progress=progress)
 
@@ -338,12 +327,10 @@ def _with_room(there: Iterable[Placed], kinds: Iterable[Kind], sizes: Sizes) -> 
     return fitting(new, ordered(int(size[0]) for size in room.elements())) if room else ()
 
 
-def _is_free(
-    gpu: Gpu, progress: Progress, present: Assignment, gpus: Mapping[Gpu, GpuState], instances: Sequence[Placed]
-) -> bool:
+def _is_free(gpu: Gpu, progress: Progress, present: Assignment, now: _Now) -> bool:
     """Whether a GPU is whole and stays so, and nothing runs or is to run on it."""
-    is_whole = not progress.layouts[gpu] and _is_cut(gpus[gpu], ())
-    return is_whole and not progress.after[gpu] and not present.get(gpu) and not on(gpu, instances)
+    is_whole = not progress.layouts[gpu] and _is_cut(now.gpus[gpu], ())
+    return is_whole and not progress.after[gpu] and not present.get(gpu) and not on(gpu, now.instances)
 
 
 def _ready(wanted: Counter[Kind], instances: Iterable[Placed]) -> bool:
