@@ -13,6 +13,10 @@ from services.router.lanes import Lanes
 from services.router.metrics import Gauge
 from services.router.peers import Peers
 
+SHOWN = {"id", "pool", "location", "request_class", "state", "power_w", "gco2_per_kwh", "pue"}
+APP_SHOWN = {"id", "variant", "slice", "location", "state", "gco2_per_kwh"}
+"""What the status repeats of a server's row of the routing table, and of an instance's."""
+
 
 @dataclass(frozen=True)
 class Overview:
@@ -35,20 +39,13 @@ class Overview:
             "table_made_at_s": self.fleet.made_at_s,
             "servers": [
                 {
-                    "id": each.id,
-                    "pool": each.spec.pool,
-                    "location": each.location,
-                    "request_class": each.spec.request_class,
-                    "state": each.spec.state,
+                    **each.spec.model_dump(include=SHOWN),
                     "breaker": each.breaker.state(now_s),
                     "held": each.held,
                     "limit": each.limit,
                     "ttft_s": each.costs.ttft_s,
                     "tbt_s": each.costs.tbt_s,
                     "network_s": each.origin.connect_s,
-                    "power_w": each.spec.power_w,
-                    "gco2_per_kwh": each.spec.gco2_per_kwh,
-                    "pue": each.spec.pue,
                     "slot_w": each.energy and each.energy.slot_w,
                 }
                 for each in self.fleet.every_server()
@@ -70,14 +67,9 @@ class Overview:
                     "waiting": 0 if queue is None else queue.waiting,
                     "instances": [
                         {
-                            "id": each.id,
-                            "variant": each.instance.variant,
-                            "slice": each.instance.slice,
-                            "location": each.spec.location,
-                            "state": each.spec.state,
+                            **each.instance.model_dump(include=APP_SHOWN),
                             "held": each.held,
                             "breaker": None if queue is None else queue.breaker_state(each.id, now_s),
-                            "gco2_per_kwh": each.spec.gco2_per_kwh,
                         }
                         for each in self.fleet.everyone()
                         if each.instance is not None and each.instance.app == app.name

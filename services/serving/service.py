@@ -112,14 +112,7 @@ class Pools:
         async with self._repository.reading() as queries:
             pool = await queries.pools.find(name, caller)
             position = read_cursor(query.cursor, rf"[0-9]{{1,11}}\.{INSTANCE_ID}")
-            found = await queries.clocks.history(
-                pool,
-                instance=query.instance,
-                since=query.since,
-                until=query.until,
-                before=_minute_of(position) if position else None,
-                limit=query.limit + 1,
-            )
+            found = await queries.clocks.history(pool, query, _minute_of(position) if position else None)
         items, cursor = one_page(found, query.limit, lambda each: f"{each.start_at.timestamp():.0f}.{each.instance}")
         return serving.ClockHistory(items=items, next_cursor=cursor)
 

@@ -95,14 +95,11 @@ def problem_of(
     modes = [_mode(spec, mode, stand_ins) for mode in spec.modes]
     prices = _prices(spec, intensity, set(ordered))
     steps, follows_load = spec.plan_steps, any(mode.idle_w is not None for mode in spec.modes)
-    return pools.PoolsRequest(
-        solver=spec.solver,
+    return pools.PoolsRequest.of(
+        spec,
         time_limit_s=min(spec.time_limit_s, time_limit_s),
         objective="cost" if ordered else spec.objective,
         step_s=STEP_S,
-        head_room=spec.head_room,
-        negative_rates=spec.negative_rates,
-        gap=spec.gap,
         locations=[
             pools.PoolLocation(
                 name=place.name,
@@ -117,7 +114,6 @@ def problem_of(
         modes=modes,
         partitions=[_partition(part, demand[part.name], steps, follows_load) for part in spec.partitions],
         running=_running(spec, modes, types, instances),
-        min_up_s=spec.min_up_s,
         incumbent=None
         if in_force is None or in_force.partition is None
         else pools.Incumbent(partition=in_force.partition, instances=in_force.instances),

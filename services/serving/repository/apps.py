@@ -179,13 +179,8 @@ class AppRows(SpecRows[AppRecord]):
         self, app: AppRecord, *, states: Sequence[InstanceState], before: str | None, limit: int
     ) -> list[AppInstance]:
         """Return an application's instances, newest first."""
-        values = {
-            "key": app.key,
-            "since": app.created_at,
-            "states": [state.value for state in states],
-            "before": before,
-            "limit": limit,
-        }
+        values = {"key": app.key, "since": app.created_at, "states": [state.value for state in states]}
+        values |= {"before": before, "limit": limit}
         found: list[AppInstance] = []
         for row in await self._rows(INSTANCES, values):
             variant, size = variant_and_slice(row["mode"])

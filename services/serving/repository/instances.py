@@ -13,7 +13,14 @@ from services.contracts.apps import AppSpec, FleetSpec
 from services.contracts.clocks import ClockPolicy
 from services.contracts.nodes import ClockMinute, Listener
 from services.contracts.pools import PoolsResult
-from services.contracts.serving import InstanceClock, InstanceClockMinute, InstanceState, PoolInstance, PoolSpec
+from services.contracts.serving import (
+    ClockHistoryQuery,
+    InstanceClock,
+    InstanceClockMinute,
+    InstanceState,
+    PoolInstance,
+    PoolSpec,
+)
 from services.core.domain.jobs import JobState
 from services.db.tables import pool_instances
 from services.serving.controller.advance import Change
@@ -124,6 +131,9 @@ class NewInstance:
     sealed_key: bytes | None
 
 
+_OWN = ("id", "place", "mode", "partition", "request_class", "sealed_key")
+
+
 class InstanceRows(Rows):
     """Queries on instances and, as the controller needs them, on pools, applications and plans."""
 
@@ -177,19 +187,9 @@ class InstanceRows(Rows):
         await self._connection.execute(
             insert(pool_instances),
             [
-                {
-                    "id": each.id,
-                    "pool": each.owner.key,
-                    "tenant_id": each.owner.tenant_id,
-                    "plan_id": each.owner.plan_id,
-                    "place": each.place,
-                    "mode": each.mode,
-                    "partition": each.partition,
-                    "request_class": each.request_class,
-                    "terms": each.terms.model_dump(mode="json"),
-                    "state": InstanceState.WANTED.value,
-                    "sealed_key": each.sealed_key,
-                }
+                {name: getattr(each, name) for name in _OWN}
+                | {"pool": each.owner.key, "tenant_id": each.owner.tenant_id, "plan_id": each.owner.plan_id}
+                | {"terms": each.terms.model_dump(mode="json"), "state": InstanceState.WANTED.value}
                 for each in instances
             ],
         )
@@ -213,16 +213,7 @@ class InstanceRows(Rows):
 
 
 def _pool(row: RowMapping) -> InstanceOwner:
-    return InstanceOwner(
-        key=row["name"],
-        name=row["name"],
-        tenant_id=row["tenant_id"],
-        blueprint=_read_blueprint(row["spec"]),
-        revision=row["revision"],
-        plan_id=row["plan_id"],
-        is_deleted=row["deleted_at"] is not None,
-        changed_at=max(row["created_at"], row["updated_at"]),
-    )
+    return _owner(row, row["name"], _read_blueprint(row["spec"]))
 
 
 def _app(row: RowMapping) -> InstanceOwner:
@@ -230,19 +221,14 @@ def _app(row: RowMapping) -> InstanceOwner:
     target: dict[Combination, dict[str | None, int]] = {}
     for variant, size, count in row["target"]["wanted"]:
         target[blueprint.place, f"{variant}.{size}"] = {variant: count}
-    return InstanceOwner(
-        key=APP_PREFIX + row["name"],
-        name=row["name"],
-        tenant_id=row["tenant_id"],
-        blueprint=blueprint,
-        revision=row["revision"],
-        plan_id=row["plan_id"],
-        is_deleted=row["deleted_at"] is not None,
-        changed_at=max(row["created_at"], row["updated_at"]),
-        is_app=True,
-        target=PlanInForce(row["planned_revision"], None, target),
-        leave=frozenset(row["target"]["leave"]),
-    )
+    plan, leave = PlanInForce(row["planned_revision"], None, target), frozenset[str](row["target"]["leave"])
+    return _owner(row, APP_PREFIX + row["name"], blueprint, is_app=True, target=plan, leave=leave)
+
+
+def _owner(row: RowMapping, key: str, blueprint: Blueprint, **more: Any) -> InstanceOwner:
+    is_deleted, changed_at = row["deleted_at"] is not None, max(row["created_at"], row["updated_at"])
+    columns = {name: row[name] for name in ("name", "tenant_id", "revision", "plan_id")}
+    return InstanceOwner(key=key, blueprint=blueprint, is_deleted=is_deleted, changed_at=changed_at, **columns, **more)
 
 
 def _instance(row: RowMapping) -> Instance:
@@ -307,27 +293,12 @@ class ClockRows(Rows):
         return {row["job_id"]: _clock(row) for row in rows}
 
     async def history(
-        self,
-        pool: PoolRecord,
-        *,
-        instance: str | None,
-        since: datetime | None,
-        until: datetime | None,
-        before: tuple[datetime, str] | None,
-        limit: int,
+        self, pool: PoolRecord, query: ClockHistoryQuery, before: tuple[datetime, str] | None
     ) -> list[InstanceClockMinute]:
-        """Return minutes of clocks, newest first: those before a minute and instance, if given."""
+        """Return minutes of clocks, newest first, one more than asked; if given, those before a minute and instance."""
         before_at, before_id = before or (None, None)
-        terms = {
-            "pool": pool.name,
-            "made_at": pool.created_at,
-            "instance": instance,
-            "since": since,
-            "until": until,
-            "before_at": before_at,
-            "before_id": before_id,
-            "limit": limit,
-        }
+        terms = query.model_dump(include={"instance", "since", "until"}) | {"limit": query.limit + 1}
+        terms |= {"pool": pool.name, "made_at": pool.created_at, "before_at": before_at, "before_id": before_id}
         rows = await self._rows(HISTORY, terms)
         return [InstanceClockMinute.model_validate({name: row[name] for name in _MINUTE}) for row in rows]
 
