@@ -21,9 +21,7 @@ import services.scheduler.endpoints
 import services.scheduler.engine_endpoints
 import services.scheduler.explaining_endpoints
 import services.scheduler.grid_endpoints
-import services.serving.app_endpoints
 import services.serving.endpoints
-import services.serving.routing_endpoints
 import services.simulator.endpoints
 import services.telemetry.endpoints
 import services.telemetry.request_endpoints
@@ -38,8 +36,8 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
     Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
     Upstream.SERVING: (
         services.serving.endpoints.router,
-        services.serving.routing_endpoints.router,
-        services.serving.app_endpoints.router,
+        services.serving.endpoints.endpoints_router,
+        services.serving.endpoints.apps_router,
     ),
     Upstream.SCHEDULER: (
         services.scheduler.endpoints.router,

@@ -19,7 +19,7 @@ from services.kit.logging import Log
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
-from services.serving import app_endpoints, endpoints, routing_endpoints
+from services.serving import endpoints
 from services.serving.batches import endpoints as batch_endpoints
 from services.serving.batches.sending import Sender, limits_at
 from services.serving.batches.service import Batches
@@ -131,8 +131,8 @@ def create_app(settings: ServingSettings) -> FastAPI:
         max_body_bytes=max(settings.max_body_bytes, settings.batch_file_bytes + FORM_BYTES),
     )
     app.include_router(endpoints.router)
-    app.include_router(routing_endpoints.router)
-    app.include_router(app_endpoints.router)
+    app.include_router(endpoints.endpoints_router)
+    app.include_router(endpoints.apps_router)
     app.include_router(batch_endpoints.router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app

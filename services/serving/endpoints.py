@@ -1,14 +1,20 @@
-"""``/v1/pools``: HTTP only."""
+"""What serving answers over HTTP: pools, fleets and applications, registered endpoints, and what routers ask."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 
+from services.contracts import apps as app_messages
 from services.contracts import serving
 from services.contracts.queries import PageQuery
+from services.contracts.routing import Endpoint, EndpointList, EndpointSpec, HeldRequests, RoutingTable, UpstreamKeys
 from services.contracts.schema import Name
+from services.contracts.serving import InstanceQuery
 from services.kit.identity import Caller, Operator
 from services.kit.routes import LARGE_BODY, from_state
+from services.serving.fleets.observations import Observations
+from services.serving.fleets.service import Apps, Fleets
+from services.serving.routing import Endpoints, Routing, open_upstream_keys
 from services.serving.service import Pools, etag
 from services.serving.traffic import TrafficReports
 
@@ -50,9 +56,7 @@ async def set_pool(
 ) -> serving.Pool:
     """Create a pool or replace its spec."""
     found, is_new = await pools.put(pool, spec, caller, if_match)
-    if is_new:
-        response.status_code = 201
-        response.headers["Location"] = f"/v1/pools/{pool}"
+    _say_if_new(response, f"/v1/pools/{pool}" if is_new else None)
     return _tagged(found, response)
 
 
@@ -139,3 +143,209 @@ async def report_pool_traffic(
 def _tagged(pool: serving.Pool, response: Response) -> serving.Pool:
     response.headers["ETag"] = etag(pool)
     return pool
+
+
+apps_router = APIRouter(tags=["apps"])
+
+
+KnownFleets = Annotated[Fleets, from_state("fleets")]
+KnownApps = Annotated[Apps, from_state("apps")]
+Taking = Annotated[Observations, from_state("observations")]
+FleetName = Annotated[Name, Path()]
+AppName = Annotated[Name, Path()]
+
+
+@apps_router.get("/v1/fleets")
+async def list_fleets(
+    query: Annotated[PageQuery, Query()], caller: Caller, fleets: KnownFleets
+) -> app_messages.FleetList:
+    """List fleets by name."""
+    return await fleets.page(query, caller)
+
+
+@apps_router.get("/v1/fleets/{fleet}")
+async def get_fleet(fleet: FleetName, caller: Caller, fleets: KnownFleets) -> app_messages.Fleet:
+    """Get a fleet, its GPUs and its newest plan."""
+    return await fleets.find(fleet, caller)
+
+
+@apps_router.put(
+    "/v1/fleets/{fleet}",
+    responses={
+        201: {"description": "The fleet is new."},
+        409: {"description": "The fleet is being deleted: `conflict`."},
+    },
+)
+async def put_fleet(
+    fleet: FleetName, spec: app_messages.FleetSpec, caller: Operator, fleets: KnownFleets, response: Response
+) -> app_messages.Fleet:
+    """Set GPUs aside for applications, or change how many."""
+    found, is_new = await fleets.put(fleet, spec, caller)
+    _say_if_new(response, f"/v1/fleets/{fleet}" if is_new else None)
+    return found
+
+
+@apps_router.delete(
+    "/v1/fleets/{fleet}", status_code=202, responses={409: {"description": "Applications use the fleet: `conflict`."}}
+)
+async def delete_fleet(fleet: FleetName, caller: Operator, fleets: KnownFleets) -> app_messages.Fleet:
+    """Delete a fleet.
+
+    Its GPUs are made whole and given back.
+    """
+    return await fleets.delete(fleet, caller)
+
+
+@apps_router.get("/v1/fleets/{fleet}/plans")
+async def list_fleet_plans(
+    fleet: FleetName, query: Annotated[PageQuery, Query()], caller: Caller, fleets: KnownFleets
+) -> app_messages.FleetPlanList:
+    """List a fleet's plans, newest first."""
+    return await fleets.plans(fleet, query, caller)
+
+
+@apps_router.post(
+    "/v1/fleets/{fleet}/plans/{plan_id}/apply",
+    responses={
+        409: {
+            "description": "The plan is no proposal: `invalid_transition`; or outdated, "
+            "or cannot be applied: `conflict`."
+        }
+    },
+)
+async def apply_fleet_plan(
+    fleet: FleetName, plan_id: PlanId, caller: Operator, fleets: KnownFleets
+) -> app_messages.FleetPlan:
+    """Carry out a proposed plan."""
+    return await fleets.apply(fleet, plan_id, caller)
+
+
+@apps_router.get("/v1/apps")
+async def list_apps(query: Annotated[PageQuery, Query()], caller: Caller, apps: KnownApps) -> app_messages.AppList:
+    """List applications by name."""
+    return await apps.page(query, caller)
+
+
+@apps_router.get("/v1/apps/{app}")
+async def get_app(app: AppName, caller: Caller, apps: KnownApps) -> app_messages.App:
+    """Get an application, its running instances and its newest plan."""
+    return await apps.find(app, caller)
+
+
+@apps_router.put(
+    "/v1/apps/{app}",
+    responses={
+        201: {"description": "The application is new."},
+        409: {
+            "description": "It is being deleted, is on another fleet, or the fleet has no GPU left for it: `conflict`."
+        },
+    },
+)
+async def put_app(
+    app: AppName, spec: app_messages.AppSpec, caller: Caller, apps: KnownApps, response: Response
+) -> app_messages.App:
+    """Create an application or replace its spec."""
+    found, is_new = await apps.put(app, spec, caller)
+    _say_if_new(response, f"/v1/apps/{app}" if is_new else None)
+    return found
+
+
+@apps_router.delete("/v1/apps/{app}", status_code=202)
+async def delete_app(app: AppName, caller: Caller, apps: KnownApps) -> app_messages.App:
+    """Delete an application.
+
+    Its instances are drained first; the application is removed when the last one has ended.
+    """
+    return await apps.delete(app, caller)
+
+
+@apps_router.get("/v1/apps/{app}/instances")
+async def list_app_instances(
+    app: AppName, query: Annotated[InstanceQuery, Query()], caller: Caller, apps: KnownApps
+) -> app_messages.AppInstanceList:
+    """List an application's instances, newest first."""
+    return await apps.instances(app, query, caller)
+
+
+@apps_router.get("/v1/apps/{app}/report")
+async def get_app_report(
+    app: AppName, query: Annotated[app_messages.AppReportQuery, Query()], caller: Caller, apps: KnownApps
+) -> app_messages.AppReport:
+    """Report an application's variants, accuracy, latency and emissions.
+
+    For comparison it includes BASE: the most accurate variant on whole GPUs, modelled from its profile.
+    """
+    return await apps.report(app, query, caller)
+
+
+@apps_router.post("/internal/apps/observations", status_code=204)
+async def take_observations(report: app_messages.AppObservations, observations: Taking) -> None:
+    """Record what a router saw of applications' requests in one window."""
+    await observations.report(report)
+
+
+endpoints_router = APIRouter(tags=["endpoints"])
+
+
+Registered = Annotated[Endpoints, from_state("endpoints")]
+Table = Annotated[Routing, from_state("routing")]
+EndpointName = Annotated[Name, Path()]
+
+
+@endpoints_router.get("/v1/endpoints")
+async def list_endpoints(query: Annotated[PageQuery, Query()], caller: Caller, endpoints: Registered) -> EndpointList:
+    """List registered model servers by name."""
+    return await endpoints.page(query, caller)
+
+
+@endpoints_router.get("/v1/endpoints/{endpoint}")
+async def get_endpoint(endpoint: EndpointName, caller: Caller, endpoints: Registered) -> Endpoint:
+    """Get a registered model server."""
+    return await endpoints.find(endpoint, caller)
+
+
+@endpoints_router.put("/v1/endpoints/{endpoint}", responses={201: {"description": "The endpoint is new."}})
+async def put_endpoint(
+    endpoint: EndpointName, spec: EndpointSpec, caller: Operator, endpoints: Registered, response: Response
+) -> Endpoint:
+    """Register a model server, or replace its spec.
+
+    Its address must lie within the networks of `WATTSHIFT_ENDPOINT_NETWORKS`.
+    """
+    found, is_new = await endpoints.put(endpoint, spec, caller)
+    _say_if_new(response, f"/v1/endpoints/{endpoint}" if is_new else None)
+    return found
+
+
+@endpoints_router.delete("/v1/endpoints/{endpoint}")
+async def delete_endpoint(endpoint: EndpointName, caller: Operator, endpoints: Registered) -> Endpoint:
+    """Deregister a model server.
+
+    Requests that it holds are finished.
+    """
+    return await endpoints.remove(endpoint, caller)
+
+
+@endpoints_router.get("/internal/routing", response_model_exclude_defaults=True)  # so that older routers can read it
+async def read_table(routing: Table) -> RoutingTable:
+    """Read the pools that serve models, and all servers."""
+    return await routing.table()
+
+
+@endpoints_router.get("/internal/routing/keys")
+async def read_keys(request: Request) -> UpstreamKeys:
+    """Read the API keys of endpoints whose keys are secrets."""
+    return await open_upstream_keys(request.app.state.repository, request.app.state.sealer)
+
+
+@endpoints_router.post("/internal/routing/held", status_code=204)
+async def report_held(report: HeldRequests, routing: Table) -> None:
+    """Record how many requests a router holds at draining servers."""
+    routing.hold(report)
+
+
+def _say_if_new(response: Response, location: str | None) -> None:
+    """State where something that was put can be found, if it is new."""
+    if location is not None:
+        response.status_code = 201
+        response.headers["Location"] = location

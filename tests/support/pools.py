@@ -20,7 +20,7 @@ from services.db.sealing import Sealer
 from services.kit.carbon import Carbon
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import install_problem_handlers
-from services.serving import endpoints, routing_endpoints
+from services.serving import endpoints
 from services.serving.carbon import CarbonZones, Intensities
 from services.serving.planning.plans import Plans
 from services.serving.repository import ServingRepository
@@ -136,7 +136,7 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
     plans = Plans(ServingRepository(engine), plan_repository(engine), settings)
     app = FastAPI()
     app.include_router(endpoints.router)
-    app.include_router(routing_endpoints.router)
+    app.include_router(endpoints.endpoints_router)
     install_problem_handlers(app)
     app.state.traffic = TrafficReports(ServingRepository(engine), settings)
     transport = httpx.ASGITransport(ActingAs(app, OPERATOR))
