@@ -44,7 +44,6 @@ class Outcomes:
         self._metrics, self._usage = metrics, usage
 
     def learn(self, turn: Turn, server: Server, now_s: float, tokens: Tokens) -> None:
-        """Learn from a complete answer."""
         expected, output_tokens = turn.expected, tokens.output
         e2e_s = now_s - turn.received.at_s
         served_s = e2e_s - turn.wait_s

@@ -267,7 +267,6 @@ class Fleet:
         return shared
 
     def models(self, caller: Identity) -> list[tuple[str, Pool]]:
-        """Return the models that a caller may use, by name."""
         found = {model: pool for model in self._by_model if (pool := self.pool_of(model, caller)) is not None}
         return sorted(found.items(), key=lambda each: each[0])
 
@@ -287,7 +286,6 @@ class Fleet:
             self._leaving[instance.id] = Server(spec, self._networks, instance)
 
     def ready(self, app: str) -> list[Server]:
-        """Return the instances of an application that are ready."""
         return [each for each in self.instances.values() if each.is_ready and each.spec.pool == f"app:{app}"]
 
     def draining(self) -> dict[str, int]:

@@ -87,7 +87,6 @@ class LatencyReporter:
         second.began_s = min(second.began_s, began_s)
 
     def end(self, server: str, request_class: str, e2e_s: float, tokens: int) -> None:
-        """Note the end of a complete answer."""
         second = self._of(server, request_class)
         second.ended += 1
         second.e2e_s += e2e_s
@@ -160,7 +159,6 @@ class LatencyReporter:
         return {node: LatencyReport(router=self._router, at=at, servers=servers) for node, servers in by_node.items()}
 
     async def send(self) -> None:
-        """Send the reports of the last second."""
         measured = await self.measured()
         reports = self.reports(utc_now(), time.monotonic(), measured)
         if not reports:

@@ -33,7 +33,6 @@ class Gauge:
     is_summed: bool = True  #: Whether several processes' values are added up; otherwise the greatest is taken
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the text format."""
         yield from _head(self.name, self.help_text, "gauge")
         for labels, value in self.values.items():
             yield f"{self.name}{_labels(self.labels, labels)} {value:g}"
@@ -50,7 +49,6 @@ class Counter:
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
     def amounts(self) -> list[Amounts]:
-        """Return all combinations of labels with their counts."""
         return [(labels, [value]) for labels, value in self.values.items()]
 
     def merge(self, labels: Labels, amounts: list[float]) -> None:
@@ -58,7 +56,6 @@ class Counter:
         self.add(labels, amounts[0])
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the text format."""
         yield from _head(self.name, self._help, "counter")
         for labels, value in self.values.items():
             yield f"{self.name}{_labels(self._labels, labels)} {value:g}"
@@ -79,7 +76,6 @@ class Histogram:
         found[-1] += value
 
     def amounts(self) -> list[Amounts]:
-        """Return all combinations of labels with their counts."""
         return list(self._found.items())
 
     def merge(self, labels: Labels, amounts: list[float]) -> None:
@@ -88,7 +84,6 @@ class Histogram:
         self._found[labels] = [one + other for one, other in zip(found, amounts, strict=True)]
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the text format."""
         yield from _head(self.name, self._help, "histogram")
         for labels, found in self._found.items():
             total = 0.0
@@ -174,7 +169,6 @@ class Metrics:
         return {found.name: found for found in vars(self).values() if isinstance(found, Counter | Histogram)}
 
     def lines(self, gauges: Iterable[Gauge]) -> Iterator[str]:
-        """Yield everything as text."""
         for found in (*self.all().values(), *gauges):
             yield from found.lines()
 
@@ -211,7 +205,6 @@ class MetricsFolder:
         self._path.mkdir(parents=True)
 
     def write(self, process: str, metrics: Metrics, gauges: Sequence[Gauge]) -> None:
-        """Write what a process has counted."""
         document = {
             "counts": {name: found.amounts() for name, found in metrics.all().items()},
             "gauges": {gauge.name: list(gauge.values.items()) for gauge in gauges},

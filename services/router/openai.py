@@ -66,7 +66,6 @@ class DoorError(Exception):
         return [JSON, *self.more, *retry]
 
     def body(self, form: Errors) -> bytes:
-        """Return the answer's body."""
         return error_body(self.status, self.code, str(self), self.param, form)
 
 

@@ -31,7 +31,6 @@ class Overview:
     gate: Gate
 
     def status(self) -> dict[str, object]:
-        """Return what this process knows of servers, lanes and applications."""
         now_s = time.monotonic()
         return {
             "router": self.name,
@@ -81,7 +80,6 @@ class Overview:
         }
 
     def gauges(self) -> list[Gauge]:
-        """Return the present values of all gauges, for ``/metrics``."""
         now_s = time.monotonic()
         servers = list(self.fleet.every_server())
         lanes = self.lanes.all()

@@ -94,14 +94,12 @@ class Connection(asyncio.Protocol):
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
         found = transport.get_extra_info("socket")
         if found is not None:
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived."""
         if self.complete:
             self.close()  # nobody has asked for more
             return
@@ -170,7 +168,6 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        """Note the end of the answer."""
         if self.status:
             self.complete = True
 
@@ -375,7 +372,6 @@ class Origin:
         return allowed
 
     def lost(self, connection: Connection) -> None:
-        """Forget a connection that was closed."""
         self.busy.discard(connection)
         if connection in self.idle:
             self.idle.remove(connection)

@@ -190,7 +190,6 @@ class Instance:
 
     @property
     def at(self) -> tuple[str, str]:
-        """Its place and mode."""
         return self.place, self.mode
 
     @property

@@ -139,7 +139,6 @@ def _pool(row: PoolRow, spec: PoolSpec) -> routing.RoutedPool:
 
 
 def _grid(fleet: FleetSpec) -> tuple[str, str | None]:
-    """Return a fleet's zone and signal."""
     return fleet.zone, fleet.signal and str(fleet.signal)
 
 

@@ -163,7 +163,6 @@ class Pools:
 
 
 def etag(pool: serving.Pool) -> str:
-    """Return the ETag of a pool's spec."""
     return f'"{pool.revision}-{pool.spec.mode}"'
 
 

@@ -93,7 +93,6 @@ class AppDoor:
         self._limits, self._keys, self._usage = limits, keys, usage
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request to an application."""
         await self._gate.pass_in(Exchange.open(scope, receive, send), self._handle, self._refuse)
 
     async def _refuse(self, exchange: Exchange, refusal: DoorError | ProblemError) -> None:

@@ -71,7 +71,6 @@ class Seat:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may be given another request."""
         return self.is_ready and self.held < self.limit
 
 
@@ -92,12 +91,10 @@ class AppQueue:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
         return len(self.tickets)
 
     @property
     def held(self) -> int:
-        """How many requests are at instances."""
         return sum(self.in_service.values())
 
     def adopt(self, seats: Iterable[tuple[str, int, bool, float]], now_s: float) -> None:
@@ -261,7 +258,6 @@ class Assigner:
         self.queues: dict[str, AppQueue] = {}
 
     def adopt(self, table: RoutingTable) -> None:
-        """Take the applications and instances of the newest table."""
         now_s = self._clock_s()
         limits = {app.name: app.concurrency for app in table.apps}
         seats: dict[str, list[tuple[str, int, bool, float]]] = {name: [] for name in limits}
@@ -311,7 +307,6 @@ class Assigner:
         }
 
     def waiting(self, name: str) -> int:
-        """Return how many requests wait in an application's queue here."""
         queue = self.queues.get(name)
         return 0 if queue is None else queue.waiting
 

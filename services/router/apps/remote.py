@@ -38,11 +38,9 @@ class LineProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note the end."""
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
@@ -71,7 +69,6 @@ class LineProtocol(asyncio.Protocol):
             self._transport.write(orjson.dumps(parts) + b"\n")
 
     def close(self) -> None:
-        """Close the connection."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -136,7 +133,6 @@ class AskingPeer(LineProtocol):
             self._assigner.leave(ticket, Outcome.NOT_ASKED)
 
     def message(self, parts: Any) -> None:
-        """Do what the process asks."""
         match parts:
             case ["hello", str(token), str(), str(meant)]:
                 if not hmac.compare_digest(token.encode(), self._token.encode()) or meant != self._name:
@@ -232,7 +228,6 @@ class AssignerLink(LineProtocol):
         return self._transport is not None
 
     def message(self, parts: Any) -> None:
-        """Handle an answer."""
         match parts:
             case ["welcome"]:
                 if not self.welcome.done():
@@ -252,7 +247,6 @@ class AssignerLink(LineProtocol):
                 raise ValueError("unknown message")
 
     def take(self, ticket: Ticket) -> None:
-        """Ask for an instance."""
         self.send("take", ticket.id, ticket.app, ticket.tenant, ticket.place, sorted(ticket.excluded))
 
     def hold(self, ticket: Ticket, instance: str) -> None:

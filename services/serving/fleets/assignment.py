@@ -146,12 +146,10 @@ def with_base_of(newcomers: Iterable[Kind], free: Iterable[Gpu], present: Assign
 
 
 def read_assignment(document: Sequence[Any]) -> dict[Gpu, tuple[Kind, ...]]:
-    """Return an assignment from its stored form."""
     return {
         (node, gpu): tuple((app, variant, slice_) for app, variant, slice_ in kinds) for node, gpu, kinds in document
     }
 
 
 def write_assignment(assignment: Assignment) -> list[Any]:
-    """Return an assignment in its stored form."""
     return [[node, gpu, [list(kind) for kind in kinds]] for (node, gpu), kinds in sorted(assignment.items())]

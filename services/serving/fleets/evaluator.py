@@ -222,7 +222,6 @@ class Evaluator:
     async def _bring_up(
         self, fleet: FleetState, plan: PlanRecord, search: FleetSearch, following: measuring.Try
     ) -> PlanRecord:
-        """Begin bringing up a configuration."""
         present = FleetEvaluation(begun_at=fleet.now, applications=following.applications)
         progress = progress_of(measuring.kinds_in(present), plan, fleet)
         recut = sum(fleet.gpus[gpu].sizes != sizes for gpu, sizes in progress.layouts.items())

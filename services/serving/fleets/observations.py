@@ -47,7 +47,6 @@ def percentile_ms(latency: Mapping[int, int], share: float) -> float | None:
 
 
 def bucket_of(latency_ms: float) -> int:
-    """Return the index of the bucket that a latency falls into."""
     return bisect_left(LATENCY_BOUNDS_MS, latency_ms)
 
 

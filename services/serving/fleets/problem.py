@@ -138,7 +138,6 @@ def layouts_for(
 
 
 def wanted_of(result: PartitionResult) -> Counter[Kind]:
-    """Return a plan's instances."""
     return Counter(
         {(plan.name, each.variant, each.slice): each.count for plan in result.applications for each in plan.instances}
     )

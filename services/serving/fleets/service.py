@@ -289,7 +289,6 @@ def _layouts(plan: PlanRecord, result: PartitionResult | None) -> list[list[int]
 
 
 async def show_fleets(queries: Queries, records: list[FleetRecord]) -> list[apps.Fleet]:
-    """Return fleets as callers see them."""
     names = [record.name for record in records]
     gpus, users = await queries.fleets.gpus(names), await queries.fleets.apps_of(names)
     shown: list[apps.Fleet] = []

@@ -42,7 +42,6 @@ class FleetState:
 
     @property
     def rows(self) -> FleetRows:
-        """The queries on fleets."""
         return self.queries.fleets
 
     @property

@@ -52,7 +52,6 @@ class Progress:
     helpers: frozenset[Gpu] = frozenset()  #: Free GPUs that help out
 
     def document(self) -> dict[str, Any]:
-        """Return the progress in its stored form."""
         return {
             "layouts": [[node, gpu, list(sizes)] for (node, gpu), sizes in sorted(self.layouts.items())],
             "after": write_assignment(self.after),
@@ -66,7 +65,6 @@ class Progress:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Progress:
-        """Return the progress from its stored form."""
         current = document["current"]
         return cls(
             layouts={(node, gpu): tuple(sizes) for node, gpu, sizes in document["layouts"]},
@@ -220,7 +218,6 @@ def on(gpu: Gpu, instances: Iterable[Placed]) -> list[Placed]:
 
 
 def named(gpu: Gpu) -> str:
-    """Return a GPU's name for messages."""
     return f"GPU {gpu[1]} of node {gpu[0]}"
 
 
@@ -284,7 +281,6 @@ def _finish(progress: Progress, present: Assignment, now: _Now) -> NextStep:
 
 
 def shown(sizes: Sizes) -> str:
-    """Return sizes in readable form."""
     return ",".join(f"{size}g" for size in ordered(sizes)) or "one whole GPU"
 
 

@@ -22,7 +22,6 @@ class Basis:
     gpus: Sequence[Gpu]  #: The GPUs that were up
 
     def document(self) -> dict[str, Any]:
-        """Return the basis in its stored form."""
         return {"revisions": dict(self.revisions), "gpus": [list(gpu) for gpu in self.gpus]}
 
     def is_same(self, other: Basis) -> bool:
@@ -40,7 +39,6 @@ class Basis:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Basis:
-        """Return a basis from its stored form."""
         return cls(document["revisions"], [(node, gpu) for node, gpu in document["gpus"]])
 
 

@@ -40,7 +40,6 @@ class Queries:
         self.batches, self.batch_work = BatchRows(connection), BatchWorkRows(connection)
 
     async def now(self) -> datetime:
-        """Return the transaction's time."""
         return (await self.connection.execute(text("SELECT now()"))).scalar_one()
 
     async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:

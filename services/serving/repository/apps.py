@@ -178,7 +178,6 @@ class AppRows(SpecRows[AppRecord]):
     async def instances(
         self, app: AppRecord, *, states: Sequence[InstanceState], before: str | None, limit: int
     ) -> list[AppInstance]:
-        """Return an application's instances, newest first."""
         values = {"key": app.key, "since": app.created_at, "states": [state.value for state in states]}
         values |= {"before": before, "limit": limit}
         found: list[AppInstance] = []
@@ -272,7 +271,6 @@ class AppRows(SpecRows[AppRecord]):
         return found, min(known) if known and len(known) == len(ends) else None
 
     async def steps(self, app: AppRecord, start_at: datetime, end_at: datetime, step_s: float) -> dict[int, StepSeen]:
-        """Return what was seen in each step of a period."""
         period = {"start_at": start_at, "end_at": end_at, "step_s": step_s}
         values = {"app": app.name, **period}
         steps: dict[int, StepSeen] = defaultdict(StepSeen)

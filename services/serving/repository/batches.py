@@ -145,7 +145,6 @@ def _file(row: Row[Any]) -> BatchFile:
 
 
 def batch_of(row: Row[Any]) -> Batch:
-    """Return a row of ``batches`` as callers see it."""
     saved = None
     if row.arrival_gco2_per_kwh is not None:
         saved = row.energy_j / J_PER_KWH * row.arrival_gco2_per_kwh - row.carbon_gco2

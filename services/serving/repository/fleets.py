@@ -176,7 +176,6 @@ class FleetRows(SpecRows[FleetRecord]):
     # Plans
 
     async def newest_plan(self, fleet: str) -> PlanRecord | None:
-        """Return a fleet's newest plan."""
         c = fleet_plans.c
         # Neither ids nor times tell when the clock was set back; but the next is made when the last one is over.
         order = (c.state.in_(ACTIVE).desc(), c.made_at.desc(), c.id.desc())
@@ -190,7 +189,6 @@ class FleetRows(SpecRows[FleetRecord]):
         return None if row is None else _plan(row)
 
     async def plans(self, fleet: str, before: str | None, limit: int) -> list[PlanRecord]:
-        """Return a fleet's plans, newest first."""
         query = select(fleet_plans).where(fleet_plans.c.fleet == fleet).order_by(fleet_plans.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(fleet_plans.c.id < before)
@@ -232,7 +230,6 @@ class FleetRows(SpecRows[FleetRecord]):
         return replace(plan, state=state, **values)
 
     async def supersede_proposals(self, fleet: str) -> None:
-        """Mark proposals as outdated."""
         c = fleet_plans.c
         statement = update(fleet_plans).where(c.fleet == fleet, c.state == FleetPlanState.PROPOSED)
         await self._connection.execute(statement.values(state=FleetPlanState.SUPERSEDED))

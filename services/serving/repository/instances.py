@@ -138,7 +138,6 @@ class InstanceRows(Rows):
     """Queries on instances and, as the controller needs them, on pools, applications and plans."""
 
     async def owners(self) -> list[InstanceOwner]:
-        """Return all pools and applications."""
         pools = [_pool(row) for row in await self._rows(ALL_POOLS)]
         return pools + [_app(row) for row in await self._rows(ALL_APPS)]
 

@@ -86,7 +86,6 @@ class PoolRows(SpecRows[PoolRecord]):
 
 
 def pool_record(row: RowMapping) -> PoolRecord:
-    """Return a row of ``pools`` as a record."""
     return record_of(PoolRecord, row, document=row["spec"])
 
 
