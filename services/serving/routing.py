@@ -3,7 +3,6 @@
 import asyncio
 import ipaddress
 import time
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,11 +14,11 @@ from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
-from services.contracts.pools import ClassTerms, ModeProfile
+from services.contracts.pools import ClassTerms
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.contracts.routing import UpstreamKey, UpstreamKeys
-from services.contracts.serving import InstanceState, PoolPartition, PoolSpec, ServerMode
+from services.contracts.serving import InstanceState, PoolSpec, ServerMode
 from services.core.domain.serving import LatencyLimits
 from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.logging import Log
@@ -96,21 +95,17 @@ class Routing:
             for name, spec in specs.items()
             for place in spec.places
         }
-        zones = {(row.zone, signals.get((row.pool, row.place))) for row in rows if row.zone}
-        zones |= {(each.spec.zone, None) for each in endpoints if each.spec.zone}
-        zones |= {_grid(fleet) for fleet in fleets.values()}
-        known = await self._intensities.of(zones)
-        self.zones = {row.id: (row.zone, signals.get((row.pool, row.place))) for row in rows if row.zone}
-        self.zones |= {f"endpoint:{each.name}": (each.spec.zone, None) for each in endpoints if each.spec.zone}
+        zones = {row.id: (row.zone, signals.get((row.pool, row.place))) for row in rows if row.zone}
+        zones |= {server_id(each.name): (each.spec.zone, None) for each in endpoints if each.spec.zone}
+        known = await self._intensities.of({*zones.values(), *map(_grid, fleets.values())})
+        self.zones = zones
         pue = self._settings.pue  # the ledger's, and what it has of an instance may be of before a change
 
-        def intensity(zone: str | None, signal: str | None) -> CurrentIntensity | None:
-            return None if zone is None else known.get((zone, signal))
+        def intensity(server: str) -> CurrentIntensity | None:
+            return known.get(zones[server]) if server in zones else None
 
-        servers = [
-            _server(row, specs[row.pool], intensity(row.zone, signals.get((row.pool, row.place))), pue) for row in rows
-        ]
-        servers += [_foreign(each, keys.get(each.name), intensity(each.spec.zone, None), pue) for each in endpoints]
+        servers = [_server(row, specs[row.pool], intensity(row.id), pue) for row in rows]
+        servers += [_foreign(each, keys.get(each.name), intensity(server_id(each.name)), pue) for each in endpoints]
         return routing.RoutingTable(
             made_at=now,
             pools=[_pool(row, specs[row.name]) for row in pools],
@@ -185,8 +180,11 @@ def _of_any(row: ServerRow, intensity: CurrentIntensity | None, pue: float) -> d
 def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None, pue: float) -> routing.RoutedServer:
     terms, _ = read_terms(row.terms)
     mode = next((mode for mode in spec.modes if mode.name == row.mode), terms.mode)
-    profile = _profile(spec.partitions, row.partition, row.request_class, row.mode)
-    return routing.RoutedServer(
+    terms_of_class = _class(spec, row)
+    profiles = terms_of_class.profiles if terms_of_class else ()
+    profile = next((each for each in profiles if each.mode == row.mode), None)
+    return routing.RoutedServer.of(
+        profile,
         **_of_any(row, intensity, pue),
         pool=row.pool,
         tenant_id=row.tenant_id,
@@ -196,25 +194,20 @@ def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None, 
         capacity=mode.max_requests,
         upstream_secret_set_at=row.key_set_at,
         gpus=mode.gpus,
-        latency_s=profile and profile.latency_s,
-        ttft_ms=profile and profile.ttft_ms,
-        tbt_ms=profile and profile.tbt_ms,
         power_w=row.power_w if row.power_w is not None else profile and profile.power_w,
         idle_w=mode.idle_w,
         accuracy_pct=mode.accuracy_pct,
         is_power_measured=row.power_w is not None,
         full_power_w=profile and profile.power_w,
-        max_qps=profile and profile.max_qps,
-        clocks=_clocks(spec, row, mode),
+        clocks=_clocks(spec, terms_of_class, mode),
         load_path=terms.probes.load_path,
     )
 
 
-def _clocks(spec: PoolSpec, row: ServerRow, mode: ServerMode) -> ServerClocks | None:
+def _clocks(spec: PoolSpec, terms: ClassTerms | None, mode: ServerMode) -> ServerClocks | None:
     """Return how a server's clocks follow latency; one without a class has no limits to keep."""
     if spec.clocks.policy is ClockPolicy.DEFAULT:
         return None
-    terms = _class(spec.partitions, row.partition, row.request_class)
     limits = terms.latency_limits() if terms else LatencyLimits()
     return ServerClocks(
         **spec.clocks.model_dump(),
@@ -226,19 +219,10 @@ def _clocks(spec: PoolSpec, row: ServerRow, mode: ServerMode) -> ServerClocks | 
     )
 
 
-def _profile(
-    partitions: Iterable[PoolPartition], partition: str | None, request_class: str | None, mode: str
-) -> ModeProfile | None:
-    terms = _class(partitions, partition, request_class)
-    return next((profile for profile in terms.profiles if profile.mode == mode), None) if terms else None
-
-
-def _class(partitions: Iterable[PoolPartition], partition: str | None, request_class: str | None) -> ClassTerms | None:
-    for part in partitions:
-        for each in part.classes if part.name == partition else ():
-            if each.name == request_class:
-                return each
-    return None
+def _class(spec: PoolSpec, row: ServerRow) -> ClassTerms | None:
+    """Return the class that an instance serves; None if it serves none, or one that is gone from the spec."""
+    classes = (each for part in spec.partitions if part.name == row.partition for each in part.classes)
+    return next((each for each in classes if each.name == row.request_class), None)
 
 
 def server_id(endpoint: str) -> str:
