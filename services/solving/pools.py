@@ -183,15 +183,13 @@ def _intensities(request: pools.PoolsRequest) -> Floats:
 
 
 def _rates(request: pools.PoolsRequest) -> Floats:
-    match request.objective:
-        case "carbon":
-            return np.array([location.intensity for location in request.locations])
-        case "energy":
-            # A mode draws the same power everywhere, so that many plans have the least energy.
-            intensity = np.array([location.intensity for location in request.locations])
-            return 1 + pools.TIE_SHARE * intensity / max(float(np.abs(intensity).max()), 1e-9)
-        case "cost":
-            return np.array([location.price_per_kwh for location in request.locations], dtype=np.float64)
+    if request.objective == "cost":
+        return np.array([location.price_per_kwh for location in request.locations], dtype=np.float64)
+    intensity = np.array([location.intensity for location in request.locations])
+    if request.objective == "carbon":
+        return intensity
+    # A mode draws the same power everywhere, so that many plans have the least energy.
+    return 1 + pools.TIE_SHARE * intensity / max(float(np.abs(intensity).max()), 1e-9)
 
 
 def _running(request: pools.PoolsRequest) -> tuple[Ints, Ints]:

@@ -134,13 +134,9 @@ def gpus_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, PlaceGpus]
 
 def installed_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, dict[str, int]]:
     """Return the GPUs of each place's nodes by model, including those that no mode takes."""
-    found: dict[str, dict[str, int]] = {}
-    for place, there in _nodes_by_place(spec, nodes).items():
-        total = Counter[str]()
-        for node in there:
-            total.update(node.gpus)
-        found[place] = dict(total)
-    return found
+    of_place = _nodes_by_place(spec, nodes)
+    none = Counter[str]()
+    return {place: dict(sum((Counter(node.gpus) for node in there), none)) for place, there in of_place.items()}
 
 
 def misfits(spec: PoolSpec, plan: PoolsResult, nodes: Iterable[Node]) -> list[str]:

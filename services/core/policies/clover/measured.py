@@ -46,7 +46,17 @@ class MeasuredSearch:
         Raises:
             DomainError: the outcomes are not from this search.
         """
-        search = Search(self.goal, self.gco2_per_j, _Known(measured), start)
+        left = list(reversed(measured))
+
+        def replayed(graph: ConfigGraph) -> Outcome:
+            if not left:
+                raise _UnmeasuredError(graph)
+            outcome = left.pop()
+            if outcome.graph != graph:
+                raise DomainError("what was measured is not of this search")
+            return outcome
+
+        search = Search(self.goal, self.gco2_per_j, replayed, start)
 
         def may_run(graph: ConfigGraph) -> bool:
             known = (start, *search.measured)
@@ -64,7 +74,7 @@ class MeasuredSearch:
             )
         except _UnmeasuredError as error:
             return error.graph, search.best
-        if len(search.measured) < len(measured):
+        if left:
             raise DomainError("what was measured is not of this search")
         return None, search.best
 
@@ -88,18 +98,3 @@ class MeasuredSearch:
 class _UnmeasuredError(Exception):
     def __init__(self, graph: ConfigGraph) -> None:
         self.graph = graph
-
-
-class _Known:
-    """Replays what was measured, in order."""
-
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
-        self._left = list(reversed(outcomes))
-
-    def __call__(self, graph: ConfigGraph) -> Outcome:
-        if not self._left:
-            raise _UnmeasuredError(graph)
-        outcome = self._left.pop()
-        if outcome.graph != graph:
-            raise DomainError("what was measured is not of this search")
-        return outcome
