@@ -28,6 +28,14 @@ class CarbonZones:
     def __init__(self, carbon: Carbon) -> None:
         self._carbon = carbon
 
+    async def signals(self) -> dict[str, set[Signal]] | None:
+        """Return the zones with their signals; None if the carbon service does not answer."""
+        try:
+            found = await self._carbon.zones()
+        except ProblemError:
+            return None
+        return {zone.zone: set(zone.signals) for zone in found.items}
+
     async def check(self, named: Mapping[str, tuple[str, Signal | None]]) -> None:
         """Refuse zones and signals that do not exist.
 
@@ -39,11 +47,8 @@ class CarbonZones:
         Raises:
             ProblemError: 422 if there is no such zone or signal.
         """
-        if not named:
-            return
-        try:
-            zones = {zone.zone: set(zone.signals) for zone in (await self._carbon.zones()).items}
-        except ProblemError:
+        zones = await self.signals() if named else None
+        if zones is None:
             return
         for at, (zone, signal) in named.items():
             if zone not in zones:
