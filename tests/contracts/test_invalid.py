@@ -14,8 +14,9 @@ from pydantic import BaseModel, ValidationError
 
 import services.contracts
 from services.admission.submissions import read_submission
-from services.contracts.invalid import explained, no_such_zone
+from services.contracts.invalid import explained, first_error, no_such_zone
 from services.contracts.jobs import SubmissionEntry
+from services.contracts.queries import PageQuery
 from services.kit.problems import ProblemError, validation_problem
 
 WRONG = [None, True, -(10**9), 10**12, 0.5, "no such value", "", [], {}]
@@ -88,6 +89,13 @@ def problem_of(job: Mapping[str, Any]) -> ProblemError:
 )
 def test_a_submission_that_is_refused_says_what_was_sent(fields: dict[str, Any], said: str) -> None:
     assert problem_of({"name": "a", "command": ["true"], **fields}).detail == said
+
+
+@pytest.mark.parametrize("sent", [0, "0"])
+def test_a_number_beyond_its_range_is_shown_as_one_in_a_query_too(sent: object) -> None:
+    with pytest.raises(ValidationError) as refused:
+        PageQuery.model_validate({"limit": sent})
+    assert first_error(refused.value) == "limit: must be at least 1, not 0"
 
 
 @pytest.mark.parametrize(
