@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from services.contracts.schema import Instant, Message, maybe, said
+from services.contracts.schema import Flag, Instant, Message, Real, maybe, said
 from services.core.domain.signal import Signal
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class IntensityPoint(Message):
 
     start_at: Instant
     end_at: Instant
-    gco2_per_kwh: float
-    is_estimated: bool = False
+    gco2_per_kwh: Real
+    is_estimated: Flag = False
     fetched_at: Instant | None = maybe(
         "When the value was fetched, or learned; null for one derived from other values."
     )

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from pydantic.alias_generators import to_camel
 
 from services.contracts.instants import LenientInstant
+from services.contracts.schema import Int
 
 MOST_LOCATIONS = 50
 MOST_REQUESTS = 100
@@ -57,7 +58,7 @@ class ForecastRequest(_Shape):
     location: LocationName
     data_start_at: LenientInstant | None = None
     data_end_at: LenientInstant | None = None
-    window_size: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)
+    window_size: Int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)
 
 
 class IntensityRequest(_Shape):

@@ -4,9 +4,9 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Message, Name, Page, Real, Text, maybe, said
+from services.contracts.schema import Instant, Message, Name, Page, Real, Text, maybe, no_flag, said
 
 LONGEST_S = 31 * 86_400.0
 MOST_STEPS = 1_440  #: A day by the minute
@@ -137,6 +137,6 @@ class GridOrderList(Page[GridOrder]):
     """Orders, those that begin last first."""
 
 
-Flex = Literal[0, 10, 25, 50]
+Flex = Annotated[Literal[0, 10, 25, 50], BeforeValidator(no_flag)]
 """Percent: a job of class 0 is spared as long as anything else can meet an order."""
 DEFAULT_FLEX: Flex = 25

@@ -62,8 +62,8 @@ def explained(error: Mapping[str, Any]) -> str:
         return f"must be {_KINDS[kind]}{given}"
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
-        as_number = given.replace("'", "")  # which a query has as text
-        return f"must be {words} {context[bound]}{as_number}"
+        number = _shown(error.get("input", [])).replace("'", "")  # no secret; a query has it as text
+        return f"must be {words} {context[bound]}{number}"
     if kind in ("literal_error", "enum"):
         choices = re.sub(r"<[^:]+: (.+?)>", r"\1", str(context["expected"]))  # an enumeration's members as values
         return f"must be {choices}{given}"

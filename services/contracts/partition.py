@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.jobs import SliceName
-from services.contracts.schema import Int, Message, Name, Real, many, maybe, said
+from services.contracts.schema import Flag, Int, Message, Name, Real, many, maybe, said
 from services.contracts.solver import SolveOutcome
 from services.core.domain.solving import MAX_LEADING
 
@@ -112,7 +112,7 @@ class PartitionRequest(Message):
     applications: list[PartitionApplication] = Field(min_length=1, max_length=MAX_APPLICATIONS)
     seed: Int = Field(default=1, ge=0, le=2**31)
     max_evaluations: Int = Field(default=30, ge=1, le=1_000)
-    screen: bool = said("Predict configurations before measuring; false searches as printed.", default=True)
+    screen: Flag = said("Predict configurations before measuring; false searches as printed.", default=True)
     candidates: Int = said(
         "How many of the best configurations of each application to name beside the chosen one.",
         default=0,

@@ -40,6 +40,14 @@ Int = Annotated[int, Field(strict=True)]
 Real = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 
+
+def no_flag(value: Any) -> Any:
+    """Return a value that is to be a number; ``ValueError``: it is true or false, which equal 1 and 0 in Python."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, not {str(value).lower()}")
+    return value
+
+
 # PostgreSQL's text and jsonb cannot hold U+0000; refusing it here keeps it a 422 and not a server error.
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 

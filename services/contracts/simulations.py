@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.grid import LONGEST_S
 from services.contracts.queries import PageQuery
-from services.contracts.schema import Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
 
 MAX_POLICIES = 50
 HISTORY = "history"
@@ -116,7 +116,7 @@ class TrainingOptions(Message):
         "Orders of the grid to the whole cluster, which the policies have to meet.", max_length=1_000
     )
 
-    levers: bool = said(
+    levers: Flag = said(
         "Instead of the policy's results, say what each of its levers saves: the jobs are replayed under "
         "`fifo`, then under the policy with one lever more each time. One policy, and not with jobs `live`.",
         default=False,

@@ -1,0 +1,74 @@
+"""What is sent to the public API has the types that it says: no flag is a number, and no text is either."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+import services.contracts
+from tests.support.servers import ROOT
+
+DESCRIBED = json.loads((ROOT / "deploy" / "openapi.json").read_text())
+SCHEMAS: dict[str, Any] = DESCRIBED["components"]["schemas"]
+WRONG: dict[str, tuple[Any, ...]] = {"boolean": (0, 1, "true"), "integer": (True, False, "1"), "number": (True, "1")}
+"""By JSON's type, values that Python or Pydantic could take for one."""
+
+
+def sent() -> set[str]:
+    """Return the names of all that is sent as a body, or within one."""
+    operations = [each for path in DESCRIBED["paths"].values() for each in path.values() if isinstance(each, dict)]
+    waiting = set(
+        re.findall(r"#/components/schemas/(\w+)", json.dumps([each.get("requestBody") for each in operations]))
+    )
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        waiting |= set(re.findall(r"#/components/schemas/(\w+)", json.dumps(SCHEMAS[name]))) - found
+    return found
+
+
+def models() -> dict[str, type[BaseModel]]:
+    modules = [
+        importlib.import_module(each.name)
+        for each in pkgutil.walk_packages(services.contracts.__path__, "services.contracts.")
+    ]
+    classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
+    return {each.__name__: each for each in classes if issubclass(each, BaseModel)}
+
+
+def types_of(schema: dict[str, Any]) -> set[str]:
+    """Return the JSON types of scalars that a schema takes."""
+    parts = [schema, *schema.get("anyOf", ())]
+    found = {each["type"] for each in parts if isinstance(each.get("type"), str)}
+    numbers = {"integer" for each in parts if any(type(value) is int for value in each.get("enum", ()))}
+    return found | numbers
+
+
+def fields() -> Iterator[tuple[type[BaseModel], str, str]]:
+    known = models()
+    for name in sorted(sent() & known.keys()):
+        aliases = {each.alias or field: field for field, each in known[name].model_fields.items()}
+        for alias, schema in SCHEMAS[name].get("properties", {}).items():
+            kinds = types_of(schema) & WRONG.keys()
+            if len(kinds) == 1 and "string" not in types_of(schema) and alias in aliases:
+                yield known[name], aliases[alias], *kinds
+
+
+@pytest.mark.parametrize(("model", "field", "kind"), list(fields()))
+def test_a_field_takes_its_own_type_alone(model: type[BaseModel], field: str, kind: str) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(model.model_fields[field].rebuild_annotation())
+    for value in WRONG[kind]:
+        with pytest.raises(ValidationError):
+            adapter.validate_json(json.dumps(value))
+
+
+def test_there_is_much_to_ask() -> None:
+    assert len(list(fields())) > 100
