@@ -176,7 +176,6 @@ def _range_s(asked: carbon_aware.Period, now_s: float, day_s: float) -> tuple[fl
 
 
 def _named(asked: carbon_aware.Locations) -> list[str]:
-    """Return the requested locations, each once."""
     found = list(dict.fromkeys(asked.location + asked.locations))
     if not found:
         raise _bad("?location", "At least one location is needed.")

@@ -119,7 +119,6 @@ class MixProvider(LiveProvider[L]):
 
 
 def _mean(start_s: float | None, mixes: Sequence[Mix]) -> Mix:
-    """Return the mean of the mixes within an interval."""
     sources = {source for mix in mixes for source in mix.power_mw}
     power_mw = {source: fmean(mix.power_mw[source] for mix in mixes if source in mix.power_mw) for source in sources}
     return Mix(start_s, power_mw, any(mix.is_doubted for mix in mixes))

@@ -309,7 +309,6 @@ def _public(session_id: str) -> str:
 
 
 def _exit_in(last: bytes) -> ExecEvent | None:
-    """Return the exit event that a stream ended with, if any."""
     head, found, data = last.rpartition(b"event: exit\ndata: ")
     if not found or (head and not head.endswith(b"\n")):
         return None

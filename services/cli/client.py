@@ -174,7 +174,6 @@ class Gateway:
 
 @contextmanager
 def _for_the_user(url: str) -> Iterator[None]:
-    """Turn the client's errors into command errors."""
     try:
         yield
     except UnreachableError as error:

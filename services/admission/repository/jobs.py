@@ -228,7 +228,6 @@ class JobRepository(Repository):
 
 
 def _visible(caller: Identity) -> list[ColumnElement[bool]]:
-    """Return ``Identity.sees`` as SQL."""
     if caller.is_operator:
         return []
     found = [jobs.c.tenant_id == caller.tenant_id]

@@ -278,7 +278,6 @@ async def _made(connection: asyncpg.Connection, ids: Sequence[str]) -> dict[str,
 
 
 def _array_arguments(draft: Draft, array: DraftJob, tasks: ArrayTasks) -> tuple[object, ...]:
-    """Return the arguments of ``INSERT_ARRAY``."""
     spec = array.spec
     return (
         array.id,

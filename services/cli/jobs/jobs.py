@@ -170,7 +170,6 @@ def _settings_words(job: dict[str, Any], profile: dict[str, Any]) -> str:
 
 
 def _prediction(gateway: Gateway, job: str) -> dict[str, Any] | None:
-    """Return the prediction for a job; None if there is none."""
     try:
         return gateway.get(f"/v1/predictions/{job}")
     except CliError as error:

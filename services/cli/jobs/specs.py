@@ -356,7 +356,6 @@ _OPTION_OF = {
 
 
 def _in_options(error: ValidationError) -> str:
-    """Return the first error with the name of the option that it comes from."""
     field, separator, said = first_error(error, whole="the job").partition(": ")
     option = _OPTION_OF.get(field) or _OPTION_OF.get(field.partition(".")[0]) or f"--{field.partition('.')[0]}"
     return f"{option}{separator}{said}" if field != "the job" else f"{field} {said}"

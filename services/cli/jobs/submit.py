@@ -165,7 +165,6 @@ def _is_program(word: str) -> bool:
 
 
 def _named(given: dict[str, Any]) -> set[str]:
-    """Return the names of the parameters that were given."""
     return {name for name, value in given.items() if isinstance(value, str | int | list | tuple) and value}
 
 
@@ -297,7 +296,6 @@ def _waited(gateway: Gateway, ids: list[str], *, follow: bool, as_json: bool) ->
 def _specs(
     context: typer.Context, files: list[str], command: str | None, options: job_specs.SpecOptions, sources: LocalSources
 ) -> list[JobSpec]:
-    """Return the jobs that the command line asks for."""
     rest: list[str] | None = context.meta.get(_REST)
     script: Script | None = context.meta.get(_SCRIPT)
     if len(files) > 1:
@@ -335,7 +333,6 @@ def _in_place(file: Path, options: job_specs.SpecOptions) -> str:
 
 
 def _is_of_specs(context: typer.Context) -> bool:
-    """Return whether the jobs come from a file of specs."""
     return bool(context.params["file"]) and _SCRIPT not in context.meta
 
 
@@ -446,7 +443,6 @@ def _ways_round(
 
 
 def _without_workdir(typed: Sequence[str]) -> list[str]:
-    """Return the words typed without ``--workdir``."""
     at = list(typed).index("--") if "--" in typed else len(typed)
     words = [word for word in typed[:at] if not word.startswith("--workdir=")]
     if "--workdir" in words:

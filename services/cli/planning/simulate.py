@@ -154,7 +154,6 @@ def _page_maker() -> Callable[..., str]:
 
 
 def _order(text: str) -> GridOrderAhead:
-    """Return an order of the grid from its words."""
     limit, _, when = text.partition("@")
     begins, _, lasts = when.partition("/")
     if not lasts:
@@ -164,7 +163,6 @@ def _order(text: str) -> GridOrderAhead:
 
 
 def _weights(given: list[str]) -> dict[str, float]:
-    """Return weights by tenant."""
     weights: dict[str, float] = {}
     for each in given:
         tenant, _, weight = each.rpartition("=")

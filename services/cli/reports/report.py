@@ -145,7 +145,6 @@ def report(
 
 
 def _form(gateway: Gateway, form: str, facts_file: Path | None, period: dict[str, str | None]) -> dict[str, Any]:
-    """Return a report in a form that standards or laws ask for."""
     from services.cli.reports import forms
     from services.cli.reports.factors import read_facts
 

@@ -355,7 +355,6 @@ class Check:
         return running
 
     def _totals(self, rows: list[str], sums: dict[tuple[str, ...], list[float]]) -> None:
-        """Recompute every total."""
         again: dict = defaultdict(zeros)
         for (day, job, *names), amounts in sums.items():
             groups = [("all", "")] if job else [("all", ""), ("idle", "")]

@@ -350,7 +350,6 @@ def _show_instances(instances: list[dict[str, Any]]) -> None:
 
 
 def _clock(clock: dict[str, Any] | None) -> str:
-    """Return the current clock and what decides it."""
     if clock is None:
         return "-"
     now = "?" if clock["clock_mhz"] is None else f"{clock['clock_mhz']} MHz"

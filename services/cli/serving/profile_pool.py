@@ -225,7 +225,6 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _fill(document: Any, mode: str, measured: dict[str, Any]) -> None:
-    """Put what was measured of a mode into the pool's document."""
     for each in document["modes"]:
         if each["name"] == mode:
             each |= {"start_s": round(measured["start_s"], 1), "idle_w": round(measured["idle_w"], 1)}

@@ -223,7 +223,6 @@ class View:
 
 
 def _used(jobs: list[Any]) -> tuple[list[str], list[str]]:
-    """Return the columns of energy and emissions."""
     footprints = [job["footprint"] for job in jobs]
     return output.energies(each["energy_j"] for each in footprints), output.emissions(
         each["carbon_gco2"] for each in footprints

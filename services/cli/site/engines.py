@@ -97,7 +97,6 @@ def _saved(savings: dict[str, Any] | None, grams: list[str]) -> list[str]:
 
 
 def _left_out(savings: dict[str, Any] | None) -> str:
-    """Return what a day's figures leave out."""
     if savings is None:
         return ""
     said = [f"{savings[name]} {name}" for name in ("unplanned", "unmeasured", "unpriced") if savings[name]]

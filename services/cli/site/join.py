@@ -122,7 +122,6 @@ def leave(folder: DataDir = None) -> None:
 
 
 def _token(given: str | None, file: Path | None) -> tuple[str, str]:
-    """Return the token, and the fingerprint that follows it."""
     try:
         if file is not None:
             text = file.read_text()
@@ -298,7 +297,6 @@ def _alone(state: Path) -> Iterator[None]:
 
 
 def _run(place: Path) -> NoReturn:
-    """Become the agent."""
     settings = _read(place)
     with _alone(Path(settings[_STATE])):
         pass
