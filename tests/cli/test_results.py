@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.cli.commands import EXIT_USAGE, CliError
-from services.cli.jobs import results
+from services.cli.jobs import forward
 from services.cli.jobs.specs import SpecOptions
 from services.cli.jobs.specs import spec_of as made
 from services.contracts.launchers import is_launcher
@@ -31,7 +31,7 @@ class Gateway(Running):
         self.job: subprocess.Popen[bytes] | None = None
 
     def begin(self, text: str, **variables: str) -> subprocess.Popen[bytes]:
-        command = results.staying(["/bin/sh", "-c", text])
+        command = forward.staying(["/bin/sh", "-c", text])
         self.job = subprocess.Popen(command, cwd=self.folder, env=os.environ | variables, start_new_session=True)
         return self.job
 
@@ -47,7 +47,7 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway
         (tmp_path / folder).mkdir()
     for name, value in (JOBS | {"WATTSHIFT_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(results, "POLL_S", 0.05)
+    monkeypatch.setattr(forward, "POLL_S", 0.05)
     found = Gateway(tmp_path / "job")
     yield found
     if found.job:
@@ -60,7 +60,7 @@ def test_what_a_job_leaves_comes_here_whatever_its_status_and_the_job_is_gone_th
 ) -> None:
     job = gateway.begin("mkdir -p out/deep; echo model >out/deep/m; echo x >-rf; exit 3")
 
-    results.fetch(gateway, JOB, ["out", "-rf"], tmp_path / "here")  # type: ignore[arg-type]
+    forward.fetch(gateway, JOB, ["out", "-rf"], tmp_path / "here")  # type: ignore[arg-type]
 
     assert (tmp_path / "here" / "out" / "deep" / "m").read_text() == "model\n"
     assert (tmp_path / "here" / "-rf").read_text() == "x\n"
@@ -74,7 +74,7 @@ def test_what_is_missing_is_said_and_the_rest_comes(
     gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway.begin("echo x >a")
-    results.fetch(gateway, JOB, ["a", "b"], tmp_path / "here")  # type: ignore[arg-type]
+    forward.fetch(gateway, JOB, ["a", "b"], tmp_path / "here")  # type: ignore[arg-type]
     assert (tmp_path / "here" / "a").exists()
     assert "b: Cannot stat" in capsys.readouterr().err
 
@@ -82,7 +82,7 @@ def test_what_is_missing_is_said_and_the_rest_comes(
 def test_a_job_stays_only_as_long_as_somebody_fetches(
     gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "_STAY", results._STAY.replace(str(results.PATIENCE_S), "1"))
+    monkeypatch.setattr(forward, "_STAY", forward._STAY.replace(str(forward.PATIENCE_S), "1"))
     assert gateway.begin("exit 5").wait(60) == 5
     (tmp_path / "checkpoints" / ".results.1.fetcher").write_text("7")  # it was killed
     assert gateway.begin("exit 6").wait(60) == 6
@@ -100,7 +100,7 @@ def test_a_program_that_is_told_to_stop_saves_its_work_and_that_comes(gateway: G
         time.sleep(0.01)
     os.killpg(job.pid, signal.SIGTERM)
 
-    results.fetch(gateway, JOB, ["a"], tmp_path / "here")  # type: ignore[arg-type]
+    forward.fetch(gateway, JOB, ["a"], tmp_path / "here")  # type: ignore[arg-type]
 
     assert (tmp_path / "here" / "a").read_text() == "saved\n"
     assert job.wait() == 0
@@ -127,6 +127,6 @@ def test_results_that_cannot_come_are_refused(
 def test_a_job_whose_files_travel_stays_and_another_does_not() -> None:
     options, source = SpecOptions(results=["out"], output="o"), {"upload": "0" * 64}
     travels = made(options, ["torchrun", "a.py"], "a", {}, source)
-    assert results.staying(["torchrun", "a.py"]) == travels.command[4:]
+    assert forward.staying(["torchrun", "a.py"]) == travels.command[4:]
     assert is_launcher(travels.command)
     assert made(SpecOptions(results=["out"]), ["true"], "a", {}).command == ["true"]

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs.copied_output import copying
-from services.cli.jobs.results import staying
+from services.cli.jobs.forward import staying
 from services.cli.jobs.scripts import needs_shell
 from services.cli.jobs.sources import LocalSources
 from services.cli.values import duration_s, filled, time_of

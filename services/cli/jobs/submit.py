@@ -20,9 +20,9 @@ from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliEr
 from services.cli.jobs import following, foreign
 from services.cli.jobs import specs as job_specs
 from services.cli.jobs.estimate import show_estimates
+from services.cli.jobs.forward import checked_results, fetched
 from services.cli.jobs.names import USER_LABEL, job_or_array, number_of, user_name
 from services.cli.jobs.reach import Obstacle, Runner, closed_folders, obstacles, opened_by, programs_of, runner_of
-from services.cli.jobs.results import checked_results, fetched
 from services.cli.jobs.scripts import Script, read_script
 from services.cli.jobs.sources import LocalSources
 from services.cli.jobs.specs import of_job, of_run, of_sending
