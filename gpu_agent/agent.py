@@ -33,7 +33,6 @@ from gpu_agent.latency_clocks import LatencyClocks, LatencyInbox, Measured
 from gpu_agent.launch import Launcher
 from gpu_agent.learned_clocks import LearnedClocks
 from gpu_agent.listeners import Ports
-from gpu_agent.meter import Meter
 from gpu_agent.partitions import Partitions
 from gpu_agent.ranks import RankFolder
 from gpu_agent.reporting import BATCH, HOUSEKEEPING_S, Loops, ReportingAgent, wait_for
@@ -112,18 +111,11 @@ class Agent(ReportingAgent):
         self.exec_sessions = ExecSessions(self.gangs, engine, settings)
         self.kept_files = KeptFiles(launcher, settings)
         host = self._host()
-        self.meter = Meter(
-            self.driver,
-            self.devices,
+        self.meter = self._meter_of(
             host,
-            self.spool,
-            static_w=settings.static_w,
-            boot_id=self.boot_id,
             shim_pids=self.gangs.shim_pids,
             progress_of=self._progress_of,
-            lock=self._device_lock,
             activity_of=self.gangs.activity_of if simulated else lambda _: None,
-            boot=settings.simulated_boot,
         )
         self.health = GpuHealth(
             self.driver, settings, lambda: self.gangs.shim_pids().values(), self.gangs.contained_devices

@@ -163,6 +163,21 @@ class ReportingAgent:
             self._is_held,
         )
 
+    def _meter_of(self, host: HostPower, **of: Any) -> Meter:
+        """Return a meter of all devices and their host; ``of``: what it has from those who use them, as ``Meter``'s."""
+        settings = self.settings
+        return Meter(
+            self.driver,
+            self.devices,
+            host,
+            self.spool,
+            static_w=settings.static_w,
+            boot_id=self.boot_id,
+            lock=self._device_lock,
+            boot=settings.simulated_boot,
+            **of,
+        )
+
     def _host(self) -> HostPower:
         settings = self.settings
         utilisation, power_w = zip(*settings.cpu_power_curve, strict=True)
@@ -355,19 +370,7 @@ class MeasuringAgent(ReportingAgent):
         super().__init__(settings, enrolment)
         self.devices = self._usable(self.devices)
         host = self._host()
-        self.meter = Meter(
-            self.driver,
-            self.devices,
-            host,
-            self.spool,
-            static_w=settings.static_w,
-            boot_id=self.boot_id,
-            shim_pids=dict[str, int],
-            progress_of=lambda _: None,
-            lock=self._device_lock,
-            boot=settings.simulated_boot,
-            apart=True,
-        )
+        self.meter = self._meter_of(host, shim_pids=dict[str, int], progress_of=lambda _: None, apart=True)
         self.health = GpuHealth(self.driver, settings, None)
         self.plane = self._plane_of(client, host, measures_only=True, engine_node=settings.engine_node)
 
