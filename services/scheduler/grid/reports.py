@@ -1,5 +1,6 @@
 """Reports of orders, from the ledger's lines."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -33,12 +34,15 @@ def reported(
         *(np.array([getattr(row, name) for row in rows]) for name in ("start_s", "end_s", "energy_j")),
     )
     # As the baseline: over the time from each node's first whole line to its last, so that the parts come to it.
-    whole = [row for row in rows if row.start_s >= baseline_s - BEFORE_S and row.end_s <= baseline_s]
-    first_s = {row.node_id: row.start_s for row in sorted(whole, key=lambda row: -row.start_s)}
-    last_s = {row.node_id: row.end_s for row in sorted(whole, key=lambda row: row.end_s)}
+    of_node: dict[str, list[LineRow]] = defaultdict(list)
+    for row in rows:
+        if row.start_s >= baseline_s - BEFORE_S and row.end_s <= baseline_s:
+            of_node[row.node_id].append(row)
     before_w = np.zeros(len(owners))
-    for row in whole:
-        before_w[at[row.job_id or ""]] += row.energy_j / (last_s[row.node_id] - first_s[row.node_id])
+    for whole in of_node.values():
+        span_s = max(row.end_s for row in whole) - min(row.start_s for row in whole)
+        for row in whole:
+            before_w[at[row.job_id or ""]] += row.energy_j / span_s
     during_w = lines.within(begin_s, until_s, len(owners)) / (until_s - begin_s)
     limit_w, mean_w = mean_limit_w(limits, begin_s, until_s), float(during_w.sum())
     after = ((ends_s, order.baseline_w), (np.inf, np.inf))
