@@ -32,7 +32,9 @@ ROLES_NOT_KNOWN = {"0.1.0": ("grid",)}
 """Roles of keys that a release has not: going back revokes such keys and leaves them as those of users."""
 
 
-VALUES_NOT_KNOWN = {"0.1.0": (("pool_plans", "trigger", "grid_order", "intensity"),)}
+VALUES_NOT_KNOWN = {
+    "0.1.0": tuple((table, "trigger", "grid_order", "intensity") for table in ("pool_plans", "fleet_plans"))
+}
 """Values that a release has not, as table, column and value, and what takes their place."""
 
 

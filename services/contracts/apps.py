@@ -101,7 +101,12 @@ class AppSpec(Message):
     fleet: Name
     variants: list[AppVariant] = Field(min_length=1, max_length=partition.MAX_VARIANTS)
     sla_p95_ms: Real = said("95th percentile of latency that must be kept, waits included.", gt=0, le=1e7)
-    carbon_weight: Real = said("Weight of carbon against accuracy (lambda).", default=0.5, ge=0, le=1)
+    carbon_weight: Real = said(
+        "Weight of carbon against accuracy (lambda); 1 while an order of the grid is in force, if there is a floor.",
+        default=0.5,
+        ge=0,
+        le=1,
+    )
     max_accuracy_loss_pct: Real | None = maybe(
         "Accuracy floor: how much of the most accurate variant's accuracy may be lost, per cent of it.",
         le=100,
@@ -176,6 +181,7 @@ class FleetPlanTrigger(StrEnum):
     SLA = "sla"  #: An application's latency was above its SLA
     ACCURACY = "accuracy"  #: An application's accuracy was below its floor
     INTENSITY = "intensity"  #: The carbon intensity was more than 5 % off that of the plan before
+    GRID_ORDER = "grid_order"  #: An order of the grid has begun or ended in the fleet's zone
 
 
 class EvaluationFigures(Message):

@@ -39,10 +39,21 @@ def served(**changes: object) -> Present:
         (replace(NOW, basis=Basis({"": 2, "photos": 2}, BASIS.gpus[:1])), "gpus"),
         (replace(NOW, now_s=1_059.0, gco2_per_kwh=400.0), None),
         (replace(NOW, retry_s=2_001.0, gco2_per_kwh=400.0), None),
+        (replace(NOW, basis=replace(BASIS, ordered=True)), "grid_order"),
+        (replace(NOW, basis=replace(BASIS, ordered=True), now_s=1_001.0), "grid_order"),
+        (replace(NOW, basis=replace(BASIS, ordered=True), retry_s=2_001.0), None),
     ],
 )
 def test_a_fleet_is_planned_because_of(present: Present, found: str | None) -> None:
     assert trigger_of(LAST, present) == found
+
+
+def test_a_fleet_goes_back_after_an_order_once_it_may_plan_again() -> None:
+    under_an_order = replace(LAST, basis=replace(BASIS, ordered=True))
+    assert Basis.read(under_an_order.basis.document()) == under_an_order.basis
+    assert trigger_of(under_an_order, replace(NOW, basis=under_an_order.basis)) is None
+    assert trigger_of(under_an_order, replace(NOW, now_s=1_059.0)) is None
+    assert trigger_of(under_an_order, NOW) == "grid_order"
 
 
 def test_the_first_plan_waits_for_nothing_and_a_failed_one_is_tried_again() -> None:

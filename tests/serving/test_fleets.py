@@ -270,6 +270,49 @@ async def test_a_latency_above_the_sla_is_planned_against(world: FleetWorld) -> 
     assert (traffic.answered, traffic.p95_ms, traffic.accuracy_pct) == (750, pytest.approx(900, rel=0.06), 84)
 
 
+async def test_an_order_of_the_grid_is_met_within_the_sla_and_the_floor(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(carbon_weight=0, max_accuracy_loss_pct=8, min_interval_s=3_600), ACME)
+    await world.settle()
+    assert await world.running() == {"photos big.7g": 2}, "accuracy alone counts"
+
+    order = (
+        "INSERT INTO grid_orders (id, key_id, source, body_sha256, name, zone, start_at, end_at, notice_s, steps) "
+        "VALUES ($1, 'k', 'api', '', '', $2, now() + $3, now() + '1 h', 0, '[]')"
+    )
+    await world.database.execute(order, "elsewhere", "DE", timedelta())
+    await world.database.execute(order, "announced", "GB", timedelta(minutes=5))
+    await world.turn(3)
+    assert await world.plans() == [("first", "applied")]
+    await world.database.execute("UPDATE grid_orders SET start_at = now() WHERE id = 'announced'")
+    plan = await world.settle()
+    assert await world.plans() == [("first", "applied"), ("grid_order", "applied")]
+    (found,) = plan["result"]["applications"]
+    assert (found["keeps_limits"], found["accuracy_pct"] < 84) == (True, True)
+    assert not any("big" in each for each in await world.running())
+
+    await world.database.execute("UPDATE grid_orders SET withdrawn_at = now()")
+    await world.turn(3)
+    assert len(await world.plans()) == 2, "a fleet goes back when it may plan again"
+    await world.later(3_600)
+    await world.settle()
+    assert (await world.plans())[-1] == ("grid_order", "applied")
+    assert not any("small" in each for each in await world.running())
+
+
+async def test_without_a_floor_an_order_leaves_the_accuracy_to_its_weight(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(carbon_weight=0), ACME)
+    await world.settle()
+    await world.database.execute(
+        "INSERT INTO grid_orders (id, key_id, source, body_sha256, name, start_at, end_at, notice_s, steps) "
+        "VALUES ('cut', 'k', 'api', '', '', now(), now() + interval '1 h', 0, '[]')"
+    )
+    await world.settle()
+    assert await world.plans() == [("first", "applied"), ("grid_order", "applied")]
+    assert not any("small" in each for each in await world.running())
+
+
 async def test_an_application_whose_mode_is_fixed_gets_proposals_that_an_operator_carries_out(
     world: FleetWorld,
 ) -> None:

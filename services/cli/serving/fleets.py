@@ -20,6 +20,7 @@ WHY = {
     "sla": "latency above an SLA",
     "accuracy": "accuracy below a floor",
     "intensity": "another intensity",
+    "grid_order": "an order of the grid",
 }
 
 

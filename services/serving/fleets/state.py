@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from services.contracts.apps import FleetPlanTrigger
+from services.contracts.apps import AppSpec, FleetPlanTrigger
 from services.contracts.carbon import CurrentIntensity
 from services.contracts.serving import PlanMode
 from services.core.domain.gpus import can_be_sliced
@@ -39,6 +39,7 @@ class FleetState:
     served: Mapping[str, Service]
     plan: PlanRecord | None
     now: datetime
+    ordered: bool  #: Whether an order of the grid is in force in its zone
 
     @property
     def rows(self) -> FleetRows:
@@ -52,7 +53,7 @@ class FleetState:
     @property
     def basis(self) -> Basis:
         """What a plan made now would be based on."""
-        return Basis({"": self.record.revision, **{app.name: app.revision for app in self.apps}}, self.up)
+        return Basis({"": self.record.revision, **{app.name: app.revision for app in self.apps}}, self.up, self.ordered)
 
 
 async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
@@ -68,6 +69,7 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
     arrivals = await queries.apps.arrivals(names, now - timedelta(seconds=WINDOW_S))
     settled = await queries.apps.seen(names, since)
     served = {app.name: _service(app, settled[app.name]) for app in live}
+    ordered = await queries.fleets.is_ordered(record.spec.zone)
     planned: list[PlannedApp] = []
     for app in live:
         failing = [
@@ -78,7 +80,7 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
         planned.append(
             PlannedApp(
                 app.name,
-                app.spec,
+                least_energy(app.spec) if ordered else app.spec,
                 app.revision,
                 rate_per_s(app.spec.requests_per_s, arrivals[app.name], now.timestamp()),
                 served[app.name].is_late,
@@ -96,7 +98,16 @@ async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
         served,
         plan,
         now,
+        ordered,
     )
+
+
+def least_energy(spec: AppSpec) -> AppSpec:
+    """Return the spec while an order of the grid is in force: the least energy within the SLA and the accuracy floor.
+
+    Without a floor, the weights alone keep the accuracy, and they stay.
+    """
+    return spec if spec.max_accuracy_loss_pct is None else spec.model_copy(update={"carbon_weight": 1.0})
 
 
 def of_apps(assignment: Assignment, fleet: FleetState) -> dict[Gpu, tuple[Kind, ...]]:

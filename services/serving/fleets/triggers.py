@@ -20,9 +20,10 @@ class Basis:
 
     revisions: Mapping[str, int]  #: Revisions of its applications by name, and of the fleet under the empty name
     gpus: Sequence[Gpu]  #: The GPUs that were up
+    ordered: bool = False  #: Whether an order of the grid was in force in the fleet's zone
 
     def document(self) -> dict[str, Any]:
-        return {"revisions": dict(self.revisions), "gpus": [list(gpu) for gpu in self.gpus]}
+        return {"revisions": dict(self.revisions), "gpus": [list(gpu) for gpu in self.gpus], "ordered": self.ordered}
 
     def is_same(self, other: Basis) -> bool:
         """Return whether nothing has changed; the order of GPUs does not matter."""
@@ -39,7 +40,8 @@ class Basis:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Basis:
-        return cls(document["revisions"], [(node, gpu) for node, gpu in document["gpus"]])
+        gpus = [(node, gpu) for node, gpu in document["gpus"]]
+        return cls(document["revisions"], gpus, document.get("ordered", False))  # releases up to 0.1 did not say it
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,16 @@ def trigger_of(last: LastPlan | None, present: Present) -> FleetPlanTrigger | No
     """Return why a fleet should be planned now; None if it should not, or not yet."""
     if last is None:
         return FleetPlanTrigger.FIRST
-    if present.now_s < max(last.made_at.timestamp() + present.min_interval_s, present.retry_s):
+    begins = present.basis.ordered and not last.basis.ordered  # it is to be met within seconds
+    wait_s = 0.0 if begins else present.min_interval_s
+    if present.now_s < max(last.made_at.timestamp() + wait_s, present.retry_s):
         return None
     if set(last.basis.gpus) != set(present.basis.gpus):
         return FleetPlanTrigger.GPUS
     if last.basis.revisions != present.basis.revisions:
         return FleetPlanTrigger.PARAMETER
+    if last.basis.ordered != present.basis.ordered:
+        return FleetPlanTrigger.GRID_ORDER
     if last.state in (FleetPlanState.FAILED, FleetPlanState.SUPERSEDED):
         return last.trigger
     if any(each.is_late for each in present.served.values()):

@@ -115,6 +115,11 @@ class FleetRows(SpecRows[FleetRecord]):
         await self._connection.execute(delete(fleet_plans).where(fleet_plans.c.fleet == name))
         await super().remove(name)
 
+    async def is_ordered(self, zone: str) -> bool:
+        """Return whether an order of the grid is in force in a zone."""
+        query = text("SELECT EXISTS (SELECT FROM orders_in_force WHERE zone IS NULL OR zone = :zone)")
+        return bool((await self._connection.execute(query, {"zone": zone})).scalar_one())
+
     # GPUs
 
     async def gpus(self, names: Collection[str]) -> dict[str, list[GpuState]]:

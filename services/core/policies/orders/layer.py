@@ -11,9 +11,9 @@ a limit is taken back by these means, each only if those before it do not suffic
 3. flexible gangs that may not be stopped go below their class;
 4. gangs of class 0: their limits and clocks, then their starts wait, then they pause.
 
-Service instances are left alone: what they draw is taken off the limit beforehand; serving plans its pools with less in
-ordered zones by itself. How far each gang is slowed is
-PowerFlow's choice (``powerflow.controls``), on the values that the class permits; the last watts go to one more gang.
+Service instances are left alone: what they draw is taken off the limit beforehand; serving plans pools and fleets with
+less in ordered zones by itself. How far each gang is slowed is PowerFlow's choice (``powerflow.controls``), on the
+values that the class permits; the last watts go to one more gang.
 Nothing is remembered: the same plan, limit and draw give the same result, so that a gang that was paused waits as long
 as the order leaves no room for it, and a value that an order had set goes back to the policy's when it ends.
 """
