@@ -163,6 +163,7 @@ class EngineReport(NodeMessage):
     places: Places = Places.THEIRS
     mode: EngineMode
     queues: list[Text] = many("Those that are steered.", max_length=1_000)
+    orders: bool = said("Whether its site lets plans say in which order released jobs start.", default=False)
     problem: Text | None = maybe("Why the engine could not be read; then nothing else is said of it.", max_length=500)
     zone: Name | None = None
     nodes: list[EngineNode] | None = maybe("All of them; null: as before, which keeps their leases.", max_length=16_384)
@@ -213,6 +214,10 @@ class EngineReply(NodeMessage):
     stopped: list[str] = many("Jobs of the report that run, of which that run was stopped: they have waited since.")
     decisions: list[EngineDecision] = Field(default_factory=list[EngineDecision])
     outlooks: list[ZoneOutlook] = many("Those that are known of the zones that it was asked for.", exclude_if=is_empty)
+    order: list[str] = many(
+        "Where the engine `orders`, and has reported its nodes: released jobs that wait, first those to start first.",
+        exclude_if=is_empty,
+    )
 
 
 class Direct(NodeMessage):

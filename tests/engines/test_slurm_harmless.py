@@ -144,7 +144,7 @@ def test_a_begin_time_of_its_users_blocks_it_and_a_hold_of_ours_does_not() -> No
 def test_a_hold_over_slurms_own_delay_of_a_requeued_job_gives_that_back() -> None:
     job = pending(eligible_time=NOW_S + 100, restart_cnt=1, admin_comment="a note")
     held = carried_out(job, fields_of(job, EngineAction.HOLD), NOW_S)
-    assert re.fullmatch(rf"wattshift:{NAME} wattshift-hold:\d+/{NOW_S + 100} a note", held.admin_comment)
+    assert re.fullmatch(rf"wattshift:{NAME};wattshift-hold:\d+/{NOW_S + 100} a note", held.admin_comment)
     assert held.eligible_s >= NOW_S + SETTINGS.hold_s
     released = carried_out(held, fields_of(held, EngineAction.RELEASE), NOW_S)
     assert (released.eligible_s, released.admin_comment) == (NOW_S + 100, f"wattshift:{NAME} a note")
@@ -162,7 +162,7 @@ def test_a_job_without_a_decision_is_left_as_it_is() -> None:
     assert fields_of(pending(), None) == tag
     begin_s = NOW_S + 20
     new = pending(eligible_time=begin_s, admin_comment=f"wattshift-hold:{begin_s}")
-    assert fields_of(new, None) == {"admincomment": f"wattshift:{NAME} wattshift-hold:{begin_s}"}
+    assert fields_of(new, None) == {"admincomment": f"wattshift:{NAME};wattshift-hold:{begin_s}"}
 
 
 def theirs_of(kind: str, mode: str = "control", **sizes: int) -> Theirs:

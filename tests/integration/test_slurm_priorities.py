@@ -105,6 +105,7 @@ async def test_nobody_waits_for_what_another_users_limit_does_not_start(site: Si
     assert held_s(site.lab, last) <= PLUGIN_S
 
 
+@pytest.mark.usefixtures("the_lab")
 async def test_priorities_are_slurms_and_an_admins_stays(site: Site) -> None:
     """Age, fair share and QOS count as they do for a job that is left alone, and go on doing so without us."""
     await site.policy("sjf")
@@ -208,3 +209,90 @@ async def test_an_array_waits_for_greener_hours_as_a_whole_and_then_starts_task_
 
     await site.until(all_succeeded, "six tasks and what depends on them succeeded", 120)
     assert "wattshift-hold" not in lab.job(dependent)["AdminComment"]
+
+
+@pytest.mark.usefixtures("the_lab")
+async def test_an_order_that_the_site_asks_for_is_kept_by_nice_and_given_back(site: Site) -> None:
+    """Shorter ones of one account come first there, in the places that Slurm gives these jobs; all others keep theirs.
+
+    An admin's word stands: a priority, a nice value, a hold, and an earlier begin time.
+    """
+    lab = site.lab
+    await site.policy("sjf")
+    running = fill(lab)
+    await site.until_states(**{f"_{number}": "RUNNING" for number in running})
+    longer, shorter, nice, raised, later = (
+        lab.sbatch("sleep 1", f"--time={minutes}", *more, gpus=8)
+        for minutes, more in ((30, ()), (10, ()), (20, ("--nice=50",)), (40, ()), (50, ()))
+    )
+    peer = lab.sbatch("sleep 1", "--time=60", "--comment=wattshift:off", gpus=8)
+    wanted = (shorter, nice, longer, raised, later)
+
+    def order() -> list[str]:
+        rows = [line.split() for line in lab.run("sprio", "-h", "-o", "%Y %i").splitlines()]
+        return [number for _, number in sorted(rows, key=lambda row: -int(row[0])) if number in wanted]
+
+    async def is_kept() -> bool:
+        return order() == list(wanted)
+
+    async def is_given_back() -> bool:
+        nices = [lab.job(number)["Nice"] for number in (*wanted, peer)]
+        return nices == ["0", "50", "0", "0", "0", "0"] and not any(
+            "wattshift-nice" in lab.job(number).get("AdminComment", "") for number in wanted
+        )
+
+    assert order() != list(wanted)
+    await site.steered(partitions="batch", order="account")
+    await site.until(is_kept, "the shortest come first", 120)
+    strangers = factors(lab, peer)
+    assert factors(lab, shorter)["priority"] <= strangers["priority"] + 2, "it passes nobody else"
+    assert strangers["nice"] == 0
+    site.kill_bridge()
+    site.start_bridge(partitions="batch")
+    await site.until(is_given_back, "the next start gives back what a crash has left")
+    site.stop_bridge()
+    site.start_bridge(partitions="batch", order="account")
+    await site.until(is_kept, "it begins anew", 120)
+    lab.run("scontrol", "update", f"jobid={raised}", "priority=777777")
+    lab.run("scontrol", "update", f"jobid={later}", "nice=900")
+    lab.run("scontrol", "hold", longer)
+
+    async def is_left_alone() -> bool:
+        query = "SELECT report ->> 'number' AS number, report ->> 'blocked' AS why FROM engine_jobs WHERE NOT over"
+        said = {row["number"]: row["why"] for row in await site.rows(query)}
+        return [said[number] for number in (raised, later, longer)] == [
+            "its priority was set in Slurm",
+            "its begin time or nice value was changed in Slurm",
+            "it is held in Slurm",
+        ]
+
+    await site.until(is_left_alone, "each says why it is left alone")
+    await another_round(site)
+    assert (lab.job(raised)["Priority"], lab.job(later)["Nice"]) == ("777777", "900")
+    assert (lab.job(longer)["Priority"], lab.job(longer)["Nice"]) == ("0", "0")
+    site.stop_bridge()
+    assert (lab.job(raised)["Priority"], lab.job(later)["Nice"]) == ("777777", "900")
+    assert [lab.job(number)["Nice"] for number in (shorter, nice)] == ["0", "50"]
+
+
+@pytest.mark.usefixtures("the_lab")
+async def test_an_admins_release_of_our_hold_stands(site: Site) -> None:
+    now_s = time.time()
+    site.grid.set([now_s - 3_600, now_s + 2 * 3_600], [900, 10])
+    await site.policy("wait-awhile")
+    running = fill(site.lab)
+    await site.steered(partitions="batch")
+    held = site.lab.sbatch("sleep 1", "--time=5", gpus=8)
+
+    async def is_held() -> bool:
+        return held_s(site.lab, held) > 600
+
+    await site.until(is_held, "it waits for greener hours")
+    site.lab.run("scontrol", "update", f"jobid={held}", "StartTime=now")
+    await another_round(site)
+    job = site.lab.job(held)
+    assert int(job["EligibleTime"]) <= time.time(), job
+    (row,) = await site.rows("SELECT detail FROM jobs WHERE external_id LIKE $1 || '@%'", held)
+    assert "its begin time or nice value was changed in Slurm" in row["detail"]
+    site.lab.run("scancel", *running)
+    await site.until_states(**{f"_{held}": "COMPLETED"})

@@ -309,7 +309,8 @@ CREATE TABLE submissions (
 
 
 -- engines: Tables of engines: what their bridges report (written by telemetry), and what is decided of it (by the scheduler).
--- Engines by the last reports of their bridges; the name is that of the bridge's node.
+-- Engines by the last reports of their bridges; the name is that of the bridge's node. `orders`: plans say in which
+-- order released jobs start there.
 CREATE TABLE engines (
     name TEXT NOT NULL,
     kind TEXT NOT NULL,
@@ -320,15 +321,16 @@ CREATE TABLE engines (
     problem TEXT,
     boot_id TEXT NOT NULL,
     reported_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    orders BOOLEAN DEFAULT false NOT NULL,
     PRIMARY KEY (name)
 );
 
 -- Jobs as their engine has them: `report` is a `contracts.engines.EngineJob`, `over` once it will not run again.
 -- `unfolded` until the scheduler has read the report; it writes `job_id`, and `decision` with its `revision`, which
 -- the bridge names in its reports once it has carried it out, whether any plan knew the job while it waited
--- (`planned`), until when the last one held it back (`would_start_at`), and the grams by which its run then emits less
--- than one begun at once (`would_save_gco2`). `watched`: it was in a dry run, as of the last report. Telemetry writes
--- the other columns.
+-- (`planned`), until when the last one held it back (`would_start_at`), the grams by which its run then emits less
+-- than one begun at once (`would_save_gco2`), and its place in the last plan's order (`rank`). `watched`: it was in a
+-- dry run, as of the last report. Telemetry writes the other columns.
 CREATE TABLE engine_jobs (
     engine TEXT NOT NULL,
     external_id TEXT NOT NULL,
@@ -344,6 +346,7 @@ CREATE TABLE engine_jobs (
     planned BOOLEAN DEFAULT false NOT NULL,
     would_start_at TIMESTAMP WITH TIME ZONE,
     would_save_gco2 DOUBLE PRECISION,
+    rank INTEGER,
     PRIMARY KEY (engine, external_id)
 );
 CREATE INDEX engine_jobs_by_job ON engine_jobs (job_id);

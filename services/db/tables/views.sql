@@ -37,7 +37,8 @@ SELECT allocation_id, node_id, state, exit_code, ended_by, detail, started_at, u
 -- telemetry: engines by the last reports of their bridges.
 CREATE VIEW known_engines AS
 SELECT name, kind, version, places, mode, queues, problem, reported_at,
-       EXISTS (SELECT FROM node_credentials k WHERE k.node_id = name AND k.revoked_at IS NOT NULL) AS revoked
+       EXISTS (SELECT FROM node_credentials k WHERE k.node_id = name AND k.revoked_at IS NOT NULL) AS revoked,
+       orders
   FROM engines;
 
 -- telemetry: what jobs said of their work. `version` changes with each report.

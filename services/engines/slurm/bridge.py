@@ -13,15 +13,26 @@ from itertools import islice
 
 from services.contracts import engines
 from services.engines.slurm.commands import SlurmSilentError
+from services.engines.slurm.ordering import Priority, nice_values
 from services.engines.slurm.reading import SlurmJob, SlurmNode
 from services.engines.slurm.rest import Slurm
 from services.engines.slurm.settings import SlurmSettings
-from services.engines.slurm.steering import Changes, Memory, changes_of, is_for_hours, is_same_run, report_of
+from services.engines.slurm.steering import (
+    SET_BY_HAND,
+    Changes,
+    Memory,
+    changes_of,
+    given_back,
+    is_for_hours,
+    is_same_run,
+    report_of,
+)
 from services.kit.bridges.energy import ModelledEnergy
 from services.kit.bridges.figures import IDLED
 from services.kit.bridges.talk import Talk, unknown_job
 from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
+from services.kit.tasks import to_the_end
 
 log = Log(__name__)
 
@@ -93,6 +104,7 @@ class Bridge:
         self._control_plane = control_plane
         self._talk = Talk("slurm", settings, control_plane, heard=False)
         self._talk.queues = settings.partitions
+        self._talk.orders = settings.order != "none" and settings.mode is engines.EngineMode.CONTROL
         self._identities = Identities()
         self._memories: dict[str, Memory] = {}
         self._older: dict[str, tuple[engines.EngineJob, engines.EngineAction]] = {}
@@ -100,6 +112,8 @@ class Bridge:
         self._nodes: dict[str, SlurmNode] = {}
         self._parts: list[engines.EngineNode] = []
         self._unread: dict[str, Collection[str]] = {"jobs": (), "nodes": ()}
+        self._nices: dict[str, int] = {}
+        self._set_by_hand: set[str] = set()
         self._nodes_at_s = -1e9
         self._looked_at_s = 0.0
         self._energy = ModelledEnergy(settings.energy_interval_s)
@@ -108,7 +122,22 @@ class Bridge:
         self._talk.take(decisions)
 
     async def run(self) -> None:
-        await self._talk.keep_looking(self.look)
+        try:
+            await self._talk.keep_looking(self.look)
+        finally:
+            if self._nices or any(job.our_nice is not None for job in self._jobs.values()):
+                await to_the_end(self._give_back())
+
+    async def _give_back(self) -> None:
+        """Give jobs their own nice values back; where Slurm is silent, the next start does."""
+        try:
+            rows, _ = await self._slurm.jobs()
+            changes = given_back(job for job in rows if job.number not in self._set_by_hand)
+            if changes.size and self._settings.mode is engines.EngineMode.CONTROL:
+                await self._slurm.change(changes)
+                log.info("slurm.given_back", jobs=changes.size)
+        except SlurmSilentError as error:
+            log.error("slurm.silent", error=str(error))
 
     async def look(self) -> Changes:
         """Look once; return what was changed.
@@ -135,6 +164,8 @@ class Bridge:
         # What cannot be read now is as it was when last read, and nothing is done to it.
         kept = {number: job for number, job in self._jobs.items() if job.record in rows.unread}
         self._jobs = {job.number: job for job in rows} | kept
+        for number in self._set_by_hand & self._jobs.keys():
+            self._jobs[number] = replace(self._jobs[number], special=SET_BY_HAND)
         named = self._identities.named(self._jobs.values())
         live = [(job, name) for job, name in named if job.state in ("pending", "running")]
         for _, name in live:
@@ -160,7 +191,9 @@ class Bridge:
             if name in self._older and is_same_run(job, self._older[name][0])
         }
         decisions, heard = self._talk.decisions, self._talk.is_heard
-        changes = changes_of(live, decisions, self._memories, self._settings, now_s, heard=heard, older=older)
+        changes = changes_of(
+            live, decisions, self._memories, self._settings, now_s, heard=heard, older=older, nices=self._nices
+        )
         if not changes.size:
             return changes
         names = {job.number: name for job, name in live}
@@ -213,7 +246,24 @@ class Bridge:
         reply = await self._talk.tell_all(self._parts if fresh else None, [name for _, name in live])
         if fresh:
             self._nodes_at_s = now_s
+            await self._take_order(reply.order, live)
         await self._look_for(reply.unreported, {name for _, name in named}, unread)
+
+    async def _take_order(self, order: Sequence[str], live: Sequence[tuple[SlurmJob, str]]) -> None:
+        """Find the nice values that put released jobs into the plan's order, and the jobs that somebody has put first.
+
+        Once it runs, such a job has no priority to be known by, and stays left alone.
+        """
+        if not self._talk.orders:
+            return
+        try:
+            priorities = await self._slurm.priorities()
+        except SlurmSilentError as error:
+            log.error("slurm.order_unknown", error=str(error))
+            priorities = dict[str, Priority]()
+        was_set = {job.number for job, _ in live} & self._set_by_hand - priorities.keys()
+        self._set_by_hand = was_set | {number for number, each in priorities.items() if each.is_set}
+        self._nices = nice_values(order, {name: job for job, name in live}, priorities, self._settings.order)
 
     def _note_older(self, part: Sequence[engines.EngineJob], reply: engines.EngineReply) -> None:
         for report in part:

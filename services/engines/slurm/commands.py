@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from services.engines.slurm import reading
+from services.engines.slurm.ordering import Priority
 from services.engines.slurm.steering import Changes
 
 _FOR_JOB = re.compile(r"^(?P<words>.*) for job (?P<number>[\d_]+)", re.MULTILINE)
@@ -46,6 +47,16 @@ class Commands:
             self._nodes = _LATER_NODES
             document = await self._json(*self._nodes)
         return _read(reading.read_nodes, document)
+
+    async def priorities(self) -> dict[str, Priority]:
+        """Return the priorities of the jobs that may start, by number; of priority/multifactor alone."""
+        _, out, _ = await self._run("sprio", "--noheader", "--format=%i %Y %N %A %B %F %J %P %Q %S")
+        found: dict[str, Priority] = {}
+        for line in out.splitlines():
+            number, value, nice, *factors = line.split()
+            is_set = not any(map(int, factors)) and int(value) > max(-int(nice), 1) + 1
+            found[number] = Priority(int(value), int(nice), is_set)
+        return found
 
     async def change(self, changes: Changes) -> dict[str, str]:
         """Carry out the changes; return what was refused, by number. What was done before an error shows later."""

@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-TAG = re.compile(r"wattshift:(?P<id>\S+)")  #: In the admin comment: our name for the job
+TAG = re.compile(r"wattshift:(?P<id>[^\s;]+)")  #: In the admin comment: our name for the job
 HOLD = re.compile(r"wattshift-hold:(?P<until>\d+)(?:/(?P<own>\d+))?")
 """In the admin comment: the begin time that we set, UTC seconds, and the one still ahead that it replaced, if any. Also
 written by ``deploy/slurm/job_submit.lua``. Any other begin time is the user's or Slurm's."""
+NICE = re.compile(r"wattshift-nice:(?P<ours>-?\d+)/(?P<own>-?\d+)")
+"""In the admin comment: the nice value that we set, and the one that it replaced."""
 NOTE = "[wattshift]"  #: In the comment: what stands before it is the user's
 _OPTION = re.compile(r"wattshift:(?P<options>\S+)")
 _GPUS = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:,=()]*[^:,=()\d][^:,=()]*))?(?:[:=](?P<count>\d+))?(?=[,(]|$)")
@@ -66,6 +68,9 @@ class SlurmJob:
     admin_comment: str
     hold_s: int
     own_begin_s: int
+    nice: int
+    our_nice: int | None  #: The one that we set last; None: none
+    own_nice: int  #: The one that it has without us
     comment: str
     name: str
     user: str
@@ -101,6 +106,12 @@ class SlurmJob:
     def is_held(self) -> bool:
         """Whether its begin time is one that we have set, and that nobody has changed since."""
         return self.waits and self.hold_s > 0 and self.eligible_s == self.hold_s
+
+    @property
+    def is_taken_back(self) -> bool:
+        """Whether somebody has changed what we had set: begun it before the end of our hold, or given it a priority."""
+        begun = not self.waits_for and 0 < self.eligible_s < self.hold_s
+        return begun or self.our_nice not in (None, self.nice)
 
     @property
     def others_begin_s(self) -> int:
@@ -234,7 +245,9 @@ def _job(row: Mapping[str, Any]) -> tuple[SlurmJob, int]:
     admin, comment = str(row.get("admin_comment") or ""), row.get("comment") or ""
     if isinstance(comment, dict):  # later parsers have all comments in one place
         admin, comment = str(comment.get("administrator") or ""), comment.get("job") or ""
-    tag, hold = TAG.search(admin), HOLD.search(admin)
+    tag, hold, ours = TAG.search(admin), HOLD.search(admin), NICE.search(admin)
+    nice = _int(row.get("nice"))
+    nice -= 2**32 if nice >= 2**31 else 0  # as which 22.05 and 23.02 write negative ones
     gpus, gpu_type, per_node, special = _asked(row)
     hosts = hosts_of(str(row.get("nodes") or ""))
     held = _held(row.get("gres_detail") or [], hosts)
@@ -254,6 +267,9 @@ def _job(row: Mapping[str, Any]) -> tuple[SlurmJob, int]:
         admin_comment=admin,
         hold_s=int(hold["until"]) if hold else 0,
         own_begin_s=int(hold["own"] or 0) if hold else 0,
+        nice=nice,
+        our_nice=int(ours["ours"]) if ours else None,
+        own_nice=int(ours["own"]) if ours else nice,
         comment=str(comment),
         name=str(row.get("name") or ""),
         user=str(row.get("user_name") or row.get("user_id") or ""),

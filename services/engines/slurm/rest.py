@@ -18,6 +18,7 @@ import aiohttp
 import orjson
 
 from services.engines.slurm.commands import Commands, version_of
+from services.engines.slurm.ordering import Priority
 from services.engines.slurm.reading import Rows, SlurmJob, SlurmNode, UnreadableError, read_jobs, read_nodes
 from services.engines.slurm.steering import Changes
 from services.kit.logging import Log
@@ -101,6 +102,9 @@ class Rest:
         cancelled = await asyncio.gather(*map(cancel, changes.cancels))
         rest = replace(changes, updates=_together(left), cancels=[number for number in cancelled if number is not None])
         return refused | (await self._commands.change(rest) if rest.size else {})
+
+    async def priorities(self) -> dict[str, Priority]:
+        return await self._commands.priorities()
 
     async def ended(self, numbers: Sequence[str]) -> dict[tuple[str, int], tuple[str, int | None]]:
         return await self._commands.ended(numbers)

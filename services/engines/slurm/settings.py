@@ -1,7 +1,7 @@
 """The bridge's settings: `ENGINE_SLURM_...`, and those that the whole installation shares."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -25,6 +25,12 @@ class SlurmSettings(BridgeSettings):
     partitions: Annotated[list[str], NoDecode] = many("Partitions whose jobs are steered; by default all.")
     leave_partitions: Annotated[list[str], NoDecode] = many("Partitions whose jobs are left alone.")
     leave_qos: Annotated[list[str], NoDecode] = many("QOS whose jobs are left alone.")
+    order: Literal["none", "user", "account", "partition"] = Field(
+        "none",
+        description="Among which jobs the plan's order counts: those of one user (and QOS, account and partition), of "
+        "one account, or of one partition; `none`: Slurm's order alone. It is set by `nice`, and needs "
+        "priority/multifactor.",
+    )
     nodes_interval_s: float = Field(10.0, gt=0, le=600, description="How often its nodes are.")
     hold_s: float = Field(
         900.0, ge=60, le=86_400, description="A hold ends by itself after so long, unless it is renewed."

@@ -2,7 +2,8 @@
 
 A hold is a begin time ``hold_s`` ahead, renewed when half of it is gone: without us, Slurm starts the job by itself. It
 is written into the job's admin comment, so that a begin time which its user or Slurm has set is never taken for ours,
-and never moved to an earlier one. Priorities are Slurm's own: none is ever set.
+and never moved to an earlier one. Priorities are Slurm's own: none is ever set. Where a site asks for the plan's order,
+nice values are, and given back as soon as there is no such order. Whoever changes what we have set has the last word.
 
 Tasks of an array are planned one by one. Those that wait have one record in Slurm, and are changed together as long as
 the same is decided of them; a change of some of them splits these off.
@@ -11,21 +12,24 @@ the same is decided of them; a change of some of them splits these off.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineMode, EngineShare
 from services.contracts.parallel import MAX_GANG_GPUS
-from services.engines.slurm.reading import HOLD, NOTE, TAG, TASKS, SlurmJob
+from services.engines.slurm.reading import HOLD, NICE, NOTE, TAG, TASKS, SlurmJob
 from services.engines.slurm.settings import SlurmSettings
 
 REQUEUE_DELAY_S = 300
 """Slurm itself lets a requeued job wait for a while; a begin time further ahead was asked for by somebody."""
+TAKEN_BACK = "its begin time or nice value was changed in Slurm"
+SET_BY_HAND = "its priority was set in Slurm"  #: So that Slurm takes no nice value of it, either
 GPUS_ALONE = frozenset({"", "None", "Resources", "Priority", "BeginTime"})
 """Slurm's reasons of jobs that start as soon as they have GPUs and their turn."""
 _SIZES = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _MOST_COMMENT = 1_000
+_OURS = re.compile(r"wattshift(-hold|-nice)?:[^\s;]*;?")  #: A part of an admin comment
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ def why_not(job: SlurmJob, settings: SlurmSettings, now_s: float) -> str:
         return job.special or "it is interactive"
     if job.waits and job.priority == 0:
         return "it is held in Slurm"
+    if job.is_taken_back:
+        return TAKEN_BACK
     if job.waits and not job.eligible_s and not job.waits_for:
         return "it is not eligible yet"
     if job.waits and job.others_begin_s > max(now_s + (REQUEUE_DELAY_S if job.restarts else 0), job.submit_s):
@@ -194,6 +200,7 @@ def changes_of(
     *,
     heard: bool,
     older: Mapping[str, EngineAction] = {},
+    nices: Mapping[str, int] = {},
 ) -> Changes:
     """Return what to change so that jobs match the decisions.
 
@@ -203,6 +210,7 @@ def changes_of(
         memories: What is remembered of each of them.
         heard: Whether the control plane has answered recently; if not, no hold is begun or renewed.
         older: What to do with jobs whose run, as Slurm shows it, is over already: Slurm has restored an older state.
+        nices: The nice values of released jobs in the plan's order, by their numbers; all others have their own.
     """
     if settings.mode is not EngineMode.CONTROL:
         return Changes()
@@ -249,6 +257,12 @@ def changes_of(
                     requeues.append(job.number)
             continue
         fields[job.number] = _waiting(job, name, decision, settings, now_s, heard=heard)
+    for job, name in jobs:
+        is_ordered = heard and job.waits and not why_not(job, settings, now_s) and name in decisions
+        is_ordered = is_ordered and decisions[name].action is EngineAction.RELEASE
+        nice = nices.get(job.number, job.own_nice) if is_ordered else job.own_nice
+        if name not in older and job.special != SET_BY_HAND and (more := _niced(job, fields.get(job.number, {}), nice)):
+            fields[job.number] = fields.get(job.number, {}) | more
     tasks: dict[str, list[SlurmJob]] = {}
     for job, _ in jobs:
         if job.tasks and job.number in fields:
@@ -357,9 +371,30 @@ def _released(job: SlurmJob, now_s: float, name: str = "") -> dict[str, str]:
 
 def _tagged(job: SlurmJob, name: str, mark: str = "") -> dict[str, str]:
     """Return the admin comment with our name, and the mark of a hold if any, before what others wrote there."""
-    theirs = TAG.sub("", HOLD.sub("", job.admin_comment)).strip()
-    ours = f"wattshift:{name}" if name else ""
-    return {"admincomment": " ".join(filter(None, (ours, mark, theirs)))}
+    nice = NICE.search(job.admin_comment)
+    return {"admincomment": _commented(job, f"wattshift:{name}" if name else "", mark, nice[0] if nice else "")}
+
+
+def _commented(job: SlurmJob, *marks: str) -> str:
+    theirs = _OURS.sub("", job.admin_comment).strip()
+    return " ".join(filter(None, (";".join(filter(None, marks)), theirs)))
+
+
+def _niced(job: SlurmJob, fields: Mapping[str, str], nice: int) -> dict[str, str]:
+    """Return the fields that give a job a nice value, or its own one back, beside those that are set anyway."""
+    is_so = nice == job.nice and (job.our_nice is None) == (nice == job.own_nice)
+    if is_so or job.our_nice not in (None, job.nice):
+        return {}
+    text = fields.get("admincomment", job.admin_comment)
+    kept = [found[0] for each in (TAG, HOLD) if (found := each.search(text))]
+    mark = f"wattshift-nice:{nice}/{job.own_nice}" if nice != job.own_nice else ""
+    return {"nice": str(nice), "admincomment": _commented(job, *kept, mark)}
+
+
+def given_back(jobs: Iterable[SlurmJob]) -> Changes:
+    """Return what gives all jobs their own nice values back."""
+    updates = [((job.number,), _niced(job, {}, job.own_nice)) for job in jobs if job.state in ("pending", "running")]
+    return Changes([(numbers, tuple(sorted(fields.items()))) for numbers, fields in updates if fields])
 
 
 def _mark(until_s: int, own_s: int) -> str:

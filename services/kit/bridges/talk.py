@@ -57,6 +57,7 @@ class Talk:
         self.woken = asyncio.Event()  #: Set by decisions, and by whoever wants a look before the next is due
         self.version = ""  #: The engine's version; "" if it is not known
         self.queues: Sequence[str] = ()
+        self.orders = False  #: Whether the engine's site wants the plan's order
         self._gone_since_s: dict[str, float] = {}
         self._kind, self._settings, self._control_plane = kind, settings, control_plane
         self._boot_id = secrets.token_hex(8)
@@ -175,7 +176,8 @@ class Talk:
     async def say(self, **fields: Any) -> EngineReply:
         """Send one report, and take the decisions in its answer."""
         return await self._send(
-            {"version": self.version, "queues": self.queues, "zone": self._settings.own_zone, **fields}
+            {"version": self.version, "queues": self.queues, "orders": self.orders}
+            | {"zone": self._settings.own_zone, **fields}
         )
 
     async def _send(self, fields: Mapping[str, Any]) -> EngineReply:

@@ -75,7 +75,13 @@ class Theirs:
     async def direct(self, connection: Connection, starts: Sequence[Start], holds: Sequence[Hold]) -> None:
         """Tell the bridges which jobs may start, and which must wait until when."""
         await decide(connection, self.wanted(starts, holds))
-        await engines.foresee(connection, self.would_start)
+        await engines.foresee(connection, self.would_start, self.ranks(starts, holds))
+
+    def ranks(self, starts: Sequence[Start], holds: Sequence[Hold]) -> dict[str, int]:
+        """Return the places in the plan's order of jobs that their engines may start, where these ask for it."""
+        waits = [each.job_id for each in holds if each.reason not in HOLDS | {Reason.ENGINE_LIMIT}]
+        named = [job_id for job_id in (*(each.job_id for each in starts), *waits) if job_id in self.live]
+        return {job_id: at for at, job_id in enumerate(named) if self.live[job_id].orders}
 
     def wanted(self, starts: Sequence[Start], holds: Sequence[Hold]) -> dict[str, Json]:
         """Return the decisions, by job, and note until when jobs are held back."""

@@ -36,10 +36,11 @@ UPDATE engine_jobs e SET unfolded = false, watched = g.mode = 'dry_run' FROM kno
 """
 
 FORESEE = """
-UPDATE engine_jobs e SET planned = true, would_start_at = w.start_at, would_save_gco2 = w.saves_gco2
-  FROM unnest($1::text[], $2::timestamptz[], $3::float8[]) AS w (job_id, start_at, saves_gco2)
+UPDATE engine_jobs e SET planned = true, would_start_at = w.start_at, would_save_gco2 = w.saves_gco2, rank = w.rank
+  FROM unnest($1::text[], $2::timestamptz[], $3::float8[], $4::int[]) AS w (job_id, start_at, saves_gco2, rank)
  WHERE e.job_id = w.job_id AND NOT e.over
-   AND NOT (e.planned AND (e.would_start_at, e.would_save_gco2) IS NOT DISTINCT FROM (w.start_at, w.saves_gco2))
+   AND NOT (e.planned AND (e.would_start_at, e.would_save_gco2, e.rank)
+            IS NOT DISTINCT FROM (w.start_at, w.saves_gco2, w.rank))
 """
 
 ADMIT = f"""
@@ -120,7 +121,7 @@ SELECT e.job_id FROM engine_jobs e JOIN known_engines g ON g.name = e.engine AND
 
 LIVE_JOBS = """
 SELECT e.job_id, e.engine, g.mode, g.kind, coalesce(e.decision ->> 'action', '') AS action,
-       coalesce(e.decision IS NULL AND j.queued_at > s.last_active_at, false) AS unplanned
+       coalesce(e.decision IS NULL AND j.queued_at > s.last_active_at, false) AS unplanned, g.orders
   FROM engine_jobs e JOIN known_engines g ON g.name = e.engine JOIN jobs j ON j.id = e.job_id
   LEFT JOIN scheduler_state s ON s.id = 1 WHERE NOT e.over
 """
@@ -275,6 +276,7 @@ class LiveRow(NamedTuple):
     kind: str
     action: str
     unplanned: bool = False  #: Nothing was decided yet, and it is newer than the last active round
+    orders: bool = False  #: Whether the plan's order of what is released counts there
 
 
 class HeldRow(NamedTuple):
@@ -410,11 +412,13 @@ async def unfollowed(connection: Connection, after_s: float, stream: tuple[str, 
     return [(row["engine"], row["decision"]) for row in await connection.fetch(UNFOLLOWED, after_s, *stream)]
 
 
-async def foresee(connection: Connection, starts: Mapping[str, tuple[datetime | None, int | None]]) -> None:
-    """Store until when jobs are held back and the grams which that saves, where it has changed; None: not at all."""
+async def foresee(
+    connection: Connection, starts: Mapping[str, tuple[datetime | None, int | None]], ranks: Mapping[str, int]
+) -> None:
+    """Store until when jobs are held back, the grams which that saves, and their ranks, where these have changed."""
     if starts:
         columns = [list(column) for column in zip(*starts.values(), strict=True)]
-        await connection.execute(FORESEE, list(starts), *columns)
+        await connection.execute(FORESEE, list(starts), *columns, [ranks.get(job_id) for job_id in starts])
 
 
 async def shrinkable(connection: Connection, job_ids: Sequence[str]) -> frozenset[str]:

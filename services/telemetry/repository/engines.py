@@ -25,12 +25,12 @@ RETURNING before.state <> 'up' OR before.boot_id IS DISTINCT FROM $3 OR before.c
 """
 
 _SEEN = """
-INSERT INTO engines (name, kind, version, places, mode, queues, problem, boot_id)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+INSERT INTO engines (name, kind, version, places, mode, queues, problem, boot_id, orders)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 ON CONFLICT (name) DO UPDATE SET kind = excluded.kind,
     version = coalesce(nullif(excluded.version, ''), engines.version),
     places = excluded.places, mode = excluded.mode, queues = excluded.queues, problem = excluded.problem,
-    boot_id = excluded.boot_id, reported_at = now()
+    boot_id = excluded.boot_id, orders = excluded.orders, reported_at = now()
 """
 
 # Only what the engine has itself: a host with an agent of ours keeps its row, whatever a bridge calls its nodes.
@@ -86,6 +86,14 @@ SELECT external_id FROM engine_jobs WHERE engine = $1 AND NOT over AND NOT exter
 
 _DECISIONS = """
 SELECT decision FROM engine_jobs WHERE engine = $1 AND NOT over AND decision IS NOT NULL ORDER BY external_id
+"""
+
+# What a plan has started already comes before what it would start next.
+_ORDER = """
+SELECT e.external_id FROM engine_jobs e LEFT JOIN gangs a ON a.job_id = e.job_id AND a.state = 'starting'
+ WHERE e.engine = $1 AND NOT e.over AND e.report @> '{"state": "pending", "steered": true}'
+   AND e.decision ->> 'action' = 'release' AND (a.id IS NOT NULL OR e.rank IS NOT NULL)
+ ORDER BY a.started_at, e.rank, e.external_id LIMIT 1000
 """
 
 _HOLDERS = """
@@ -157,7 +165,7 @@ async def mirror(
         queues = list(report.queues)
         await connection.execute(
             _SEEN, engine, report.kind, report.version, report.places, report.mode, queues, report.problem,
-            report.boot_id,
+            report.boot_id, report.orders,
         )  # fmt: skip
         if report.nodes is not None:
             newest = {node.name: node for node in report.nodes}
@@ -244,11 +252,13 @@ async def _answer(connection: Connection, engine: str, report: EngineReport, old
     if report.wants_decisions:
         found = await connection.fetch(_DECISIONS, engine)
         decisions = [EngineDecision.as_stored(record[0]) for record in found]
+    ordered = await connection.fetch(_ORDER, engine) if report.orders and report.nodes is not None else []
     return EngineReply(
         unreported=unreported,
         ended=[name for name, is_over in older.items() if is_over],
         stopped=[name for name, is_over in older.items() if not is_over],
         decisions=decisions,
+        order=[record[0] for record in ordered],
     )
 
 
