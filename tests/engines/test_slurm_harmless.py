@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from services.contracts.engines import EngineAction, EngineDecision, EngineMode
 from services.core.cycle.plan import Hold, Preempt
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
+from services.engines.slurm import reasons
 from services.engines.slurm.reading import HOLD, SlurmJob, read_jobs
 from services.engines.slurm.settings import SlurmSettings
 from services.engines.slurm.steering import Memory, changes_of, report_of
@@ -116,18 +118,28 @@ def test_no_begin_time_but_our_own_is_ever_moved_to_an_earlier_one(
             assert job.eligible_s == before.eligible_s
 
 
-@pytest.mark.parametrize(
-    "reason", ["QOSMaxGRESPerUser", "AssocGrpGRES", "Licenses", "ReqNodeNotAvail", "PartitionDown"]
-)
-def test_what_waits_for_something_else_than_gpus_says_so(reason: str) -> None:
-    job = pending(state_reason=reason)
-    assert report_of(job, NAME, None, Memory(), SETTINGS, NOW_S).blocked == reason
+PUBLISHED = frozenset(Path(__file__).with_name("slurm-reasons.txt").read_text().split())
+"""The reasons that the sources of 22.05 to 25.11 name."""
+GPUS_ALONE = {"None", "Resources", "Priority", "BeginTime", "SchedDefer", "Cleaning"}
+SOME = {"QOSMaxGRESPerUser": "its QOS", "MaxGRESPerAccount": "its QOS", "AssocGrpGRES": "its account or user"} | {
+    "Licenses": "what is used up",
+    "ReqNodeNotAvail": "nodes that it cannot have",
+    "Reservation": "nodes that it cannot have",
+    "PartitionDown": "its partition",
+    "Dependency": "other jobs",
+    "JobHeldAdmin": "its release",
+}
 
 
-@pytest.mark.parametrize("reason", ["Resources", "Priority", "BeginTime", "None"])
-def test_what_waits_for_gpus_or_its_time_is_not_blocked(reason: str) -> None:
-    job = pending(state_reason=reason)
-    assert report_of(job, NAME, None, Memory(), SETTINGS, NOW_S).blocked == ""
+@pytest.mark.parametrize("reason", sorted(PUBLISHED | {"SomethingNew"}))
+def test_what_waits_for_something_else_than_gpus_and_its_turn_says_so(reason: str) -> None:
+    """Every reason that was ever published has one meaning; a new one blocks, too."""
+    blocked = report_of(pending(state_reason=reason), NAME, None, Memory(), SETTINGS, NOW_S).blocked
+    meant = [said for said in reasons.MEANINGS if re.fullmatch(said, reason)]
+    assert len(meant) == (reason in PUBLISHED - GPUS_ALONE)
+    assert (blocked == "") == (reason in GPUS_ALONE)
+    assert blocked.partition(": ")[0] == ("" if reason in GPUS_ALONE else reason)
+    assert blocked.partition(": ")[2] == SOME.get(reason, blocked.partition(": ")[2])
 
 
 def test_a_begin_time_of_its_users_blocks_it_and_a_hold_of_ours_does_not() -> None:

@@ -92,7 +92,7 @@ async def test_nobody_waits_for_what_another_users_limit_does_not_start(site: Si
 
     async def says_why() -> bool:
         rows = await site.rows("SELECT detail FROM jobs WHERE reason = 'engine_limit'")
-        return ["QOSMaxGRESPerUser" in row["detail"] for row in rows] == [True] * 3
+        return ["QOSMaxGRESPerUser: its QOS" in row["detail"] for row in rows] == [True] * 3
 
     await site.until(says_why, "three jobs say which limit they wait for")
     last = site.lab.sbatch("sleep 600", "--time=5", gpus=8, user="daemon")
@@ -103,6 +103,37 @@ async def test_nobody_waits_for_what_another_users_limit_does_not_start(site: Si
     site.lab.run("scancel", others[0])
     await site.until_states(**{f"_{last}": "RUNNING"})
     assert held_s(site.lab, last) <= PLUGIN_S
+
+
+async def test_nobody_waits_for_what_licences_or_a_maintenance_do_not_start(site: Site) -> None:
+    """Sixteen GPUs go into maintenance soon; two jobs wait for that and for a licence, and take no GPUs in plans."""
+    lab = site.lab
+    lab.run("scontrol", "create", "reservation", "reservationname=repair", "starttime=now+30minutes", "duration=60",
+            "users=root", "nodes=gpu[3-4]", "flags=maint,ignore_jobs")  # fmt: skip
+    try:
+        await site.policy("joint")
+        await site.steered(partitions="batch")
+        licensed = lab.sbatch("sleep 600", "--licenses=matlab", gpus=8)
+        await site.until_states(**{f"_{licensed}": "RUNNING"})
+        without = lab.sbatch("sleep 600", "--licenses=matlab", "--time=5", gpus=8)
+        repaired = lab.sbatch("sleep 600", "--nodelist=gpu[3-4]", "--nodes=2", "--time=60", gpus=8)
+
+        async def says_why() -> bool:
+            rows = await site.rows(
+                "SELECT report ->> 'blocked' AS why FROM engine_jobs WHERE report ->> 'blocked' > ''"
+            )
+            return {row["why"] for row in rows} == {
+                "Licenses: what is used up",
+                "ReqNodeNotAvail: nodes that it cannot have",
+            }
+
+        await site.until(says_why, "both say why")
+        assert all(held_s(lab, number) <= PLUGIN_S for number in (without, repaired))
+        others = [lab.sbatch("sleep 600", "--time=20", gpus=8, user="daemon") for _ in range(3)]
+        await site.until_states(**{f"_{number}": "RUNNING" for number in others}, within_s=90)
+    finally:
+        lab.run("scancel", "--user=nobody", "--user=daemon", check=False)
+        lab.run("scontrol", "delete", "reservationname=repair")
 
 
 @pytest.mark.usefixtures("the_lab")

@@ -66,6 +66,7 @@ GresTypes=gpu
 JobSubmitPlugins=lua
 ReturnToService=2
 KillWait=3
+Licenses=matlab:1
 JobRequeue=1
 {extra}
 NodeName=gpu[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] \

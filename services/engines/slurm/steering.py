@@ -19,14 +19,13 @@ from datetime import UTC, datetime
 from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineMode, EngineShare
 from services.contracts.parallel import MAX_GANG_GPUS
 from services.engines.slurm.reading import HOLD, NICE, NOTE, TAG, TASKS, SlurmJob
+from services.engines.slurm.reasons import waits_for
 from services.engines.slurm.settings import SlurmSettings
 
 REQUEUE_DELAY_S = 300
 """Slurm itself lets a requeued job wait for a while; a begin time further ahead was asked for by somebody."""
 TAKEN_BACK = "its begin time or nice value was changed in Slurm"
 SET_BY_HAND = "its priority was set in Slurm"  #: So that Slurm takes no nice value of it, either
-GPUS_ALONE = frozenset({"", "None", "Resources", "Priority", "BeginTime"})
-"""Slurm's reasons of jobs that start as soon as they have GPUs and their turn."""
 _SIZES = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _MOST_COMMENT = 1_000
 _OURS = re.compile(r"wattshift(-hold|-nice)?:[^\s;]*;?")  #: A part of an admin comment
@@ -91,7 +90,7 @@ def blocked_by(job: SlurmJob, reason: str) -> str:
     """Return what a job waits for other than GPUs, in our words or Slurm's; ``reason``: why it is left alone."""
     if not job.waits:
         return ""
-    return reason or job.waits_for or ("" if job.reason in GPUS_ALONE else job.reason)
+    return reason or job.waits_for or waits_for(job.reason)
 
 
 def report_of(
