@@ -64,7 +64,7 @@ async def test_the_bridge_takes_all_of_it_and_tells_the_control_plane(lies: Path
     assert set(jobs) == {"1", "2", *tasks, "5", "6", "7", "8", "9", "10", "12"}
     alone = {number: job.why_not for number, job in jobs.items() if job.why_not}
     assert (set(alone), alone["9"]) == ({"7", "8", "9"}, "it is interactive")
-    assert (jobs["6"].blocked, jobs["2"].blocked, jobs["10"].exit_code) == ("QOSMaxGRESPerUser", "", 3)
+    assert (jobs["6"].blocked, jobs["2"].blocked, jobs["10"].exit_code) == ("QOSMaxGRESPerUser: its QOS", "", 3)
     calls = (lies / "calls").read_text().splitlines()
     assert [calls.count(each) for each in ("sinfo --json", "scontrol show nodes --json")] == [1, 3]
 
