@@ -26,7 +26,7 @@ from gpu_agent.controls import Order
 from gpu_agent.inputs import Inputs, fetch_nothing
 from gpu_agent.launch import Launcher
 from gpu_agent.progress import ProgressReader, Report, parse_report
-from gpu_agent.ranks import COMMAND, RankFolder
+from gpu_agent.ranks import COMMAND, Leaving, RankFolder
 from gpu_agent.secrets import CannotStartError, InputError
 from services.contracts.commands import SetDevices, StartGang, StopGang, command_document, read_accepted_start
 from services.contracts.nodes import DeviceControls, EndedBy, Listener, RankState, RankStatus
@@ -73,6 +73,7 @@ class Gang:
     progress: ProgressReader | None = None
     devices: tuple[int, ...] = field(default=())
     settings: DeviceControls | None = None
+    leaving: Leaving | None = None  #: If it goes on only until its job saves its work
     traceparent: str | None = None
     holds_checkpoint: bool | None = None  #: Whether only this node has a checkpoint of its job, once it has ended
     listener: Listener = Listener.NONE
@@ -84,13 +85,27 @@ class Gang:
         return self.state is RankState.EXITED
 
     @property
+    def may_wait(self) -> bool:
+        """Whether it runs, and saves its work at times of its own, and not when it is asked to stop."""
+        return self.state is RankState.RUNNING and self.progress is not None and not self.progress.saves_when_asked
+
+    @property
+    def leaves_now(self) -> bool:
+        """Whether it was to go on until its job saves, and has done so, or has had its time."""
+        if self.leaving is None or not self.may_wait:
+            return False
+        saved = self.progress.saved if self.progress else None
+        is_saved = saved is not None and (saved.saved_at or 0.0) > self.leaving.asked_at
+        return is_saved or shim.clock() >= self.leaving.until
+
+    @property
     def is_due(self) -> bool:
         """Whether it has been given its devices, and nothing has been done yet to start or end it."""
         return self.holding and self.launching is None and self.started_at is None
 
     def status(self) -> RankStatus:
         """Return the status that is reported to the control plane."""
-        report = self.progress.last if self.progress else None
+        report, saved = (self.progress.last, self.progress.saved) if self.progress else (None, None)
         notes = [self.detail, self.progress.problem if self.progress else ""]
         return RankStatus(
             allocation_id=self.allocation_id,
@@ -103,6 +118,8 @@ class Gang:
             progress_done=report.done if report else None,
             progress_total=report.total if report else None,
             noise_scale=report.noise_scale if report else None,
+            saved_at=datetime.fromtimestamp(saved.saved_at, UTC) if saved and saved.saved_at else None,
+            save_s=saved.save_s if saved else None,
             holds_checkpoint=self.holds_checkpoint,
             listener=self.listener if self.start and self.start.spec.service and not self.start.node_rank else None,
         )
@@ -204,7 +221,11 @@ class Gangs:
             log.error("command.unsafe_id", allocation_id=command.allocation_id)
             return
         gang = self._gangs.get(command.allocation_id)
-        if gang is not None:
+        if gang is not None and command.wait_s and gang.may_wait:
+            if gang.leaving is None:
+                gang.folder.leave(command.grace_s, command.wait_s)
+                gang.leaving = gang.folder.leaves()
+        elif gang is not None:
             self._stop(gang, EndedBy.STOP, command.grace_s, "")
         elif not (self.folder / command.allocation_id).exists():
             self.refuse(command.allocation_id, EndedBy.STOP, _SIGTERM_CODE, "stopped before it started")
@@ -284,6 +305,9 @@ class Gangs:
         """
         changed = [gang for gang in self if self._observe(gang)]
         for gang in self:
+            if gang.leaves_now and gang.leaving is not None:
+                self._try_to_stop(gang, EndedBy.STOP, gang.leaving.grace_s, "")
+                changed.append(gang)
             if gang.state is RankState.STOPPING and not gang.holding and not gang.copying:
                 cause = gang.folder.stop_cause() or EndedBy.STOP
                 self._end_unstarted(gang, _SIGTERM_CODE, cause, gang.detail or "stopped before it started")
@@ -540,6 +564,7 @@ def _read_gang(folder: RankFolder) -> Gang:
 
     start, token, traceparent = files.read(folder.path / COMMAND, take, "gang.unreadable") or (None, "", None)
     gang = Gang(folder.path.name, folder, start, token, traceparent=traceparent)
+    gang.leaving = folder.leaves()
     if start is not None:
         gang.devices = tuple(start.devices)
         read_settings = DeviceControls.model_validate

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import thread_time
 from types import FrameType
@@ -25,6 +25,7 @@ _SEARCH_S = 0.02
 """CPU time for all lines of one read: the agent has one thread for all jobs of its node."""
 _LEAST_SEARCH_S = 0.0001
 _STRIKES = 3
+LONGEST_SAVE_S = 1e9
 LARGEST_NOISE = 1e15  #: Samples; a greater noise scale says the same: that no batch is too large
 
 
@@ -33,7 +34,8 @@ class Report:
     """A job's last report.
 
     ``gpu_load`` is the load of its devices where they are simulated, ``local_batch`` its samples per GPU and step, and
-    ``noise_scale`` its gradient noise scale in samples.
+    ``noise_scale`` its gradient noise scale in samples. ``saved_at`` is when it last saved its work, UTC seconds, and
+    ``save_s`` how long that took; ``saves_when_asked``: whether SIGTERM has it do so.
     """
 
     done: float | None
@@ -41,6 +43,9 @@ class Report:
     gpu_load: float | None = None
     local_batch: float | None = None
     noise_scale: float | None = None
+    saved_at: float | None = None
+    save_s: float | None = None
+    saves_when_asked: bool = False
 
     def to_line(self) -> bytes:
         """Return the line that ``parse_report`` reads."""
@@ -56,12 +61,14 @@ def parse_report(line: bytes) -> Report | None:
     if not isinstance(parsed, dict):
         return None
     said = cast("dict[str, object]", parsed)
-    names = ("done", "total", "gpu_load", "local_batch", "noise_scale")
-    done, total, load, batch, noise = (_number(said.get(name)) for name in names)
-    if done is None and load is None:
+    names = ("done", "total", "gpu_load", "local_batch", "noise_scale", "saved_at", "save_s")
+    done, total, load, batch, noise, saved_at, save_s = (_number(said.get(name)) for name in names)
+    if done is None and load is None and saved_at is None:
         return None
     noise = min(noise, LARGEST_NOISE) if noise else None
-    return Report(done, total, None if load is None else min(load, 1.0), batch or None, noise)
+    save_s = min(save_s, LONGEST_SAVE_S) if save_s is not None else None
+    load, heeds = None if load is None else min(load, 1.0), said.get("saves_when_asked") is True
+    return Report(done, total, load, batch or None, noise, saved_at, save_s, heeds)
 
 
 def _number(value: object) -> float | None:
@@ -100,12 +107,13 @@ class FileReader:
             os.close(descriptor)
         self._seen = (status.st_mtime_ns, status.st_size)
         self.written_s = status.st_mtime
-        complete = tail[: tail.rfind(b"\n") + 1]
-        for line in complete.splitlines()[: -_LINES - 1 : -1]:
-            report = parse_report(line)
-            if report is not None:
-                return report
-        return None
+        lines = tail[: tail.rfind(b"\n") + 1].splitlines()[: -_LINES - 1 : -1]
+        report = next((found for line in lines if (found := parse_report(line)) is not None), None)
+        saves = (parse_report(line) for line in lines if b'"saved_at"' in line)
+        saved = next((each for each in saves if each is not None and each.saved_at is not None), None)
+        return (
+            report if report is None or saved is None else replace(report, saved_at=saved.saved_at, save_s=saved.save_s)
+        )
 
 
 class LogReader:
@@ -213,6 +221,8 @@ class ProgressReader:
         self.last_at = self._polled_at = clock()
         """When the report was made, by the agent's clock: between two reads, according to the file's own time."""
         self.gpu_load: float | None = None
+        self.saved: Report | None = None  #: The last report that told when the work was saved
+        self.saves_when_asked = False
 
     @property
     def problem(self) -> str:
@@ -222,8 +232,7 @@ class ProgressReader:
     def poll(self) -> bool:
         """Read file and log; return True if the job has made progress."""
         written = self._file.read()
-        if written is not None and written.gpu_load is not None:
-            self.gpu_load = written.gpu_load
+        self._note(written)
         took = self._take(self._log.read() if self._log else written if self._source == "file" else None)
         now = clock()
         if took:
@@ -234,16 +243,26 @@ class ProgressReader:
 
     def post(self, report: Report) -> bool:
         """Store what the job has posted; return True if the job reports in this way."""
-        if report.gpu_load is not None:
-            self.gpu_load = report.gpu_load
+        self._note(report)
         if self._source != "http":
             return False
         if self._take(report):
             self.last_at = clock()
         return True
 
+    def _note(self, report: Report | None) -> None:
+        """Note what counts wherever it was reported."""
+        if report is not None:
+            self.gpu_load = self.gpu_load if report.gpu_load is None else report.gpu_load
+            self.saves_when_asked |= report.saves_when_asked
+            if report.saved_at is not None and report.saved_at <= time.time():
+                self.saved = report
+
     def _take(self, report: Report | None) -> bool:
-        if report is None or report.done is None or report == self.last:
+        if report is None or report.done is None:
+            return False
+        report = replace(report, saved_at=None, save_s=None, saves_when_asked=False)  # of which nothing is progress
+        if report == self.last:
             return False
         self.last = report
         return True

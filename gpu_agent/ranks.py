@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from gpu_agent import files, shim
 from gpu_agent.account import Account, shim_user
@@ -26,7 +26,7 @@ log = Log(__name__)
 COMMAND = "gang.json"
 PROGRESS, POSTED, DEVICES, SETTINGS = "progress.jsonl", "posted.json", "device.json", "settings.json"
 SCRATCH, ENV_FILE, SHIM_LOG, RELEASED = "scratch", "container.env", "shim.log", "released"
-HOSTFILE = "hostfile"
+HOSTFILE, LEAVES = "hostfile", "leaves"
 
 # Not by its file name: that way it is compiled once, which saves 8 ms and a megabyte for each rank.
 _LAUNCH = "import sys; sys.path.append(sys.argv[1]); import shim; sys.exit(shim.main(sys.argv[2]))"
@@ -86,6 +86,14 @@ class Exit:
     ended_by: EndedBy
     detail: str
     ended_at: datetime
+
+
+class Leaving(NamedTuple):
+    """A rank that is to end when its job next saves its work."""
+
+    grace_s: float
+    asked_at: float  #: UTC seconds
+    until: float  #: When it ends at the latest, on the clock of leases
 
 
 class RankFolder:
@@ -155,6 +163,16 @@ class RankFolder:
             if started is not None and self.is_held():
                 with suppress(ProcessLookupError):
                     os.kill(int(started["shim"]), signal.SIGTERM)
+
+    def leave(self, grace_s: float, wait_s: float) -> None:
+        """Note durably that the rank is to end when its job next saves its work, or after so long."""
+        facts: dict[str, object] = {"grace_s": grace_s, "asked_at": time.time(), "until": shim.clock() + wait_s}
+        shim.write_facts(str(self.path / LEAVES), facts)
+
+    def leaves(self) -> Leaving | None:
+        """Return when the rank is to end; None if nothing waits for that."""
+        facts = shim.read_facts(str(self.path / LEAVES))
+        return None if facts is None else Leaving(*(float(facts[name]) for name in ("grace_s", "asked_at", "until")))
 
     def stop_requested(self) -> bool:
         return (self.path / shim.STOP).exists()

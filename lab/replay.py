@@ -14,6 +14,7 @@ from services.core.cycle.snapshot import (
     Gangs,
     JobTable,
     NodeTable,
+    Saves,
     ServiceInstance,
     SliceJob,
     SliceUnit,
@@ -100,6 +101,8 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         endings={JobId(job_id): Ending(*map(float, each)) for job_id, each in stored.get("endings", {}).items()},
         limit_range_w=np.array(stored.get("limit_range_w", []), dtype=np.float64).reshape(-1, 2),
         min_run_s=stored.get("min_run_s", 0.0),
+        saves={JobId(job_id): Saves(*map(float, each)) for job_id, each in stored.get("saves", {}).items()},
+        save_wait_s=stored.get("save_wait_s", 0.0),
         bound={JobId(job_id): tuple(map(NodeId, on)) for job_id, on in stored.get("bound", {}).items()},
     )
 

@@ -48,12 +48,17 @@ class StartGang(Message):
 
 
 class StopGang(Message):
-    """Stop this node's ranks of a gang: SIGTERM, a grace period, SIGKILL."""
+    """Stop this node's ranks of a gang: SIGTERM, a grace period, SIGKILL.
+
+    With ``wait_s``, ranks that do not save their work when they are asked to stop go on until they next say that they
+    have, for so long at most.
+    """
 
     type: Literal["stop_gang"] = "stop_gang"
     allocation_id: str
     grace_s: float
     reason: str
+    wait_s: float = 0.0
 
 
 class SetDevices(Message):

@@ -356,6 +356,9 @@ class JobProgress(Message):
     total: float | None = None
     unit: str | None = None
     updated_at: Instant
+    saved_at: Instant | None = maybe("When the job last said that it has saved its work; null if it does not say.")
+    save_every_s: float | None = maybe("How long it was until then from the save before, or its start.")
+    save_s: float | None = maybe("How long saving took, by its own word.")
 
 
 class Share(Message):

@@ -460,6 +460,8 @@ class RankStatus(NodeMessage):
     progress_done: Amount | None = None
     progress_total: Amount | None = None
     noise_scale: float | None = maybe("The job's gradient noise scale, samples, if it reports it.", gt=0, le=1e15)
+    saved_at: Instant | None = maybe("When the job last said that it has saved its work.", exclude_if=is_none)
+    save_s: float | None = maybe("How long it said that took, seconds.", ge=0, le=1e9, exclude_if=is_none)
     holds_checkpoint: bool | None = maybe(
         "Whether the job's folder of checkpoints on this node, which no other node has, has anything in "
         "it, once the rank has exited; null where others have it, too, and while that is not known.",

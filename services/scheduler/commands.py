@@ -78,9 +78,11 @@ def base_batch(spec: Json) -> int | None:
     return None if batch is None else spec.get("global_batch") or batch["min"]
 
 
-def stop_commands(allocation_id: str, shares: Iterable[StoredShare], grace_s: float, reason: str) -> list[Outgoing]:
+def stop_commands(
+    allocation_id: str, shares: Iterable[StoredShare], grace_s: float, reason: str, wait_s: float = 0.0
+) -> list[Outgoing]:
     """Return one stop command per share of a gang."""
-    command = command_document(StopGang(allocation_id=allocation_id, grace_s=grace_s, reason=reason))
+    command = command_document(StopGang(allocation_id=allocation_id, grace_s=grace_s, reason=reason, wait_s=wait_s))
     return [Outgoing(command_stream(share["node_id"]), command) for share in shares]
 
 

@@ -29,6 +29,12 @@ class SchedulerSettings(SharedSettings):
     min_run_s: float = Field(
         0, ge=0, description="How long a gang has its GPUs before a policy may stop it; see docs/steering.md."
     )
+    save_wait_s: float | None = Field(
+        None,
+        ge=0,
+        description="How long a gang that a policy stops may go on until it saves its work; unless given, as long as a "
+        "round. See docs/steering.md.",
+    )
     tick_s: float = Field(
         1.0, gt=0, le=60, description="How often the scheduler checks by itself when nothing wakes it."
     )

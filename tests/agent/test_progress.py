@@ -27,6 +27,11 @@ RUNAWAY = r"(a+)+$(?P<done>\d)"
         (b'{"done": 3}', Report(3.0)),
         (b'{"done": "4.5", "total": 10, "gpu_load": 7}', Report(4.5, 10.0, 1.0)),
         (b'{"gpu_load": 0.25}', Report(None, None, 0.25)),
+        (
+            b'{"saved_at": 5, "save_s": 2, "saves_when_asked": true}',
+            Report(None, saved_at=5, save_s=2, saves_when_asked=True),
+        ),
+        (b'{"done": 1, "saved_at": "x", "save_s": -1, "saves_when_asked": 1}', Report(1.0)),
         (b'{"done": -1}', None),
         (b'{"done": true}', None),
         (b'{"done": NaN}', None),
@@ -216,3 +221,15 @@ async def test_a_job_may_post_its_progress(node: Node) -> None:
 def _done(node: Node, gang: str) -> float | None:
     rank = node.plane.rank(gang)
     return rank.progress_done if rank else None
+
+
+def test_a_save_counts_whatever_lines_follow_it(tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    reader = ProgressReader(Progress(), path, tmp_path / "stdout")
+    path.write_bytes(b'{"done": 1, "saved_at": 100.5, "save_s": 3}\n{"done": 2}\n')
+    assert reader.poll() is True
+    assert (reader.last, reader.saved and (reader.saved.saved_at, reader.saved.save_s)) == (Report(2.0), (100.5, 3.0))
+    with path.open("ab") as file:
+        file.write(b'{"done": 2, "saved_at": 1e12, "saves_when_asked": true}\n')
+    assert reader.poll() is False, "a save is no progress"
+    assert (reader.saved and reader.saved.saved_at, reader.saves_when_asked) == (100.5, True), "none in the future"

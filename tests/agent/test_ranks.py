@@ -7,6 +7,8 @@ import signal
 import stat
 import sys
 
+import pytest
+
 from services.contracts.commands import StopGang
 from services.contracts.nodes import EndedBy
 from tests.agent.conftest import Node, eventually
@@ -175,3 +177,47 @@ async def test_the_state_folder_is_nobody_elses_to_read(node: Node) -> None:
 def _has_printed(node: Node, gang: str, text: str) -> bool:
     stdout = node.rank_dir(gang) / "stdout"
     return stdout.exists() and text in stdout.read_text()
+
+
+SAVES_LATER = (
+    "while [ ! -e go ]; do sleep 0.05; done; "
+    """printf '{"done": 1, "saved_at": %s}\\n' $(date +%s.%N) >> $WATTSHIFT_PROGRESS_FILE; exec sleep 600"""
+)
+
+
+async def test_a_stop_that_may_wait_comes_with_the_next_save_whatever_agents_die(node: Node) -> None:
+    await node.start()
+    gang = await node.run("sh", "-c", SAVES_LATER, working_dir=str(node.folder))
+    await eventually(lambda: node.plane.state(gang) == "running")
+    await node.send(StopGang(allocation_id=gang, grace_s=5, reason="test", wait_s=600))
+    await eventually(lambda: (node.rank_dir(gang) / "leaves").exists())
+    node.kill()
+    await node.start()
+    assert node.plane.state(gang) == "running"
+    (node.folder / "go").touch()
+    await eventually(lambda: node.plane.state(gang) == "exited")
+    rank = node.plane.rank(gang)
+    assert rank is not None
+    assert rank.ended_by is EndedBy.STOP
+    assert rank.saved_at is not None
+
+
+@pytest.mark.parametrize("says", ['{"done": 1, "saves_when_asked": true}', '{"done": 1}'])
+async def test_a_job_that_saves_when_asked_is_asked_at_once_and_others_when_their_time_is_over(
+    node: Node, says: str
+) -> None:
+    await node.start()
+    gang = await node.run("sh", "-c", f"echo '{says}' >> $WATTSHIFT_PROGRESS_FILE; exec sleep 600")
+    await eventually(lambda: (rank := node.plane.rank(gang)) is not None and rank.progress_done == 1)
+    await node.send(StopGang(allocation_id=gang, grace_s=5, reason="test", wait_s=600 if "when" in says else 0.5))
+    await eventually(lambda: node.plane.state(gang) == "exited")
+
+
+async def test_a_stop_that_presses_ends_the_wait(node: Node) -> None:
+    await node.start()
+    gang = await node.run(*SLEEP)
+    await eventually(lambda: node.plane.state(gang) == "running")
+    await node.send(StopGang(allocation_id=gang, grace_s=5, reason="test", wait_s=600))
+    await eventually(lambda: (node.rank_dir(gang) / "leaves").exists())
+    await node.send(StopGang(allocation_id=gang, grace_s=5, reason="test"))
+    await eventually(lambda: node.plane.state(gang) == "exited")

@@ -248,3 +248,25 @@ def test_the_noise_scale_comes_from_two_batches() -> None:
     assert job.noise_scale(1.0, 10, 2.0, 100) is None, "too noisy to tell"
     with pytest.raises(ValueError, match="large_batch must be larger"):
         job.noise_scale(1.0, 10, 2.0, 10)
+
+
+def test_a_save_is_said_with_every_report_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "progress"
+    monkeypatch.setenv("WATTSHIFT_PROGRESS_FILE", str(file))
+    monkeypatch.setattr(job, "_reported", job._Reported())
+    monkeypatch.setattr(job.time, "time", lambda: 1_700_000_000.5)
+
+    job.progress(1)
+    job.saved(2.5)
+    job.progress(2)
+    monkeypatch.setenv("RANK", "1")
+    job.saved()
+
+    saved = {"saved_at": 1_700_000_000.5, "save_s": 2.5}
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        {"done": 1},
+        {"done": 1} | saved,
+        {"done": 2} | saved,
+    ]
+    with pytest.raises(ValueError, match="not negative"):
+        job.saved(-1)

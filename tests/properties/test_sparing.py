@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.cycle.plan import Plan, Preempt
-from services.core.cycle.snapshot import RUNNING, Snapshot, Trigger
+from services.core.cycle.snapshot import RUNNING, Saves, Snapshot, Trigger
 from services.core.domain.ids import JobId
+from services.core.domain.orders import PowerOrder
 from services.core.domain.reasons import Reason
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import FAIR, POLICIES, build_policy
@@ -71,3 +73,64 @@ def test_a_deadline_that_would_be_missed_lifts_the_guarantee(deadline_s: float, 
     timed = replace(snapshot, min_run_s=3_000.0, next_active_s=NOON_S + 1_800.0)
     assert stopped(planned("las", snapshot)), "nothing is stopped anyhow"
     assert bool(stopped(planned("las", timed))) is goes
+
+
+@pytest.mark.parametrize("name", EVERYONE)
+@settings(max_examples=15)
+@given(
+    snapshot=snapshots(Trigger.ACTIVE), ages_s=st.lists(st.floats(0, 5_000), min_size=8), every_s=st.floats(1, 9_000)
+)
+def test_stops_are_as_ever_and_wait_for_the_next_save_alone(
+    name: str, snapshot: Snapshot, ages_s: list[float], every_s: float
+) -> None:
+    saves = {each: Saves(NOON_S - ages_s[at % 8], every_s) for at, each in enumerate(snapshot.jobs.ids)}
+    told = replace(snapshot, saves=saves, save_wait_s=1_800.0)
+    free, waits = planned(name, snapshot), planned(name, told)
+    assert [replace(each, wait_s=0.0) if isinstance(each, Preempt) else each for each in waits.actions] == [
+        *free.actions
+    ]
+    for job_id, stop in stopped(waits).items():
+        at = snapshot.jobs.index[job_id]
+        since_s = max(saves[job_id].last_s, snapshot.jobs.waiting_since_s[at])
+        assert stop.wait_s <= max(since_s + every_s - NOON_S, 0.0) + 0.25 * min(every_s, 1_800.0)
+        assert 0 <= stop.wait_s <= 1.25 * 1_800.0
+        is_due = NOON_S <= since_s + every_s <= NOON_S + 1_800.0 and snapshot.jobs.phase[at] == RUNNING
+        assert stop.wait_s or not is_due or waits.hurries
+
+
+@pytest.mark.parametrize("name", EVERYONE)
+@settings(max_examples=15)
+@given(snapshot=with_windows())
+def test_nothing_is_waited_for_before_a_window(name: str, snapshot: Snapshot) -> None:
+    saves = {each: Saves(NOON_S - 60.0, 100.0) for each in snapshot.jobs.ids}
+    soon = replace(snapshot, windows=tuple(replace(each, start_s=NOON_S + 200.0) for each in snapshot.windows))
+    plan = planned(name, replace(soon, saves=saves, save_wait_s=1_800.0))
+    assert not any(each.wait_s for each in stopped(plan).values())
+    assert plan.hurries is bool(saves and soon.windows)
+
+
+def of_a_job_that_saves(**changes: object) -> Plan:
+    runs = a_job("old", on={"n0": (0,)}, preemptible=True, waiting_since_s=NOON_S - 3_000, attained_gpu_s=90_000.0)
+    waits = a_job("new", submitted_s=NOON_S - 10, deadline_s=NOON_S + float(str(changes.pop("deadline_s", "inf"))))
+    snapshot = a_snapshot([runs, waits], [a_node("n0", gpus=1)], trigger=Trigger.ACTIVE)
+    saves = {JobId("old"): Saves(NOON_S - 1_000.0, 1_500.0)}
+    return planned("las", replace(snapshot, **{"saves": saves, "save_wait_s": 1_800.0, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wait_s"),
+    [
+        ({}, 500.0 + 375.0),
+        ({"save_wait_s": 600.0}, 500.0 + 150.0),
+        ({"save_wait_s": 400.0}, 0.0),
+        ({"save_wait_s": 0.0}, 0.0),
+        ({"saves": {JobId("old"): Saves(NOON_S - 5_000.0, 1_500.0)}}, 0.0),
+        ({"saves": {JobId("old"): Saves(NOON_S - 1_000.0, float("nan"))}}, 0.0),
+        ({"deadline_s": 2_000.0}, 0.0),
+        ({"orders": (PowerOrder("o", -1, 1e9, 1e9, math.inf, NOON_S + 600.0),)}, 0.0),
+    ],
+)
+def test_a_stop_waits_if_the_next_save_is_near_and_nothing_presses(changes: dict[str, object], wait_s: float) -> None:
+    plan = of_a_job_that_saves(**changes)
+    assert stopped(plan)[JobId("old")].wait_s == pytest.approx(wait_s)
+    assert plan.hurries is bool({"deadline_s", "orders"} & changes.keys())

@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from lab.replay import snapshot_from_json
+from services.contracts.commands import StopGang
 from services.core.cycle.recording import plan_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
@@ -214,3 +215,50 @@ async def test_no_policy_stops_a_gang_before_its_guaranteed_run_is_over(postgres
             await world.scheduler.turn()
             states.append(await world.state(job))
         assert states == ["running", "preempting"]
+
+
+async def outgoing_stops(world: World) -> list[tuple[str, float]]:
+    return [(stream, each.wait_s) for stream, each in await world.outbox() if isinstance(each, StopGang)]
+
+
+async def a_gang_that_is_waited_for(world: World) -> str:
+    """Return a job on two nodes that is to be stopped when it saves its work, in about 20 minutes."""
+    for name in ("n1", "n2"):
+        await world.node(name, 1)
+    job = await world.running(2)
+    await world.fetch("UPDATE jobs SET attained_gpu_s = 1e6 WHERE id = $1 RETURNING 1", job)
+    await world.fetch("UPDATE allocations SET started_at = started_at - interval '1 hour' RETURNING 1")
+    await world.fetch(
+        "INSERT INTO job_progress (job_id, done, saved_at, save_every_s) "
+        "VALUES ($1, 1, now() - interval '10 minutes', 1800) RETURNING 1",
+        job,
+    )
+    await world.job(1)
+    await world.fetch("UPDATE scheduler_state SET last_active_at = NULL RETURNING 1")
+    await world.scheduler.turn()
+    assert await world.state(job) == "preempting"
+    return job
+
+
+@pytest.mark.parametrize("presses", ["nothing", "saved", "cancel", "instance"])
+async def test_a_gang_that_will_soon_save_is_stopped_then_or_when_something_presses(
+    postgres_url: str, redis_url: str, presses: str
+) -> None:
+    async with a_world(fresh_database(postgres_url), redis_url, policy="las", republish_after_s=0.01) as world:
+        job = await a_gang_that_is_waited_for(world)
+        ((stream, wait_s),) = await outgoing_stops(world)
+        assert wait_s == pytest.approx(1_200 + 450, abs=60)
+        assert ":n1:" in stream, "rank 0 alone reports"
+        await world.fetch("DELETE FROM outbox RETURNING 1")
+        await world.scheduler.turn()
+        assert not await outgoing_stops(world), "nothing is repeated meanwhile"
+        if presses == "saved":
+            await world.report(await world.allocation(job), "stopping", "n1")
+        elif presses == "cancel":
+            await world.ask(job, "cancel")
+        elif presses == "instance":
+            await world.job(1, service={"zone": "Z"})
+        await world.scheduler.turn()
+        told = [] if presses == "nothing" else [0.0, 0.0]
+        assert [wait_s for _, wait_s in await outgoing_stops(world)] == told
+        assert await world.state(job) == "preempting"

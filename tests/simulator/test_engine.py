@@ -12,6 +12,7 @@ from services.core.parallel.graph import data_parallel
 from services.core.policies.registry import POLICIES, build_policy
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.behaviour import GangTables
+from services.simulator.engine.events import FAIL
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.simulation import Simulation
 from services.simulator.workload import Behaviour, ClusterSpec, ForecastKind
@@ -120,6 +121,61 @@ def test_a_gang_is_stopped_in_the_round_after_its_guaranteed_run() -> None:
 
     assert result.preemptions == 1
     assert result.columns.started_s[1] - START_S == pytest.approx(5_400.0 + 20.0)
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "lost_s", "waits_s"), [(0.0, 1_600.0, 0.0), (None, 0.0, 400.0), (300.0, 1_600.0, 0.0)]
+)
+def test_a_job_that_saves_at_intervals_alone_is_stopped_then(
+    wait_s: float | None, lost_s: float, waits_s: float
+) -> None:
+    jobs = a_workload([(0.0, 7_200.0, 1), (3_500.0, 600.0, 1)], [a_profile(restart_s=0.0)])
+    options = EngineOptions(checkpoint_every_s=2_000.0, interval_jobs=1.0, save_wait_s=wait_s)
+
+    run = Simulation(build_policy("las", {}), jobs, ONE, a_trace(), options)
+    result = run.run({})
+
+    assert (result.preemptions, run.gangs.lost_gpu_s) == (1, pytest.approx(lost_s))
+    assert result.columns.started_s[1] - START_S == pytest.approx(3_600.0 + waits_s)
+    assert result.columns.gpu_s[0] == pytest.approx(7_200.0 + lost_s)
+
+
+def test_a_job_that_ends_while_it_is_waited_for_has_ended() -> None:
+    jobs = a_workload([(0.0, 3_700.0, 1), (3_500.0, 600.0, 1)], [a_profile(restart_s=0.0)])
+    options = EngineOptions(checkpoint_every_s=2_000.0, interval_jobs=1.0)
+
+    result = simulate("las", jobs, ONE, a_trace(), options=options)
+
+    assert (result.preemptions, result.completed) == (0, 2)
+    assert result.columns.jct_s.tolist() == pytest.approx([3_700.0, 800.0])
+
+
+def test_what_is_waited_for_is_lost_with_its_node() -> None:
+    jobs = a_workload([(0.0, 7_200.0, 1), (3_500.0, 600.0, 1)], [a_profile(restart_s=0.0)])
+    options = EngineOptions(checkpoint_every_s=2_000.0, interval_jobs=1.0, until_s=START_S + 3_800.0)
+    run = Simulation(build_policy("las", {}), jobs, ONE, a_trace(), options)
+    run._events.push(START_S + 3_700.0, FAIL, 0)
+    run.run({})
+
+    assert (run.gangs.leaving, run.gangs.lost_gpu_s) == ({}, pytest.approx(1_700.0))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policys_stops_lose_work_of_jobs_that_tell_when_they_save(policy: str) -> None:
+    lost_s = list[float]()
+    for wait_s in (0.0, None):
+        options = EngineOptions(interval_jobs=1.0, save_wait_s=wait_s)
+        run = Simulation(
+            build_policy(policy, {}),
+            a_year(80, days=0.4, gpus=8, load=1.6),
+            ClusterSpec.parse("4x2:RTX3090"),
+            a_trace(),
+            options,
+        )
+        assert run.run({}).completed == 80
+        lost_s.append(run.gangs.lost_gpu_s)
+    assert lost_s[1] == pytest.approx(0.0, abs=1e-3)
+    assert lost_s[0] > 3_600.0 or policy not in ("las", "green", "joint")
 
 
 def test_a_lost_node_costs_the_work_since_the_last_checkpoint_and_the_job_still_ends() -> None:

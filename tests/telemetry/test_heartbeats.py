@@ -1,7 +1,7 @@
 """Registration, heartbeats and leases."""
 
 import asyncio
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -449,3 +449,22 @@ async def test_what_no_device_can_show_is_refused_and_the_list_of_nodes_is_read(
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     listed = await plane.http.get("/v1/nodes", headers=service_headers(OPERATOR))
     assert listed.status_code == 200
+
+
+async def test_saves_are_kept_with_how_often_they_come(plane) -> None:
+    agent = await plane.agent()
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n0": [0]})
+    async with plane.database.connection() as connection:
+        began = await connection.fetchval(
+            "UPDATE allocations SET running_at = now() - interval '1 h' RETURNING running_at"
+        )
+    found = list[tuple[float, float | None, float | None]]()
+    for minutes, save_s in ((20, 4.0), (30, None), (30, None), (25, 9.0)):
+        saved_at = began + timedelta(minutes=minutes)
+        agent.say(gang, RankState.RUNNING, progress_done=5, saved_at=saved_at.isoformat(), save_s=save_s)
+        await agent.beat()
+        async with plane.database.connection() as connection:
+            row = await connection.fetchrow("SELECT * FROM job_progress WHERE job_id = $1", job)
+        found.append(((row["saved_at"] - began).total_seconds() / 60, row["save_every_s"], row["save_s"]))
+    assert found == [(20, 1_200, 4), (30, 600, 4), (30, 600, 4), (30, 600, 4)]

@@ -57,6 +57,9 @@ _WITH_ALL: Select[Any] = select(
     reported_work.c.done,
     reported_work.c.total,
     reported_work.c.updated_at.label("progress_at"),
+    reported_work.c.saved_at,
+    reported_work.c.save_every_s,
+    reported_work.c.save_s,
     footprints.c.energy_j,
     footprints.c.gpu_energy_j,
     footprints.c.estimated_energy_j,
@@ -283,4 +286,12 @@ def _progress(row: Row[Any], spec: JobSpec) -> JobProgress | None:
     if row.done is None:
         return None
     total = row.total if row.total is not None else spec.work and spec.work.total
-    return JobProgress(done=row.done, total=total, unit=spec.work and spec.work.unit, updated_at=row.progress_at)
+    return JobProgress(
+        done=row.done,
+        total=total,
+        unit=spec.work and spec.work.unit,
+        updated_at=row.progress_at,
+        saved_at=row.saved_at,
+        save_every_s=row.save_every_s,
+        save_s=row.save_s,
+    )

@@ -214,7 +214,10 @@ def _progress_words(job: dict[str, Any]) -> str:
     if not progress:
         return "-"
     share = output.progress_share(job)
-    return f"{progress['done']:g}" + (f" of {progress['total']:g} ({share:.0%})" if share is not None else "")
+    saved = f"; saved {output.age(progress['saved_at'])} ago" if progress.get("saved_at") else ""
+    every = f", last after {output.duration(progress['save_every_s'])}" if progress.get("save_every_s") else ""
+    done = f"{progress['done']:g}" + (f" of {progress['total']:g} ({share:.0%})" if share is not None else "")
+    return done + saved + every
 
 
 def logs(

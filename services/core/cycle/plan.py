@@ -37,11 +37,15 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Stop a gang with its grace period; the job waits again. ``next_gpus`` is its size when it restarts."""
+    """Stop a gang with its grace period; the job waits again. ``next_gpus`` is its size when it restarts.
+
+    ``wait_s``: it goes on until it next says that it has saved its work, for so long at most.
+    """
 
     job_id: JobId
     reason: Reason
     next_gpus: int
+    wait_s: float = 0.0
 
 
 class Hold(NamedTuple):
@@ -133,12 +137,14 @@ class Plan:
     """The answer to one snapshot. Jobs and nodes without an action stay as they are.
 
     ``look_again_s``: when the policy wants to be asked again even if nothing changes by then; UTC seconds.
+    ``hurries``: whether gangs that were stopped and are waited for (``Preempt.wait_s``) are to stop now.
     """
 
     snapshot_version: int
     actions: tuple[Action, ...]
     nodes: tuple[PowerNode, ...] = ()
     look_again_s: float | None = None
+    hurries: bool = False
 
 
 UNRANKED = frozenset({Reason.GREENER_HOURS, Reason.SHORTER_FIRST})

@@ -55,6 +55,8 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "endings": {job_id: [*map(_plain, ending)] for job_id, ending in sorted(snapshot.endings.items())},
         "limit_range_w": [[_plain(value) for value in row] for row in snapshot.limit_range_w.tolist()],
         "min_run_s": snapshot.min_run_s,
+        "saves": {job_id: [*map(_plain, saves)] for job_id, saves in sorted(snapshot.saves.items())},
+        "save_wait_s": snapshot.save_wait_s,
         "bound": {job_id: list(on) for job_id, on in sorted(snapshot.bound.items())},
     }
 

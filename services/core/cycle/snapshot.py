@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from functools import cached_property
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -273,6 +273,13 @@ class SliceJob:
     units: Bools  #: (n_slice_units,) where it may run, free or not: slices of its size, on nodes that take work
 
 
+class Saves(NamedTuple):
+    """When a job last said that it has saved its work, UTC seconds, and how long it is from one time to the next."""
+
+    last_s: float
+    every_s: float  #: NaN: unknown
+
+
 @dataclass(frozen=True)
 class TenantShares:
     """What decides between tenants; see ``services.core.cycle.shares``."""
@@ -344,6 +351,8 @@ class Snapshot:
             are left out.
         min_run_s: How long a gang holds its GPUs before a policy may stop it, seconds; kept by the layer of
             ``services.core.policies.sparing`` under every policy.
+        saves: When gangs that run or stop last saved their work, for jobs that tell.
+        save_wait_s: How long a gang that a policy stops may be waited for to save its work, seconds.
         limit_range_w: (n_gpu_models, 2) the lowest power limit that devices take and their default one, watts, NaN
             where devices do not say; empty: unknown.
         shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.shares``).
@@ -393,6 +402,8 @@ class Snapshot:
     windows: tuple[Window, ...] = ()
     endings: Mapping[JobId, Ending] = field(default_factory=dict[JobId, Ending])
     min_run_s: float = 0.0
+    saves: Mapping[JobId, Saves] = field(default_factory=dict[JobId, Saves])
+    save_wait_s: float = 0.0
     limit_range_w: Floats = field(default_factory=lambda: np.empty((0, 2)))
 
     def again(self, **changed: Any) -> Snapshot:

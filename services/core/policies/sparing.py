@@ -1,33 +1,76 @@
-"""The layer over every policy that gives each gang a guaranteed run: a stop soon after a start wastes both.
+"""The layer over every policy that lets its stops waste little: gangs have a guaranteed run, and stop when they save.
 
 A policy decides as ever; what it stops for its own order before ``Snapshot.min_run_s`` of a gang's run are over goes
 on, and is looked at again in the next active round. So no gang is stopped that would not be without the layer, and a
-policy that remembers what it has tried, as GREEN does, tries the same. Stops for orders of the grid and for windows are
-not the policy's, and happen in time.
+policy that remembers what it has tried, as GREEN does, tries the same.
 
-A waiting job that would miss its deadline by waiting so long lifts the guarantee for the round.
+A gang that is stopped and will soon save its work, by when it last did and how often it does (``Snapshot.saves``), goes
+on until then: at most ``Snapshot.save_wait_s``, and a quarter more if it is late. It works meanwhile, so that the wait
+costs those that get its GPUs time, and nobody work. Whoever carries out the plan ends the wait when the work is saved.
+
+Stops for orders of the grid and for windows are not the policy's, and happen in time. While GPUs or watts are needed at
+once (``urgent``), nothing waits, and what waits already is stopped (``Plan.hurries``). A waiting job that would miss
+its deadline lifts the guarantee, too.
 """
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from services.core.cycle.plan import Plan, Preempt
-from services.core.cycle.policy import Layer, Memory
+from services.core.cycle.policy import Layer, Memory, Policy, PowerLimited
 from services.core.cycle.snapshot import QUEUED, RUNNING, Snapshot
+from services.core.domain.windows import GRACE_S
+
+LATE = 0.25  #: By how much a gang may be late with its next save, as a share of the interval or of the longest wait
 
 
 class Sparing(Layer[Memory]):
-    """A policy that stops no gang before its guaranteed run is over."""
+    """A policy that stops no gang before its guaranteed run is over, and gangs that tell when they save, then."""
+
+    def __init__(self, policy: Policy[Memory], *, hurries: bool) -> None:
+        super().__init__(policy)
+        self._hurries = hurries
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
         """Return the policy's plan without the stops that come too soon, and its memory."""
         plan, following = self.inner.decide(snapshot, memory)
-        if any(isinstance(each, Preempt) for each in plan.actions) and not _urgent(snapshot):
+        if snapshot.min_run_s and not _late(snapshot, snapshot.min_run_s + _round_s(snapshot)):
             kept = tuple(each for each in plan.actions if not (isinstance(each, Preempt) and _new(snapshot, each)))
             plan = replace(plan, actions=kept)
+        if self._hurries:
+            return replace(plan, hurries=True), following
+        if snapshot.saves:
+            plan = replace(plan, actions=tuple(_waiting(snapshot, each) for each in plan.actions))
         return plan, following
+
+
+def urgent(snapshot: Snapshot, policy: Policy[Any]) -> bool:
+    """Whether GPUs or watts are needed too soon for gangs to wait until they save.
+
+    So it is under orders of the grid, before and in windows, for service instances, under a policy with a power limit,
+    and if a waiting job would be late.
+    """
+    wait_s = snapshot.save_wait_s * (1 + LATE)
+    grace_s = max([GRACE_S, *(each.grace_s for each in snapshot.endings.values())])
+    return (
+        bool(snapshot.orders or snapshot.services)
+        or any(window.start_s - snapshot.now_s < wait_s + grace_s for window in snapshot.windows)
+        or (isinstance(policy, PowerLimited) and math.isfinite(policy.power_limit_w(snapshot)))
+        or _late(snapshot, wait_s)
+    )
+
+
+def _waiting(snapshot: Snapshot, action: Any) -> Any:
+    """Return an action; the stop of a gang that will soon save, with how long it is waited for."""
+    saves = snapshot.saves.get(action.job_id) if isinstance(action, Preempt) else None
+    if saves is None or (at := snapshot.jobs.index.get(action.job_id)) is None or snapshot.jobs.phase[at] != RUNNING:
+        return action
+    left_s = max(saves.last_s, snapshot.jobs.waiting_since_s.item(at)) + saves.every_s - snapshot.now_s
+    late_s = LATE * min(saves.every_s, snapshot.save_wait_s)
+    return replace(action, wait_s=left_s + late_s) if -late_s < left_s <= snapshot.save_wait_s else action
 
 
 def _new(snapshot: Snapshot, stop: Preempt) -> bool:
@@ -37,10 +80,13 @@ def _new(snapshot: Snapshot, stop: Preempt) -> bool:
     return jobs.phase[at] != RUNNING or snapshot.now_s - jobs.waiting_since_s.item(at) < snapshot.min_run_s
 
 
-def _urgent(snapshot: Snapshot) -> bool:
-    """Whether a waiting job would be late if a stop came a guaranteed run and a round later."""
+def _round_s(snapshot: Snapshot) -> float:
+    return 0.0 if math.isnan(snapshot.next_active_s) else max(snapshot.next_active_s - snapshot.now_s, 0.0)
+
+
+def _late(snapshot: Snapshot, wait_s: float) -> bool:
+    """Whether a waiting job would be late if a stop came so much later."""
     jobs, now_s = snapshot.jobs, snapshot.now_s
-    round_s = 0.0 if math.isnan(snapshot.next_active_s) else max(snapshot.next_active_s - now_s, 0.0)
     slack_s = jobs.deadline_s - now_s - np.nan_to_num(jobs.remaining_s)
-    late = (jobs.phase == QUEUED) & (jobs.deadline_s > now_s) & (slack_s < snapshot.min_run_s + round_s)
+    late = (jobs.phase == QUEUED) & (jobs.deadline_s > now_s) & (slack_s < wait_s)
     return bool(late.any())

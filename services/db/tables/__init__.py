@@ -177,7 +177,7 @@ gpu_partitions = _table(
 
 # views
 node_agents = _table("node_agents", text="id state agent_url", data="enrolment certificate_sha256")
-reported_work = _table("reported_work", text="job_id", real="done total", at="updated_at")
+reported_work = _table("reported_work", text="job_id", real="done total save_every_s save_s", at="updated_at saved_at")
 footprints = _table("footprints", text="job_id", real="energy_j gpu_energy_j estimated_energy_j carbon_gco2 gpu_s")
 gangs = _table("gangs", text="id job_id", whole="generation", json="shares")
 live_gangs = _table(

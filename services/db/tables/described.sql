@@ -779,13 +779,17 @@ CREATE TABLE node_credentials (
     PRIMARY KEY (node_id)
 );
 
--- What jobs report of themselves; `noise_scale` is their gradient noise scale, samples.
+-- What jobs report of themselves; `noise_scale` is their gradient noise scale, samples. `save_every_s` is how long the
+-- last save of their work came after the one before, or after their start.
 CREATE TABLE job_progress (
     job_id TEXT NOT NULL,
     done FLOAT NOT NULL,
     total FLOAT,
     updated_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     noise_scale FLOAT,
+    saved_at TIMESTAMP WITH TIME ZONE,
+    save_every_s FLOAT,
+    save_s FLOAT,
     PRIMARY KEY (job_id)
 );
 CREATE INDEX job_progress_with_noise ON job_progress (job_id) WHERE noise_scale IS NOT NULL;

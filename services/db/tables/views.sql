@@ -43,7 +43,7 @@ SELECT name, kind, version, places, mode, queues, problem, reported_at,
 
 -- telemetry: what jobs said of their work. `version` changes with each report.
 CREATE VIEW reported_work AS
-SELECT job_id, done, total, noise_scale, updated_at, xmin AS version FROM job_progress;
+SELECT job_id, done, total, noise_scale, updated_at, xmin AS version, saved_at, save_every_s, save_s FROM job_progress;
 
 -- telemetry: what the ledger charges jobs in all. `version` changes with each charge.
 CREATE VIEW footprints AS

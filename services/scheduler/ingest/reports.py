@@ -270,6 +270,13 @@ class Ingest:
         if gang.asleep:
             return 0
         is_first = gang.was_asleep and gang.id not in self._repeated_at_s
+        if gang.state == GangState.STOPPING and (gang.stopping_s or 0.0) < 0:
+            first = reports.get((gang.id, gang.shares[0]["node_id"]), ShareReport())
+            any_ended = any(reports.get((gang.id, each["node_id"]), first).has_ended for each in gang.shares)
+            if any_ended or first.state is RankState.STOPPING or gang.cancel_requested or gang.hold_requested:
+                async with self._database.transaction() as connection:
+                    await hurry(connection, gang.id)
+            return 0
         after_s = 0.0 if is_first else self._settings.republish_after_s
         last_s = self._repeated_at_s.get(gang.id, -after_s)
         stopping = gang.state == GangState.STOPPING
@@ -352,10 +359,16 @@ LOST_AS = {
 
 
 async def mark_stopping(
-    connection: Connection, gang: LiveGang | StoppableGang, reason: EndReason, *, detail: str, code: str | None = None
+    connection: Connection,
+    gang: LiveGang | StoppableGang,
+    reason: EndReason,
+    *,
+    detail: str,
+    code: str | None = None,
+    wait_s: float = 0.0,
 ) -> bool:
     """Mark a gang and its job as stopping; the caller tells whoever runs the gang, as `stop_gang` does."""
-    if not await gangs.stop(connection, gang.id, reason.value):
+    if not await gangs.stop(connection, gang.id, reason.value, wait_s):
         return False
     await jobs.move(
         connection,
@@ -370,7 +383,13 @@ async def mark_stopping(
 
 
 async def stop_gang(
-    connection: Connection, gang: LiveGang | StoppableGang, reason: EndReason, *, detail: str, code: str | None = None
+    connection: Connection,
+    gang: LiveGang | StoppableGang,
+    reason: EndReason,
+    *,
+    detail: str,
+    code: str | None = None,
+    wait_s: float = 0.0,
 ) -> bool:
     """Begin to stop a gang: its allocation, its job, and a command to each node; return whether it was running.
 
@@ -378,13 +397,22 @@ async def stop_gang(
         connection: In a transaction.
         reason: Why, as its end will say.
         code: The job's reason code in the meantime, if it is not ``reason``.
+        wait_s: How long it may go on until it saves its work. Only the node of rank 0, where jobs report that, is told
+            so; the others are when it stops.
     """
-    if not await mark_stopping(connection, gang, reason, detail=detail, code=code):
+    if not await mark_stopping(connection, gang, reason, detail=detail, code=code, wait_s=wait_s):
         return False
     asleep = await gangs.give_up_asleep(connection, gang.id, [share["node_id"] for share in gang.shares])
     awake = [share for share in gang.shares if share["node_id"] not in asleep]
-    await outbox.put(connection, stop_commands(gang.id, awake, gang.grace_s, code or reason.value))
+    told = awake[:1] if wait_s else awake
+    await outbox.put(connection, stop_commands(gang.id, told, gang.grace_s, code or reason.value, wait_s))
     return True
+
+
+async def hurry(connection: Connection, allocation_id: str | None = None) -> None:
+    """Stop a gang that is waited for to save its work, or every such gang, now."""
+    for gang in await gangs.hurry(connection, allocation_id):
+        await outbox.put(connection, stop_commands(gang.id, gang.shares, gang.grace_s, EndReason.PREEMPTED.value))
 
 
 async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str]) -> list[Outgoing]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -24,7 +25,7 @@ from services.scheduler.commands import base_batch, free_port, start_commands
 from services.scheduler.engines.decisions import decide, shrunk, stop_run
 from services.scheduler.engines.directing import Theirs
 from services.scheduler.ingest.gangs import EndReason
-from services.scheduler.ingest.reports import stop_gang
+from services.scheduler.ingest.reports import hurry, stop_gang
 from services.scheduler.learning.measuring import begin
 from services.scheduler.planning.closed import SHORT, closed_to
 from services.scheduler.power.device_controls import NoSuchGangError, set_gangs
@@ -158,6 +159,8 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
                 raise StalePlanError("another plan or another policy came first")
             theirs = await Theirs.read(connection, decided.snapshot)
             starts, preempts = theirs.carried_out(starts, preempts)
+            if decided.plan.hurries:
+                await hurry(connection)
             await _preempt(connection, preempts)
             started = await _start(connection, starts, ports, decided.snapshot)
             controls = await set_gangs(connection, controls)
@@ -285,16 +288,16 @@ async def _preempt(connection: Connection, preempts: Sequence[plans.Preempt]) ->
     running = await gangs.stoppable(connection, [preempt.job_id for preempt in preempts])
     if len(running) < len(preempts):
         raise StalePlanError("a job no longer runs")
-    reasons = {preempt.job_id: preempt.reason for preempt in preempts}
+    planned = {preempt.job_id: preempt for preempt in preempts}
     smaller = {preempt.job_id: preempt.next_gpus for preempt in preempts if preempt.reason is Reason.SCALE_IN}
     shrinkable = await engines.shrinkable(connection, list(smaller)) if smaller else frozenset[str]()
     for gang in running:
-        reason = reasons[JobId(gang.job_id)]
+        reason, wait_s = planned[JobId(gang.job_id)].reason, planned[JobId(gang.job_id)].wait_s
         if gang.job_id in shrinkable:
             note = f"shrinks:{reason.value}"
             await decide(connection, {gang.job_id: shrunk(smaller[JobId(gang.job_id)], gang.grace_s, note)})
             continue
-        stop = stop_gang if gang.engine == OURS else stop_run
+        stop = partial(stop_gang, wait_s=wait_s) if gang.engine == OURS else stop_run
         await stop(connection, gang, EndReason.PREEMPTED, detail=SENTENCES[reason], code=reason.value)
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from services.contracts.parallel import ParallelLayout
 from services.core.cycle.gates import Withheld, withheld
 from services.core.cycle.services import without_devices
-from services.core.cycle.snapshot import Gangs, Snapshot, Trigger
+from services.core.cycle.snapshot import Gangs, Saves, Snapshot, Trigger
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId, NodeId
@@ -233,6 +233,8 @@ def snapshot_of(
         ),
         limit_range_w=limit_range_w(cluster),
         min_run_s=settings.min_run_s,
+        saves={JobId(row.job_id): Saves(row.last_s, row.every_s or math.nan) for row in rows.saves},
+        save_wait_s=settings.round_interval_s if settings.save_wait_s is None else settings.save_wait_s,
         windows=tuple(map(window_of, rows.reservations)),
         endings={JobId(row.id): ending_of(row, now_s) for row in rows.endings},
     )

@@ -153,8 +153,14 @@ SELECT a.id, a.job_id, a.shares, {GRACE_S} AS grace_s, j.engine
 RUN = "UPDATE allocations SET state = 'running', running_at = now() WHERE id = $1 AND state = 'starting' RETURNING id"
 
 STOP = """
-UPDATE allocations SET state = 'stopping', stop_requested_at = now(), stop_reason = $2
+UPDATE allocations SET state = 'stopping', stop_requested_at = now() + make_interval(secs => $3), stop_reason = $2
  WHERE id = $1 AND state IN ('starting', 'running') RETURNING id
+"""
+
+HURRY = f"""
+UPDATE allocations a SET stop_requested_at = now() FROM jobs j
+ WHERE a.state = 'stopping' AND a.stop_requested_at > now() AND ($1::text IS NULL OR a.id = $1) AND j.id = a.job_id
+RETURNING a.id, a.job_id, a.shares, {GRACE_S} AS grace_s, j.engine
 """
 
 WAKING = "SELECT node_id FROM node_power WHERE node_id = ANY($1::text[]) AND state = 'waking'"
@@ -262,7 +268,8 @@ class LiveGang(NamedTuple):
     asleep: bool
     was_asleep: bool  #: Whether one of its nodes has been asleep since it was started
     packed: bool  #: Whether it was put beside the holder of its device
-    stopping_s: float | None  #: Seconds since it was asked to stop; None if it was not
+    stopping_s: float | None
+    """Seconds since it was asked to stop, below 0 while it is waited for to save its work; None if it was not."""
     tenant_id: str
     cancel_requested: bool
     hold_requested: bool
@@ -350,7 +357,7 @@ class NewGang(NamedTuple):
 
 
 class StoppableGang(NamedTuple):
-    """A gang that is starting or running; its job is locked."""
+    """A gang that can be stopped."""
 
     id: str
     job_id: str
@@ -515,9 +522,14 @@ async def run(connection: Connection, allocation_id: str) -> bool:
     return await connection.fetchval(RUN, allocation_id) is not None
 
 
-async def stop(connection: Connection, allocation_id: str, reason: str) -> bool:
-    """Record that a gang is to stop; return whether it was starting or running."""
-    return await connection.fetchval(STOP, allocation_id, reason) is not None
+async def stop(connection: Connection, allocation_id: str, reason: str, wait_s: float = 0.0) -> bool:
+    """Record that a gang is to stop, after a wait at the latest; return whether it was starting or running."""
+    return await connection.fetchval(STOP, allocation_id, reason, wait_s) is not None
+
+
+async def hurry(connection: Connection, allocation_id: str | None = None) -> list[StoppableGang]:
+    """Let a gang that is to stop after a wait, or every such gang, stop now; return those."""
+    return await fetch_rows(connection, StoppableGang, HURRY, allocation_id)
 
 
 async def give_up_asleep(connection: Connection, allocation_id: str, node_ids: Sequence[str]) -> set[str]:

@@ -156,6 +156,12 @@ SELECT a.job_id, ARRAY(SELECT s.share ->> 'node_id' FROM jsonb_array_elements(a.
         WHERE n.checkpoints = 'local')
 """
 
+SAVES = """
+SELECT a.job_id, extract(epoch FROM p.saved_at)::float8 AS last_s, p.save_every_s AS every_s
+  FROM allocations a JOIN reported_work p ON p.job_id = a.job_id
+ WHERE a.state IN ('running', 'stopping') AND p.saved_at IS NOT NULL
+"""
+
 MEASURED = "SELECT job_id FROM setting_measurements WHERE state = 'running'"
 
 
@@ -230,6 +236,14 @@ class SpecRow(NamedTuple):
     id: str
     tenant_id: str
     spec: Json
+
+
+class SavesRow(NamedTuple):
+    """When a job that holds devices last said that it has saved its work, UTC seconds, and its last interval."""
+
+    job_id: str
+    last_s: float
+    every_s: float | None
 
 
 class EfficiencyRow(NamedTuple):
@@ -319,6 +333,7 @@ class ClusterRows:
     """The classes of tenants' jobs that name none, percent."""
     orders: Sequence[OrderRow] = ()  #: The grid's orders, until the time after them is over
     reservations: Sequence[ReservationRow] = ()  #: Those ahead and in force
+    saves: Sequence[SavesRow] = ()
     endings: Sequence[EndingRow] = ()  #: How gangs end, where that matters to a reservation
 
 
@@ -385,6 +400,7 @@ async def cluster(
         flexes=await _pairs(connection, FLEXES),
         orders=await orders.live(connection),
         reservations=reserved,
+        saves=await fetch_rows(connection, SavesRow, SAVES),
         endings=await reservations.endings(connection) if reserved or with_endings else (),
     )
 

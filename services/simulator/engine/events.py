@@ -3,7 +3,7 @@
 import heapq
 import math
 
-RELEASE, COMPLETE, RECOVER, FAIL, POWER_DOWN, WAKE, STEP, STAGE = range(8)
+RELEASE, COMPLETE, RECOVER, FAIL, POWER_DOWN, WAKE, STEP, STAGE, SAVE = range(9)
 
 Event = tuple[float, int, int, int, int]
 """Time (UTC seconds), kind, a number that orders equals, the subject, and its generation."""

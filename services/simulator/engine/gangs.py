@@ -7,8 +7,10 @@ stages of its work, each with its own speed and power.
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from services.core.cycle.plan import Control, ProfileControls, Start
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, STARTING
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, STARTING, Saves
 from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
@@ -19,7 +21,7 @@ from services.core.profiles.sharing import shared_gpu
 from services.simulator.engine.behaviour import FIXED_BATCH, Behaviours, Run
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
-from services.simulator.engine.events import COMPLETE, RELEASE, STAGE, STEP, Events
+from services.simulator.engine.events import COMPLETE, RELEASE, SAVE, STAGE, STEP, Events
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 from services.simulator.engine.options import EngineOptions, Foresight
 from services.simulator.engine.recorder import Recorder
@@ -39,6 +41,7 @@ class Gangs:
         intensities: The present intensity of each zone's grid, gCO2/kWh, if there are several zones.
         arrivals: The checkpoints that have moved to each zone.
         stopped_gpus: The GPUs of gangs that were stopped before their end, each stop counted.
+        leaving: The gangs that go on until they save their work and then stop, by workload row: when, UTC seconds.
         lost_gpu_s: Their work since the last checkpoint, GPU seconds.
         transferred: What that took without the gangs that waited: J, gCO2 at the mean of both zones.
     """
@@ -68,6 +71,7 @@ class Gangs:
         self.zone_w = [0.0] * len(nodes.zones)
         self.intensities: Callable[[], list[float]] = list
         self.arrivals, self.transferred = [0] * len(nodes.zones), [0.0, 0.0]
+        self.leaving: dict[int, float] = {}
         self.learned = False  #: Whether a measurement has ended since policies last decided
         self.beside: dict[JobId, JobId] = {}  #: For each job on a shared device, the other job on it
         self.shared_s = 0.0  #: How long devices have been shared, seconds
@@ -82,6 +86,8 @@ class Gangs:
         self._options = options
         self._foresight = foresight
         self._tunes = tunes
+        by_interval = np.random.default_rng((options.seed, 1)).random(len(workload)) < options.interval_jobs
+        self._by_interval = frozenset[int](np.flatnonzero(by_interval).tolist())
 
     @property
     def integral(self) -> float:
@@ -179,19 +185,45 @@ class Gangs:
             self._measurements.learn(profile, self._model_of(slot), step.kind)
             self.learned = True
 
-    def preempt(self, slot: int) -> None:
-        """Stop a gang, allowing its grace period."""
+    def preempt(self, slot: int, wait_s: float = 0.0) -> None:
+        """Stop a gang, allowing its grace period; with ``wait_s``, when it next saves its work, or by then."""
         live = self._live
+        row = live.ints.item(IntRow.ROW, slot)
+        if wait_s:
+            saves_s = self._saved_s(slot) + self._options.checkpoint_every_s
+            self.leaving[row] = min(saves_s, self.now_s + wait_s)
+            self._measurements.end(row)
+            live.ints[IntRow.PHASE, slot] = PREEMPTING
+            self._events.push(self.leaving[row], SAVE, row)
+            return
         checkpoint_s = self._workload.profiles[live.ints.item(IntRow.CURVE, slot)].checkpoint_s
-        held_s = min(checkpoint_s, self._options.grace_s)
-        self.stop(slot, held_s, keeps_work=checkpoint_s <= self._options.grace_s)
-        self._recorder.preemptions[live.ints.item(IntRow.ROW, slot)] += 1
+        heeds = row not in self._by_interval
+        held_s = min(checkpoint_s, self._options.grace_s) if heeds else 0.0
+        self.stop(slot, held_s, keeps_work=heeds and checkpoint_s <= self._options.grace_s)
+        self._recorder.preemptions[row] += 1
+
+    def hurry(self) -> None:
+        """Stop the gangs that are waited for."""
+        for row in list(self.leaving):
+            self.preempt(self._live.slot[self._recorder.ids[row]])
+
+    def saves(self) -> dict[JobId, Saves]:
+        """Return when the gangs of jobs that tell have last saved their work."""
+        live, every_s = self._live, self._options.checkpoint_every_s
+        running = np.flatnonzero(live.ints[IntRow.GPUS, : live.count]).tolist() if self._by_interval else ()
+        which = [slot for slot in running if live.ints.item(IntRow.ROW, slot) in self._by_interval]
+        return {live.ids[slot]: Saves(self._saved_s(slot), every_s) for slot in which}
+
+    def _saved_s(self, slot: int) -> float:
+        """Return when a gang last saved its work, or else began, UTC seconds."""
+        began_s, every_s = self._live.floats.item(FloatRow.BEGAN, slot), self._options.checkpoint_every_s
+        return began_s + math.floor(max(self.now_s - began_s, 0.0) / every_s + 1e-9) * every_s
 
     def stop(self, slot: int, after_s: float, *, keeps_work: bool) -> None:
         """End a gang's work now; its devices are released after a while."""
         live = self._live
         self._measurements.end(live.ints.item(IntRow.ROW, slot))
-        if live.ints.item(IntRow.PHASE, slot) != PREEMPTING:
+        if live.ints.item(IntRow.PHASE, slot) != PREEMPTING or self.leaving.pop(live.ints.item(IntRow.ROW, slot), 0):
             if live.ints.item(IntRow.MEASURED, slot) == 0:
                 ran_s = self.now_s - live.floats.item(FloatRow.RUN_FROM, slot)
                 if ran_s >= self._options.min_profile_s:
@@ -229,6 +261,7 @@ class Gangs:
         self.settle(slot)
         self._measurements.end(self._live.ints.item(IntRow.ROW, slot))
         row = self._live.ints.item(IntRow.ROW, slot)
+        self.leaving.pop(row, None)
         self._recorder.ended(row, self.now_s)
         if self._foresight is not None:
             self._foresight.ended(row)
@@ -298,9 +331,7 @@ class Gangs:
     def _kept(self, slot: int) -> float:
         """Return the work saved in a gang's last checkpoint; checkpoints are written at fixed intervals of its run."""
         column = self._live.floats[:, slot].tolist()
-        every = self._options.checkpoint_every_s
-        at_s = math.floor(max(self.now_s - column[FloatRow.BEGAN], 0.0) / every) * every
-        since_change_s = at_s - (column[FloatRow.RUN_FROM] - column[FloatRow.BEGAN])
+        since_change_s = self._saved_s(slot) - column[FloatRow.RUN_FROM]
         if since_change_s < 0:
             return column[FloatRow.KEPT]
         return column[FloatRow.SET_DONE] + since_change_s * column[FloatRow.SPEED]

@@ -46,6 +46,9 @@ class EngineOptions:
         round_interval_s: Between active rounds.
         passive_interval_s: Least time between passive rounds; what happens in between waits for the next one.
         min_run_s: How long a gang holds its GPUs before a policy may stop it.
+        save_wait_s: How long a gang that a policy stops may be waited for to save its work; None: as long as a round.
+        interval_jobs: The share of jobs that save their work at intervals alone, which they tell, and not when they are
+            asked to stop; drawn using the seed.
         grace_s: From asking a gang to stop until it is killed.
         checkpoint_every_s: Interval of a run's checkpoints; a job falls back to the last when killed or when its node
             fails.
@@ -86,6 +89,8 @@ class EngineOptions:
     round_interval_s: float = 1_800.0
     passive_interval_s: float = 0.0
     min_run_s: float = 0.0
+    save_wait_s: float | None = None
+    interval_jobs: float = 0.0
     grace_s: float = 120.0
     checkpoint_every_s: float = 1_800.0
     min_profile_s: float = 60.0
@@ -120,7 +125,7 @@ class EngineOptions:
             each for each in (self.node_mtbf_s, self.power_down_after_s, self.power_limit_w) if each is not None
         ]
         least = [self.passive_interval_s, self.grace_s, self.min_profile_s, self.lease_s, self.boot_s, self.host_idle_w]
-        least.append(self.min_run_s)
+        least += [self.min_run_s, self.save_wait_s or 0.0, self.interval_jobs]
         least.append(self.host_per_job_w or 0.0)
         if self.host_per_job_once and self.host_per_job_w is None:
             raise DomainError("host_per_job_once needs host_per_job_w: the watts that a job is charged")

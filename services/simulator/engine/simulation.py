@@ -40,7 +40,18 @@ from services.simulator.engine.behaviour import (
 from services.simulator.engine.bill import Bill
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
-from services.simulator.engine.events import COMPLETE, FAIL, POWER_DOWN, RECOVER, RELEASE, STAGE, STEP, WAKE, Events
+from services.simulator.engine.events import (
+    COMPLETE,
+    FAIL,
+    POWER_DOWN,
+    RECOVER,
+    RELEASE,
+    SAVE,
+    STAGE,
+    STEP,
+    WAKE,
+    Events,
+)
 from services.simulator.engine.gangs import Gangs
 from services.simulator.engine.gates import Turns
 from services.simulator.engine.grid import Grid
@@ -171,6 +182,7 @@ class Simulation:
             transfer=options.transfer,
             length_spreads={} if self._foresight is None else self._foresight.spreads,
             min_run_s=options.min_run_s,
+            save_wait_s=options.round_interval_s if options.save_wait_s is None else options.save_wait_s,
             measures=True,
             reasons=False,
             **shown_curves,
@@ -348,6 +360,7 @@ class Simulation:
             **self._of_slices(),
             shared=tuple(pair for pair in self.gangs.beside.items() if pair[0] < pair[1]) if self.gangs.beside else (),
             measuring=self._measuring(),
+            saves=self.gangs.saves(),
             windows=tuple(window for window in self.options.windows if window.end_s > now_s),
         )
 
@@ -423,6 +436,8 @@ class Simulation:
                 self._above.stated(power_w, self._limited.power_error_w(self.snapshot(trigger)))
 
     def _carry_out(self, plan: Plan) -> None:
+        if plan.hurries:
+            self.gangs.hurry()
         for action in plan.actions:
             if type(action) is Start:
                 if self._slices is not None and self._slices.is_shown(action.job_id):
@@ -430,7 +445,7 @@ class Simulation:
                 else:
                     self.gangs.start(action)
             elif type(action) is Preempt:
-                self.gangs.preempt(self.live.slot[action.job_id])
+                self.gangs.preempt(self.live.slot[action.job_id], action.wait_s)
             elif isinstance(action, Control):
                 self.gangs.set(action)
         for each in plan.nodes:
@@ -471,6 +486,9 @@ class Simulation:
                 if slot is not None:
                     gangs.step(slot, generation)
                 continue
+            elif kind == SAVE:
+                if gangs.leaving.get(subject) == event[0]:
+                    gangs.preempt(live.slot[self.recorder.ids[subject]])
             elif kind == FAIL:
                 self._fail(subject)
             elif kind == RECOVER:

@@ -70,6 +70,7 @@ WHERE array_position($10::text[], excluded.state) > array_position($10::text[], 
 RETURNING node_id
 """
 
+_PROGRESS = ("allocation_id", "progress_done", "progress_total", "noise_scale", "saved_at", "save_s")
 _NOTED = ("allocation_id", "state", "exit_code", "ended_by", "detail", "started_at", "ended_at", "holds_checkpoint")
 # What a node made of its gangs' controls; it may say less than before, for a gang that is over has none.
 _NOTE_SETTINGS = """
@@ -120,18 +121,24 @@ WHERE excluded.decisions > known.decisions
 """
 
 _NOTE_PROGRESS = """
-INSERT INTO job_progress AS known (job_id, done, total, noise_scale)
-SELECT a.job_id, max(r.done), max(r.total), max(r.noise_scale)
-FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::float8[])
-    AS r (node_id, allocation_id, done, total, noise_scale)
+INSERT INTO job_progress AS known (job_id, done, total, noise_scale, saved_at, save_s, save_every_s)
+SELECT a.job_id, max(r.done), max(r.total), max(r.noise_scale), max(r.saved_at), max(r.save_s),
+       extract(epoch FROM max(r.saved_at) - max(a.running_at))
+FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::float8[], $6::timestamptz[], $7::float8[])
+    AS r (node_id, allocation_id, done, total, noise_scale, saved_at, save_s)
 JOIN gangs a ON a.id = r.allocation_id
     AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', r.node_id))
 GROUP BY a.job_id ORDER BY a.job_id
 ON CONFLICT (job_id) DO UPDATE SET
     done = greatest(known.done, excluded.done), total = coalesce(excluded.total, known.total),
-    noise_scale = coalesce(excluded.noise_scale, known.noise_scale), updated_at = now()
+    noise_scale = coalesce(excluded.noise_scale, known.noise_scale), updated_at = now(),
+    saved_at = greatest(known.saved_at, excluded.saved_at), save_s = coalesce(excluded.save_s, known.save_s),
+    save_every_s = CASE WHEN excluded.saved_at > coalesce(known.saved_at, '-infinity') THEN nullif(greatest(
+        least(excluded.save_every_s, extract(epoch FROM excluded.saved_at - known.saved_at)), 0), 0)
+        ELSE known.save_every_s END
 WHERE excluded.done > known.done OR (excluded.total IS NOT NULL AND excluded.total IS DISTINCT FROM known.total)
     OR (excluded.noise_scale IS NOT NULL AND excluded.noise_scale IS DISTINCT FROM known.noise_scale)
+    OR excluded.saved_at > coalesce(known.saved_at, '-infinity')
 """
 
 _LIVE_HERE = "SELECT node_id, allocation_id FROM node_gangs WHERE node_id = ANY($1::text[]) ORDER BY 1, 2"
@@ -232,9 +239,7 @@ async def _note_ranks(connection: Connection, heard: Mapping[str, Heartbeat], re
     for row in changed:
         results[row["node_id"]].changed = "rank"
     progress = [
-        (node, rank.allocation_id, rank.progress_done, rank.progress_total, rank.noise_scale)
-        for node, rank in ranks
-        if rank.progress_done is not None
+        (node, *(getattr(rank, name) for name in _PROGRESS)) for node, rank in ranks if rank.progress_done is not None
     ]
     if progress:
         await connection.execute(_NOTE_PROGRESS, *_columns(progress))

@@ -171,9 +171,13 @@ def noise_scale(small_norm_sq: float, small_batch: float, large_norm_sq: float, 
 
 @dataclass
 class _Reported:
-    """What ``batch`` told the code, kept for ``progress``."""
+    """What ``batch`` told the code, and what it told ``saved`` and ``progress``: kept for later reports."""
 
     local_batch: float | None = None
+    done: float | None = None
+    saved_at: float | None = None
+    save_s: float | None = None
+    saves_when_asked: bool | None = None
 
 
 _reported = _Reported()
@@ -219,7 +223,34 @@ def progress(
     if _world().rank != 0:
         return
     samples = _reported.local_batch if local_batch is None else local_batch
-    fields = {"done": done, "total": total, "local_batch": samples, "noise_scale": noise_scale}
+    _reported.done = done
+    _report({"total": total, "local_batch": samples, "noise_scale": noise_scale})
+
+
+def saved(save_s: float | None = None) -> None:
+    """Say that a checkpoint has just been written, from which the job would continue.
+
+    So a job that goes on when it is asked to stop is stopped right after its checkpoints, where that is possible, and
+    not before them. In a gang, the process of rank 0 says so for all. It counts once progress is reported, too.
+
+    Args:
+        save_s: How long that took, seconds.
+
+    Raises:
+        ValueError: ``save_s`` is negative or not finite.
+    """
+    if save_s is not None and not 0 <= save_s < float("inf"):
+        raise ValueError(f"save_s must be finite and not negative, not {save_s!r}")
+    if _world().rank == 0:
+        _reported.saved_at, _reported.save_s = time.time(), save_s
+        _report({})
+
+
+def _report(said: dict[str, float | None]) -> None:
+    """Report this, and what goes with every report."""
+    kept = _reported.saved_at, _reported.save_s, _reported.saves_when_asked
+    always = dict(zip(("saved_at", "save_s", "saves_when_asked"), kept, strict=True))
+    fields = {"done": _reported.done, **said, **always}
     line = json.dumps({name: value for name, value in fields.items() if value is not None}) + "\n"
     if file := os.environ.get("WATTSHIFT_PROGRESS_FILE"):
         try:
@@ -307,6 +338,7 @@ class _Stop:
         if current == self._notice:  # in a child that was forked too, which from now on notices for itself
             self._listening_pid = os.getpid()
             return
+        _reported.saves_when_asked = True
         if self._listening_pid == os.getpid() and not replace:
             return  # a library that set its own handler after ours calls ours
         self._earlier = signal.SIG_DFL if replace else current

@@ -798,12 +798,21 @@ class JobPrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class JobProgress:
-    """A job's progress."""
+    """A job's progress.
+
+    Attributes:
+        saved_at: When the job last said that it has saved its work; null if it does not say.
+        save_every_s: How long it was until then from the save before, or its start.
+        save_s: How long saving took, by its own word.
+    """
 
     done: float
     total: float | None = None
     unit: str | None = None
     updated_at: datetime
+    saved_at: datetime | None = None
+    save_every_s: float | None = None
+    save_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

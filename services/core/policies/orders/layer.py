@@ -51,7 +51,7 @@ from services.core.policies.orders.widths import flex_of, narrowed, narrower, wi
 from services.core.policies.powerflow.controls import allocate_controls
 from services.core.policies.powerflow.watts import Draw, Idle, draw_of
 from services.core.policies.registry import entry_of
-from services.core.policies.sparing import Sparing
+from services.core.policies.sparing import Sparing, urgent
 from services.core.policies.windows import Keeping, closed
 
 SET = (SetPowerLimit, SetClock)
@@ -60,8 +60,8 @@ Values = dict[tuple[JobId, ControlKind], float | None]  #: What devices of gangs
 
 def run_under_orders(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> CycleResult[Memory]:
     """Return ``run_cycle``'s plan, within orders, windows and guaranteed runs; ``PlanError``: as for ``run_cycle``."""
-    if snapshot.min_run_s:
-        policy = Sparing(policy)
+    if snapshot.min_run_s or snapshot.saves:
+        policy = Sparing(policy, hurries=bool(snapshot.saves) and urgent(snapshot, policy))
     if snapshot.windows:
         policy, snapshot = Keeping(policy, snapshot), closed(snapshot)
     if not snapshot.orders and np.isnan(snapshot.jobs.unordered_w).all():

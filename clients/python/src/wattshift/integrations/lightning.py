@@ -62,6 +62,7 @@ class WattshiftCallback(Callback):
         ):
             if (path := _path(self._folder)) is not None:
                 trainer.save_checkpoint(path)
+                job.saved()
             trainer.should_stop = self._is_ending = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -125,6 +125,7 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint in place of the last one, which is never left half-written."""
         if self.path is not None and job.world.rank == 0:
+            began_s = time.monotonic()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".partial")
             states = {name: state.state_dict() for name, state in self._states.items()}
@@ -133,5 +134,6 @@ class Loop:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self.path)
+            job.saved(time.monotonic() - began_s)
         if dist.is_available() and dist.is_initialized():
             dist.barrier()

@@ -50,6 +50,10 @@ class WattshiftCallback(TrainerCallback):
             control.should_training_stop = True
         return control
 
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Report that a checkpoint was written."""
+        job.saved()
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
