@@ -165,6 +165,7 @@ def test_the_session_of_the_page_moves_a_job_to_a_green_hour(lab: SlurmLab, monk
     steps = steps_of((ROOT / "docs" / "slurm.md").read_text(encoding="utf-8"))
     assert steps[0].command.startswith("apt-get install")
     commands = [f"export PATH={ROOT}/.venv/bin:$PATH", *(step.command for step in steps[1:])]
+    commands = [command.replace("/run/wattshift-slurm/alive", str(lab.alive)) for command in commands]
     with scratch_folder() as folder:
         try:
             replay(steps, commands, folder, {"SLURM_CONF": str(lab.conf)})

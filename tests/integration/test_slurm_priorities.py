@@ -132,7 +132,6 @@ async def test_nobody_waits_for_what_licences_or_a_maintenance_do_not_start(site
         others = [lab.sbatch("sleep 600", "--time=20", gpus=8, user="daemon") for _ in range(3)]
         await site.until_states(**{f"_{number}": "RUNNING" for number in others}, within_s=90)
     finally:
-        lab.run("scancel", "--user=nobody", "--user=daemon", check=False)
         lab.run("scontrol", "delete", "reservationname=repair")
 
 
@@ -327,3 +326,31 @@ async def test_an_admins_release_of_our_hold_stands(site: Site) -> None:
     assert "its begin time or nice value was changed in Slurm" in row["detail"]
     site.lab.run("scancel", *running)
     await site.until_states(**{f"_{held}": "COMPLETED"})
+
+
+async def test_new_jobs_wait_only_while_somebody_will_plan_them(site: Site) -> None:
+    """With the service up a job waits for its plan, down or silent not at all; submitting itself never waits."""
+    lab = site.lab
+
+    def waits_s(*options: str) -> int:
+        return held_s(lab, lab.sbatch("sleep 1", *options))
+
+    lab.alive.unlink(missing_ok=True)
+    assert waits_s() <= 1, "there is no bridge"
+    await site.steered(partitions="batch")
+    await site.until(lambda: asyncio.to_thread(lab.alive.exists), "it is heard")
+    await site.policy("fifo")
+    number = lab.sbatch("sleep 1")
+    assert "wattshift" in lab.job(number)["AdminComment"]
+    await site.until_states(**{f"_{number}": "COMPLETED"})
+    print(
+        "with the service up a job began after", int(lab.job(number)["StartTime"]) - int(lab.job(number)["SubmitTime"])
+    )
+    lab.run("salloc", "--gres=gpu:1", "--mem=10", "--job-name=shell", "true", user="nobody")
+    shell = lab.run("squeue", "-h", "--states=all", "--name=shell", "-o", "%i").split()[-1]
+    assert "wattshift" not in lab.job(shell).get("AdminComment", "")
+    site.stop_bridge()
+    assert waits_s() <= 1, "it has said goodbye"
+    lab.alive.write_text(f"{time.time() - 1:.0f}")
+    assert waits_s() <= 1, "it was killed, or nobody hears it"
+    assert waits_s("--array=0-3") <= 1

@@ -160,6 +160,8 @@ class SlurmLab:
     def __init__(self, folder: Path, nodes: int = 2, extra: str = "", *, accounting: bool = False) -> None:
         self.folder, self.nodes, self.extra, self.accounting = folder, nodes, extra, accounting
         self.conf = folder / "slurm.conf"
+        self.alive = folder / "run" / "alive"
+        """Where the bridge says to ``job_submit.lua`` until when new jobs are to wait for it."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -202,7 +204,8 @@ class SlurmLab:
         gres = f"NodeName=gpu[1-{self.nodes}] Name=gpu Type={MODEL} File={self.folder}/dev/nvidia[0-7]\n"
         (self.folder / "gres.conf").write_text("AutoDetect=off\n" + gres)
         script = (ROOT / "deploy" / "slurm" / "job_submit.lua").read_text()
-        (self.folder / "job_submit.lua").write_text(script.replace("PARTITIONS = {}", "PARTITIONS = { batch = true }"))
+        script = script.replace("PARTITIONS = {}", "PARTITIONS = { batch = true }")
+        (self.folder / "job_submit.lua").write_text(script.replace("/run/wattshift-slurm/alive", str(self.alive)))
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
         self._munge()
         if self.accounting:

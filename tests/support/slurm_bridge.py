@@ -99,7 +99,8 @@ class Site:
 
     def start_bridge(self, **settings: str) -> None:
         """Start the bridge; settings are those of ``ENGINE_SLURM_...``."""
-        wanted = {"mode": "control", "interval_s": "0.5", "nodes_interval_s": "2", "missing_after_s": "2", **settings}
+        wanted = {"mode": "control", "interval_s": "0.5", "nodes_interval_s": "2", "missing_after_s": "2"}
+        wanted |= {"alive_file": str(self.lab.alive), **settings}
         own = {f"ENGINE_SLURM_{name.upper()}": value for name, value in wanted.items()}
         with (self._folder / "bridge.log").open("ab") as log:
             self._bridge = subprocess.Popen(

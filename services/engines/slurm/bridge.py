@@ -29,7 +29,7 @@ from services.engines.slurm.steering import (
 )
 from services.kit.bridges.energy import ModelledEnergy
 from services.kit.bridges.figures import IDLED
-from services.kit.bridges.talk import Talk, unknown_job
+from services.kit.bridges.talk import REST, Talk, unknown_job
 from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
 from services.kit.tasks import to_the_end
@@ -125,8 +125,23 @@ class Bridge:
         try:
             await self._talk.keep_looking(self.look)
         finally:
+            self._await_jobs(until_s=0)
             if self._nices or any(job.our_nice is not None for job in self._jobs.values()):
                 await to_the_end(self._give_back())
+
+    def _await_jobs(self, until_s: float) -> None:
+        """Say until when new jobs are to wait for a plan: while this bridge steers them and is heard."""
+        file = self._settings.alive_file
+        if file is None or self._settings.mode is not engines.EngineMode.CONTROL:
+            return
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new = file.with_name(f"{file.name}.new")
+            new.write_text(f"{int(until_s)}\n", encoding="utf-8")
+            new.chmod(0o644)  # Slurm's own user reads it
+            new.replace(file)
+        except OSError as error:
+            log.warning("slurm.alive_file_unwritable", error=str(error))
 
     async def _give_back(self) -> None:
         """Give jobs their own nice values back; where Slurm is silent, the next start does."""
@@ -178,6 +193,7 @@ class Bridge:
         self._note_idle(live, now_s)
         changes = await self._change(readable, now_s)
         await self._report(named, live, rows.unread, now_s)
+        self._await_jobs(until_s=now_s + self._settings.silence_s + REST * self._talk.engine_s)
         self._talk.forget({name for _, name in named}, self._memories, self._older)
         if self._settings.energy:
             running = [self._talk.sent[name] for _, name in live if name in self._talk.sent and name not in self._older]

@@ -31,6 +31,9 @@ class SlurmSettings(BridgeSettings):
         "one account, or of one partition; `none`: Slurm's order alone. It is set by `nice`, and needs "
         "priority/multifactor.",
     )
+    alive_file: Path | None = Field(
+        None, description="A file that says until when `job_submit.lua` is to delay new jobs; by default none."
+    )
     nodes_interval_s: float = Field(10.0, gt=0, le=600, description="How often its nodes are.")
     hold_s: float = Field(
         900.0, ge=60, le=86_400, description="A hold ends by itself after so long, unless it is renewed."
