@@ -23,16 +23,14 @@ class Priority:
 def nice_values(
     order: Sequence[str], jobs: Mapping[str, SlurmJob], priorities: Mapping[str, Priority], within: str
 ) -> dict[str, int]:
-    """Return the nice values, by job number, at which jobs of each group start in their order.
+    """Return the nice values, by job number, at which jobs of a group start in ``order``, first those named first.
 
     The first job of a group gets the highest of the priorities that its jobs have without us, and so on, so that
     nobody else's job is passed by more of them than before. Tasks of arrays, jobs in several partitions, and those
     whose priority somebody has set keep their own.
 
     Args:
-        order: Our names of the jobs, first those to start first.
-        jobs: By those names.
-        priorities: By job numbers.
+        jobs, priorities: By our names, and by numbers.
         within: Of what the jobs of one group are, as in ``SlurmSettings.order``.
     """
     groups: dict[tuple[str, ...], list[SlurmJob]] = {}

@@ -20,7 +20,7 @@ import orjson
 from services.engines.slurm.commands import Commands, version_of
 from services.engines.slurm.ordering import Priority
 from services.engines.slurm.reading import Rows, SlurmJob, SlurmNode, UnreadableError, read_jobs, read_nodes
-from services.engines.slurm.steering import Changes
+from services.engines.slurm.steering import Changes, together
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -71,7 +71,7 @@ class Rest:
         if self._is_away() or jobs > MOST_BY_REST:
             return await self._commands.change(changes)
         refused: dict[str, str] = {}
-        left: list[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]] = []
+        left: dict[str, dict[str, str]] = {}
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def update(number: str, fields: tuple[tuple[str, str], ...]) -> None:
@@ -82,7 +82,7 @@ class Rest:
                 async with room:
                     await self._ask("POST", f"job/{number}", body)
             except RestSilentError:  # a level: setting it twice is as setting it once
-                left.append(((number,), fields))
+                left[number] = dict(fields)
             except RestRefusedError as error:
                 refused[number] = str(error)[-300:]
 
@@ -100,7 +100,7 @@ class Rest:
 
         await asyncio.gather(*(update(number, fields) for numbers, fields in changes.updates for number in numbers))
         cancelled = await asyncio.gather(*map(cancel, changes.cancels))
-        rest = replace(changes, updates=_together(left), cancels=[number for number in cancelled if number is not None])
+        rest = replace(changes, updates=together(left), cancels=[number for number in cancelled if number is not None])
         return refused | (await self._commands.change(rest) if rest.size else {})
 
     async def priorities(self) -> dict[str, Priority]:
@@ -198,12 +198,3 @@ Slurm = Commands | Rest
 
 def _number(value: int) -> dict[str, Any]:
     return {"set": True, "infinite": False, "number": value}
-
-
-def _together(
-    updates: Sequence[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]],
-) -> list[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]]:
-    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for numbers, fields in updates:
-        found.setdefault(fields, []).extend(numbers)
-    return [(tuple(sorted(numbers)), fields) for fields, numbers in found.items()]

@@ -31,11 +31,14 @@ _MOST_COMMENT = 1_000
 _OURS = re.compile(r"wattshift(-hold|-nice)?:[^\s;]*;?")  #: A part of an admin comment
 
 
+Update = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
     """The changes to make in Slurm; ``requeues`` and ``cancels``: numbers of jobs."""
 
-    updates: Sequence[tuple[tuple[str, ...], tuple[tuple[str, str], ...]]] = ()
+    updates: Sequence[Update] = ()
     """Fields to set, by the numbers of jobs; those with the same fields are grouped, tasks as ``7_[0-9]``."""
     signals: Sequence[tuple[str, str]] = ()  #: Jobs to be sent a signal, and which
     shrinks: Sequence[tuple[str, int]] = ()  #: Jobs to shrink, and the number of nodes that each keeps
@@ -267,12 +270,16 @@ def changes_of(
         if job.tasks and job.number in fields:
             tasks.setdefault(job.record, []).append(job)
     of_tasks = [each for found in tasks.values() for each in _of_tasks(found, fields, now_s)]
-    together: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    return Changes([*together(fields), *of_tasks], signals, shrinks, requeues, cancels)
+
+
+def together(fields: Mapping[str, Mapping[str, str]]) -> list[Update]:
+    """Return fields by the numbers of jobs, those of all jobs that are to have the same as one."""
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for number, wanted in fields.items():
         if wanted:
-            together.setdefault(tuple(sorted(wanted.items())), []).append(number)
-    updates = [(tuple(sorted(numbers)), wanted) for wanted, numbers in together.items()]
-    return Changes([*updates, *of_tasks], signals, shrinks, requeues, cancels)
+            found.setdefault(tuple(sorted(wanted.items())), []).append(number)
+    return [(tuple(sorted(numbers)), wanted) for wanted, numbers in found.items()]
 
 
 def is_for_hours(decision: EngineDecision) -> bool:
@@ -392,8 +399,8 @@ def _niced(job: SlurmJob, fields: Mapping[str, str], nice: int) -> dict[str, str
 
 def given_back(jobs: Iterable[SlurmJob]) -> Changes:
     """Return what gives all jobs their own nice values back."""
-    updates = [((job.number,), _niced(job, {}, job.own_nice)) for job in jobs if job.state in ("pending", "running")]
-    return Changes([(numbers, tuple(sorted(fields.items()))) for numbers, fields in updates if fields])
+    live = [job for job in jobs if job.state in ("pending", "running")]
+    return Changes(together({job.number: _niced(job, {}, job.own_nice) for job in live}))
 
 
 def _mark(until_s: int, own_s: int) -> str:
