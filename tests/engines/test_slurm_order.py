@@ -103,6 +103,8 @@ def test_a_nice_value_is_written_down_beside_its_users_and_given_back() -> None:
     assert "wattshift-hold" in held["admincomment"]
     running = replace(ours, state="running", reason="None")
     assert niced(running, {"7": -400}, EngineAction.RELEASE) == back
+    by_hand = replace(ours, special=SET_BY_HAND)
+    assert niced(by_hand, {}, EngineAction.RELEASE) == {}, "Slurm would ignore it, and the mark would be lost"
     stopped = replace(ours, priority=0)
     assert niced(stopped, {"7": -400}, EngineAction.RELEASE) == back, "held by an admin"
 
