@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from services.core.cycle.plan import Hold, Plan, Preempt, SetClock, SetPowerLimit, Start
@@ -138,6 +138,28 @@ def test_an_order_is_met_in_the_stated_order_of_means(
     assert {each for each in before.actions if each.job_id not in touched} == {
         each for each in plan.actions if each.job_id not in touched
     }
+
+
+@settings(max_examples=60)
+@given(first=snapshots(), share=st.floats(0.5, 1.0), flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10))
+def test_what_an_order_has_set_is_not_set_again(first: Snapshot, share: float, flex: list[float]) -> None:
+    """Whatever the last digit of what was stored, and whatever the gangs have drawn under their limits since."""
+    policy, free = build_policy("fifo", {}), ordered(first, math.inf, flex)
+    queued = first.jobs.phase == QUEUED
+    assume(not queued.any() and not (first.jobs.phase == PREEMPTING).any())
+    snapshot = ordered(first, share * max(drawn_w(free, Plan(first.version, ())), 1.0), flex)
+    plan = run_under_orders(policy, snapshot, policy.initial()).plan
+    assume(all(isinstance(each, SetPowerLimit) for each in plan.actions))
+
+    jobs = snapshot.jobs
+    now, before = jobs.power_limit_w.copy(), jobs.unordered_w.copy()
+    for each in plan.actions:
+        assert isinstance(each, SetPowerLimit)
+        at = jobs.index[each.job_id]
+        now[at] = math.nan if each.value is None else math.nextafter(each.value, 0)
+        before[at] = np.nan_to_num(jobs.gpu_power_w[at])
+    later = replace(snapshot, jobs=replace(jobs, power_limit_w=now, unordered_w=before))
+    assert run_under_orders(policy, later, policy.initial()).plan.actions == ()
 
 
 @pytest.mark.parametrize("name", EVERYONE)

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from services.contracts.identity import Identity, Role
+from services.core.domain.ids import JobId
 from services.kit.metrics import Metrics
 from services.kit.problems import install_problem_handlers
 from services.scheduler import grid_endpoints
@@ -20,6 +21,7 @@ from services.scheduler.figures import show_figures
 from services.scheduler.grid.orders import GridOrders
 from services.scheduler.loop import Scheduler
 from tests.scheduler.test_device_controls import active_round, set_of
+from tests.scheduler.test_power_limit import seen
 from tests.scheduler.world import World
 from tests.support.tokens import ActingAs
 
@@ -138,11 +140,36 @@ async def test_gangs_pause_where_limits_do_not_suffice_and_come_back(world: Worl
     for _ in range(3):
         await world.scheduler.turn()
     assert (await world.state(paused), await reason(world, paused)) == ("queued", "grid_order")
+    (row,) = await world.fetch("SELECT state FROM allocations WHERE job_id = $1", kept)
+    assert row["state"] == "running", "GPUs that were just given up draw nothing more, whatever was read of them last"
 
     async with grid(world) as api:
         await api.delete(f"/v1/grid/orders/{order['id']}")
     await world.scheduler.turn()
     assert await world.state(paused) == "starting"
+
+
+async def test_what_a_gang_draws_is_not_taken_from_when_it_was_limited(world: World) -> None:
+    await node(world)
+    soft, hard = await running(world, flex=50, max_restarts=1), await running(world, flex=0)
+    order = await give(world, steps=cut(0.2))
+    assert await limit_w(world, soft) is not None
+    await world.fetch("UPDATE job_footprints SET gpu_energy_j = 100 * 200 WHERE job_id = $1 RETURNING 1", soft)
+    async with grid(world) as api:
+        await api.delete(f"/v1/grid/orders/{order['id']}")
+    await world.scheduler.turn()
+    assert await limit_w(world, soft) is None
+
+    async def drawn_w(job: str) -> float:
+        jobs = (await seen(world)).jobs
+        return jobs.gpu_power_w.item(jobs.index[JobId(job)])
+
+    assert [await drawn_w(soft), await drawn_w(hard)] == [BUSY_W, BUSY_W]
+    await world.report(await world.allocation(soft), "exited", exit_code=1, ended_by="itself")
+    for _ in range(3):
+        await world.scheduler.turn()
+    assert await world.state(soft) == "starting", "it runs again"
+    assert await drawn_w(soft) == BUSY_W
 
 
 async def test_a_limit_of_the_cluster_is_kept_without_an_order(world: World) -> None:

@@ -92,7 +92,7 @@ class JobTable:
     attained_gpu_s: Floats  #: GPU seconds the job has held so far
     energy_j: Floats  #: Energy spent on the job so far
     carbon_gco2: Floats  #: Emissions so far
-    gpu_power_w: Floats  #: Mean draw of one of the job's GPUs while it ran
+    gpu_power_w: Floats  #: Mean draw of one of the job's GPUs while it ran, without a limit if that is known
     efficiency_base: Floats  #: Progress per joule at the minimum gang (GREEN eq. 4, at t0); the unit cancels out.
     efficiency_now: Floats  #: Progress per joule at the present gang size since the last scaling event (GREEN eq. 2).
     progress: Floats  #: Share of the job's work done, 0..1

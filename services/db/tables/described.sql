@@ -488,8 +488,9 @@ CREATE TABLE job_predictions (
 
 -- scheduler: Tables of the scheduler: allocations, device claims, plans, its memory, and the outbox of commands.
 -- A gang's devices, `shares` = `[{"node_id", "devices"}]`; their controls, null at the default, and the reasons for
--- refusals, by kind of control; its total batch, samples, where the job's user lets policies choose that. The
--- partial unique index enforces that a gang runs at most once.
+-- refusals, by kind of control; what one of its GPUs drew before an order of the grid set them (`unordered_w`, while one
+-- does) and before anything did (`unlimited_w`); its total batch, samples, where the job's user lets policies choose
+-- that. The partial unique index enforces that a gang runs at most once.
 CREATE TABLE allocations (
     id TEXT NOT NULL,
     job_id TEXT NOT NULL,
@@ -510,6 +511,7 @@ CREATE TABLE allocations (
     settings_revision INTEGER DEFAULT 0 NOT NULL,
     settings_refused JSONB DEFAULT '{}' NOT NULL,
     unordered_w FLOAT,
+    unlimited_w FLOAT,
     PRIMARY KEY (id),
     CONSTRAINT allocations_state CHECK (state IN ('starting', 'running', 'stopping', 'ended')),
     FOREIGN KEY(job_id) REFERENCES jobs (id)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -175,6 +176,8 @@ def host_w(cluster: Cluster) -> Floats:
 def idle_w(cluster: Cluster, hidden: Mapping[str, set[int]]) -> Floats:
     """Return what a free device of each kind draws now, or else what its board is known to draw: (n_gpu_models,) watts.
 
+    The median of those at rest: until the next heartbeat, one that was just given up still shows what its gang drew.
+
     Args:
         hidden: GPUs that policies do not see, by node: their slices may be in use.
     """
@@ -182,7 +185,9 @@ def idle_w(cluster: Cluster, hidden: Mapping[str, set[int]]) -> Floats:
     readings_w: dict[NodeKind, list[float]] = {kind: [] for kind in cluster.kinds}
     for node in filter(is_awake, cluster.nodes):
         readings_w[kind_of(node)] += [
-            each["power_w"] for each in node.readings if ClaimRow(node.id, each["index"]) not in claimed
+            each["power_w"]
+            for each in node.readings
+            if each["utilization"] == 0 and ClaimRow(node.id, each["index"]) not in claimed
         ]
-    means = [sum(each) / len(each) if each else board_of(kind.gpu_model).idle_w for kind, each in readings_w.items()]
-    return np.array(means, dtype=np.float64)
+    medians = [median(each) if each else board_of(kind.gpu_model).idle_w for kind, each in readings_w.items()]
+    return np.array(medians, dtype=np.float64)

@@ -43,6 +43,7 @@ class StoredReading(TypedDict):
 
     index: int
     power_w: float
+    utilization: float
 
 
 class StoredStepTimes(TypedDict):

@@ -95,8 +95,9 @@ SELECT n.address, a.master_port FROM allocations a JOIN known_nodes n ON n.id = 
 """
 
 INSERT = """
-INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port, batch_size)
-VALUES ($1, $2, $3, 'starting', $4, $5, $6, $7)
+INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port, batch_size, unlimited_w)
+VALUES ($1, $2, $3, 'starting', $4, $5, $6, $7,
+        (SELECT b.unlimited_w FROM allocations b WHERE b.id = $2 || '.' || $3::int - 1))
 """
 
 CLAIM = """
@@ -239,12 +240,16 @@ ABOUT_THE_SAME_TIME = timedelta(minutes=2)
 
 CONTROLLED = "SELECT a.id, a.job_id, a.shares, a.power_limit_w, a.clock_mhz, a.settings_refused FROM allocations a"
 
+# What a GPU drew counts as unlimited once its job has run for half a minute: one that loads its data draws little.
 SET_CONTROLS = """
-UPDATE allocations SET power_limit_w = $2, clock_mhz = $3, settings_refused = $4,
-       settings_revision = settings_revision + 1,
-       unordered_w = CASE WHEN $5 THEN coalesce(unordered_w, (
-           SELECT f.gpu_energy_j / nullif(f.gpu_s, 0) FROM footprints f WHERE f.job_id = allocations.job_id), 0) END
- WHERE id = $1 RETURNING settings_revision
+UPDATE allocations a SET power_limit_w = $2, clock_mhz = $3, settings_refused = $4,
+       settings_revision = a.settings_revision + 1,
+       unlimited_w = coalesce(a.unlimited_w, CASE WHEN b.power_limit_w IS NULL AND b.clock_mhz IS NULL
+                                                   AND f.gpu_s >= 30 * b.gpus THEN f.gpu_energy_j / f.gpu_s END),
+       unordered_w = CASE WHEN $5 THEN
+           coalesce(a.unordered_w, a.unlimited_w, f.gpu_energy_j / nullif(f.gpu_s, 0), 0) END
+  FROM allocations b LEFT JOIN footprints f ON f.job_id = b.job_id
+ WHERE a.id = $1 AND b.id = a.id RETURNING a.settings_revision
 """
 
 

@@ -51,7 +51,7 @@ SELECT j.id, j.tenant_id, j.state,
        a.power_limit_w, a.clock_mhz, a.unordered_w, {FLEX} AS flex, {profiles.KIND} AS kind,
        j.labels ->> 'kind' AS kind_label,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
-       f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
+       coalesce(a.unlimited_w, f.gpu_energy_j / nullif(f.gpu_s, 0)) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
        p.done, q.gpu_s AS predicted_gpu_s, CASE WHEN q.seen AND q.gpu_s > 0 THEN q.spread_gpu_s END AS spread_gpu_s,
        {BATCH_MIN} AS batch_min, {BATCH_MAX} AS batch_max, coalesce({GLOBAL_BATCH}, {BATCH_MIN}) AS base_batch,
        p.noise_scale, {FAMILY} AS family, j.engine, coalesce(j.labels ->> 'queue', '') AS queue,
@@ -173,7 +173,8 @@ class JobRow(NamedTuple):
         work, done: How much there is to do, and how much is done, in the job's own unit; None where it does not say.
         allocation_state, gpus, shares, power_limit_w, clock_mhz: Of its gang, if it has one.
         kind, kind_label: Its kind, as tables of profiles name it, and as its user does.
-        gpu_power_w, gpu_s: Mean draw of one of its GPUs, and the GPU seconds over which it was measured.
+        gpu_power_w, gpu_s: Mean draw of one of its GPUs, that before anything limited its gang if that is known, and
+            the GPU seconds over which the job was measured.
         batch_min, batch_max: The range of total batches that policies may choose, samples; None: the batch is the
             user's.
         engine, queue: What runs it, and the queue of that engine that it is in.

@@ -54,6 +54,8 @@ from services.core.policies.registry import entry_of
 from services.core.policies.sparing import Sparing, urgent
 from services.core.policies.windows import Keeping, closed
 
+NOISE = 0.05
+"""Watts or MHz that are no change: the same sum, taken in another order, is not quite the same number."""
 SET = (SetPowerLimit, SetClock)
 Values = dict[tuple[JobId, ControlKind], float | None]  #: What devices of gangs are set to, None for the default
 
@@ -135,7 +137,7 @@ def _controls(
         if job_id in stops or not (job_id in starts or jobs.phase.item(job) in (STARTING, RUNNING)):
             continue
         now = math.nan if job_id in starts else jobs.control_value(kind).item(job)
-        if value == now or (value is None and math.isnan(now)):
+        if math.isnan(now) if value is None else abs(value - now) < NOISE:
             continue
         own = by_policy[job_id, kind] if (job_id, kind) in by_policy else None if math.isnan(now) else now
         reason = Reason.GRID_ORDER if value != own else reasons.get((job_id, kind), Reason.DEFAULT_CONTROL)

@@ -1,0 +1,18 @@
+"""Keep what gangs draw without a limit."""
+
+from alembic import op
+
+revision = "0072"
+down_revision = "0071"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.execute("SET LOCAL lock_timeout = '10s'")
+    op.execute("ALTER TABLE allocations ADD COLUMN unlimited_w FLOAT")
+
+
+def downgrade() -> None:
+    op.execute("SET LOCAL lock_timeout = '10s'")
+    op.execute("ALTER TABLE allocations DROP COLUMN unlimited_w")
