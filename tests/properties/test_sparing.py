@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Plan, Preempt
+from services.core.cycle.plan import Action, Plan, Preempt
+from services.core.cycle.saving import cost_of_stop
 from services.core.cycle.snapshot import RUNNING, Saves, Snapshot, Trigger
 from services.core.domain.ids import JobId
 from services.core.domain.orders import PowerOrder
@@ -31,6 +33,24 @@ def planned(name: str, snapshot: Snapshot) -> Plan:
 
 def stopped(plan: Plan) -> dict[JobId, Preempt]:
     return {each.job_id: each for each in plan.actions if isinstance(each, Preempt)}
+
+
+def outline(plan: Plan) -> tuple[Counter[tuple[object, ...]], list[Action]]:
+    """Return what a plan stops without the names, and what else it does."""
+    stops = Counter[tuple[object, ...]]((each.reason, each.next_gpus) for each in stopped(plan).values())
+    return stops, [each for each in plan.actions if not isinstance(each, Preempt)]
+
+
+def saved(snapshot: Snapshot, ages_s: list[float], every_s: float) -> dict[JobId, Saves]:
+    """Return saves so long ago, if since the gang began."""
+    since_s = snapshot.jobs.waiting_since_s.tolist()
+    last_s = [max(NOON_S - ages_s[at % 8], each) for at, each in enumerate(since_s)]
+    return {job_id: Saves(each, every_s) for job_id, each in zip(snapshot.jobs.ids, last_s, strict=True)}
+
+
+def lost_gpu_s(snapshot: Snapshot, plan: Plan) -> float:
+    costs = ((snapshot.jobs.gpus[snapshot.jobs.index[each]], cost_of_stop(snapshot, each)[0]) for each in stopped(plan))
+    return sum(gpus * lost_s for gpus, lost_s in costs)
 
 
 @pytest.mark.parametrize("name", EVERYONE)
@@ -83,12 +103,11 @@ def test_a_deadline_that_would_be_missed_lifts_the_guarantee(deadline_s: float, 
 def test_stops_are_as_ever_and_wait_for_the_next_save_alone(
     name: str, snapshot: Snapshot, ages_s: list[float], every_s: float
 ) -> None:
-    saves = {each: Saves(NOON_S - ages_s[at % 8], every_s) for at, each in enumerate(snapshot.jobs.ids)}
+    saves = saved(snapshot, ages_s, every_s)
     told = replace(snapshot, saves=saves, save_wait_s=1_800.0)
     free, waits = planned(name, snapshot), planned(name, told)
-    assert [replace(each, wait_s=0.0) if isinstance(each, Preempt) else each for each in waits.actions] == [
-        *free.actions
-    ]
+    assert outline(waits) == outline(free)
+    assert waits.hurries or lost_gpu_s(told, waits) <= lost_gpu_s(told, free)
     for job_id, stop in stopped(waits).items():
         at = snapshot.jobs.index[job_id]
         since_s = max(saves[job_id].last_s, snapshot.jobs.waiting_since_s[at])
@@ -96,6 +115,19 @@ def test_stops_are_as_ever_and_wait_for_the_next_save_alone(
         assert 0 <= stop.wait_s <= 1.25 * 1_800.0
         is_due = NOON_S <= since_s + every_s <= NOON_S + 1_800.0 and snapshot.jobs.phase[at] == RUNNING
         assert stop.wait_s or not is_due or waits.hurries
+
+
+@pytest.mark.parametrize("name", EVERYONE)
+@settings(max_examples=15)
+@given(snapshot=snapshots(Trigger.ACTIVE), ages_s=st.lists(st.floats(0, 5_000), min_size=8))
+def test_stops_that_wait_for_nothing_lose_no_more_work_either(
+    name: str, snapshot: Snapshot, ages_s: list[float]
+) -> None:
+    saves = saved(snapshot, ages_s, 900.0)
+    told = replace(snapshot, saves=saves)
+    free, spared = planned(name, snapshot), planned(name, told)
+    assert outline(spared) == outline(free)
+    assert lost_gpu_s(told, spared) <= lost_gpu_s(told, free)
 
 
 @pytest.mark.parametrize("name", EVERYONE)
@@ -134,3 +166,31 @@ def test_a_stop_waits_if_the_next_save_is_near_and_nothing_presses(changes: dict
     plan = of_a_job_that_saves(**changes)
     assert stopped(plan)[JobId("old")].wait_s == pytest.approx(wait_s)
     assert plan.hurries is bool({"deadline_s", "orders"} & changes.keys())
+
+
+@pytest.mark.parametrize(("wait_s", "stops"), [(0.0, "saved"), (1_800.0, "due")])
+def test_of_gangs_that_las_holds_equal_the_one_that_loses_least_or_saves_first_is_stopped(
+    wait_s: float, stops: str
+) -> None:
+    ages_s = {"due": 1_700.0, "saved": 10.0, "last": 900.0}  # in the order in which they started
+    runs = [
+        a_job(each, on={f"n{at}": (0,)}, preemptible=True, waiting_since_s=NOON_S - 9_000 + at, attained_gpu_s=9_000.0)
+        for at, each in enumerate(ages_s)
+    ]
+    nodes = [a_node(f"n{at}", gpus=1) for at in range(3)]
+    snapshot = a_snapshot([*runs, a_job("new", submitted_s=NOON_S - 10)], nodes, trigger=Trigger.ACTIVE)
+    saves = {JobId(each): Saves(NOON_S - age_s, 1_800.0) for each, age_s in ages_s.items()}
+    assert [*stopped(planned("las", snapshot))] == ["last"]
+    assert [*stopped(planned("las", replace(snapshot, saves=saves, save_wait_s=wait_s)))] == [stops]
+
+
+@pytest.mark.parametrize(
+    ("every_s", "goes"),
+    [(3_000.0, "with a wait"), (9_000.0, "not"), (2_000.0, "at once"), (float("nan"), "at once")],
+)
+def test_a_gang_that_has_not_saved_yet_is_stopped_when_that_is_due(every_s: float, goes: str) -> None:
+    plan = of_a_job_that_saves(saves={JobId("old"): Saves(NOON_S - 20_000.0, every_s)})  # it has run for 3,000 s
+    stop = stopped(plan).get(JobId("old"))
+    assert ("not" if stop is None else "with a wait" if stop.wait_s else "at once") == goes
+    urgent = of_a_job_that_saves(saves={JobId("old"): Saves(NOON_S - 20_000.0, every_s)}, deadline_s=500.0)
+    assert stopped(urgent)[JobId("old")].wait_s == 0.0, "a deadline lifts it"

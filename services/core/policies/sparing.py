@@ -2,11 +2,13 @@
 
 A policy decides as ever; what it stops for its own order before ``Snapshot.min_run_s`` of a gang's run are over goes
 on, and is looked at again in the next active round. So no gang is stopped that would not be without the layer, and a
-policy that remembers what it has tried, as GREEN does, tries the same.
+policy that remembers what it has tried, as GREEN does, tries the same. A gang whose job tells when it saves its work
+(``Snapshot.saves``) is guaranteed a run until the first save is due: else one that saves less often than it is stopped
+would never get on.
 
-A gang that is stopped and will soon save its work, by when it last did and how often it does (``Snapshot.saves``), goes
-on until then: at most ``Snapshot.save_wait_s``, and a quarter more if it is late. It works meanwhile, so that the wait
-costs those that get its GPUs time, and nobody work. Whoever carries out the plan ends the wait when the work is saved.
+A gang that is stopped and will soon save its work, by when it last did and how often it does, goes on until then: at
+most ``Snapshot.save_wait_s``, and a quarter more if it is late. It works meanwhile, so that the wait costs those that
+get its GPUs time, and nobody work. Whoever carries out the plan ends the wait when the work is saved.
 
 Stops for orders of the grid and for windows are not the policy's, and happen in time. While GPUs or watts are needed at
 once (``urgent``), nothing waits, and what waits already is stopped (``Plan.hurries``). A waiting job that would miss
@@ -21,10 +23,9 @@ import numpy as np
 
 from services.core.cycle.plan import Plan, Preempt
 from services.core.cycle.policy import Layer, Memory, Policy, PowerLimited
+from services.core.cycle.saving import LATE, cost_of_stop
 from services.core.cycle.snapshot import QUEUED, RUNNING, Snapshot
 from services.core.domain.windows import GRACE_S
-
-LATE = 0.25  #: By how much a gang may be late with its next save, as a share of the interval or of the longest wait
 
 
 class Sparing(Layer[Memory]):
@@ -36,14 +37,14 @@ class Sparing(Layer[Memory]):
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
         """Return the policy's plan without the stops that come too soon, and its memory."""
-        plan, following = self.inner.decide(snapshot, memory)
-        if snapshot.min_run_s and not _late(snapshot, snapshot.min_run_s + _round_s(snapshot)):
-            kept = tuple(each for each in plan.actions if not (isinstance(each, Preempt) and _new(snapshot, each)))
-            plan = replace(plan, actions=kept)
         if self._hurries:
-            return replace(plan, hurries=True), following
+            snapshot = snapshot.again(save_wait_s=0.0)
+        plan, following = self.inner.decide(snapshot, memory)
+        kept = tuple(each for each in plan.actions if not (isinstance(each, Preempt) and _goes_on(snapshot, each)))
+        plan = replace(plan, actions=kept)
         if snapshot.saves:
-            plan = replace(plan, actions=tuple(_waiting(snapshot, each) for each in plan.actions))
+            actions = tuple(_waiting(snapshot, each) for each in plan.actions)
+            plan = replace(plan, actions=actions, hurries=self._hurries)
         return plan, following
 
 
@@ -65,23 +66,21 @@ def urgent(snapshot: Snapshot, policy: Policy[Any]) -> bool:
 
 def _waiting(snapshot: Snapshot, action: Any) -> Any:
     """Return an action; the stop of a gang that will soon save, with how long it is waited for."""
-    saves = snapshot.saves.get(action.job_id) if isinstance(action, Preempt) else None
-    if saves is None or (at := snapshot.jobs.index.get(action.job_id)) is None or snapshot.jobs.phase[at] != RUNNING:
-        return action
-    left_s = max(saves.last_s, snapshot.jobs.waiting_since_s.item(at)) + saves.every_s - snapshot.now_s
-    late_s = LATE * min(saves.every_s, snapshot.save_wait_s)
-    return replace(action, wait_s=left_s + late_s) if -late_s < left_s <= snapshot.save_wait_s else action
+    wait_s = cost_of_stop(snapshot, action.job_id)[1] if isinstance(action, Preempt) else 0.0
+    return replace(action, wait_s=wait_s) if wait_s else action
 
 
-def _new(snapshot: Snapshot, stop: Preempt) -> bool:
-    """Whether a gang still starts, or has run for less than it is guaranteed."""
+def _goes_on(snapshot: Snapshot, stop: Preempt) -> bool:
+    """Whether a gang has run for less than it is guaranteed, and no job would be late if it and a round went on."""
     jobs = snapshot.jobs if snapshot.guests is None or stop.job_id in snapshot.jobs.index else snapshot.guests
-    at = jobs.index[stop.job_id]
-    return jobs.phase[at] != RUNNING or snapshot.now_s - jobs.waiting_since_s.item(at) < snapshot.min_run_s
-
-
-def _round_s(snapshot: Snapshot) -> float:
-    return 0.0 if math.isnan(snapshot.next_active_s) else max(snapshot.next_active_s - snapshot.now_s, 0.0)
+    at, now_s, run_s = jobs.index[stop.job_id], snapshot.now_s, snapshot.min_run_s
+    since_s, runs = jobs.waiting_since_s.item(at), jobs.phase[at] == RUNNING
+    saves = snapshot.saves.get(stop.job_id)
+    if runs and saves is not None and saves.last_s < since_s and not cost_of_stop(snapshot, stop.job_id)[1]:
+        run_s = max(run_s, saves.every_s * (1 + LATE))
+    left_s = since_s + run_s - now_s if runs else run_s
+    round_s = 0.0 if math.isnan(snapshot.next_active_s) else max(snapshot.next_active_s - now_s, 0.0)
+    return left_s > 0 and not _late(snapshot, left_s + round_s)
 
 
 def _late(snapshot: Snapshot, wait_s: float) -> bool:
