@@ -12,7 +12,7 @@ RELEASES = {"0.1.0": "0060"}
 NOT_READ: dict[str, tuple[tuple[str, str, str], ...]] = {
     "0.1.0": (
         ("tenants", "limits", "flex"),
-        *((table, "spec", field) for table in ("jobs", "job_arrays") for field in ("flex", "notify")),
+        *((table, "spec", field) for table in ("jobs", "job_arrays") for field in ("flex", "notify", "cells")),
         ("pools", "spec", "accuracy_gco2_per_kwh"),
         ("pools", "spec", "modes.*.accuracy_pct"),
         ("pools", "spec", "regions.*.least_accuracy_pct"),

@@ -125,6 +125,7 @@ TAGS = {
     "policies": "Which policy decides, and what it decided.",
     "carbon": "Grid carbon intensity by zone.",
     "carbon-aware": "The Green Software Foundation's Carbon Aware API. With `GATEWAY_OPEN_EMISSIONS` no key is needed.",
+    "cells": "Other installations that run jobs of this one.",
     "reservations": "GPUs for a tenant for a time, and maintenance of nodes.",
     "grid": "Orders of the grid to draw less, and what came of them.",
     "optimizer": "Optimization problems that take seconds to minutes to solve.",

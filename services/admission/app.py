@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
+import aiohttp
 from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -19,6 +21,10 @@ from services.admission.agent_metrics import AgentMetrics
 from services.admission.agents import AgentTokens
 from services.admission.budgets import Budgets
 from services.admission.capacity import Capacity, CapacityCache
+from services.admission.cells import endpoints as cell_endpoints
+from services.admission.cells.placing import Placing
+from services.admission.cells.remote import Reach
+from services.admission.cells.service import Cells
 from services.admission.changes import Changes
 from services.admission.exec_sessions import Exec
 from services.admission.figures import show_figures
@@ -39,11 +45,13 @@ from services.admission.webhooks import endpoints as webhook_endpoints
 from services.admission.webhooks.addresses import AddressRules
 from services.admission.webhooks.sending import Sender, SendingRules, Signer
 from services.admission.webhooks.service import Publisher, Webhooks
+from services.contracts.explanations import StartEstimate
+from services.contracts.identity import Identity, Role
 from services.db.engine import create_engine, is_connection_error, ping
 from services.db.sealing import Sealer
 from services.kit.app import DegradedError, answer_unavailable, create_service, serve
 from services.kit.disk import DiskWatch
-from services.kit.http import new_session
+from services.kit.http import ServiceClient, client_of, new_session
 from services.kit.logging import Log
 from services.kit.problems import as_problem, problem_response, unavailable
 from services.kit.redis import connect
@@ -56,7 +64,7 @@ log = Log(__name__)
 MAX_GROUP_BYTES = 128 * 1024 * 1024
 FORGET_S = 3_600.0
 CLEAR_S = 600.0
-ROOMS = (endpoints, agent_metrics, access_endpoints, webhook_endpoints, input_endpoints)
+ROOMS = (endpoints, agent_metrics, access_endpoints, webhook_endpoints, input_endpoints, cell_endpoints)
 
 
 def create_app(settings: AdmissionSettings) -> FastAPI:
@@ -66,6 +74,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         redis = connect(settings.redis_url, settings)
         session, exec_session = new_session(tls=settings.tls), new_session(connections=0, tls=settings.tls)
+        outside, scheduler = aiohttp.ClientSession(), client_of(session, settings, "scheduler")
+        reach = Reach(outside, Sealer(settings.secrets_key))
         hints = JobHints(redis)
         jobs = Jobs(engine, hints.give)
         arrays = Arrays(engine, hints.give)
@@ -80,7 +90,13 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         )
         agent_tokens = AgentTokens(settings.credential, settings.service_token)
         logs = Logs(
-            engine, jobs, session, tokens=agent_tokens, timeout_s=settings.agent_timeout_s, poll_s=settings.log_poll_s
+            engine,
+            jobs,
+            session,
+            tokens=agent_tokens,
+            reach=reach,
+            timeout_s=settings.agent_timeout_s,
+            poll_s=settings.log_poll_s,
         )
         capacity = CapacityCache(read_capacity, settings.capacity_max_age_s)
         submissions = Submissions(committer, capacity, References(engine), arrays.find, disk)
@@ -107,7 +123,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         app.state.arrays, app.state.budgets, app.state.exec_sessions = arrays, budgets, sessions
         app.state.webhooks, app.state.uploads = webhooks, uploads
         app.state.access, app.state.users = Access(engine), Users(engine)
-        app.state.secrets = Secrets(engine, Sealer(settings.secrets_key))
+        app.state.secrets, app.state.cells = Secrets(engine, reach.sealer), Cells(engine, reach)
         app.state.agent_metrics = AgentMetrics(engine, session, agent_tokens)
         if secret := await ensure_first_admin_patiently(engine, settings.data_dir, settings.first_account):
             show_secret(secret, settings.data_dir)
@@ -117,7 +133,9 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         sending = repeat(sender.start_due, settings.webhook_poll_s, failed="webhooks.not_sent")
         forgetting = repeat(forget_messages, FORGET_S, failed="webhooks.not_forgotten")
         trimming = repeat(Retention(engine, Kept.of(settings)).forget, FORGET_S, failed="jobs.not_forgotten")
-        loops = (committer.run(), hints.run(), clearing, trimming, counting, publishing, sending, forgetting)
+        placing = Placing(engine, reach.cell, partial(estimate_here, scheduler), hints.give, settings.cells_again_s)
+        following = repeat(placing.turn, settings.cells_poll_s, failed="cells.not_followed", traceback=True)
+        loops = (committer.run(), hints.run(), clearing, trimming, counting, publishing, sending, forgetting, following)
         tasks = [asyncio.create_task(work) for work in loops]
         try:
             yield
@@ -126,6 +144,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             await sender.aclose()
             await sessions.close()
             await exec_session.close()
+            await outside.close()
             await session.close()
             await redis.aclose()
             await engine.dispose()
@@ -153,6 +172,12 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
     answer_unavailable(app, "The database", (OSError, PoolTimeoutError))
     app.add_exception_handler(DBAPIError, answer_database_error)
     return app
+
+
+async def estimate_here(scheduler: ServiceClient, tenant_id: str, body: bytes) -> StartEstimate:
+    """Return what would become of a tenant's job in this installation."""
+    caller = Identity(tenant_id=tenant_id, role=Role.USER, key_id="cells")
+    return await scheduler.call("POST", "/v1/jobs:estimate", StartEstimate, body=body, identity=caller)
 
 
 async def answer_database_error(request: Request, error: Exception) -> Response:

@@ -105,6 +105,15 @@ async def cancel_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> Job
     return await jobs.steer(caller, job_id, Command.CANCEL)
 
 
+@router.post("/v1/jobs/{job_id}/withdraw", tags=["jobs"], responses=WRONG_STATE)
+async def withdraw_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> Job:
+    """Cancel a job unless it has ever been given GPUs.
+
+    An answer without an error is certain: the job has not run, and will not.
+    """
+    return await jobs.steer(caller, job_id, Command.WITHDRAW)
+
+
 @router.post("/v1/jobs/{job_id}/hold", tags=["jobs"], responses=WRONG_STATE)
 async def hold_job(caller: ProjectCaller, job_id: JobId, jobs: TheJobs) -> Job:
     """Hold a job.

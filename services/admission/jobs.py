@@ -87,6 +87,8 @@ class Jobs:
                 cancel_requested=job.cancel_requested,
                 hold_requested=job.hold_requested,
                 is_bound=bool(job.bound_to),
+                is_away=bool(job.cell),
+                has_started=job.generation > 0,
             )
             if decision is not None:
                 await self._apply(repository, identity, job_id, job, decision)

@@ -1,19 +1,20 @@
 """A job's output, fetched from the node that holds it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 import aiohttp
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.agents import Agent, AgentTokens
+from services.admission.agents import AgentTokens
+from services.admission.cells.remote import Reach
 from services.admission.jobs import Jobs
+from services.admission.repository.cells import CellRepository
 from services.admission.repository.jobs import Allocated, JobRepository
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.jobs import LogStream
 from services.contracts.nodes import (
     LOG_EOF_HEADER,
     LOG_GENERATION_HEADER,
@@ -25,6 +26,7 @@ from services.contracts.nodes import (
 )
 from services.contracts.problems import FieldError
 from services.contracts.queries import LogQuery
+from services.kit.http import problem_of
 from services.kit.problems import ProblemError, conflict, unavailable
 
 PASSED_ON = (LOG_OFFSET_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_SIZE_HEADER, LOG_EOF_HEADER)
@@ -32,13 +34,16 @@ PASSED_ON = (LOG_OFFSET_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_SIZE_HEADER, LOG_EOF
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The gang and node that a piece of output comes from."""
+    """The gang and node, or the cell, that a piece of output comes from."""
 
-    agent: Agent
-    allocation_id: str
-    generation: int
-    node_id: str
-    stream: LogStream
+    url: str
+    headers: Mapping[str, str]
+    tls: aiohttp.Fingerprint | bool
+    query: Mapping[str, str]  #: What is asked besides the part of the output
+    who: str  #: That answers
+    own: Mapping[str, str]  #: Headers that go with each piece
+    job_id: str
+    allocation_id: str | None  #: None: a cell has the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +66,13 @@ class Logs:
         session: aiohttp.ClientSession,
         *,
         tokens: AgentTokens,
+        reach: Reach,
         timeout_s: float,
         poll_s: float,
     ) -> None:
+        """Take how nodes and, outside of the installation, cells are asked."""
         self._engine, self._jobs, self._session, self._tokens = engine, jobs, session, tokens
+        self._reach = reach
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._poll_s = poll_s
 
@@ -105,12 +113,21 @@ class Logs:
     async def _is_over(self, source: _Source) -> bool:
         """Return whether the gang has ended; asked only when there was nothing new to read."""
         async with self._engine.connect() as connection:
+            if source.allocation_id is None:
+                held = await CellRepository(connection).holder(source.job_id)
+                return held is None or held.has_ended
             return await JobRepository(connection).allocation_ended(source.allocation_id)
 
     async def _source(self, identity: Identity, job_id: str, query: LogQuery) -> _Source:
-        await self._jobs.get(identity, job_id)
+        job = await self._jobs.get(identity, job_id)
         async with self._engine.connect() as connection:
+            held = await CellRepository(connection).holder(job_id) if job.cell else None
             found = await JobRepository(connection).allocation(job_id, query.generation)
+        if held is not None:
+            asked = {name: str(value) for name in ("generation", "node") if (value := getattr(query, name)) is not None}
+            who, stream = f"Cell {held.name}", {"stream": query.stream.value}
+            url, headers = f"{held.url}/v1/jobs/{held.remote_id}/logs", self._reach.headers(held.name, held.key)
+            return _Source(url, headers, True, asked | stream, who, {}, job_id, None)
         if found is None:
             what = "has not started yet" if query.generation is None else f"had no gang {query.generation}"
             raise ProblemError(404, ProblemCode.NO_DATA, f"The job {what}, so there is no output.")
@@ -118,7 +135,10 @@ class Logs:
         agent = found.agents.get(node_id)
         if agent is None:
             raise unavailable(f"Node {node_id}")
-        return _Source(agent, found.id, found.generation, node_id, query.stream)
+        own = {LOG_GENERATION_HEADER: str(found.generation), LOG_NODE_HEADER: node_id}
+        url, headers = f"{agent.url}/v1/allocations/{found.id}/logs", self._tokens.headers(node_id, agent)
+        stream = {"stream": query.stream.value}
+        return _Source(url, headers, agent.tls, stream, f"Node {node_id}", own, job_id, found.id)
 
     @staticmethod
     def _node(found: Allocated, wanted: str | None) -> str:
@@ -130,35 +150,32 @@ class Logs:
         return wanted
 
     async def _fetch(self, source: _Source, offset: int, limit: int, since: datetime | None = None) -> LogPiece:
-        params = {"stream": source.stream.value, "offset": offset, "limit": limit}
+        in_cell = source.allocation_id is None
+        params: dict[str, str | int | float] = {**source.query, "offset": offset, "limit": limit}
         if since is not None:
-            params["since_s"] = since.timestamp()
+            params |= {"since": since.isoformat()} if in_cell else {"since_s": since.timestamp()}
+        session = self._reach.session if in_cell else self._session
         try:
-            async with self._session.get(
-                f"{source.agent.url}/v1/allocations/{source.allocation_id}/logs",
-                params=params,
-                headers=self._tokens.headers(source.node_id, source.agent),
-                timeout=self._timeout,
-                ssl=source.agent.tls,
+            async with session.get(
+                source.url, params=params, headers=source.headers, timeout=self._timeout, ssl=source.tls
             ) as answer:
                 content = await answer.content.read(-1)
                 status, headers = answer.status, answer.headers
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise unavailable(f"Node {source.node_id}") from error
+            raise unavailable(source.who) from error
         if status == 404:
-            raise ProblemError(404, ProblemCode.NO_DATA, f"Node {source.node_id} does not have this output.")
+            raise ProblemError(404, ProblemCode.NO_DATA, f"{source.who} does not have this output.")
         if status != 200:
-            raise unavailable(f"Node {source.node_id}")
-        if since is not None and LOG_SINCE_HEADER not in headers:
-            why = (
-                f"Node {source.node_id} does not know when this output was written: an earlier release started the job."
-            )
+            raise problem_of(status, content, source.who) if in_cell else unavailable(source.who)
+        if since is not None and not in_cell and LOG_SINCE_HEADER not in headers:
+            why = f"{source.who} does not know when this output was written: an earlier release started the job."
             raise conflict(f"{why} Ask for it without since, or for its end.")
         next_offset = headers.get(LOG_NEXT_OFFSET_HEADER, "")
-        passed_on = {name: headers[name] for name in PASSED_ON if name in headers}
+        told = (*PASSED_ON, LOG_GENERATION_HEADER, LOG_NODE_HEADER) if in_cell else PASSED_ON
+        passed_on = {name: headers[name] for name in told if name in headers}
         return LogPiece(
             content=content,
-            headers={**passed_on, LOG_GENERATION_HEADER: str(source.generation), LOG_NODE_HEADER: source.node_id},
+            headers={**passed_on, **source.own},
             next_offset=int(next_offset) if next_offset.isdigit() else offset + len(content),
             is_end=headers.get(LOG_EOF_HEADER) == "true",
         )

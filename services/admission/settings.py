@@ -77,6 +77,10 @@ class AdmissionSettings(SealingSettings):
     event_buffer: int = said("Events kept in memory for clients that follow them.", default=10_000, ge=1)
     keep_alive_s: float = said("An event stream without events gets a comment this often.", default=15, gt=0)
     log_poll_s: float = said("How often new output is read while a client follows it.", default=0.4, gt=0)
+    cells_poll_s: float = said("How often cells are asked what their jobs do.", default=2, gt=0, le=60)
+    cells_again_s: float = said(
+        "How often jobs that wait are compared with what other cells offer by then.", default=300, gt=0
+    )
     webhook_networks: Networks = said(
         "Networks besides public addresses that webhooks may be sent to, also over http, such as "
         "10.0.0.0/8,127.0.0.0/8.",

@@ -15,6 +15,7 @@ class Command(StrEnum):
     HOLD = "hold"
     RELEASE = "release"
     FORGET_CHECKPOINT = "forget-checkpoint"
+    WITHDRAW = "withdraw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,42 +28,55 @@ class Decision:
 
 
 def decide(
-    command: Command, state: JobState, *, cancel_requested: bool, hold_requested: bool, is_bound: bool = False
+    command: Command,
+    state: JobState,
+    *,
+    cancel_requested: bool,
+    hold_requested: bool,
+    is_bound: bool = False,
+    is_away: bool = False,
+    has_started: bool = False,
 ) -> Decision | None:
     """Return what to change; None if the job is already as requested.
 
     A job without GPUs changes state at once. One that holds GPUs is only marked: the scheduler, the only process that
-    ends gangs, does the rest. ``is_bound``: whether the job may start only on the nodes that have its checkpoint.
+    ends gangs, does the rest; and so is one that a cell has, until the cell has done it. ``is_bound``: whether the job
+    may start only on the nodes that have its checkpoint. ``is_away``: whether a cell has it. ``has_started``: whether
+    it was ever given GPUs.
 
     Raises:
         TransitionError: The job has ended or is being cancelled, so that the command is not possible.
     """
     match command:
         case Command.CANCEL:
-            return _cancel(state, cancel_requested)
+            return _cancel(state, cancel_requested, is_away)
+        case Command.WITHDRAW:
+            if has_started:
+                raise TransitionError("The job has been started, and is not withdrawn any more.")
+            return _cancel(state, cancel_requested, is_away)
         case Command.HOLD:
-            return _hold(state, cancel_requested, hold_requested)
+            return _hold(state, cancel_requested, hold_requested, is_away)
         case Command.RELEASE:
             return _release(state, cancel_requested, hold_requested)
         case Command.FORGET_CHECKPOINT:
             return _forget_checkpoint(state, cancel_requested, is_bound)
 
 
-def _cancel(state: JobState, cancel_requested: bool) -> Decision | None:
+def _cancel(state: JobState, cancel_requested: bool, is_away: bool) -> Decision | None:
     if state is JobState.CANCELLED:
         return None
-    if state.holds_gpus:
+    if state.holds_gpus or (is_away and not state.is_final):
         return None if cancel_requested else Decision("job.cancel_requested", {"cancel_requested": True})
     if state.is_final:
         raise TransitionError(f"The job has {state} and cannot be cancelled any more.")
     return _move(state, JobState.CANCELLED, "cancelled", ("ended_at",), expected_start_at=None)
 
 
-def _hold(state: JobState, cancel_requested: bool, hold_requested: bool) -> Decision | None:
+def _hold(state: JobState, cancel_requested: bool, hold_requested: bool, is_away: bool) -> Decision | None:
     if state is JobState.HELD:
         return None
     _refuse_if_over(state, cancel_requested, "held")
-    if state.holds_gpus:
+    if state.holds_gpus or is_away:
         return None if hold_requested else Decision("job.hold_requested", {"hold_requested": True})
     return _move(state, JobState.HELD, "held", queued_at=None, expected_start_at=None)
 

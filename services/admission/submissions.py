@@ -51,6 +51,11 @@ class DraftJob:
         return 1 if self.tasks is None else len(self.tasks.indices)
 
     @property
+    def cell(self) -> str | None:
+        """Empty for a job that a cell may run, until its place is chosen; None for others."""
+        return "" if self.spec.cells and self.spec.stays_because is None else None
+
+    @property
     def state(self) -> JobState:
         """The state the job begins in."""
         return JobState.HELD if self.spec.hold else JobState.QUEUED
@@ -132,6 +137,8 @@ def check_capacity(draft: Draft, capacity: Capacity) -> ProblemError | None:
     """Return a problem if a submission asks for gangs that the registered nodes can never hold."""
     errors: list[FieldError] = []
     for index, job in enumerate(draft.jobs):
+        if job.cell is not None:
+            continue
         found = impossibility(job.spec.gpus, capacity)
         if found:
             prefix = f"/jobs/{index}" if draft.entry.batch else ""

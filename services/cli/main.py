@@ -32,6 +32,7 @@ ROOMS = {
     "jobs.mcp": ("mcp",),
     "site.cluster": ("check", "nodes", "policy", "carbon"),
     "site.engines": ("engine",),
+    "site.cells": ("cells",),
     "site.grid": ("reserve", "reservations", "grid"),
     "accounts.clusters": ("login", "logout", "clusters"),
     "accounts.access": ("audit", "whoami", "tenants", "keys", "users"),

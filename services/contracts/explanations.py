@@ -248,7 +248,10 @@ class LeverEffect(Message):
 
 
 class Explanation(Message):
-    """A job, explained. One of `waiting`, `running` and `ended` is set, according to the job's state."""
+    """A job, explained. One of `waiting`, `running` and `ended` is set, according to the job's state.
+
+    None is while a cell has the job: there, `GET /v1/jobs/{job_id}/explain` has more.
+    """
 
     job_id: str
     number: int | None = maybe("What people type as its id; see `Job`.")

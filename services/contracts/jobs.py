@@ -215,6 +215,24 @@ class JobSpec(Message):
         max_length=3,
     )
     service: ServiceTerms | None = maybe("Set only for instances of pools, which are service instances.")
+    cells: list[Name] | None = maybe(
+        "Cells that may run the job in place of the installation that it is submitted to, by name, or `any`. It runs "
+        "where it emits least and ends in time. Its command and image must be at home there.",
+        max_length=100,
+    )
+
+    @property
+    def stays_because(self) -> str | None:
+        """What keeps a job that names `cells` in this installation, as the end of a sentence; None: nothing does."""
+        kept = (
+            (self.gpus.zone is not None, "it is bound to a grid zone, as its data are there"),
+            (bool(self.secrets), "its secrets stay in this installation"),
+            (self.source is not None, "its files are in this installation"),
+            (self.array is not None, "it is an array"),
+            (self.after is not None, "it waits for jobs of this installation"),
+            (self.service is not None, "it is an instance of a pool"),
+        )
+        return next((words for is_so, words in kept if is_so), None)
 
     @property
     def base_batch(self) -> int | None:
@@ -426,6 +444,7 @@ class Job(Message):
         default=0,
     )
     exit_code: int | None = None
+    cell: str | None = maybe("The cell that has it, or had it when it ended; null: none, this installation has it.")
     checkpoint_nodes: list[str] = many(
         "The only nodes that have the checkpoint of a job that waits: it starts on these, or waits for "
         "them; none if it may start anywhere."

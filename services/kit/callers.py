@@ -53,6 +53,7 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
     },
     "scheduler": {
         "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),
+        "admission": _calls(r"POST /v1/jobs:estimate", roles=(USER,)),
         "simulator": _calls(r"GET /internal/live", roles=_EVERYBODY),
     },
     "serving": {

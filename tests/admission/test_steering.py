@@ -27,6 +27,10 @@ TABLE: list[tuple[Command, list[JobState], str | None]] = [
     (Command.RELEASE, [S.HELD], "job.queued"),
     (Command.RELEASE, [S.QUEUED, *HOLDING], SAME),
     (Command.RELEASE, ENDED, REFUSED),
+    (Command.WITHDRAW, [S.QUEUED, S.HELD], "job.cancelled"),
+    (Command.WITHDRAW, HOLDING, "job.cancel_requested"),
+    (Command.WITHDRAW, [S.CANCELLED], SAME),
+    (Command.WITHDRAW, [S.SUCCEEDED, S.FAILED], REFUSED),
     (Command.FORGET_CHECKPOINT, [S.QUEUED, S.HELD], SAME),
     (Command.FORGET_CHECKPOINT, [*HOLDING, *ENDED], REFUSED),
 ]
@@ -47,6 +51,20 @@ def test_each_command_in_each_state(command: Command, state: JobState, event: st
         return
     decision = decide(command, state, cancel_requested=False, hold_requested=False)
     assert (decision and decision.event) == event
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_what_was_started_is_not_withdrawn(state: JobState) -> None:
+    with pytest.raises(TransitionError):
+        decide(Command.WITHDRAW, state, cancel_requested=False, hold_requested=False, has_started=True)
+
+
+@pytest.mark.parametrize(("command", "event"), [("cancel", "job.cancel_requested"), ("hold", "job.hold_requested")])
+def test_what_a_cell_has_is_only_marked(command: str, event: str) -> None:
+    decision = decide(Command(command), S.QUEUED, cancel_requested=False, hold_requested=False, is_away=True)
+    assert (decision and decision.event) == event
+    assert decision
+    assert "state" not in decision.values
 
 
 @pytest.mark.parametrize("state", HOLDING)

@@ -51,7 +51,16 @@ LOCAL = {
 ASIDE = {"exec", "shell", "forward", "cp", "notebook", "mcp"}
 """The user's own terminal in a job, as ssh is."""
 PLAIN = {
-    *("apps delete", "budgets remove", "endpoints delete", "fleets apply", "fleets delete", "fleets set"),
+    *(
+        "apps delete",
+        "budgets remove",
+        "cells remove",
+        "endpoints delete",
+        "fleets apply",
+        "fleets delete",
+        "fleets set",
+    ),
+    *("cells drain", "cells remove", "cells undrain"),
     *("keys expire", "keys revoke", "login", "secrets set", "secrets delete", "tenants create", "tenants set"),
     *("nodes drain", "nodes partition", "nodes pin-awake", "nodes resume", "nodes revoke", "nodes sleep"),
     *("nodes unpin", "nodes wake", "pools delete", "pools mode", "pools report", "pools set", "users create"),
@@ -62,6 +71,7 @@ REFUSED_ALONE = {"pools show"}
 """Its answer has rules between fields, which made-up values break."""
 WORDS = {
     "budgets set": ["a", "--kwh", "1"],
+    "cells add": ["a", "--url", "http://127.0.0.1:1", "--key-file", __file__],
     "export": ["--out", "-"],
     "grid amend": ["a", "--cut", "35%"],
     "grid order": ["--cut", "35%", "--for", "3h"],

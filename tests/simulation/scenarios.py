@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from tests.simulation import apps, batches, edge, node, reports, router, serving, submissions, system, webhooks, work
+from tests.simulation import (
+    apps,
+    batches,
+    cells,
+    edge,
+    node,
+    reports,
+    router,
+    serving,
+    submissions,
+    system,
+    webhooks,
+    work,
+)
 from tests.simulation.search import Play
 
 SCENARIOS: dict[str, Play] = {
@@ -19,5 +32,5 @@ SCENARIOS: dict[str, Play] = {
     "work": work.play,
 }
 
-ALL: dict[str, Play] = SCENARIOS | {"batches": batches.play, "system": system.play}
+ALL: dict[str, Play] = SCENARIOS | {"batches": batches.play, "cells": cells.play, "system": system.play}
 """Also those that need a PostgreSQL; ``test_system.py`` runs them."""

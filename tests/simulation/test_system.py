@@ -18,7 +18,7 @@ from asyncpg.exceptions import DeadlockDetectedError, LockNotAvailableError
 
 from services.db.database import CONNECTION_ERRORS, Database, connect
 from services.standalone.process import StackError
-from tests.simulation import batches, system
+from tests.simulation import batches, cells, system
 from tests.simulation.loop import Choices, Simulation
 from tests.simulation.postgres import NO_LOSSES, URL, Losses, Server, SimulatedPostgres, server_at
 from tests.simulation.scenarios import ALL, SCENARIOS
@@ -250,6 +250,12 @@ def test_a_schedule_that_failed_once_does_not_any_more(server: Server, each: dic
 @LEFT_OVER
 def test_no_schedule_of_batches_breaches_anything(server: Server) -> None:
     found = search("batches", batches.play, range(200), cpu_s=CPU_S)
+    assert found is None, f"{found.breach}\n./test --simulate --token {found.token}"
+
+
+@LEFT_OVER
+def test_no_schedule_of_cells_breaches_anything(server: Server) -> None:
+    found = search("cells", cells.play, range(200), cpu_s=CPU_S)
     assert found is None, f"{found.breach}\n./test --simulate --token {found.token}"
 
 

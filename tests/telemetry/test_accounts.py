@@ -215,3 +215,28 @@ async def test_a_period_ends_at_the_moment_of_its_report_at_the_latest(plane: Pl
     assert past["end_at"] == "2026-02-01T00:00:00Z"
     coming = await report(plane, start="2998-01-01T00:00:00Z")
     assert (coming["end_at"], coming["total"]["energy_j"]) == ("2998-01-01T00:00:00Z", 0)
+
+
+async def test_what_cells_used_adds_up_with_what_was_used_here(plane: Plane) -> None:
+    agent = await plane.agent(zone="DE")
+    here, away = await accept_job(plane.database, name="here"), await accept_job(plane.database, name="away")
+    gang = await allocate(plane.database, here, {"n0": [0]})
+    t = now_s()
+    await agent.report(agent.interval(t - 10, t, usage(gang, KWH_J, gpus=1)))
+    async with plane.database.connection() as connection:
+        await connection.execute(
+            "INSERT INTO cell_energy (job_id, attempt, cell, hour, zone, signal, pue, energy_j, gpu_energy_j, "
+            "estimated_energy_j, carbon_gco2, gpu_s) "
+            "VALUES ($1, 1, 'north', date_trunc('hour', now()), 'SE', 'average_direct', 1.2, 500, 400, 0, 7, 9)",
+            away,
+        )
+    for group in ("node", "job", "zone", "project"):
+        found = await report(plane, group_by=group)
+        parts = [*(each["footprint"] for each in found["lines"]), found["idle"]]
+        for name in ("energy_j", "gpu_energy_j", "carbon_gco2", "gpu_s"):
+            assert sum(each[name] for each in parts) == pytest.approx(found["total"][name])
+    by_node = {each["group"]: each for each in (await report(plane, group_by="node"))["lines"]}
+    assert (by_node["cell:north"]["footprint"]["carbon_gco2"], by_node["cell:north"]["jobs"]) == (7, 1)
+    assert {each["group"]: each["footprint"]["energy_j"] for each in (await report(plane, group_by="job"))["lines"]}[
+        away
+    ] == 500

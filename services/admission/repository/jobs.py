@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, text, update
+from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, text, true, update
 
 from services.admission.agents import Agent
 from services.admission.capacity import DeviceKind
@@ -19,6 +19,8 @@ from services.contracts.queries import JobQuery
 from services.core.domain.jobs import JobState
 from services.db.tables import (
     budgets,
+    cell_energy,
+    cell_jobs,
     footprints,
     gangs,
     job_events,
@@ -45,6 +47,14 @@ _warnings = (
     .label("warnings")
 )
 
+_FIGURES = "energy_j", "gpu_energy_j", "estimated_energy_j", "carbon_gco2", "gpu_s"
+
+_in_cells = (
+    select(*(func.sum(cell_energy.c[name]).label(name) for name in _FIGURES))
+    .where(cell_energy.c.job_id == jobs.c.id)
+    .lateral("in_cells")
+)
+
 _WITH_ALL: Select[Any] = select(
     jobs,
     live_gangs.c.gpus,
@@ -60,16 +70,15 @@ _WITH_ALL: Select[Any] = select(
     reported_work.c.saved_at,
     reported_work.c.save_every_s,
     reported_work.c.save_s,
-    footprints.c.energy_j,
-    footprints.c.gpu_energy_j,
-    footprints.c.estimated_energy_j,
-    footprints.c.carbon_gco2,
-    footprints.c.gpu_s,
+    *((func.coalesce(footprints.c[name], 0) + func.coalesce(_in_cells.c[name], 0)).label(name) for name in _FIGURES),
+    cell_jobs.c.seen,
     users.c.name.label("user_name"),
     _warnings,
 ).select_from(
     _with_gangs.outerjoin(reported_work, reported_work.c.job_id == jobs.c.id)
     .outerjoin(footprints, footprints.c.job_id == jobs.c.id)
+    .outerjoin(cell_jobs, and_(cell_jobs.c.job_id == jobs.c.id, cell_jobs.c.cell == jobs.c.cell))
+    .outerjoin(_in_cells, true())
     .outerjoin(users, users.c.id == jobs.c.user_id)
 )
 
@@ -125,6 +134,8 @@ class LockedJob:
     cancel_requested: bool
     hold_requested: bool
     bound_to: tuple[str, ...] = ()
+    cell: str | None = None
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +190,12 @@ class JobRepository(Repository):
     async def lock(self, job_id: str, caller: Identity) -> LockedJob | None:
         """Return what commands on a job depend on, if the caller may see it; lock it until the transaction ends."""
         asked = jobs.c.cancel_requested, jobs.c.hold_requested
-        query = select(jobs.c.state, jobs.c.tenant_id, *asked, jobs.c.bound_to)
+        query = select(jobs.c.state, jobs.c.tenant_id, *asked, jobs.c.bound_to, jobs.c.cell, jobs.c.generation)
         query = query.where(jobs.c.id == job_id, *_visible(caller)).with_for_update()
         row = (await self._connection.execute(query)).one_or_none()
-        return (
-            None if row is None else LockedJob(JobState(row.state), row.tenant_id, row[2], row[3], tuple(row[4] or ()))
-        )
+        if row is None:
+            return None
+        return LockedJob(JobState(row.state), row.tenant_id, row[2], row[3], tuple(row[4] or ()), *row[5:])
 
     async def change(self, job_id: str, decision: Decision) -> None:
         """Set columns of a job that this transaction has locked."""
@@ -239,6 +250,7 @@ def _visible(caller: Identity) -> list[ColumnElement[bool]]:
 
 def _job(row: Row[Any]) -> Job:
     spec = JobSpec.as_stored(row.spec)
+    seen: dict[str, Any] = row.seen or {}
     return Job(
         id=row.id,
         number=row.number,
@@ -255,7 +267,7 @@ def _job(row: Row[Any]) -> Job:
         ended_at=row.ended_at,
         expected_start_at=row.expected_start_at,
         generation=row.generation,
-        gpus=row.gpus or 0,
+        gpus=row.gpus or seen.get("gpus") or 0,
         placement=[Share(node_id=share["node_id"], devices=share["devices"]) for share in row.shares or ()],
         power_limit_w=row.power_limit_w,
         clock_mhz=row.clock_mhz,
@@ -265,26 +277,19 @@ def _job(row: Row[Any]) -> Job:
         restarts=row.restarts,
         node_losses=row.node_losses,
         exit_code=row.exit_code,
+        cell=row.cell or None,
         checkpoint_nodes=row.bound_to or [] if row.state in (JobState.QUEUED, JobState.HELD) else [],
         warnings=row.warnings or [],
         array_id=row.array_id,
         array_index=row.array_index,
-        progress=_progress(row, spec),
-        footprint=JobFootprint()
-        if row.energy_j is None
-        else JobFootprint(
-            energy_j=row.energy_j,
-            gpu_energy_j=row.gpu_energy_j,
-            carbon_gco2=row.carbon_gco2,
-            gpu_s=row.gpu_s,
-            estimated_energy_j=row.estimated_energy_j,
-        ),
+        progress=_progress(row, spec, seen),
+        footprint=JobFootprint.of(row),
     )
 
 
-def _progress(row: Row[Any], spec: JobSpec) -> JobProgress | None:
+def _progress(row: Row[Any], spec: JobSpec, seen: dict[str, Any]) -> JobProgress | None:
     if row.done is None:
-        return None
+        return JobProgress.as_stored(seen["progress"]) if seen.get("progress") else None
     total = row.total if row.total is not None else spec.work and spec.work.total
     return JobProgress(
         done=row.done,

@@ -36,6 +36,7 @@ SELECT j.id, j.tenant_id, j.project, j.name, j.state, j.user_id, j.labels ->> 'u
 
 _FORGET = [
     *map(text, FORGET_RUNS),
+    text("DELETE FROM cell_jobs WHERE job_id = ANY(CAST(:ids AS text[]))"),
     text("DELETE FROM job_events WHERE job_id = ANY(CAST(:ids AS text[]))"),
     text("DELETE FROM job_dependencies WHERE dependent_id = ANY(CAST(:ids AS text[]))"),
     text("DELETE FROM jobs WHERE id = ANY(CAST(:ids AS text[]))"),

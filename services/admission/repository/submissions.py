@@ -46,13 +46,13 @@ INSERT = """
 WITH
 made AS (
     INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, reason, submitted_at, queued_at, user_id,
-                      number)
+                      number, cell)
     SELECT id, tenant_id, name, project, labels::jsonb, spec::jsonb,
            CASE WHEN held THEN 'held' ELSE 'queued' END, CASE WHEN held THEN 'held' END,
-           submitted_at, CASE WHEN held THEN NULL ELSE submitted_at END, user_id, number
+           submitted_at, CASE WHEN held THEN NULL ELSE submitted_at END, user_id, number, cell
     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bool[], $8::timestamptz[],
-                $17::text[], $19::bigint[])
-         AS draft (id, tenant_id, name, project, labels, spec, held, submitted_at, user_id, number)
+                $17::text[], $19::bigint[], $21::text[])
+         AS draft (id, tenant_id, name, project, labels, spec, held, submitted_at, user_id, number, cell)
 ),
 announced AS (
     INSERT INTO job_events (job_id, tenant_id, at, type, data)
@@ -331,4 +331,5 @@ def _columns(drafts: Sequence[Draft], accounts: Iterable[Account]) -> tuple[list
         [draft.traceparent for draft, _ in jobs],
         [job.number for _, job in jobs],
         [account.last_number for account in taken],
+        [job.cell for _, job in jobs],
     )

@@ -141,6 +141,9 @@ class SpecOptions:
     flex: Annotated[
         int | None, of_run(metavar="PERCENT", help="How much slower orders of the grid may make it: 0, 10, 25 or 50.")
     ] = None
+    cells: Annotated[
+        str | None, of_run(metavar="CELLS", help="Other installations that may run it: any, or names and commas.")
+    ] = None
     grace: Annotated[str | None, of_run(metavar="DURATION", help="From SIGTERM to SIGKILL; 120s by default.")] = None
     max_restarts: Annotated[int | None, of_run(help="How often it is restarted if it fails.")] = None
     restart_after_node_loss: Annotated[bool | None, of_run(help="Whether it runs again if its node is lost.")] = None
@@ -316,6 +319,7 @@ def spec_of(
         "preemptible": options.preemptible,
         "may_share_gpu": options.may_share_gpu,
         "flex": options.flex,
+        "cells": [word.strip() for word in options.cells.split(",")] if options.cells else None,
         "hold": options.hold,
         "array": options.array,
         "after": _after(options.after),

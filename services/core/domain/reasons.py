@@ -48,6 +48,8 @@ class Reason(StrEnum):
     DEPENDENCY = "dependency"  #: It waits for other jobs to end, as its user asked
     ARRAY_LIMIT = "array_limit"  #: As many tasks of its array hold GPUs as may at once
     BACKING_OFF = "backing_off"  #: It ended soon after each of its last starts, and pauses before the next one
+    IN_CELL = "in_cell"  #: Another installation has it
+    CHOOSING_CELL = "choosing_cell"  #: It is being chosen which installation is to run it
     ENGINE_LIMIT = "engine_limit"
     """Its engine does not start it, whatever GPUs are free: a limit, a licence or a begin time there."""
     DEPENDENCY_FAILED = "dependency_failed"  #: It was cancelled: a job it depends on ended otherwise than it had to

@@ -49,7 +49,7 @@ api_keys = _table(
 )
 jobs = _table(
     "jobs",
-    text="id tenant_id name project state reason detail array_id user_id engine external_id",
+    text="id tenant_id name project state reason detail array_id user_id engine external_id cell",
     json="labels spec",
     flags="cancel_requested hold_requested gated",
     at="expected_start_at submitted_at queued_at started_at ended_at not_before",
@@ -60,6 +60,21 @@ jobs = _table(
 )
 budgets = _table(
     "budgets", text="id tenant_id project quantity action month detail", real="amount used", flags="exceeded"
+)
+cell_jobs = _table(
+    "cell_jobs",
+    text="job_id cell state body remote_id zone signal",
+    whole="attempt moves",
+    at="doubt_until",
+    json="seen",
+    real="pue",
+)
+cell_energy = _table(
+    "cell_energy",
+    text="job_id cell zone signal",
+    whole="attempt",
+    at="hour",
+    real="pue energy_j gpu_energy_j estimated_energy_j carbon_gco2 gpu_s",
 )
 webhooks = _table(
     "webhooks",

@@ -58,7 +58,9 @@ CREATE TABLE api_keys (
 -- waits for something else than GPUs in its engine, or pauses until `not_before`, as it failed again and again. A task
 -- of an array has the array's spec, and the dependencies of the array are its own. `number`: what its tenant's people
 -- type for its id, for a task that of its array; none of what an older release accepted. `engine`: what runs it, our
--- own agents or an engine such as Slurm, which knows it by `external_id`.
+-- own agents or an engine such as Slurm, which knows it by `external_id`. `cell`: the other installation that has it,
+-- whose state admission mirrors; empty while its place is being chosen, NULL for the jobs of this one: the scheduler
+-- plans no others.
 CREATE TABLE jobs (
     id TEXT NOT NULL,
     tenant_id TEXT NOT NULL,
@@ -91,6 +93,7 @@ CREATE TABLE jobs (
     node_losses INTEGER DEFAULT 0 NOT NULL,
     not_before TIMESTAMP WITH TIME ZONE,
     number BIGINT,
+    cell TEXT,
     PRIMARY KEY (id)
 );
 CREATE INDEX jobs_bound ON jobs (id) WHERE bound_to IS NOT NULL;
@@ -102,7 +105,65 @@ CREATE INDEX jobs_labels ON jobs USING gin (labels jsonb_path_ops);
 CREATE INDEX jobs_live ON jobs (state) WHERE state NOT IN ('succeeded', 'failed', 'cancelled');
 CREATE UNIQUE INDEX jobs_numbered ON jobs (tenant_id, number) WHERE array_id IS NULL;
 CREATE UNIQUE INDEX jobs_of_an_engine ON jobs (engine, external_id) WHERE external_id IS NOT NULL;
+CREATE INDEX jobs_roaming ON jobs (id) WHERE cell IS NULL AND state = 'queued' AND spec ? 'cells';
 CREATE INDEX jobs_succeeded ON jobs (ended_at, id) WHERE state = 'succeeded';
+CREATE INDEX jobs_to_place ON jobs (id) WHERE cell = '' AND state = 'queued';
+
+-- Other installations that run jobs of this one. `key` is sealed; `home` is the label by which a cell knows the jobs of
+-- this installation.
+CREATE TABLE cells (
+    name TEXT NOT NULL,
+    url TEXT NOT NULL,
+    key BYTEA NOT NULL,
+    home TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    project TEXT,
+    draining BOOLEAN DEFAULT false NOT NULL,
+    added_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    heard_at TIMESTAMP WITH TIME ZONE,
+    problem TEXT,
+    PRIMARY KEY (name)
+);
+
+-- The cell that a job was given to last, its copy there, and how the handing over stands. `sending`: it is or will be
+-- submitted there, with the `body` and an idempotency key of the job and the `attempt`; until `doubt_until`, a
+-- submission that was not answered may still arrive. `leaving`: it is to be withdrawn. `over`: it has ended there, was
+-- withdrawn, or never came. `seen`: the copy as it was last read.
+CREATE TABLE cell_jobs (
+    job_id TEXT NOT NULL,
+    cell TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    moves INTEGER DEFAULT 0 NOT NULL,
+    state TEXT NOT NULL,
+    body TEXT NOT NULL,
+    remote_id TEXT,
+    doubt_until TIMESTAMP WITH TIME ZONE,
+    seen JSONB DEFAULT '{}' NOT NULL,
+    zone TEXT DEFAULT '' NOT NULL,
+    signal TEXT DEFAULT '' NOT NULL,
+    pue FLOAT DEFAULT 1 NOT NULL,
+    PRIMARY KEY (job_id),
+    CONSTRAINT cell_jobs_state CHECK (state IN ('sending', 'there', 'leaving', 'over'))
+);
+CREATE INDEX cell_jobs_live ON cell_jobs (cell) WHERE state <> 'over';
+
+-- What copies used, by the hour in which that became known, by the cells' own ledgers.
+CREATE TABLE cell_energy (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    cell TEXT NOT NULL,
+    hour TIMESTAMP WITH TIME ZONE NOT NULL,
+    zone TEXT NOT NULL,
+    signal TEXT NOT NULL,
+    pue FLOAT NOT NULL,
+    energy_j FLOAT NOT NULL,
+    gpu_energy_j FLOAT NOT NULL,
+    estimated_energy_j FLOAT NOT NULL,
+    carbon_gco2 FLOAT NOT NULL,
+    gpu_s FLOAT NOT NULL,
+    PRIMARY KEY (job_id, attempt, hour)
+);
+CREATE INDEX cell_energy_by_hour ON cell_energy (hour);
 
 -- What a project (empty: the whole tenant) may use per month, and how much of it is used. The scheduler starts no
 -- queued job of a project whose budget is `exceeded` and whose `action` is `hold`.

@@ -56,14 +56,16 @@ SELECT node_id, boot_id, job_id, start_at, end_at, zone, signal, gpu_energy_j,
        carbon_gco2, intensity_gco2_per_kwh, intensity_estimated, pue
   FROM energy_usages;
 
--- telemetry: the whole ledger, with the daily sums of old lines.
+-- telemetry: the whole ledger, with the daily sums of old lines, and what jobs used in cells.
 CREATE VIEW booked_energy AS
 SELECT node_id, job_id, start_at, zone, signal, gpu_energy_j + cpu_energy_j + static_energy_j AS energy_j,
        (gpu_energy_j + cpu_energy_j + static_energy_j) * pue AS facility_energy_j, carbon_gco2,
        gpus * greatest(0, extract(epoch FROM end_at - start_at)::float8) AS gpu_s
   FROM energy_usages
 UNION ALL
-SELECT node_id, job_id, start_at, zone, signal, energy_j, energy_j * pue, carbon_gco2, gpu_s FROM energy_days;
+SELECT node_id, job_id, start_at, zone, signal, energy_j, energy_j * pue, carbon_gco2, gpu_s FROM energy_days
+UNION ALL
+SELECT 'cell:' || cell, job_id, hour, zone, signal, energy_j, energy_j * pue, carbon_gco2, gpu_s FROM cell_energy;
 
 -- telemetry: what requests to models used, by key.
 CREATE VIEW key_usages AS
@@ -130,3 +132,9 @@ SELECT tenant_id, replaced || id AS key_ids, (limits ->> 'least_accuracy_pct')::
 -- admission: projects whose budgets let nothing start; an empty project is the whole tenant.
 CREATE VIEW held_projects AS
 SELECT tenant_id, project FROM budgets WHERE exceeded AND action = 'hold';
+
+-- admission: what jobs used in cells, by the hour in which that became known; each cell counts as one node.
+CREATE VIEW cell_lines AS
+SELECT 'cell:' || cell AS node_id, job_id, hour, zone, signal, pue, energy_j, gpu_energy_j, estimated_energy_j,
+       carbon_gco2, gpu_s
+  FROM cell_energy;

@@ -102,6 +102,8 @@ class Explanations:
         state = JobState(facts.row.state)
         if state.is_final:
             return await self._ended(facts, state)
+        if facts.row.cell is not None:
+            return self._in_cell(facts, state)
         if state.holds_gpus and facts.gang is not None:
             return await self._running(facts, facts.gang, state)
         return await self._waiting(facts, state, caller, one_change=one_change)
@@ -158,7 +160,9 @@ class Explanations:
             waiting = waiting.model_copy(update={"forecast": waiting.forecast.model_copy(update={"made_at": made_at})})
         place = None if why.place is None else await self._named(why.place, caller, live)
         waiting = waiting.model_copy(update={"place": place})
-        summary = " ".join(filter(None, (_place_words(place), detail, why.change_words))) or "It waits."
+        stays = facts.spec.stays_because if facts.spec.cells else None
+        here = f"It may not go to a cell, as {stays}." if stays else ""
+        summary = " ".join(filter(None, (_place_words(place), detail, why.change_words, here))) or "It waits."
         return self._explanation(
             facts,
             state,
@@ -170,6 +174,15 @@ class Explanations:
             levers=why.levers,
             assumptions=[*why.assumptions, *([levers.SENTENCE] if why.levers else [])],
         )
+
+    def _in_cell(self, facts: Facts, state: JobState) -> Explanation:
+        """Explain a job that a cell has, or for which a place is being chosen, by what admission noted of it."""
+        row = facts.row
+        detail = row.detail or sentence(row.reason or Reason.CHOOSING_CELL)
+        placed = next((each.data.get("detail") for each in reversed(facts.events) if each.type == "job.in_cell"), None)
+        chosen = f"It was placed in cell {row.cell}: {placed}" if row.cell and placed and placed != detail else ""
+        summary = " ".join(filter(None, (detail, chosen)))
+        return self._explanation(facts, state, summary=summary, reason=row.reason, detail=detail)
 
     def _why(self, facts: Facts, live: Live, *, seen_by_policy: bool, one_change: bool) -> WhyItWaits:
         row, spec = facts.row, facts.spec

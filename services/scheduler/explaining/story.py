@@ -67,6 +67,8 @@ class Narrator:
             "running": lambda event: f"Its processes run, {self._after(event)} later.",
             "preempting": lambda event: f"Asked to stop after {self._after(event)}. {sentence(_code(event))}",
             "queued": self._queued,
+            "in_cell": lambda event: f"Placed in cell {event.data.get('cell')}. {_detail(event)}",
+            "at_home": lambda event: f"Placed here. {_detail(event)}",
             "held": self._held,
             "hold_requested": lambda _: "A hold was asked for.",
             "hold_withdrawn": lambda _: "The hold was withdrawn.",

@@ -8,14 +8,16 @@ from services.db.database import Connection
 from services.db.rows import fetch_row, fetch_rows
 from services.scheduler.repository.documents import Json, StoredShare
 
-EXPLAINED = """
+_NAMES = "energy_j", "gpu_energy_j", "carbon_gco2", "gpu_s", "estimated_energy_j"
+_FIGURES = ", ".join(f"coalesce(f.{name}, 0) + coalesce(c.{name}, 0) AS {name}" for name in _NAMES)
+_IN_CELLS = ", ".join(f"sum({name}) AS {name}" for name in _NAMES)
+
+EXPLAINED = f"""
 SELECT j.id, j.tenant_id, j.project, j.name, j.state, j.reason, j.detail, j.spec, j.submitted_at, j.queued_at,
        j.ended_at, j.expected_start_at, j.exit_code, j.generation, j.preemptions, j.restarts,
-       j.number, j.array_index, j.engine,
-       coalesce(f.energy_j, 0) AS energy_j, coalesce(f.gpu_energy_j, 0) AS gpu_energy_j,
-       coalesce(f.carbon_gco2, 0) AS carbon_gco2, coalesce(f.gpu_s, 0) AS gpu_s,
-       coalesce(f.estimated_energy_j, 0) AS estimated_energy_j
-  FROM jobs j LEFT JOIN footprints f ON f.job_id = j.id WHERE j.id = $1
+       j.number, j.array_index, j.engine, j.cell, {_FIGURES}
+  FROM jobs j LEFT JOIN footprints f ON f.job_id = j.id
+ CROSS JOIN (SELECT {_IN_CELLS} FROM cell_lines WHERE job_id = $1) c WHERE j.id = $1
 """
 
 GANG = """
@@ -25,7 +27,8 @@ SELECT gpus, shares, started_at, running_at, power_limit_w, clock_mhz, stop_requ
 
 HELD_S = """
 SELECT coalesce(sum(extract(epoch FROM coalesce(ended_at, now()) - started_at)), 0)::float8
-  FROM allocations WHERE job_id = $1
+  FROM (SELECT started_at, ended_at FROM allocations WHERE job_id = $1
+        UNION ALL SELECT started_at, ended_at FROM jobs WHERE id = $1 AND cell IS NOT NULL) held
 """
 
 SIZES = "SELECT gpus, progress, energy_j, duration_s FROM job_profiles WHERE job_id = $1 ORDER BY gpus"
@@ -102,6 +105,7 @@ class ExplainedRow(NamedTuple):
     number: int | None
     array_index: int | None
     engine: str
+    cell: str | None
     energy_j: float
     gpu_energy_j: float
     carbon_gco2: float

@@ -73,7 +73,8 @@ STARTABLE = f"""
 SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec, u.account, j.engine,
        extract(epoch FROM now() - coalesce(j.queued_at, j.submitted_at))::float8 AS waited_s
   FROM jobs j LEFT JOIN users u ON u.id = j.user_id
- WHERE j.id = ANY($1::text[]) AND j.state = 'queued' AND NOT j.cancel_requested AND NOT j.hold_requested
+ WHERE j.id = ANY($1::text[]) AND j.state = 'queued' AND j.cell IS NULL
+   AND NOT j.cancel_requested AND NOT j.hold_requested
  ORDER BY j.id FOR UPDATE OF j
 """
 

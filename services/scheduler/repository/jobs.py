@@ -34,7 +34,7 @@ RETURNING job_id
 HOLD = """
 UPDATE jobs SET reason = h.reason, detail = h.detail, expected_start_at = h.expected_start_at
   FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS h(id, reason, detail, expected_start_at)
- WHERE jobs.id = h.id AND jobs.state = 'queued'
+ WHERE jobs.id = h.id AND jobs.state = 'queued' AND jobs.cell IS NULL
    AND (jobs.reason, jobs.detail, jobs.expected_start_at) IS DISTINCT FROM (h.reason, h.detail, h.expected_start_at)
 """
 

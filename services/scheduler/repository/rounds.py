@@ -38,7 +38,7 @@ would have them started, and an engine stops a job only by starting it again."""
 
 FINGERPRINT = """
 SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(queued_at)::text, '')
-          FROM jobs WHERE state = 'queued'),
+          FROM jobs WHERE state = 'queued' AND cell IS NULL),
        (SELECT count(*) FROM jobs WHERE bound_to IS NOT NULL AND state = 'queued'),
        (SELECT string_agg(id, ',' ORDER BY id) FROM jobs WHERE gated AND state = 'queued' AND not_before > now()),
        (SELECT count(*) FROM device_claims),

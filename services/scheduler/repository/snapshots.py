@@ -62,7 +62,7 @@ _LIVE = """
   LEFT JOIN footprints f ON f.job_id = j.id
   LEFT JOIN reported_work p ON p.job_id = j.id
   LEFT JOIN job_predictions q ON q.job_id = j.id AND q.predicted_at IS NOT NULL
- WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
+ WHERE j.state IN ('queued', 'starting', 'running', 'preempting') AND j.cell IS NULL
    AND NOT (EXISTS (SELECT FROM held_projects)  -- asked once: mostly there is none
             AND j.state = 'queued' AND j.spec -> 'service' IS NULL AND EXISTS (
        SELECT FROM held_projects b WHERE b.tenant_id = j.tenant_id AND b.project IN ('', j.project)))

@@ -159,6 +159,9 @@ sums AS (
     SELECT start_at, node_id, job_id, zone, signal, {", ".join(f"{name}::text::numeric" for name in _SUMMED)}
     FROM ({RAW_LINES} UNION ALL {DAY_LINES}) l
     WHERE {PART_HOURS}
+    UNION ALL
+    SELECT hour, node_id, job_id, zone, signal, {", ".join(f"{name}::text::numeric" for name in _SUMMED)}
+    FROM (SELECT *, {_FOLLOWING} FROM (SELECT *, false AS estimated, 0 AS guessed_gco2 FROM cell_lines) c) l
 )
 """.replace("{raw}", "energy_usages")
 """A common table expression: the lines that begin from $1 until $2, either of which may be NULL, summed by hours as far

@@ -84,7 +84,12 @@ SELECT idle, {amounts} FROM (
 GROUP BY GROUPING SETS ((idle), ())
 """
 
-METERED_SUM = "WITH {metered} SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM metered l WHERE {period}"
+METERED_SUM = """
+WITH {metered} SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM (
+    SELECT start_at, metered_gpu_energy_j FROM metered UNION ALL SELECT hour, gpu_energy_j FROM cell_lines
+) l WHERE {period}
+"""
+"""What jobs used in cells is taken from the cells' ledgers."""
 
 PARTS = {"sums": SUMS, "boards": BOARDS, "amounts": AMOUNTS, "period": PERIOD, "owned": OWNED, "metered": METERED}
 """What the queries above are made of."""

@@ -131,7 +131,7 @@ SELECT job_id AS job, count(*) AS gangs FROM allocations WHERE state <> 'ended' 
 _LIMBO = """
 SELECT j.id AS job, j.state, count(a.id) AS gangs FROM jobs j
 LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
-WHERE j.state NOT IN ('succeeded', 'failed', 'cancelled') OR a.id IS NOT NULL
+WHERE (j.state NOT IN ('succeeded', 'failed', 'cancelled') AND j.cell IS NULL) OR a.id IS NOT NULL
 GROUP BY j.id, j.state
 HAVING (j.state IN ('starting', 'running', 'preempting')) <> (count(a.id) > 0) ORDER BY 1
 """

@@ -251,6 +251,8 @@ class EndedExplanation:
 class Explanation:
     """A job, explained. One of `waiting`, `running` and `ended` is set, according to the job's state.
 
+    None is while a cell has the job: there, `GET /v1/jobs/{job_id}/explain` has more.
+
     Attributes:
         number: What people type as its id; see `Job`.
         array_index: Its index if it is a task of an array.
@@ -597,6 +599,7 @@ class Job:
             after it; null while neither is known, and on other engines.
         node_losses: How often it lost a GPU, or a node while most others stayed up, each within a day of the one
             before; after three times it is held, and a release begins the count anew.
+        cell: The cell that has it, or had it when it ended; null: none, this installation has it.
         checkpoint_nodes: The only nodes that have the checkpoint of a job that waits: it starts on these, or
             waits for them; none if it may start anywhere.
         warnings: Budgets of its project that are exceeded and only warn.
@@ -629,6 +632,7 @@ class Job:
     restarts: int
     node_losses: int = 0
     exit_code: int | None = None
+    cell: str | None = None
     checkpoint_nodes: list[str] = field(default_factory=list[str])
     progress: JobProgress | None = None
     footprint: JobFootprint | None = None
@@ -859,6 +863,8 @@ class JobSpec:
         notify: Have these messages about the job sent also to webhooks of its tenant and project that take only
             the other of `job.started` and `job.ended`. `failed` is an end in which the job has failed.
         service: Set only for instances of pools, which are service instances.
+        cells: Cells that may run the job in place of the installation that it is submitted to, by name, or `any`.
+            It runs where it emits least and ends in time. Its command and image must be at home there.
     """
 
     name: str
@@ -894,6 +900,7 @@ class JobSpec:
     after: After | None = None
     notify: list[str] | None = None
     service: ServiceTerms | None = None
+    cells: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1703,6 +1710,8 @@ class JobSpecTerms(TypedDict, total=False):
         notify: Have these messages about the job sent also to webhooks of its tenant and project that take only
             the other of `job.started` and `job.ended`. `failed` is an end in which the job has failed.
         service: Set only for instances of pools, which are service instances.
+        cells: Cells that may run the job in place of the installation that it is submitted to, by name, or `any`.
+            It runs where it emits least and ends in time. Its command and image must be at home there.
     """
 
     image: str | None
@@ -1735,6 +1744,7 @@ class JobSpecTerms(TypedDict, total=False):
     after: AfterFields | None
     notify: list[Literal["started", "ended", "failed"]] | None
     service: ServiceTermsFields | None
+    cells: list[str] | None
 
 
 class JobSpecFields(JobSpecTerms, total=False):

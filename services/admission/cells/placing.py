@@ -1,0 +1,353 @@
+"""Places jobs in cells, follows them there, and takes back those that wait."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import orjson
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, copy_of
+from services.admission.repository.cells import CellRepository, CellRow, GivenRow, WaitingRow
+from services.admission.steering import Command
+from services.contracts.cells import ANY, HOME
+from services.contracts.explanations import StartEstimate
+from services.contracts.jobs import JobSpec
+from services.core.domain.jobs import JobState
+from services.core.domain.reasons import Reason
+from services.core.policies.cells import Offer, Terms, emissions, is_worth_a_move, ranked
+from services.kit.ids import utc_now
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+
+log = Log(__name__)
+
+PLACED_AT_ONCE = 50  #: Jobs whose places are chosen in one turn
+NOTED_EVERY = timedelta(seconds=10)  #: How old it may be when a cell was heard last
+LOOKED_AT_AT_ONCE = 2  #: Waiting jobs about which the cells are asked again in one turn
+
+Connect = Callable[[str, str, bytes], RemoteCell]
+"""Return how a cell of a name, address and sealed key is asked; ``ProblemError`` if its key cannot be opened."""
+
+EstimateHere = Callable[[str, bytes], Awaitable[StartEstimate]]
+"""Return what would become of a tenant's job in this installation; ``ProblemError`` if that is not known."""
+
+
+@dataclass
+class Heard:
+    """A cell in one turn; it is not asked again once it did not answer."""
+
+    row: CellRow
+    remote: RemoteCell
+    answers: bool = True
+
+
+class Placing:
+    """The loop over an installation's cells; ``turn`` may be cancelled, or its process killed, anywhere."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        connect: Connect,
+        here: EstimateHere,
+        on_change: Callable[[], None],
+        again_s: float,
+    ) -> None:
+        """Take whom to tell of jobs that stay at home; ``again_s``: how often cells are asked about a waiting job."""
+        self._engine, self._connect, self._here, self._on_change = engine, connect, here, on_change
+        self._again_s = again_s
+        self._looked_at, self._next_lap_s = "", 0.0
+
+    async def turn(self) -> None:
+        """Follow what cells have, choose places, and look at some jobs that wait again."""
+        async with self._engine.connect() as connection:
+            repository = CellRepository(connection)
+            if not await repository.is_needed():
+                return
+            rows = await repository.cells()
+        cells = [found for found in await asyncio.gather(*map(self._follow, rows)) if found is not None]
+        by_name = {cell.row.name: cell for cell in cells if cell.answers}
+        async with self._engine.connect() as connection:
+            waiting = await CellRepository(connection).to_place(PLACED_AT_ONCE)
+        for row in waiting:
+            if rows:
+                await self._place(row, by_name)
+            else:
+                await self._keep(row, None)
+        await self._look_again(by_name)
+
+    async def _follow(self, row: CellRow) -> Heard | None:
+        """Do what is to be done in one cell; return it if it answers."""
+        problem: str | None = None
+        cell: Heard | None = None
+        try:
+            remote = self._connect(row.name, row.url, row.key)
+            live = await remote.live(row.home)
+            cell = Heard(row, remote)
+            async with self._engine.connect() as connection:
+                given = await CellRepository(connection).given(row.name)
+            for each in given:
+                problem = await self._advance(cell, each, live) or problem
+        except (ProblemError, ValidationError) as error:
+            cell, problem = None, str(error)
+        if problem != row.problem or (cell is not None and _is_old(row)):
+            async with self._engine.begin() as connection:
+                await CellRepository(connection).note(row.name, problem, heard=cell is not None)
+        return cell
+
+    async def _advance(self, cell: Heard, row: GivenRow, live: Mapping[str, RemoteJob]) -> str | None:
+        """Do what is next for a job in a cell; return what it refused, if that is worth an operator's look."""
+        try:
+            if row.handing == "sending":
+                await self._send(cell, row)
+            elif row.remote_id is not None:
+                copy = live.get(row.remote_id) or await cell.remote.job(row.remote_id)
+                if row.handing == "there" and cell.row.draining and _waits_anew(copy):
+                    async with self._engine.begin() as connection:
+                        await CellRepository(connection).turn(row.job_id, row.attempt, "there", "leaving")
+                elif row.handing == "leaving" and copy.generation == 0:
+                    await self._withdraw(cell, row, row.remote_id)
+                else:
+                    await self._mirror(cell, row, copy)
+        except ProblemError as error:
+            if error.status >= 500:
+                raise
+            log.warning("cell.refused", cell=cell.row.name, job=row.job_id, error=error.detail)
+            return f"{row.job_id}: {error.detail}"
+        return None
+
+    async def _send(self, cell: Heard, row: GivenRow) -> None:
+        """Submit a job's copy; take the job back if it is refused, and no earlier submission may still arrive."""
+        async with self._engine.begin() as connection:
+            doubt = await CellRepository(connection).doubt(row)
+        if doubt is None:
+            return
+        copy = f"{row.job_id}.{row.attempt}"
+        refusal: ProblemError | None = None
+        try:
+            remote_id = await cell.remote.submit(row.body.encode(), f"cell-{copy}")
+        except ProblemError as error:
+            if error.status >= 500:
+                raise
+            refusal = error
+            remote_id = await cell.remote.made(copy) if doubt.before is not None else None
+        async with self._engine.begin() as connection:
+            repository = CellRepository(connection)
+            if remote_id is not None:
+                await repository.arrived(row, remote_id)
+            elif doubt.in_doubt:
+                await repository.undoubt(row, doubt)
+            else:
+                detail = f"Cell {cell.row.name} refused it: {refusal}"
+                await repository.back(row.job_id, row.attempt, detail, doubt=doubt)
+
+    async def _withdraw(self, cell: Heard, row: GivenRow, remote_id: str) -> None:
+        """Withdraw a copy; take the job back once the cell has said that it never started."""
+        try:
+            copy = await cell.remote.steer(remote_id, Command.WITHDRAW)
+        except ProblemError as error:
+            if error.status != 409:
+                raise
+            async with self._engine.begin() as connection:  # it has started, or ended: it stays
+                await CellRepository(connection).turn(row.job_id, row.attempt, "leaving", "there")
+            return
+        if copy.state is JobState.CANCELLED and copy.generation == 0:
+            async with self._engine.begin() as connection:
+                detail = f"Cell {cell.row.name} gave it back before it had started."
+                await CellRepository(connection).back(row.job_id, row.attempt, detail)
+
+    async def _mirror(self, cell: Heard, row: GivenRow, copy: RemoteJob) -> None:
+        """Note how a copy is, or have it become as its user wants."""
+        state = JobState(row.state)
+        seen = JobState(row.seen["state"]) if row.seen else None
+        command = wanted(state, seen, copy.state, row.cancel_requested, row.hold_requested)
+        if command is not None:
+            await cell.remote.steer(copy.id, command)
+            return  # the next turn sees what has become of it
+        document = copy.model_dump(mode="json")
+        if document == row.seen and state is copy.state and not copy.state.is_final:
+            return
+        if copy.footprint.energy_j > 0 and not row.zone and (terms := await cell.remote.terms(copy.id)) is not None:
+            async with self._engine.begin() as connection:
+                await CellRepository(connection).terms(row.job_id, terms.zone, terms.signal, terms.pue)
+            row = row._replace(zone=terms.zone)
+        async with self._engine.begin() as connection:
+            if row.handing == "leaving":
+                await CellRepository(connection).turn(row.job_id, row.attempt, "leaving", "there")
+            await CellRepository(connection).mirror(row, cell.row.name, document, copy.state)
+
+    async def _place(self, row: WaitingRow, cells: Mapping[str, Heard]) -> None:
+        """Choose where a job is to run, and have it go there."""
+        spec = JobSpec.as_stored(row.spec)
+        offers, said = await self._offers(row, spec, cells)
+        best = ranked(offers, terms_of(spec))
+        if not best:
+            async with self._engine.begin() as connection:
+                await CellRepository(connection).say(row.id, f"No installation takes it now. {' '.join(said)}")
+            return
+        words = why(best)
+        if best[0].cell == HOME:
+            await self._keep(row, words)
+            return
+        cell = cells[best[0].cell]
+        if await self._give(row, cell, words, moved=False):
+            await self._advance_new(cell, row.id)
+
+    async def _keep(self, row: WaitingRow, words: str | None) -> None:
+        async with self._engine.begin() as connection:
+            kept = await CellRepository(connection).keep(row.id, words)
+        if kept:
+            self._on_change()
+
+    async def _advance_new(self, cell: Heard, job_id: str) -> None:
+        """Send a job that was just given to a cell, so that the next estimate there sees it."""
+        async with self._engine.connect() as connection:
+            given = [each for each in await CellRepository(connection).given(cell.row.name) if each.job_id == job_id]
+        try:
+            for row in given:
+                await self._send(cell, row)
+        except (ProblemError, ValidationError) as error:
+            cell.answers = False
+            log.warning("cell.unanswered", cell=cell.row.name, job=job_id, error=str(error))
+
+    async def _give(self, row: WaitingRow, cell: Heard, words: str, *, moved: bool) -> bool:
+        def body(attempt: int) -> str:
+            labels = {HOME_LABEL: cell.row.home, COPY_LABEL: f"{row.id}.{attempt}"}
+            return orjson.dumps(copy_of(row.spec, labels, cell.row.project)).decode()
+
+        async with self._engine.begin() as connection:
+            return await CellRepository(connection).give(row.id, cell.row.name, body, words, moved=moved)
+
+    async def _offers(
+        self, row: WaitingRow, spec: JobSpec, cells: Mapping[str, Heard]
+    ) -> tuple[list[Offer], list[str]]:
+        """Return what this installation and those cells that may run a job offer, and why others offer nothing."""
+        names = spec.cells or []
+        asked = [
+            cell
+            for name, cell in cells.items()
+            if cell.answers and not cell.row.draining and (ANY in names or name in names)
+        ]
+        answers = await asyncio.gather(self._offer_here(row), *(self._offer_of(cell, row) for cell in asked))
+        offers = [each for each in answers if isinstance(each, Offer)]
+        return offers, [each for each in answers if isinstance(each, str)]
+
+    async def _offer_here(self, row: WaitingRow) -> Offer | str:
+        try:
+            found = await self._here(row.tenant_id, orjson.dumps(copy_of(row.spec, {}, None)))
+        except (ProblemError, ValidationError) as error:
+            return f"Here: {error}"
+        return offer_of(HOME, found) or "Here: no node suits it."
+
+    async def _offer_of(self, cell: Heard, row: WaitingRow) -> Offer | str:
+        name = cell.row.name
+        try:
+            found = await cell.remote.estimate(orjson.dumps(copy_of(row.spec, {}, cell.row.project)))
+        except (ProblemError, ValidationError) as error:
+            if not isinstance(error, ProblemError) or error.status >= 500:
+                cell.answers = False
+            return f"Cell {name}: {error}"
+        return offer_of(name, found) or f"Cell {name}: no node suits it."
+
+    async def _look_again(self, cells: Mapping[str, Heard]) -> None:
+        """Ask again about some jobs that wait, and have those move for which it pays."""
+        if not cells or time.monotonic() < self._next_lap_s:
+            return
+        async with self._engine.connect() as connection:
+            found = await CellRepository(connection).roaming(self._looked_at, LOOKED_AT_AT_ONCE)
+        self._looked_at = found[-1].id if found else ""
+        if not found:
+            self._next_lap_s = time.monotonic() + self._again_s
+        for row in found:
+            await self._reconsider(row, cells)
+
+    async def _reconsider(self, row: WaitingRow, cells: Mapping[str, Heard]) -> None:
+        spec = JobSpec.as_stored(row.spec)
+        here = row.cell or HOME
+        if spec.stays_because is not None or (here != HOME and here not in cells):
+            return
+        offers, _ = await self._offers(row, spec, cells)
+        own, terms = next((offer for offer in offers if offer.cell == here), None), terms_of(spec)
+        best = next(iter(ranked([offer for offer in offers if offer.cell != here], terms)), None)
+        if own is None or best is None or not is_worth_a_move(own, best, terms, row.moves):
+            return
+        if here == HOME:
+            words = f"It moves from here to cell {best.cell}. {why([best, *offers])}"
+            if await self._give(row, cells[best.cell], words, moved=True):
+                await self._advance_new(cells[best.cell], row.id)
+            return
+        async with self._engine.begin() as connection:
+            repository = CellRepository(connection)
+            for given in await repository.given(here):
+                if given.job_id == row.id:
+                    await repository.turn(row.id, given.attempt, "there", "leaving", moved=True)
+
+
+def _waits_anew(copy: RemoteJob) -> bool:
+    """Whether a copy waits that was never started."""
+    return copy.state is JobState.QUEUED and copy.generation == 0
+
+
+def _is_old(row: CellRow) -> bool:
+    return row.heard_at is None or utc_now() > row.heard_at + NOTED_EVERY
+
+
+def wanted(
+    state: JobState, seen: JobState | None, copy: JobState, cancel_requested: bool, hold_requested: bool
+) -> Command | None:
+    """Return what a job's copy is to be told, by what its user asked for at home; None: the job follows the copy.
+
+    Args:
+        state: The job's state at home.
+        seen: The state in which the copy was last seen, which the job had then; None: it was never seen.
+        copy: The copy's state now.
+    """
+    if copy.is_final or state.is_final:
+        return None
+    if cancel_requested:
+        return Command.CANCEL
+    if hold_requested:
+        return None if copy is JobState.HELD else Command.HOLD
+    if state is JobState.HELD and seen is not JobState.HELD and copy is JobState.QUEUED:
+        return Command.HOLD  # held at home without a request, as by a budget
+    if state is JobState.QUEUED and seen is copy is JobState.HELD:
+        return Command.RELEASE
+    return None
+
+
+def terms_of(spec: JobSpec) -> Terms:
+    """Return by when a job is to run."""
+    deadline_s = float("inf") if spec.deadline is None else spec.deadline.timestamp()
+    return Terms(time.time(), deadline_s, spec.flexibility_s)
+
+
+def offer_of(cell: str, found: StartEstimate) -> Offer | None:
+    """Return a cell's estimate as an offer; None if no node there suits the job."""
+    if found.now is None or found.suitable_gpus < found.gpus or found.now.carbon_gco2_per_hour is None:
+        return None
+    run, start_s = found.now, float("inf")
+    if found.starts_now:
+        start_s = found.now.starts_at.timestamp()
+    elif found.reason == Reason.GREENER_HOURS and found.greenest is not None:
+        run = found.greenest
+        start_s = found.greenest.starts_at.timestamp()
+    elif found.expected_start_at is not None:
+        start_s = found.expected_start_at.timestamp()
+    return Offer(cell, start_s, run.carbon_gco2_per_hour or 0.0, found.duration_s)
+
+
+def why(offers: list[Offer]) -> str:
+    """Return in a sentence why the first of the offers was chosen."""
+    emitted = emissions(offers)
+    unit = "gCO2" if all(offer.duration_s is not None for offer in offers) else "gCO2/h"
+    best, *others = offers
+    told = ", ".join(f"{emitted[each.cell]:.3g} {_where(each)}" for each in others)
+    return f"By forecast {emitted[best.cell]:.3g} {unit} {_where(best)}" + (f"; {told}." if told else ".")
+
+
+def _where(offer: Offer) -> str:
+    where = "here" if offer.cell == HOME else f"in cell {offer.cell}"
+    return where if offer.start_s < float("inf") else f"{where}, where it is not known when it would start"

@@ -1,0 +1,414 @@
+"""Cells, and the jobs of this installation that they have."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import RowMapping, text
+
+from services.admission.repository import Repository
+from services.contracts.cells import Cell
+from services.core.domain.jobs import JobState
+from services.core.domain.reasons import Reason
+from services.db.database import dumps
+
+DOUBT_S = 600.0
+"""Within so long a submission that was not answered has arrived or never will: the gateway's own limits are shorter."""
+
+SETTLES_S = 60.0  #: How long after a job's end its cell's ledger is still read
+
+_ANYTHING = text("""
+SELECT EXISTS (SELECT FROM cells) OR EXISTS (SELECT FROM jobs WHERE cell = '' AND state = 'queued')
+""")
+
+_CELLS = text("SELECT * FROM cells ORDER BY name")
+
+_LISTED = text("""
+SELECT c.name, c.url, c.draining, c.tenant_id, c.project, c.added_at, c.heard_at, c.problem,
+       count(j.id) FILTER (WHERE j.state IN ('queued', 'held')) AS waiting,
+       count(j.id) FILTER (WHERE j.state IN ('starting', 'running', 'preempting')) AS running,
+       coalesce((SELECT sum(energy_j) FROM cell_energy WHERE cell = c.name), 0) AS energy_j,
+       coalesce((SELECT sum(carbon_gco2) FROM cell_energy WHERE cell = c.name), 0) AS carbon_gco2
+  FROM cells c LEFT JOIN cell_jobs t ON t.cell = c.name AND t.state <> 'over' LEFT JOIN jobs j ON j.id = t.job_id
+ WHERE CAST(:name AS text) IS NULL OR c.name = :name
+ GROUP BY c.name ORDER BY c.name
+""")
+
+_ADD = text("""
+INSERT INTO cells (name, url, key, home, tenant_id, project) VALUES (:name, :url, :key, :home, :tenant_id, :project)
+ON CONFLICT DO NOTHING RETURNING name
+""")
+
+_DRAIN = text("UPDATE cells SET draining = :draining WHERE name = :name")
+
+_LOCK_CELL = text("SELECT name FROM cells WHERE name = :name FOR UPDATE")
+
+_REMOVE = text("""
+DELETE FROM cells c WHERE name = :name
+   AND NOT EXISTS (SELECT FROM cell_jobs t WHERE t.cell = c.name AND t.state <> 'over') RETURNING name
+""")
+
+_HEARD = text("""
+UPDATE cells SET problem = :problem, heard_at = CASE WHEN :heard THEN now() ELSE heard_at END WHERE name = :name
+""")
+
+_WAITING = text("""
+SELECT id, tenant_id, spec, cell, 0 AS moves FROM jobs
+ WHERE cell = '' AND state = 'queued' AND NOT cancel_requested AND NOT hold_requested ORDER BY id LIMIT :limit
+""")
+
+# Jobs that wait, at home or in a cell, were never started and may be elsewhere.
+_ROAMING = text("""
+SELECT * FROM (
+    SELECT j.id, j.tenant_id, j.spec, j.cell, coalesce(t.moves, 0) AS moves
+      FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id
+     WHERE j.cell IS NULL AND j.state = 'queued' AND j.spec ? 'cells' AND j.array_id IS NULL
+       AND j.generation = 0 AND j.id > :after
+    UNION ALL
+    SELECT j.id, j.tenant_id, j.spec, j.cell, t.moves
+      FROM cell_jobs t JOIN jobs j ON j.id = t.job_id
+     WHERE t.state = 'there' AND j.state = 'queued' AND j.generation = 0 AND j.id > :after
+) found ORDER BY id LIMIT :limit
+""")
+
+_LOCK = text("""
+SELECT j.state, j.cell, j.tenant_id, j.cancel_requested, j.hold_requested, j.generation, j.expected_start_at,
+       coalesce(t.attempt, 0) AS attempt, coalesce(t.state, 'over') AS handing, t.doubt_until
+  FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id WHERE j.id = :job_id FOR UPDATE OF j
+""")
+
+_SEND = text("""
+INSERT INTO cell_jobs AS t (job_id, cell, attempt, moves, state, body)
+VALUES (:job_id, :cell, :attempt, :moved, 'sending', :body)
+ON CONFLICT (job_id) DO UPDATE SET cell = :cell, attempt = :attempt, moves = t.moves + :moved, state = 'sending',
+    body = :body, remote_id = NULL, doubt_until = NULL, seen = '{}', zone = ''
+""")
+
+_GIVE = text("""
+UPDATE jobs SET cell = :cell, reason = :reason, detail = :detail, expected_start_at = NULL WHERE id = :job_id
+""")
+
+_SAY = text("""
+UPDATE jobs SET reason = :reason, detail = :detail
+ WHERE id = :job_id AND cell = '' AND state = 'queued' AND (reason, detail) IS DISTINCT FROM (:reason, :detail)
+""")
+
+_EVENT = text("""
+INSERT INTO job_events (job_id, tenant_id, type, data)
+SELECT id, tenant_id, :type, CAST(:data AS jsonb) FROM jobs WHERE id = :job_id
+""")
+
+_LIVE = text("""
+SELECT t.job_id, t.attempt, t.state AS handing, t.remote_id, t.body, t.seen, t.zone,
+       j.state, j.cancel_requested, j.hold_requested
+  FROM cell_jobs t JOIN jobs j ON j.id = t.job_id WHERE t.cell = :cell AND t.state <> 'over' ORDER BY t.job_id
+""")
+
+_DOUBT = text("""
+WITH was AS (
+    SELECT job_id, doubt_until FROM cell_jobs
+     WHERE job_id = :job_id AND attempt = :attempt AND state = 'sending' FOR UPDATE
+)
+UPDATE cell_jobs t SET doubt_until = clock_timestamp() + make_interval(secs => CAST(:doubt_s AS float8))
+  FROM was WHERE t.job_id = was.job_id
+RETURNING t.doubt_until, was.doubt_until AS before, coalesce(was.doubt_until > now(), false) AS in_doubt
+""")
+
+_UNDOUBT = text("""
+UPDATE cell_jobs SET doubt_until = :before WHERE job_id = :job_id AND attempt = :attempt AND doubt_until = :until
+""")
+
+_ARRIVED = text("""
+UPDATE cell_jobs SET state = 'there', remote_id = :remote_id, doubt_until = NULL
+ WHERE job_id = :job_id AND attempt = :attempt AND state = 'sending'
+""")
+
+_TURN = text("""
+UPDATE cell_jobs SET state = :to, moves = moves + :moved
+ WHERE job_id = :job_id AND attempt = :attempt AND state = :from
+""")
+
+_OVER = text("UPDATE cell_jobs SET state = 'over', doubt_until = NULL WHERE job_id = :job_id")
+
+_BACK = text("""
+UPDATE jobs SET cell = '', state = :state, reason = :reason, detail = :detail, hold_requested = false,
+       expected_start_at = NULL, queued_at = CASE WHEN :state = 'queued' THEN coalesce(queued_at, now()) END,
+       ended_at = CASE WHEN :state = 'cancelled' THEN now() END
+ WHERE id = :job_id
+""")
+
+_TERMS = text("UPDATE cell_jobs SET zone = :zone, signal = :signal, pue = :pue WHERE job_id = :job_id")
+
+_MIRROR = text("""
+UPDATE jobs SET state = :state, reason = :reason, detail = :detail, generation = :generation,
+       preemptions = :preemptions, restarts = :restarts, exit_code = :exit_code,
+       hold_requested = hold_requested AND :state <> 'held', started_at = CAST(:started_at AS timestamptz),
+       ended_at = CAST(:ended_at AS timestamptz), expected_start_at = CAST(:expected_start_at AS timestamptz)
+ WHERE id = :job_id
+""")
+
+_SEEN = text("""
+UPDATE cell_jobs SET seen = CAST(:seen AS jsonb),
+       state = CASE WHEN CAST(:ended_at AS timestamptz) < now() - make_interval(secs => CAST(:settles_s AS float8))
+                    THEN 'over' ELSE state END
+ WHERE job_id = :job_id AND attempt = :attempt
+""")
+
+_AMOUNTS = ("energy_j", "gpu_energy_j", "estimated_energy_j", "carbon_gco2", "gpu_s")
+
+# What a cell's ledger has in all, less what was noted before, so that repeating it adds nothing.
+_ENERGY = text(f"""
+INSERT INTO cell_energy AS e (job_id, attempt, cell, hour, zone, signal, pue, {", ".join(_AMOUNTS)})
+SELECT t.job_id, t.attempt, t.cell,
+       date_trunc('hour', least(now(), coalesce(CAST(:ended_at AS timestamptz), now())), 'UTC'),
+       t.zone, t.signal, t.pue, {", ".join(f":{name} - coalesce(sum(n.{name}), 0)" for name in _AMOUNTS)}
+  FROM cell_jobs t LEFT JOIN cell_energy n ON n.job_id = t.job_id AND n.attempt = t.attempt
+ WHERE t.job_id = :job_id AND t.attempt = :attempt
+ GROUP BY t.job_id HAVING coalesce(sum(n.energy_j), 0) <> :energy_j
+ON CONFLICT (job_id, attempt, hour) DO UPDATE SET {", ".join(f"{n} = e.{n} + excluded.{n}" for n in _AMOUNTS)}
+""")
+
+_HELD_BY = text("""
+SELECT t.remote_id, c.name, c.url, c.key, j.ended_at IS NOT NULL AS has_ended
+  FROM jobs j JOIN cell_jobs t ON t.job_id = j.id AND t.cell = j.cell JOIN cells c ON c.name = t.cell
+ WHERE j.id = :job_id AND t.remote_id IS NOT NULL
+""")
+
+
+class CellRow(NamedTuple):
+    """A cell; ``home`` is the label by which it knows this installation's jobs, ``key`` sealed."""
+
+    name: str
+    url: str
+    key: bytes
+    home: str
+    tenant_id: str
+    project: str | None
+    draining: bool
+    added_at: datetime
+    heard_at: datetime | None
+    problem: str | None
+
+
+class WaitingRow(NamedTuple):
+    """A job that waits for a place, or in one; ``cell`` is empty before it has one, None at home."""
+
+    id: str
+    tenant_id: str
+    spec: dict[str, Any]
+    cell: str | None
+    moves: int
+
+
+class GivenRow(NamedTuple):
+    """A job that a cell has or is to have; ``state`` and what was asked for are those at home."""
+
+    job_id: str
+    attempt: int
+    handing: str
+    remote_id: str | None
+    body: str
+    seen: dict[str, Any]
+    zone: str
+    state: str
+    cancel_requested: bool
+    hold_requested: bool
+
+
+class HeldBy(NamedTuple):
+    """A job's copy in a cell, and how the cell is reached."""
+
+    remote_id: str
+    name: str
+    url: str
+    key: bytes
+    has_ended: bool
+
+
+class Doubt(NamedTuple):
+    """A submission that is about to be sent: until when it may be under way, and whether an earlier one may be."""
+
+    doubt_until: datetime
+    before: datetime | None
+    in_doubt: bool
+
+
+class CellRepository(Repository):
+    """Cells, and the jobs that they have."""
+
+    async def is_needed(self) -> bool:
+        """Return whether there is a cell, or a job whose place is to be chosen."""
+        return bool(await self._value(_ANYTHING))
+
+    async def cells(self) -> list[CellRow]:
+        return await self._all(_CELLS, lambda row: CellRow(**row))
+
+    async def listed(self, name: str | None = None) -> list[Cell]:
+        """Return the cells, or one, as operators see them."""
+        return await self._all(_LISTED.bindparams(name=name), lambda row: Cell(**row))
+
+    async def add(self, **values: Any) -> bool:
+        """Add a cell; return False if there is one of this name."""
+        return await self._value(_ADD.bindparams(**values)) is not None
+
+    async def drain(self, name: str, draining: bool) -> None:
+        await self._connection.execute(_DRAIN, {"name": name, "draining": draining})
+
+    async def lock_cell(self, name: str) -> bool:
+        """Lock a cell until the transaction ends; return False if there is none of this name."""
+        return await self._value(_LOCK_CELL.bindparams(name=name)) is not None
+
+    async def remove(self, name: str) -> bool:
+        """Remove a cell; return False if it still has jobs."""
+        return await self._value(_REMOVE.bindparams(name=name)) is not None
+
+    async def note(self, name: str, problem: str | None, *, heard: bool) -> None:
+        """Note that a cell was heard, or why not, or what it refused."""
+        await self._connection.execute(_HEARD, {"name": name, "problem": problem, "heard": heard})
+
+    async def to_place(self, limit: int) -> list[WaitingRow]:
+        """Return jobs whose place is to be chosen, oldest first."""
+        return await self._all(_WAITING.bindparams(limit=limit), _waiting)
+
+    async def roaming(self, after: str, limit: int) -> list[WaitingRow]:
+        """Return jobs that wait somewhere and might wait elsewhere, by id, from behind one."""
+        return await self._all(_ROAMING.bindparams(after=after, limit=limit), _waiting)
+
+    async def given(self, cell: str) -> list[GivenRow]:
+        """Return the jobs that a cell has or is to have, and those whose ends are not settled."""
+        return await self._all(_LIVE.bindparams(cell=cell), lambda row: GivenRow(**row))
+
+    async def give(self, job_id: str, cell: str, body: Callable[[int], str], detail: str, *, moved: bool) -> bool:
+        """Give a job to a cell, which is to be sent it; return False if it is not to be given any more.
+
+        Args:
+            body: Returns what is submitted there, from the number of the attempt.
+            moved: Whether it waited at home before.
+        """
+        found = (await self._connection.execute(_LOCK, {"job_id": job_id})).one_or_none()
+        free = found is not None and (found.cell == "" or (found.cell is None and found.generation == 0))
+        if found is None or not free or found.state != JobState.QUEUED or found.handing != "over":
+            return False
+        if found.cancel_requested or found.hold_requested or not await self.lock_cell(cell):
+            return False
+        attempt = found.attempt + 1
+        sent = {"job_id": job_id, "cell": cell, "attempt": attempt, "moved": int(moved), "body": body(attempt)}
+        await self._connection.execute(_SEND, sent)
+        given = {"job_id": job_id, "cell": cell, "reason": Reason.IN_CELL, "detail": detail}
+        await self._connection.execute(_GIVE, given)
+        await self.event(job_id, "job.in_cell", cell=cell, detail=detail)
+        return True
+
+    async def keep(self, job_id: str, detail: str | None) -> bool:
+        """Leave a job whose place was to be chosen to the scheduler of this installation."""
+        found = (await self._connection.execute(_LOCK, {"job_id": job_id})).one_or_none()
+        if found is None or found.cell != "" or found.state != JobState.QUEUED:
+            return False
+        await self._connection.execute(_GIVE, {"job_id": job_id, "cell": None, "reason": None, "detail": None})
+        if detail is not None:
+            await self.event(job_id, "job.at_home", detail=detail)
+        return True
+
+    async def say(self, job_id: str, detail: str) -> None:
+        """State why a job's place is not chosen yet."""
+        said = {"job_id": job_id, "reason": Reason.CHOOSING_CELL, "detail": detail}
+        await self._connection.execute(_SAY, said)
+
+    async def doubt(self, given: GivenRow) -> Doubt | None:
+        """Note that a submission is about to be sent; None if it is not to be sent any more."""
+        asked = {"job_id": given.job_id, "attempt": given.attempt, "doubt_s": DOUBT_S}
+        return await self._one(_DOUBT.bindparams(**asked), lambda row: Doubt(**row))
+
+    async def undoubt(self, given: GivenRow, doubt: Doubt) -> None:
+        """Note that this submission was answered, whatever may be of an earlier one."""
+        values = {"before": doubt.before, "until": doubt.doubt_until}
+        await self._connection.execute(_UNDOUBT, {"job_id": given.job_id, "attempt": given.attempt, **values})
+
+    async def arrived(self, given: GivenRow, remote_id: str) -> None:
+        """Note the copy of a job in its cell."""
+        values = {"job_id": given.job_id, "attempt": given.attempt, "remote_id": remote_id}
+        await self._connection.execute(_ARRIVED, values)
+
+    async def turn(self, job_id: str, attempt: int, before: str, after: str, *, moved: bool = False) -> None:
+        """Have a job leave its cell, or stay after all."""
+        values = {"job_id": job_id, "attempt": attempt, "from": before, "to": after, "moved": int(moved)}
+        await self._connection.execute(_TURN, values)
+
+    async def back(self, job_id: str, attempt: int, detail: str, *, doubt: Doubt | None = None) -> None:
+        """Take a job back from a cell in which it is certain not to run; it is placed anew, unless it is to end.
+
+        Args:
+            doubt: The submission that was refused; nothing is done if another one was begun since.
+        """
+        found = (await self._connection.execute(_LOCK, {"job_id": job_id})).one_or_none()
+        if found is None or found.attempt != attempt or found.handing == "over":
+            return
+        if doubt is not None and found.doubt_until != doubt.doubt_until:
+            return
+        await self._connection.execute(_OVER, {"job_id": job_id})
+        if JobState(found.state).is_final:
+            return
+        held = found.hold_requested or found.state == JobState.HELD
+        state = JobState.CANCELLED if found.cancel_requested else JobState.HELD if held else JobState.QUEUED
+        reason = Reason.CHOOSING_CELL if state is JobState.QUEUED else state.value
+        values = {"job_id": job_id, "state": state.value, "reason": reason, "detail": detail}
+        await self._connection.execute(_BACK, values)
+        await self.event(job_id, f"job.{state}", state=state.value, detail=detail)
+
+    async def terms(self, job_id: str, zone: str, signal: str, pue: float) -> None:
+        """Note by which terms a cell's ledger prices a job."""
+        await self._connection.execute(_TERMS, {"job_id": job_id, "zone": zone, "signal": signal, "pue": pue})
+
+    async def mirror(self, given: GivenRow, cell: str, copy: Mapping[str, Any], state: JobState | None) -> bool:
+        """Note how a job's copy is, and what it used; return whether the job's state has changed.
+
+        Args:
+            copy: The copy, as ``RemoteJob`` has it.
+            state: What the job is to be; None: what it is.
+        """
+        found = (await self._connection.execute(_LOCK, {"job_id": given.job_id})).one_or_none()
+        if found is None or found.attempt != given.attempt or found.handing == "over":
+            return False
+        times = {name: at(copy[name]) for name in ("started_at", "ended_at", "expected_start_at")}
+        changes = state is not None and not JobState(found.state).is_final
+        if changes and (found.state, found.cancel_requested, found.hold_requested) != given[-3:]:
+            return False  # something was asked for meanwhile: the next turn sees it
+        if state is not None and changes:
+            names = ("generation", "preemptions", "restarts", "exit_code")
+            said = copy["detail"] or ""
+            values = {
+                **{name: copy[name] for name in names},
+                **times,
+                "state": state.value,
+                "reason": copy["reason"] or Reason.IN_CELL.value,
+                "detail": f"In cell {cell}: {said}" if said else f"Cell {cell} has it.",
+            }
+            await self._connection.execute(_MIRROR, {"job_id": given.job_id, **values})
+            if state != found.state:
+                told = {"state": state.value, "cell": cell, "reason": copy["reason"], "exit_code": copy["exit_code"]}
+                await self.event(given.job_id, f"job.{state}", **told)
+        of_row = {"job_id": given.job_id, "attempt": given.attempt, "ended_at": times["ended_at"]}
+        if given.zone:
+            used = {name: float(copy["footprint"][name]) for name in _AMOUNTS}
+            await self._connection.execute(_ENERGY, {**of_row, **used})
+        seen = dumps(copy)
+        await self._connection.execute(_SEEN, {**of_row, "seen": seen, "settles_s": SETTLES_S})
+        return changes and state != found.state
+
+    async def holder(self, job_id: str) -> HeldBy | None:
+        """Return a job's copy in a cell; None if it has none."""
+        return await self._one(_HELD_BY.bindparams(job_id=job_id), lambda row: HeldBy(**row))
+
+    async def event(self, job_id: str, kind: str, **data: Any) -> None:
+        """Add an event to a job."""
+        told = {name: value for name, value in data.items() if value is not None}
+        await self._connection.execute(_EVENT, {"job_id": job_id, "type": kind, "data": dumps(told)})
+
+
+def _waiting(row: RowMapping) -> WaitingRow:
+    return WaitingRow(**row)
+
+
+def at(value: str | None) -> datetime | None:
+    """Return a time that was written in ISO 8601."""
+    return None if value is None else datetime.fromisoformat(value)

@@ -1,0 +1,317 @@
+"""A home and its cell: two admissions on databases of their own, and what a gateway does between them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from services.admission.cells.placing import Placing
+from services.admission.repository.cells import SETTLES_S
+from services.contracts.explanations import StartEstimate
+from services.contracts.jobs import SubmissionEntry
+from services.db.engine import create_engine
+from tests.admission.conftest import admission_on
+from tests.admission.installation import SPEC, Admission
+from tests.support.servers import fresh_database
+
+CELL_TENANT = {"tenant_id": "home", "role": "user", "key_id": "key_of_home", "project": "home"}
+KEYS = {"user": CELL_TENANT, "admin": {"tenant_id": "default", "role": "admin", "key_id": "key_of_admin"}}
+
+
+def estimate(gco2_per_hour: float, *, suits: bool = True) -> StartEstimate:
+    now = {"starts_at": "2026-01-01T00:00:00Z", "zone": "SE", "signal": "average_direct", "intensity_gco2_per_kwh": 1}
+    counts = {"gpus": 1, "free_gpus": 1, "suitable_gpus": int(suits), "waiting_jobs": 0}
+    run = {**now, "carbon_gco2_per_hour": gco2_per_hour}
+    return StartEstimate.model_validate(
+        {"policy": "joint", "starts_now": True, "placement": [], "assumptions": [], "now": run, **counts}
+    )
+
+
+class Door:
+    """What a cell's gateway does: it knows keys, and passes requests on to admission and others."""
+
+    def __init__(self, cell: Admission) -> None:
+        self.cell = cell
+        self.gco2_per_hour = 1.0
+        self.is_cut_off = False
+        self.loses_answers = False
+        self.refuses = False
+        self.delays = False
+        self.under_way: list[SubmissionEntry] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if self.is_cut_off:
+            return web.Response(status=503)
+        caller: dict[str, Any] = dict(KEYS[request.headers["authorization"].removeprefix("Bearer ")])
+        path, body = request.path, await request.text()
+        if path == "/v1/jobs:estimate":
+            return web.Response(text=estimate(self.gco2_per_hour).model_dump_json())
+        if path.endswith("/footprint"):
+            told = {"job_id": "j", "footprint": {}, "zone": "SE", "signal": "average_direct", "pue": 1.5}
+            return web.json_response({**told, "intervals": []})
+        if request.method == "POST" and path == "/v1/jobs":
+            entry = SubmissionEntry(
+                tenant_id=caller["tenant_id"],
+                key_id=caller["key_id"],
+                project=caller["project"],
+                idempotency_key=request.headers["idempotency-key"],
+                batch=False,
+                body=body,
+            )
+            if self.refuses:
+                problem = {
+                    "type": "t",
+                    "title": "t",
+                    "status": 422,
+                    "code": "gang_impossible",
+                    "detail": "No such GPU.",
+                }
+                return web.json_response(problem, status=422)
+            if self.delays:
+                self.under_way.append(entry)
+                return web.Response(status=503)
+            (found,) = await self.cell.submit_all(entry)
+            return web.Response(status=503 if self.loses_answers else found.status, text=found.body)
+        asked = f"{path}?{request.query_string}"
+        passed = await self.cell.ask(request.method, asked, caller=caller, content=body)
+        return web.Response(status=passed.status_code, body=passed.content, content_type="application/json")
+
+
+class Pair:
+    """A home and its cell."""
+
+    def __init__(self, home: Admission, cell: Admission, door: Door, url: str) -> None:
+        self.home, self.cell, self.door, self.url = home, cell, door, url
+        self.here = estimate(100.0)
+        reach = home.app.state.cells._reach
+
+        async def here(tenant_id: str, body: bytes) -> StartEstimate:
+            return self.here
+
+        self.engine = create_engine(home.database_url)
+        self.placing = Placing(self.engine, reach.cell, here, lambda: None, again_s=0.0)
+
+    async def turns(self, count: int = 1) -> None:
+        for _ in range(count):
+            await self.placing.turn()
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        return (await self.home.ask("GET", f"/v1/jobs/{job_id}")).json()
+
+    async def copies(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self.cell.database.fetch("SELECT * FROM jobs ORDER BY id")]
+
+    async def add(self, key: str = "user", name: str = "north") -> Any:
+        spec = {"name": name, "url": self.url, "key": key}
+        return await self.home.ask("POST", "/v1/cells", role="admin", json=spec)
+
+    async def end(self) -> None:
+        """Forget all jobs and cells, so that the next test begins with none."""
+        await self.engine.dispose()
+        for each in (self.home, self.cell):
+            await each.database.execute("TRUNCATE jobs, cells, cell_jobs, cell_energy, job_footprints CASCADE")
+
+
+@pytest.fixture(scope="module")
+async def both(
+    postgres_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Admission, Admission]]:
+    quiet = {"secrets_key": "k" * 40, "cells_poll_s": 60, "capacity_max_age_s": 0.001}
+    urls = [fresh_database(postgres_url) for _ in range(2)]
+    folder = tmp_path_factory.mktemp("cells")
+    homes = [admission_on(url, redis_url, _folder(folder, name), **quiet) for url, name in zip(urls, "hc", strict=True)]
+    async with homes[0] as home, homes[1] as cell:
+        await cell.make_tenant("home")
+        yield home, cell
+
+
+def _folder(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    return folder / name
+
+
+@pytest.fixture
+async def pair(both: tuple[Admission, Admission]) -> AsyncIterator[Pair]:
+    home, cell = both
+    door = Door(cell)
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", door.answer)
+    async with TestServer(app) as server:
+        found = Pair(home, cell, door, str(server.make_url("")).rstrip("/"))
+        yield found
+        await found.end()
+
+
+async def test_a_cell_is_named_by_a_users_key_alone(pair: Pair) -> None:
+    refused = await pair.add("admin")
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/key")
+    made = await pair.add()
+    assert (made.status_code, made.json()["tenant_id"], made.json()["project"]) == (201, "home", "home")
+    assert "user" not in made.text.replace("user_", "")  # the key
+    assert (await pair.add()).status_code == 409
+    assert (await pair.add(name="any")).status_code == 422
+    pair.door.is_cut_off = True
+    assert (await pair.add(name="south")).status_code == 503
+    assert (await pair.home.ask("GET", "/v1/cells")).status_code == 403
+    listed = await pair.home.ask("GET", "/v1/cells", role="operator")
+    assert [each["name"] for each in listed.json()["items"]] == ["north"]
+
+
+async def test_a_job_runs_where_it_is_cleanest_and_is_followed_there(pair: Pair) -> None:
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["any"], "labels": {"kind": "k"}, "project": "vision"})
+    assert (await pair.home.database.fetchval("SELECT cell FROM jobs WHERE id = $1", job_id)) == ""
+    await pair.turns()
+    job = await pair.job(job_id)
+    assert (job["cell"], job["state"], job["reason"]) == ("north", "queued", "in_cell")
+    (copy,) = await pair.copies()
+    spec = json.loads(copy["spec"])
+    assert (copy["tenant_id"], copy["project"], spec["labels"]["kind"]) == ("home", "home", "k")
+    assert spec["command"] == SPEC["command"]
+    assert "cells" not in spec
+    await pair.cell.start(copy["id"])
+    await pair.cell.database.execute(
+        "INSERT INTO job_footprints (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s) "
+        "VALUES ($1, 100, 60, 10, 5, 2)",
+        copy["id"],
+    )
+    await pair.turns(2)
+    job = await pair.job(job_id)
+    assert (job["state"], job["gpus"], job["footprint"]["energy_j"]) == ("running", 2, 100)
+    await pair.cell.database.execute("UPDATE job_footprints SET energy_j = 130, carbon_gco2 = 7")
+    await pair.cell.end(copy["id"])
+    await pair.turns(2)
+    job = await pair.job(job_id)
+    assert (job["state"], job["cell"], job["footprint"]["carbon_gco2"]) == ("succeeded", "north", 7)
+    (line,) = await pair.home.database.fetch("SELECT * FROM cell_lines")
+    assert (line["node_id"], line["zone"], line["pue"], line["energy_j"]) == ("cell:north", "SE", 1.5, 130)
+    booked = await pair.home.database.fetchrow("SELECT * FROM booked_energy WHERE job_id = $1", job_id)
+    assert (booked["energy_j"], booked["facility_energy_j"]) == (130, 195)
+    events = await pair.home.database.fetch("SELECT type FROM job_events WHERE job_id = $1 ORDER BY sequence", job_id)
+    assert [each["type"] for each in events] == ["job.submitted", "job.in_cell", "job.running", "job.succeeded"]
+    settled = f"UPDATE jobs SET ended_at = now() - interval '{SETTLES_S + 1} s'"
+    await pair.cell.database.execute(settled)
+    await pair.turns()
+    assert (await pair.home.ask("DELETE", "/v1/cells/north", role="admin")).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({}, "names no cells"),
+        ({"cells": ["any"], "gpus": {"zone": "DE"}}, "zone"),
+        ({"cells": ["any"], "array": "0-1"}, "array"),
+    ],
+)
+async def test_what_may_not_travel_stays(pair: Pair, spec: dict[str, Any], why: str) -> None:
+    await pair.add()
+    await pair.home.submit(spec)
+    assert set(await pair.home.database.fetch("SELECT cell FROM jobs")) == {(None,)}, why
+    await pair.turns(2)
+    assert not await pair.copies()
+
+
+async def test_a_job_stays_at_home_where_home_is_cleaner_or_no_cell_is_named(pair: Pair) -> None:
+    alone = await pair.home.submit({"cells": ["any"]})
+    await pair.turns()
+    assert (await pair.home.database.fetchval("SELECT cell FROM jobs WHERE id = $1", alone)) is None
+    await pair.add()
+    pair.here = estimate(0.5)
+    for cells in (["any"], ["north"]):
+        job_id = await pair.home.submit({"cells": cells})
+        await pair.turns()
+        assert (await pair.home.database.fetchval("SELECT cell FROM jobs WHERE id = $1", job_id)) is None
+    pair.here = estimate(100)
+    other = await pair.home.submit({"cells": ["south"]})
+    await pair.turns()
+    assert (await pair.job(other))["cell"] is None
+
+
+async def test_lost_answers_submit_nothing_twice_and_a_cell_that_is_cut_off_keeps_its_jobs(pair: Pair) -> None:
+    await pair.add()
+    pair.door.loses_answers = True
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns(3)
+    assert len(await pair.copies()) == 1
+    pair.door.is_cut_off = True
+    assert (await pair.home.ask("POST", f"/v1/jobs/{job_id}/cancel")).json()["state"] == "queued"
+    await pair.turns(2)
+    assert (await pair.job(job_id))["cell"] == "north"
+    (cell,) = (await pair.home.ask("GET", "/v1/cells", role="operator")).json()["items"]
+    assert "does not answer" in cell["problem"]
+    pair.door.is_cut_off = pair.door.loses_answers = False
+    await pair.turns(3)
+    assert (await pair.job(job_id))["state"] == "cancelled"
+    assert [each["state"] for each in await pair.copies()] == ["cancelled"]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_refusal_counts_once_nothing_is_under_way_any_more(pair: Pair, arrives: bool) -> None:
+    await pair.add()
+    pair.door.delays = True
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns(2)
+    pair.door.refuses = True
+    await pair.turns(2)
+    assert (await pair.job(job_id))["cell"] == "north"
+    if arrives:
+        await pair.cell.submit_all(pair.door.under_way[0])
+        await pair.turns(2)
+    await pair.home.database.execute("UPDATE cell_jobs SET doubt_until = now() - interval '1 s'")
+    pair.here = estimate(100.0 if arrives else 0.5)
+    await pair.turns(2)
+    assert (await pair.job(job_id))["cell"] == ("north" if arrives else None)
+    assert [each["state"] for each in await pair.copies()] == (["queued"] if arrives else [])
+
+
+async def test_a_job_that_waits_moves_and_one_that_was_started_stays(pair: Pair) -> None:
+    await pair.add()
+    waits, runs = [await pair.home.submit({"cells": ["any"]}) for _ in range(2)]
+    await pair.turns()
+    await pair.cell.start((await pair.copies())[1]["id"])
+    await pair.turns()
+    pair.door.gco2_per_hour = 99.0
+    await pair.turns(2)
+    assert (await pair.job(waits))["cell"] == "north"  # it saves less than a tenth
+    pair.door.gco2_per_hour = 200.0
+    await pair.turns(3)
+    assert (await pair.job(waits))["cell"] is None
+    assert (await pair.job(runs))["cell"] == "north"
+    assert [each["state"] for each in await pair.copies()] == ["cancelled", "running"]
+    started = await pair.cell.ask("POST", f"/v1/jobs/{(await pair.copies())[1]['id']}/withdraw", caller=CELL_TENANT)
+    assert started.status_code == 409
+
+
+async def test_a_cell_is_drained_and_removed_or_lost(pair: Pair) -> None:
+    await pair.add()
+    waits, runs = [await pair.home.submit({"cells": ["any"]}) for _ in range(2)]
+    await pair.turns()
+    await pair.cell.start((await pair.copies())[1]["id"])
+    await pair.turns()
+    drained = await pair.home.ask("PATCH", "/v1/cells/north", role="admin", json={"draining": True})
+    assert (drained.json()["waiting"], drained.json()["running"]) == (1, 1)
+    await pair.turns(3)
+    assert (await pair.job(waits))["cell"] is None
+    assert (await pair.home.ask("DELETE", "/v1/cells/north", role="admin")).status_code == 409
+    assert (await pair.job(runs))["state"] == "running"
+    assert (await pair.home.ask("DELETE", "/v1/cells/north?lost=true", role="admin")).status_code == 204
+    job = await pair.job(runs)
+    assert (job["state"], job["cell"], job["reason"]) == ("queued", None, "choosing_cell")
+    await pair.turns()
+    assert (await pair.home.database.fetchval("SELECT cell FROM jobs WHERE id = $1", runs)) is None
+
+
+async def test_holds_go_to_the_cell_and_come_back(pair: Pair) -> None:
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["any"]})
+    await pair.turns(2)
+    for command, state in (("hold", "held"), ("release", "queued"), ("cancel", "cancelled")):
+        await pair.home.ask("POST", f"/v1/jobs/{job_id}/{command}")
+        await pair.turns(2)
+        assert ((await pair.job(job_id))["state"], (await pair.copies())[0]["state"]) == (state, state)

@@ -1,0 +1,386 @@
+"""Cells: the loop that places jobs in other installations, on a real PostgreSQL, with cells that may do anything.
+
+Admission dies, loses connections and runs twice, while cells refuse, are cut off, answer late or in vain after it took
+effect, take in a submission minutes after nobody waits for its answer any more, and start and end jobs as they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import orjson
+
+from services.admission.cells.placing import Placing
+from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, Terms
+from services.admission.jobs import Jobs
+from services.admission.steering import Command
+from services.contracts.codes import ProblemCode
+from services.contracts.explanations import EmissionEstimate, StartEstimate
+from services.contracts.jobs import JobFootprint
+from services.core.domain.errors import TransitionError
+from services.core.domain.jobs import JobState
+from services.db.engine import create_engine
+from services.kit.ids import new_id
+from services.kit.problems import ProblemError, conflict, not_found, unavailable
+from services.kit.repeating import repeat
+from tests.simulation import model_servers, postgres, system
+from tests.simulation.loop import Simulation
+from tests.simulation.postgres import Losses, SimulatedPostgres
+
+S = JobState
+STEPS = 60_000
+CALM_S = 1_200
+"""A submission that is in doubt is so for ten minutes."""
+POLL_S = 8.0
+NAMES = ("north", "south")
+ENDED = frozenset({"succeeded", "failed", "cancelled"})
+
+
+@dataclass
+class _Copy:
+    """A job in a cell."""
+
+    id: str
+    job_id: str
+    labels: dict[str, str]
+    state: JobState = S.QUEUED
+    generation: int = 0
+    energy_j: float = 0.0
+    ended_at: datetime | None = None
+
+    def seen(self) -> RemoteJob:
+        footprint = JobFootprint(energy_j=self.energy_j, carbon_gco2=self.energy_j / 10)
+        return RemoteJob(
+            id=self.id, state=self.state, generation=self.generation, footprint=footprint, ended_at=self.ended_at
+        )
+
+    def become(self, state: JobState) -> None:
+        self.state = state
+        if state.is_final:
+            self.ended_at = datetime.fromtimestamp(time.time(), UTC)
+
+
+@dataclass(eq=False)
+class _Cell:
+    """Another installation, which is durable and does what it likes."""
+
+    simulation: Simulation
+    name: str
+    copies: dict[str, _Copy] = field(default_factory=dict[str, _Copy])
+    keys: dict[str, str] = field(default_factory=dict[str, str])
+    cut_off_until_s: float = 0.0
+    refuses: bool = False
+
+    async def _exchange(self, work: Callable[[], Any]) -> Any:
+        draw, loop = self.simulation.choices.below, self.simulation.loop
+        await asyncio.sleep(0.01 * draw(4, often=0.2))
+        outcome = 0 if self.simulation.is_calm else draw(5, often=0.12)
+        if outcome == 1 or (loop.time() < self.cut_off_until_s and not self.simulation.is_calm):
+            raise unavailable(self.name)
+        if outcome == 3:  # it is under way for long, and nobody waits for it
+            loop.call_later((1.0, 20.0, 120.0, 400.0)[draw(4)], functools.partial(_try, work))
+            await asyncio.sleep(1.0)
+            raise unavailable(self.name)
+        if outcome == 4:
+            _try(work)
+        answer = work()
+        if outcome == 2:
+            raise unavailable(self.name)
+        return answer
+
+    async def live(self, home: str) -> dict[str, RemoteJob]:
+        def work() -> dict[str, RemoteJob]:
+            found = [each for each in self.copies.values() if each.labels[HOME_LABEL] == home]
+            return {each.id: each.seen() for each in found if not each.state.is_final}
+
+        return cast(Any, await self._exchange(work))
+
+    async def made(self, copy: str) -> str | None:
+        found = (each.id for each in self.copies.values() if each.labels[COPY_LABEL] == copy)
+        return cast(Any, await self._exchange(lambda: next(found, None)))
+
+    async def submit(self, body: bytes, key: str) -> str:
+        def work() -> str:
+            if self.refuses:  # as where no node has such GPUs any more, whatever was accepted before
+                raise ProblemError(422, ProblemCode.GANG_IMPOSSIBLE, "No node has them.")
+            if key not in self.keys:
+                labels = orjson.loads(body)["labels"]
+                made = _Copy(new_id("job"), labels[COPY_LABEL].partition(".")[0], labels)
+                self.copies[made.id] = made
+                self.keys[key] = made.id
+            return self.keys[key]
+
+        return cast(Any, await self._exchange(work))
+
+    async def job(self, remote_id: str) -> RemoteJob:
+        return cast(Any, await self._exchange(lambda: self._copy(remote_id).seen()))
+
+    async def steer(self, remote_id: str, command: str) -> RemoteJob:
+        def work() -> RemoteJob:
+            copy = self._copy(remote_id)
+            if not self.simulation.is_calm and self.simulation.choices.below(3) == 1:
+                self._turn(copy)  # it starts at the last moment
+            if command == Command.WITHDRAW and copy.generation:
+                raise conflict("It has been started.")
+            if copy.state.is_final and not (copy.state is S.CANCELLED and command in ("cancel", "withdraw")):
+                raise conflict(f"It has {copy.state}.")
+            if not copy.state.is_final:
+                copy.become({"hold": S.HELD, "release": S.QUEUED}.get(command, S.CANCELLED))
+            return copy.seen()
+
+        return cast(Any, await self._exchange(work))
+
+    async def terms(self, remote_id: str) -> Terms | None:
+        return cast(Any, await self._exchange(lambda: Terms("NO", "average_direct", 1.2)))
+
+    async def estimate(self, body: bytes) -> StartEstimate:
+        return cast(Any, await self._exchange(lambda: _estimate(self.simulation, suits=not self.refuses)))
+
+    def _copy(self, remote_id: str) -> _Copy:
+        if remote_id not in self.copies:
+            raise not_found("job")
+        return self.copies[remote_id]
+
+    async def run(self) -> None:
+        """Start, stop and end jobs."""
+        draw = self.simulation.choices.below
+        while True:
+            await asyncio.sleep(2.0 + draw(3))
+            for copy in self.copies.values():
+                self._turn(copy)
+            if self.simulation.is_calm:
+                self.refuses = False
+            elif draw(5) == 1:
+                self.refuses = not self.refuses
+            elif draw(12) == 1:
+                self.cut_off_until_s = self.simulation.loop.time() + (5.0, 60.0, 700.0)[draw(3)]
+
+    def _turn(self, copy: _Copy) -> None:
+        draw = self.simulation.choices.below
+        if copy.state is S.QUEUED and draw(3 if self.simulation.is_calm else 6) == 1:
+            copy.state, copy.generation = S.RUNNING, copy.generation + 1
+        elif copy.state is S.RUNNING:
+            copy.energy_j += 1_000.0
+            way = draw(6)
+            if way < 2:
+                copy.become((S.SUCCEEDED, S.FAILED)[way])
+            elif way == 2 and not self.simulation.is_calm:
+                copy.state = S.QUEUED
+        elif copy.state.is_final and copy.generation and draw(4) == 1 and copy.energy_j < 5_000:
+            copy.energy_j += 10.0  # the last interval arrives after the end
+
+
+def _try(work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except ProblemError:
+        return
+
+
+def _estimate(simulation: Simulation, *, suits: bool) -> StartEstimate:
+    draw = simulation.choices.below
+    now = datetime.fromtimestamp(time.time(), UTC)
+    run = EmissionEstimate(
+        starts_at=now,
+        zone="NO",
+        signal="average_direct",
+        intensity_gco2_per_kwh=100,
+        carbon_gco2_per_hour=(10.0, 50.0, 200.0, 1_000.0)[draw(4)],
+    )
+    return StartEstimate(
+        policy="joint",
+        starts_now=bool(draw(2)),
+        gpus=1,
+        placement=[],
+        free_gpus=1,
+        suitable_gpus=int(suits),
+        waiting_jobs=0,
+        now=run,
+        assumptions=[],
+    )
+
+
+class World(system.World):
+    """Also the cells, and the jobs that were started at home."""
+
+    cells: dict[str, _Cell]
+    at_home: set[str]
+    made: list[str]
+
+
+async def _begin(world: World) -> Jobs:
+    engine = create_engine(postgres.URL, application_name="admission")
+
+    async def here(tenant_id: str, body: bytes) -> StartEstimate:
+        draw = world.simulation.choices.below
+        if not world.simulation.is_calm and draw(8) == 1:
+            raise unavailable("The scheduler")
+        return _estimate(world.simulation, suits=draw(3) > 0)
+
+    def connect(name: str, url: str, key: bytes) -> RemoteCell:
+        return cast(Any, world.cells[name])
+
+    placing = Placing(engine, connect, here, lambda: None, again_s=10.0)
+    world.simulation.loop.create_task(repeat(placing.turn, POLL_S, failed="cells.not_followed"))
+    return Jobs(engine, lambda: None)
+
+
+def play(simulation: Simulation) -> Coroutine[Any, Any, None]:
+    """Users submit jobs that may run in any cell, cancel and hold some; at the end each ran in one place at most."""
+    system.server()
+    return _play(simulation)
+
+
+async def _play(simulation: Simulation) -> None:
+    draw = simulation.choices.below
+    simulation.most_steps = STEPS
+    database = SimulatedPostgres(simulation, system.server())
+    try:
+        nothing = cast(Any, SimpleNamespace(all={}, agents={}))
+        world = World(simulation, database, nothing, nothing, nothing)
+        world.cells = {name: _Cell(simulation, name) for name in NAMES}
+        world.at_home, world.made = set(), []
+        database.rows("INSERT INTO tenants (id, limits) VALUES ('t', '{}') ON CONFLICT DO NOTHING")
+        for name in NAMES:
+            database.rows(
+                f"INSERT INTO cells (name, url, key, home, tenant_id) VALUES ('{name}', 'http://x', '', 'me', 't')"
+            )
+        database.late = (0.03, 0.3)[draw(2)]
+        level = draw(3)
+        database.losses = Losses(*(rate * level for rate in (0.01, 0.002, 0.01, 0.001)))
+        world.most_deaths = (3, 0, 8)[draw(3)]
+        world.has_two = "admission"
+        simulation.holds("processes die", world.step)
+        simulation.holds("at most one installation runs a job", lambda: _twice(world))
+        processes = [
+            simulation.loop.create_task(world.keep(name, functools.partial(_begin, world)))
+            for name in ("admission", "admission" + system.SECOND)[: 1 + draw(2)]
+        ]
+        if len(processes) == 1:
+            world.has_two = None
+        living = [simulation.loop.create_task(each.run()) for each in world.cells.values()]
+        living.append(simulation.loop.create_task(_schedule(world)))
+        users = [simulation.start(_use(world)) for _ in range(1 + draw(2))]
+        disturbing = simulation.loop.create_task(_disturb(world))
+        await asyncio.wait(users)
+        await asyncio.sleep(20.0 * draw(6))
+        disturbing.cancel()
+        world.most_deaths = 0
+        for each in world.running.values():
+            each.dies_at_step = None
+        database.restart()
+        simulation.calm_down()
+        for name in NAMES:
+            database.rows(f"UPDATE cells SET draining = false WHERE name = '{name}'")
+        left: list[Any] = []
+        for _ in range(0, CALM_S, 10):
+            await asyncio.sleep(10)
+            left = database.rows("SELECT id, state, cell, reason, detail FROM jobs WHERE ended_at IS NULL")
+            if not left:
+                break
+            for job_id, state, *_ in left:
+                if state == "held":
+                    await _ask(world, str(job_id), Command.RELEASE)
+        simulation.check("every job ends", not left, str(left))
+        await asyncio.sleep(120)
+        _check(world)
+        for task in (*processes, *living):
+            task.cancel()
+    finally:
+        database.close()
+
+
+async def _ask(world: World, job_id: str, command: Command) -> None:
+    with suppress(TransitionError):
+        await model_servers.insist(world, "admission", lambda it: it.steer(system.OPERATOR, job_id, command))
+
+
+def _twice(world: World) -> str | None:
+    """Return a job that was started in two places."""
+    started = [*world.at_home]
+    started += [copy.job_id for cell in world.cells.values() for copy in cell.copies.values() if copy.generation]
+    return next((each for each in started if started.count(each) > 1), None)
+
+
+def _check(world: World) -> None:
+    """Check that jobs have ended as their copies did, and that what these used is noted once."""
+    check = world.simulation.check
+    rows = {str(row[0]): row for row in world.database.rows("SELECT id, state, cell FROM jobs")}
+    check("accepted is kept", set(rows) == set(world.made), f"{set(world.made) ^ set(rows)}")
+    used: dict[str, float] = {
+        str(row[0]): float(row[1])
+        for row in world.database.rows("SELECT job_id, sum(energy_j) FROM cell_energy GROUP BY job_id")
+    }
+    for cell in world.cells.values():
+        for copy in cell.copies.values():
+            check("no copy is left behind", copy.state.is_final, f"{copy}")
+            if copy.generation:
+                state, where = rows[copy.job_id][1:]
+                check("a job ends as its copy", (str(state), where) == (copy.state.value, cell.name), f"{copy} {state}")
+                late_j = 10.0 * 500  # what became known after the end was settled is not noted
+                noted = used.get(copy.job_id, 0.0)
+                check("energy is noted once", copy.energy_j - late_j <= noted <= copy.energy_j, f"{copy}: {noted}")
+    for job_id in world.at_home:
+        check("a job of ours ends here", not rows[job_id][2], f"{rows[job_id]}")
+
+
+_JOB = """
+INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, queued_at, cell)
+VALUES ('{id}', 't', 'j', 'default', '{{}}',
+        '{{"name": "j", "command": ["x"], "cells": {cells}, "gpus": {{"min": 1}}}}', 'queued', now(), '')
+"""
+
+
+async def _use(world: World) -> None:
+    """Submit jobs, and have some of them cancelled, held and released."""
+    draw = world.simulation.choices.below
+    for _ in range(1 + draw(4)):
+        await asyncio.sleep(1.0 * draw(20))
+        job_id = new_id("job")
+        cells = ('["any"]', '["north"]', '["south", "north"]')[draw(3)]
+        world.database.rows(_JOB.format(id=job_id, cells=cells))
+        world.made.append(job_id)
+        for _ in range(draw(3)):
+            await asyncio.sleep(2.0 * draw(15))
+            command = (Command.CANCEL, Command.HOLD, Command.RELEASE)[draw(3)]
+            await _ask(world, job_id, command)
+
+
+async def _schedule(world: World) -> None:
+    """Start and end jobs at home, as a scheduler does that knows what is its own."""
+    draw = world.simulation.choices.below
+    while True:
+        await asyncio.sleep(3.0 + draw(4))
+        mine = "cell IS NULL AND state = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED"
+        start = "UPDATE jobs SET state = 'running', generation = 1, started_at = now() WHERE id IN"
+        if draw(2):
+            found = world.database.rows(f"{start} (SELECT id FROM jobs WHERE {mine}) RETURNING id")
+            world.at_home.update(str(row[0]) for row in found)
+        for job_id in sorted(world.at_home):
+            if draw(3) == 1:
+                free = f"SELECT id FROM jobs WHERE id = '{job_id}' AND ended_at IS NULL FOR UPDATE SKIP LOCKED"
+                world.database.rows(f"UPDATE jobs SET state = 'succeeded', ended_at = now() WHERE id IN ({free})")
+
+
+async def _disturb(world: World) -> None:
+    """Restart the database, and drain cells now and then."""
+    draw = world.simulation.choices.below
+    for at in itertools.count():
+        await asyncio.sleep(2.0 * (1 + draw(8)))
+        match draw(4, often=0.6):
+            case 1:
+                world.database.restart()
+            case 2:
+                free = f"SELECT name FROM cells WHERE name = '{NAMES[at % 2]}' FOR UPDATE SKIP LOCKED"
+                world.database.rows(f"UPDATE cells SET draining = NOT draining WHERE name IN ({free})")
+            case _:
+                pass

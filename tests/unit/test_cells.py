@@ -1,0 +1,93 @@
+"""Which of several installations is to run a job."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.policies.cells import Offer, Terms, emissions, is_in_time, is_worth_a_move, ranked
+
+NOW_S = 1_000.0
+starts = st.one_of(st.just(math.inf), st.floats(NOW_S, NOW_S + 1e6))
+lengths = st.one_of(st.none(), st.floats(0, 1e6))
+rates = st.floats(0, 1e6)
+
+
+@st.composite
+def some_offers(draw: st.DrawFn) -> list[Offer]:
+    names = draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True))
+    return [Offer(name, draw(starts), draw(rates), draw(lengths)) for name in names]
+
+
+@st.composite
+def some_terms(draw: st.DrawFn) -> Terms:
+    deadline_s = draw(st.one_of(st.just(math.inf), st.floats(NOW_S, NOW_S + 2e6)))
+    return Terms(NOW_S, deadline_s, draw(st.one_of(st.none(), st.floats(0, 1e6))))
+
+
+def best(*offers: Offer, **terms: float) -> str:
+    return ranked(offers, Terms(NOW_S, **terms))[0].cell
+
+
+def test_the_cleanest_in_time_is_chosen() -> None:
+    clean, dirty = Offer("clean", NOW_S + 60, 10, 3_600), Offer("dirty", NOW_S, 100, 3_600)
+    assert best(clean, dirty) == "clean"
+    assert best(clean, dirty, deadline_s=NOW_S + 3_630) == "dirty"
+    assert best(clean, dirty, flexibility_s=30) == "dirty"
+    assert best(Offer("clean", NOW_S + 4_000, 10, 3_600), dirty) == "dirty"  # it would wait for longer than it runs
+    assert best(Offer("clean", math.inf, 10, 3_600), dirty) == "dirty"
+
+
+def test_a_faster_model_counts_by_the_whole_run() -> None:
+    assert best(Offer("fast", NOW_S, 300, 1_800), Offer("slow", NOW_S, 100, 7_200)) == "fast"
+    assert best(Offer("fast", NOW_S, 300, 1_800), Offer("slow", NOW_S, 100, None)) == "slow"  # by the hour
+
+
+def test_where_none_is_in_time_the_one_that_ends_first_is_chosen() -> None:
+    late = Offer("late", NOW_S + 20, 1, 600), Offer("later", NOW_S + 30, 1, 700)
+    assert best(*reversed(late), deadline_s=NOW_S + 60) == "late"
+    unknown = Offer("b", math.inf, 5, 60), Offer("a", math.inf, 6, 60)
+    assert best(*unknown) == "b"
+
+
+@given(some_offers(), some_terms())
+def test_the_first_is_in_time_if_any_is_and_none_in_time_is_cleaner(offers: list[Offer], terms: Terms) -> None:
+    order = ranked(offers, terms)
+    assert sorted(order, key=lambda each: each.cell) == sorted(offers, key=lambda each: each.cell)
+    assert ranked(reversed(offers), terms) == order
+    earliest_s = min(each.start_s for each in offers)
+    emitted = emissions(offers)
+    in_time = [each for each in offers if is_in_time(each, earliest_s, terms)]
+    if in_time:
+        assert order[0] in in_time
+        assert emitted[order[0].cell] == min(emitted[each.cell] for each in in_time)
+        assert order[0].end_s <= terms.deadline_s
+
+
+@given(st.lists(some_offers(), min_size=1, max_size=30), some_terms())
+def test_no_swing_of_forecasts_moves_a_job_more_than_four_times(swings: list[list[Offer]], terms: Terms) -> None:
+    place, moves = "a", 0
+    for offers in swings:
+        own = next((each for each in offers if each.cell == place), None)
+        others = ranked([each for each in offers if each.cell != place], terms)
+        if own is not None and others and is_worth_a_move(own, others[0], terms, moves):
+            place, moves = others[0].cell, moves + 1
+    assert moves <= 4
+
+
+@given(some_offers(), some_terms(), st.integers(0, 5))
+def test_a_move_pays_or_is_in_time_at_last(offers: list[Offer], terms: Terms, moves: int) -> None:
+    here, there = offers[0], offers[-1]
+    if is_worth_a_move(here, there, terms, moves):
+        emitted = emissions((here, there))
+        earliest_s = min(here.start_s, there.start_s)
+        assert is_in_time(there, earliest_s, terms)
+        if is_in_time(here, earliest_s, terms):
+            assert emitted[there.cell] < 0.9 * emitted[here.cell]
+
+
+@pytest.mark.parametrize(("moves", "pays"), [(0, True), (1, True), (2, False)])
+def test_each_further_move_must_save_twice_as_much(moves: int, pays: bool) -> None:
+    here, there = Offer("here", NOW_S, 100, 60), Offer("there", NOW_S, 75, 60)
+    assert is_worth_a_move(here, there, Terms(NOW_S), moves) == pays
