@@ -44,7 +44,7 @@ from services.scheduler.planning.snapshot import Loaded, load
 from services.scheduler.power.hooks import NoHook, PowerHook
 from services.scheduler.power.limit import PowerWatch
 from services.scheduler.power.nodes import NodePower
-from services.scheduler.repository import engines, gates, outbox, rounds, snapshots
+from services.scheduler.repository import engines, gates, orders, outbox, rounds, snapshots
 from services.scheduler.repository.kept_jobs import KeptJobs
 from services.scheduler.settings import SchedulerSettings
 
@@ -305,9 +305,12 @@ class Scheduler:
                 known_version=self._memory[0] if self._memory and not self._settings.record_dir else None,
             )
             snapshot, ratios = with_ratios(loaded.snapshot, self._ratios)
-            for order in snapshot.orders if ratios != self._ratios else ():
-                watts = {"measured_w": order.measured_w, "limit_w": order.limit_w, "ratio": order.ratio}
-                log.info("grid.order", order=order.id, **{name: round(value, 3) for name, value in watts.items()})
+            if ratios != self._ratios:
+                for order in snapshot.orders:
+                    watts = {"measured_w": order.measured_w, "limit_w": order.limit_w, "ratio": order.ratio}
+                    log.info("grid.order", order=order.id, **{name: round(value, 3) for name, value in watts.items()})
+                async with self._database.connection() as connection:
+                    await orders.keep_ratios(connection, ratios)
             self._ratios, loaded = ratios, replace(loaded, snapshot=snapshot)
             if loaded.withheld:
                 async with self._database.connection() as connection:

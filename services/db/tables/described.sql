@@ -415,7 +415,7 @@ CREATE INDEX engine_jobs_live ON engine_jobs (engine, external_id) WHERE NOT ove
 CREATE INDEX engine_jobs_unfolded ON engine_jobs (engine) WHERE unfolded;
 
 -- Orders of the grid to draw less. `steps` are its limits by the time since its start, `past` what amendments replaced;
--- `baseline_w` is what its scope drew before it, once that is known.
+-- `baseline_w` is what its scope drew before it, once that is known; `ratio` is measured over modelled draw.
 CREATE TABLE grid_orders (
     id TEXT NOT NULL,
     key_id TEXT NOT NULL,
@@ -434,6 +434,7 @@ CREATE TABLE grid_orders (
     withdrawn_at TIMESTAMP WITH TIME ZONE,
     revision INTEGER DEFAULT 1 NOT NULL,
     past JSONB DEFAULT '[]' NOT NULL,
+    ratio FLOAT DEFAULT 1 NOT NULL,
     PRIMARY KEY (id)
 );
 CREATE UNIQUE INDEX grid_orders_keyed ON grid_orders (key_id, idempotency_key);

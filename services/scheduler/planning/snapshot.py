@@ -331,7 +331,7 @@ def power_orders(
             hosts_w = {node: watts for node, watts in cluster.hosts_w.items() if node in ids}
             scope, beside_w = replace(cluster, nodes=nodes, hosts_w=hosts_w), 0.0
         zone = -1 if row.zone is None else zones.index(row.zone)
-        found.append(order_at(row.id, zone, limits, now_s, **seen(scope, beside_w)))
+        found.append(replace(order_at(row.id, zone, limits, now_s, **seen(scope, beside_w)), ratio=row.ratio))
     return tuple(found)
 
 

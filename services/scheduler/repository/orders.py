@@ -1,6 +1,6 @@
 """The grid's orders."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ BEFORE_S = 600.0  #: The baseline is the mean of so long
 
 COLUMNS = """
 SELECT id, key_id, source, name, zone, announced_at, start_at, end_at, notice_s, steps, baseline_w, baseline_at,
-       withdrawn_at, revision, past, body_sha256, idempotency_key, now() AS now_at
+       withdrawn_at, revision, past, body_sha256, idempotency_key, ratio, now() AS now_at
   FROM grid_orders
 """
 
@@ -31,6 +31,10 @@ INSERT INTO grid_orders (id, key_id, source, idempotency_key, body_sha256, name,
                          steps)
 VALUES ($1, $2, $3, $4, $5, $6, $7, coalesce($8, now()), coalesce($8, now()) + make_interval(secs => $9), $10, $11)
 ON CONFLICT (key_id, idempotency_key) DO NOTHING RETURNING id
+"""
+
+KEEP_RATIOS = """
+UPDATE grid_orders o SET ratio = w.ratio FROM unnest($1::text[], $2::float8[]) AS w (id, ratio) WHERE o.id = w.id
 """
 
 KEYED = f"{COLUMNS} WHERE key_id = $1 AND idempotency_key = $2"
@@ -111,6 +115,7 @@ class OrderRow(NamedTuple):
     past: list[Json]  #: What amendments replaced, oldest first
     body_sha256: bytes
     idempotency_key: str | None
+    ratio: float  #: Measured over modelled draw of its scope, by the last round in which both were known
     now_at: datetime
 
 
@@ -190,6 +195,11 @@ async def lines(connection: Connection, since: datetime, until: datetime, zone: 
 async def set_baseline(connection: Connection, order_id: str, watts: float, at: datetime) -> None:
     """Store an order's baseline, unless it has one."""
     await connection.execute(SET_BASELINE, order_id, watts, at)
+
+
+async def keep_ratios(connection: Connection, ratios: Mapping[str, float]) -> None:
+    """Store by which ratio the models of each order's scope are corrected, for the scheduler after this one."""
+    await connection.execute(KEEP_RATIOS, list(ratios), list(ratios.values()))
 
 
 async def amend(

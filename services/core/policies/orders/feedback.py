@@ -15,14 +15,14 @@ def with_ratios(snapshot: Snapshot, known: Mapping[str, float]) -> tuple[Snapsho
     """Return the snapshot with each order's ratio of measured to modelled draw, and these ratios by order.
 
     Args:
-        known: The ratios of the last round; 1 where an order has none.
+        known: The ratios of the last round; an order that has none there keeps its own.
     """
     if not any(order.limits for order in snapshot.orders):
         return snapshot, {}
     tables = OrderTables.of_round(snapshot)
     ratios: dict[str, float] = {}
     for order in snapshot.orders:
-        ratio = before = known.get(order.id, 1.0)
+        ratio = before = known.get(order.id, order.ratio)
         if order.limits:
             scope = in_zone(snapshot, order.zone).again(measured_w=order.measured_w)
             ratio = correction(scope, tables, before, measuring=bool(snapshot.measuring))
