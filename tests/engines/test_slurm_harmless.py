@@ -95,10 +95,10 @@ def test_no_begin_time_but_our_own_is_ever_moved_to_an_earlier_one(
             case "decide":
                 action = value
             case "user" | "requeue":
-                theirs_s = now_s + value
                 hold = HOLD.search(job.admin_comment)
-                if hold and int(hold["until"]) == theirs_s:
+                if hold and int(hold["until"]) == now_s + value:
                     continue  # the very second that we have set: nobody could tell
+                theirs_s = now_s + value
                 job = replace(job, eligible_s=theirs_s, restarts=job.restarts + (what == "requeue"))
             case "wait":
                 now_s += value
