@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineReply
 from services.engines.slurm.bridge import Bridge
-from services.engines.slurm.commands import Commands
+from services.engines.slurm.commands import Commands, SlurmSilentError
 from services.engines.slurm.ordering import Priority, nice_values
 from services.engines.slurm.reading import Rows, SlurmJob, read_jobs
 from services.engines.slurm.steering import SET_BY_HAND, TAKEN_BACK, Changes, Memory, changes_of, report_of
@@ -215,6 +215,9 @@ async def test_priorities_are_read_of_sprio(monkeypatch: pytest.MonkeyPatch) -> 
         "7": Priority(777_777, 0, True),
         "9": Priority(1, 300, False),
     }
+    said += "sprio: what is this\n"
+    with pytest.raises(SlurmSilentError, match="what is this"):
+        await commands.priorities()
 
 
 async def test_released_jobs_are_told_in_the_plans_order_where_the_site_asks(world: World) -> None:

@@ -53,9 +53,12 @@ class Commands:
         _, out, _ = await self._run("sprio", "--noheader", "--format=%i %Y %N %A %B %F %J %P %Q %S")
         found: dict[str, Priority] = {}
         for line in out.splitlines():
-            number, value, nice, *factors = line.split()
-            is_set = not any(map(int, factors)) and int(value) > max(-int(nice), 1) + 1
-            found[number] = Priority(int(value), int(nice), is_set)
+            try:
+                number, *words = line.split()
+                value, nice, *factors = map(int, words)
+            except ValueError as error:
+                raise SlurmSilentError(f"sprio's answer cannot be read: {line[:100]}") from error
+            found[number] = Priority(value, nice, not any(factors) and value > max(-nice, 1) + 1)
         return found
 
     async def change(self, changes: Changes) -> dict[str, str]:
