@@ -86,7 +86,7 @@ PriorityWeightAge=1000
 PriorityMaxAge=1-0
 PriorityWeightFairshare=50000
 PriorityWeightQOS=10000
-PriorityDecayHalfLife=1-0
+PriorityDecayHalfLife={half_life}
 PriorityCalcPeriod=1
 """
 DATABASE = """
@@ -157,8 +157,11 @@ class SlurmLab:
     With ``accounting`` it has slurmdbd, accounts, QOS and fair share, and priorities of many factors.
     """
 
-    def __init__(self, folder: Path, nodes: int = 2, extra: str = "", *, accounting: bool = False) -> None:
+    def __init__(
+        self, folder: Path, nodes: int = 2, extra: str = "", *, accounting: bool = False, half_life: str = "1-0"
+    ) -> None:
         self.folder, self.nodes, self.extra, self.accounting = folder, nodes, extra, accounting
+        self.half_life = half_life
         self.conf = folder / "slurm.conf"
         self.alive = folder / "run" / "alive"
         """Where the bridge says to ``job_submit.lua`` until when new jobs are to wait for it."""
@@ -188,7 +191,11 @@ class SlurmLab:
             os.mknod(self.folder / "dev" / f"nvidia{device}", 0o20666, os.makedev(1, 3))
         last = first + self.nodes
         dbd_port = last + 1
-        extra = self.extra + (ACCOUNTING.format(folder=self.folder, dbd_port=dbd_port) if self.accounting else "")
+        extra = self.extra + (
+            ACCOUNTING.format(folder=self.folder, dbd_port=dbd_port, half_life=self.half_life)
+            if self.accounting
+            else ""
+        )
         self.conf.write_text(
             CONFIGURATION.format(
                 folder=self.folder,
