@@ -7,7 +7,7 @@ renews ends by itself.
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -42,14 +42,6 @@ UNREAD = "Slurm's row of it cannot be read"  #: Why a node takes no work that wa
 _NAME = re.compile(r"(\d+(?:_\d+)?)@(\d+)")
 
 
-@dataclass
-class _Known:
-    name: str
-    submit_s: int
-    restarts: int
-    user: str
-
-
 class Identities:
     """Which Slurm job is which: slurmctld may lose a job that it had accepted, and give its number to another.
 
@@ -59,15 +51,15 @@ class Identities:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, tuple[str, SlurmJob]] = {}
 
     def named(self, jobs: Iterable[SlurmJob]) -> list[tuple[SlurmJob, str]]:
         """Return jobs with their names, which are unique."""
         found: dict[str, SlurmJob] = {}
-        known: dict[str, _Known] = {}
+        known: dict[str, tuple[str, SlurmJob]] = {}
         for job in jobs:
             name = self._name(job)
-            known[job.number] = _Known(name, job.submit_s, job.restarts, job.user)
+            known[job.number] = (name, job)
             if name not in found or found[name].submit_s < job.submit_s:
                 found[name] = job
         self._known = known
@@ -77,22 +69,15 @@ class Identities:
         fresh = f"{job.number}@{job.submit_s}"
         if (tag := _NAME.fullmatch(job.tag)) and tag[1] == job.number:
             return job.tag
-        known = self._known.get(job.number)
-        if known is None:
-            return fresh
-        is_same = known.submit_s == job.submit_s or (job.restarts > known.restarts and job.user == known.user)
-        return known.name if is_same else fresh
+        name, was = self._known.get(job.number, (fresh, job))
+        is_same = was.submit_s == job.submit_s or (job.restarts > was.restarts and job.user == was.user)
+        return name if is_same else fresh
 
     @staticmethod
     def key_of(name: str) -> tuple[str, int] | None:
         """Return the number and the submission time that a name was made of."""
         found = _NAME.fullmatch(name)
         return (found[1], int(found[2])) if found else None
-
-    @staticmethod
-    def unknown(name: str, key: tuple[str, int]) -> engines.EngineJob:
-        """Return what can be said of a job that this process has never seen."""
-        return unknown_job(name, number=key[0], submitted_at=datetime.fromtimestamp(key[1], UTC))
 
 
 class Bridge:
@@ -331,8 +316,9 @@ class Bridge:
             IDLED.labels(reason).inc(idle * max(now_s - since_s, 0.0))
 
     def _over(self, name: str, state: engines.EngineJobState, exit_code: int | None) -> engines.EngineJob:
-        key = self._identities.key_of(name) or ("", 0)
-        known = self._talk.sent.get(name) or self._identities.unknown(name, key)
+        number, submit_s = self._identities.key_of(name) or ("", 0)
+        submitted_at = datetime.fromtimestamp(submit_s, UTC)
+        known = self._talk.sent.get(name) or unknown_job(name, number=number, submitted_at=submitted_at)
         return known.model_copy(update={"state": state, "exit_code": exit_code, "shares": []})
 
     def _nodes_of(self, node: SlurmNode) -> list[engines.EngineNode]:
