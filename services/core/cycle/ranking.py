@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.core.cycle.rounds import Preemption
-from services.core.cycle.saving import dearest_first
 from services.core.cycle.sifting import has_nothing_to_do, within_reach
 from services.core.cycle.snapshot import Snapshot
 from services.core.cycle.sorting import order_by, wishes_first
@@ -55,7 +54,6 @@ def rank(
     preemption: Preemption,
     backfill: bool = True,
     unranked: Reason = Reason.WAITING_FOR_ROUND,
-    levels: Ints | None = None,
 ) -> Ranking:
     """Return these jobs ranked by users' priorities and then by ``order_by``.
 
@@ -68,18 +66,12 @@ def rank(
         keys: As for ``order_by``; each (n_which,).
         preemption: The value used to make the plan (``reconcile``).
         backfill: Whether jobs below one that does not fit may start.
-        levels: (n_which,) within which the policy holds jobs equal but for their turn: gangs that are alike stop in
-            the order of what that costs them (``saving.dearest_first``), unless a job is bound to nodes. None: it
-            holds none equal.
     """
     if which.size < 2 or (preemption is Preemption.NOW and has_nothing_to_do(snapshot, which, sizes)):
         return Ranking(which, sizes, unranked)
     reach = within_reach(snapshot, which, sizes, keys, preemption, backfill=backfill)
     if reach is not None:
         which, sizes, keys = which[reach], sizes[reach], tuple(key[reach] for key in keys)
-        levels = None if levels is None else levels[reach]
     order = order_by(snapshot.jobs.ids, *keys, which=which)
     order = wishes_first(order, snapshot.jobs.priority[which])
-    if levels is not None and snapshot.saves and preemption is Preemption.NOW and not snapshot.bound:
-        order = dearest_first(snapshot, which, sizes, order, levels)
     return Ranking(which[order], sizes[order], unranked)

@@ -23,9 +23,11 @@ import numpy as np
 
 from services.core.cycle.plan import Plan, Preempt
 from services.core.cycle.policy import Layer, Memory, Policy, PowerLimited
-from services.core.cycle.saving import LATE, cost_of_stop
 from services.core.cycle.snapshot import QUEUED, RUNNING, Snapshot
+from services.core.domain.ids import JobId
 from services.core.domain.windows import GRACE_S
+
+LATE = 0.25  #: By how much a gang may be late with its next save, as a share of the interval or of the longest wait
 
 
 class Sparing(Layer[Memory]):
@@ -66,8 +68,18 @@ def urgent(snapshot: Snapshot, policy: Policy[Any]) -> bool:
 
 def _waiting(snapshot: Snapshot, action: Any) -> Any:
     """Return an action; the stop of a gang that will soon save, with how long it is waited for."""
-    wait_s = cost_of_stop(snapshot, action.job_id)[1] if isinstance(action, Preempt) else 0.0
+    wait_s = _wait_s(snapshot, action.job_id) if isinstance(action, Preempt) else 0.0
     return replace(action, wait_s=wait_s) if wait_s else action
+
+
+def _wait_s(snapshot: Snapshot, job_id: JobId) -> float:
+    """Return for how long the stop of a gang should wait for its next save, seconds; 0: not at all."""
+    jobs, saves = snapshot.jobs, snapshot.saves.get(job_id)
+    if saves is None or (at := jobs.index.get(job_id)) is None or jobs.phase[at] != RUNNING:
+        return 0.0
+    left_s = max(saves.last_s, jobs.waiting_since_s.item(at)) + saves.every_s - snapshot.now_s
+    late_s = LATE * min(saves.every_s, snapshot.save_wait_s)
+    return left_s + late_s if -late_s < left_s <= snapshot.save_wait_s else 0.0
 
 
 def _goes_on(snapshot: Snapshot, stop: Preempt) -> bool:
@@ -76,7 +88,7 @@ def _goes_on(snapshot: Snapshot, stop: Preempt) -> bool:
     at, now_s, run_s = jobs.index[stop.job_id], snapshot.now_s, snapshot.min_run_s
     since_s, runs = jobs.waiting_since_s.item(at), jobs.phase[at] == RUNNING
     saves = snapshot.saves.get(stop.job_id)
-    if runs and saves is not None and saves.last_s < since_s and not cost_of_stop(snapshot, stop.job_id)[1]:
+    if runs and saves is not None and saves.last_s < since_s and not _wait_s(snapshot, stop.job_id):
         run_s = max(run_s, saves.every_s * (1 + LATE))
     left_s = since_s + run_s - now_s if runs else run_s
     round_s = 0.0 if math.isnan(snapshot.next_active_s) else max(snapshot.next_active_s - now_s, 0.0)

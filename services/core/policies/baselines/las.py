@@ -107,7 +107,7 @@ class Las:
             memory = self._following(snapshot, memory, started, sizes)
         served = served_since_promotion(snapshot, memory, which)
         keys = queue_of(served, self.config.queue_thresholds_gpu_s), started, jobs.submitted_s[which]
-        ranking = rank(snapshot, which, sizes, *keys, preemption=preemption, levels=keys[0])
+        ranking = rank(snapshot, which, sizes, *keys, preemption=preemption)
         return reconcile(snapshot, ranking, preemption=preemption), memory
 
     def dump(self, memory: LasMemory) -> dict[str, Any]:
