@@ -550,7 +550,14 @@ LAST = "last peak"
 OTHERS = [
     *(Again("joint", name, lambda make=make: make(paired())) for name, make in joint_pairs.TABLES.items()),
     Again("joint", "joint-zones", lambda: joint_zones.zones_table(data())),
-    *(Again("green", "lost-work", partial(lost_work.row, "32x2:RTX3090", "green", run_s)) for run_s in (0.0, 3_600.0)),
+    *(
+        Again("green", "lost-work", partial(lost_work.of_run, "32x2:RTX3090", "green", run_s))
+        for run_s in (0.0, 3_600.0)
+    ),
+    *(
+        Again("green", "lost-saves", partial(lost_work.of_way, "32x2:RTX3090", "green", way))
+        for way in list(lost_work.WAYS)[:2]
+    ),
     Again("router", "lengths", of_code),
     Again("router", "places", lambda: router.places_table(data())),
     *(Again("traffic", "plans", planned, ("Code, partition b", row)) for row in (LAST, "for the planner")),
