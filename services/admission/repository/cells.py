@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import RowMapping, text
+from sqlalchemy import Row, RowMapping, text
 
 from services.admission.repository import Repository
 from services.contracts.cells import Cell
@@ -71,10 +71,13 @@ SELECT * FROM (
 ) found ORDER BY id LIMIT :limit
 """)
 
-_LOCK = text("""
+_LOCK = text("SELECT FROM jobs WHERE id = :job_id FOR UPDATE")
+
+# A statement of its own: one that waits for the lock reads `cell_jobs` as it was before.
+_LOCKED = text("""
 SELECT j.state, j.cell, j.tenant_id, j.cancel_requested, j.hold_requested, j.generation, j.expected_start_at,
        coalesce(t.attempt, 0) AS attempt, coalesce(t.state, 'over') AS handing, t.doubt_until
-  FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id WHERE j.id = :job_id FOR UPDATE OF j
+  FROM jobs j LEFT JOIN cell_jobs t ON t.job_id = j.id WHERE j.id = :job_id
 """)
 
 _SEND = text("""
@@ -285,7 +288,7 @@ class CellRepository(Repository):
             body: Returns what is submitted there, from the number of the attempt.
             moved: Whether it waited at home before.
         """
-        found = (await self._connection.execute(_LOCK, {"job_id": job_id})).one_or_none()
+        found = await self._locked(job_id)
         free = found is not None and (found.cell == "" or (found.cell is None and found.generation == 0))
         if found is None or not free or found.state != JobState.QUEUED or found.handing != "over":
             return False
@@ -301,7 +304,7 @@ class CellRepository(Repository):
 
     async def keep(self, job_id: str, detail: str | None) -> bool:
         """Leave a job whose place was to be chosen to the scheduler of this installation."""
-        found = (await self._connection.execute(_LOCK, {"job_id": job_id})).one_or_none()
+        found = await self._locked(job_id)
         if found is None or found.cell != "" or found.state != JobState.QUEUED:
             return False
         await self._connection.execute(_GIVE, {"job_id": job_id, "cell": None, "reason": None, "detail": None})
@@ -340,7 +343,7 @@ class CellRepository(Repository):
         Args:
             doubt: The submission that was refused; nothing is done if another one was begun since.
         """
-        found = (await self._connection.execute(_LOCK, {"job_id": job_id})).one_or_none()
+        found = await self._locked(job_id)
         if found is None or found.attempt != attempt or found.handing == "over":
             return
         if doubt is not None and found.doubt_until != doubt.doubt_until:
@@ -366,7 +369,7 @@ class CellRepository(Repository):
             copy: The copy, as ``RemoteJob`` has it.
             state: What the job is to be; None: what it is.
         """
-        found = (await self._connection.execute(_LOCK, {"job_id": given.job_id})).one_or_none()
+        found = await self._locked(given.job_id)
         if found is None or found.attempt != given.attempt or found.handing == "over":
             return False
         times = {name: at(copy[name]) for name in ("started_at", "ended_at", "expected_start_at")}
@@ -394,6 +397,10 @@ class CellRepository(Repository):
         seen = dumps(copy)
         await self._connection.execute(_SEEN, {**of_row, "seen": seen, "settles_s": SETTLES_S})
         return changes and state != found.state
+
+    async def _locked(self, job_id: str) -> Row[Any] | None:
+        await self._connection.execute(_LOCK, {"job_id": job_id})
+        return (await self._connection.execute(_LOCKED, {"job_id": job_id})).one_or_none()
 
     async def holder(self, job_id: str) -> HeldBy | None:
         """Return a job's copy in a cell; None if it has none."""
