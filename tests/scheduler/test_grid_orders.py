@@ -153,7 +153,8 @@ async def test_gangs_pause_where_limits_do_not_suffice_and_come_back(world: Worl
     assert await world.state(paused) == "starting"
 
 
-async def test_what_a_gang_draws_is_not_taken_from_when_it_was_limited(world: World) -> None:
+@pytest.mark.parametrize(("model", "known"), [("A100", True), ("H100", False)])
+async def test_what_a_gang_draws_is_not_taken_from_when_it_was_limited(world: World, model: str, known: bool) -> None:
     await node(world)
     soft, hard = await running(world, flex=50, max_restarts=1), await running(world, flex=0)
     order = await give(world, steps=cut(0.2))
@@ -169,11 +170,13 @@ async def test_what_a_gang_draws_is_not_taken_from_when_it_was_limited(world: Wo
         return jobs.gpu_power_w.item(jobs.index[JobId(job)])
 
     assert [await drawn_w(soft), await drawn_w(hard)] == [BUSY_W, BUSY_W]
+    await world.node("n2", 4, zone="Z", model=model)
+    await world.fetch("UPDATE nodes SET draining = true WHERE id = 'n1' RETURNING 1")
     await world.report(await world.allocation(soft), "exited", exit_code=1, ended_by="itself")
     for _ in range(3):
         await world.scheduler.turn()
     assert await world.state(soft) == "starting", "it runs again"
-    assert await drawn_w(soft) == BUSY_W
+    assert await drawn_w(soft) == (BUSY_W if known else 200.0), "another model draws another power"
 
 
 async def test_a_limit_of_the_cluster_is_kept_without_an_order(world: World) -> None:

@@ -95,10 +95,14 @@ SELECT n.address, a.master_port FROM allocations a JOIN known_nodes n ON n.id = 
  WHERE a.state <> 'ended'
 """
 
+# What GPUs of the gang before this one drew without a limit is known of these, too, if they are of the same model.
 INSERT = """
 INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port, batch_size, unlimited_w)
 VALUES ($1, $2, $3, 'starting', $4, $5, $6, $7,
-        (SELECT b.unlimited_w FROM allocations b WHERE b.id = $2 || '.' || $3::int - 1))
+        (SELECT b.unlimited_w FROM allocations b
+           JOIN known_nodes o ON o.id = b.shares -> 0 ->> 'node_id'
+           JOIN known_nodes n ON n.id = $5::jsonb -> 0 ->> 'node_id'
+          WHERE b.id = $2 || '.' || $3::int - 1 AND n.devices -> 0 -> 'model' = o.devices -> 0 -> 'model'))
 """
 
 CLAIM = """
