@@ -76,7 +76,7 @@ def by_run() -> str:
 
 def by_way() -> str:
     """Return a row per cluster, policy and way to stop jobs that save at intervals."""
-    return table("such jobs", (of_way(*each, way) for each, way in product(TOLD, WAYS)))
+    return table("such jobs", (of_way(nodes, policy, way) for (nodes, policy), way in product(TOLD, WAYS)))
 
 
 def of_year() -> str:

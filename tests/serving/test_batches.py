@@ -106,7 +106,9 @@ async def test_empty_and_too_long_batches_fail(world: BatchWorld) -> None:
 
 async def test_a_batch_knows_the_aliases_of_its_key_and_their_shares(world: BatchWorld) -> None:
     await world.endpoint("two", world.two, "dirty", models=["next-7b"])
-    await world.router.adopted()
+    async with asyncio.timeout(60):
+        while "next-7b" not in {each.id async for each in world.client.models.list()}:
+            await world.router.adopted()
     world.plane.key_limits = KeyLimits(models=[], aliases={"gpt-4o": {MODEL: 3, "next-7b": 1, "gone": 9}})
     asked = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hello"}]}
     session = {**asked, "user": "ada"}
