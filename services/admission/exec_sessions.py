@@ -106,6 +106,8 @@ class Exec:
         return await self._begin(identity, job, await self._reachable(identity, job), 0, request)
 
     async def _reachable(self, identity: Identity, job: Job) -> Allocated:
+        if job.cell is not None:
+            raise conflict(f"Job {job.name} is in cell {job.cell}: commands in it and its files are to be had there.")
         if self._open[identity.key_id] >= self._most_per_key:
             most = f"This API key has {self._most_per_key} exec sessions open, which is the maximum."
             raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
