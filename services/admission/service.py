@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.capacity import CapacityCache
 from services.admission.figures import COMMITS, SUBMISSIONS
+from services.admission.repository.cells import CellRepository
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.repository.uploads import SecretRepository, SecretWanted, UploadRepository
 from services.admission.submissions import (
@@ -22,6 +23,7 @@ from services.admission.submissions import (
     resolve,
     words_to_find,
 )
+from services.contracts.cells import ANY
 from services.contracts.codes import ProblemCode
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
 from services.contracts.problems import FieldError
@@ -145,13 +147,13 @@ DATABASE_DISK = "The database's disk"
 
 
 class References:
-    """Checks the secrets and uploads that jobs name. Submissions without any do not touch the database."""
+    """Checks the secrets, uploads and cells that jobs name. Submissions without any do not touch the database."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
     async def check(self, draft: Draft) -> ProblemError | None:
-        """Return a problem if a job names a secret or upload that its tenant lacks.
+        """Return a problem if a job names a secret or upload that its tenant lacks, or a cell that there is not.
 
         Uploads that it names are kept from now on.
         """
@@ -162,20 +164,29 @@ class References:
             for name in secret_places(job.spec)
         ]
         uploads = {upload for job in draft.jobs if (upload := named_upload(job.spec))}
-        if not secrets and not uploads:
+        cells = {cell for job in draft.jobs for cell in job.spec.cells or () if cell != ANY}
+        if not secrets and not uploads and not cells:
             return None
         tenant_id = draft.entry.tenant_id
         async with self._engine.begin() as connection:
             missing = await SecretRepository(connection).missing(tenant_id, secrets) if secrets else []
             lacking = uploads - await UploadRepository(connection).use(tenant_id, uploads) if uploads else uploads
-        if not missing and not lacking:
+            if cells:
+                cells -= {each.name for each in await CellRepository(connection).cells()}
+        if not missing and not lacking and not cells:
             return None
         names: defaultdict[int, list[str]] = defaultdict(list)
         for at, name in missing:
             names[at].append(name)
         errors: list[FieldError] = []
         for at, job in enumerate(draft.jobs):
-            errors += missing_references(job.spec, names[at], lacking, f"/jobs/{at}" if draft.entry.batch else "")
+            prefix = f"/jobs/{at}" if draft.entry.batch else ""
+            errors += missing_references(job.spec, names[at], lacking, prefix)
+            errors += (
+                FieldError(pointer=f"{prefix}/cells/{number}", detail=f"there is no cell {cell}")
+                for number, cell in enumerate(job.spec.cells or ())
+                if cell in cells
+            )
         return ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors[:50])
 
 

@@ -17,7 +17,7 @@ from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import SubmissionEntry
 from services.db.engine import create_engine
 from tests.admission.conftest import admission_on
-from tests.admission.installation import SPEC, Admission
+from tests.admission.installation import SPEC, Admission, an_entry
 from tests.support.servers import fresh_database
 
 CELL_TENANT = {"tenant_id": "home", "role": "user", "key_id": "key_of_home", "project": "home"}
@@ -230,9 +230,21 @@ async def test_a_job_stays_at_home_where_home_is_cleaner_or_no_cell_is_named(pai
         await pair.turns()
         assert (await pair.home.database.fetchval("SELECT cell FROM jobs WHERE id = $1", job_id)) is None
     pair.here = estimate(100)
+    assert (await pair.add(name="south")).status_code == 201
     other = await pair.home.submit({"cells": ["south"]})
+    assert (await pair.home.ask("DELETE", "/v1/cells/south", role="admin")).status_code == 204
     await pair.turns()
     assert (await pair.job(other))["cell"] is None
+
+
+async def test_a_cell_that_there_is_not_is_no_place_for_a_job(pair: Pair) -> None:
+    await pair.add()
+    before = await pair.home.database.fetchval("SELECT count(*) FROM jobs")
+    (refused,) = await pair.home.submit_all(an_entry({"cells": ["north", "nroth"]}))
+    (error,) = json.loads(refused.body)["errors"]
+    assert (refused.status, error["pointer"]) == (422, "/cells/1")
+    assert "nroth" in error["detail"]
+    assert await pair.home.database.fetchval("SELECT count(*) FROM jobs") == before
 
 
 async def test_lost_answers_submit_nothing_twice_and_a_cell_that_is_cut_off_keeps_its_jobs(pair: Pair) -> None:
