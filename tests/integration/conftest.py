@@ -127,15 +127,8 @@ def rare_rounds() -> Iterator[Installation]:
 @pytest.fixture(scope="module")
 def lab() -> Iterator[SlurmLab]:
     """A Slurm of two nodes, for one module of tests."""
-    if problem := slurm.install():
-        pytest.skip(problem)
-    with scratch_folder() as folder:
-        made = SlurmLab(folder / "lab", nodes=2)
-        try:
-            made.start()
-            yield made
-        finally:
-            made.stop()
+    with slurm.a_slurm(nodes=2) as made:
+        yield made
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ import pytest
 from services.simulator.bundles import rows_of
 from tests.support import slurm
 from tests.support.lab import the_lab
-from tests.support.servers import scratch_folder
 from tests.support.slurm import SlurmLab
 from tests.support.slurm_bridge import ZONE, Site, a_site
 
@@ -47,15 +46,8 @@ class Submitted:
 @pytest.fixture(scope="module")
 def lab() -> Iterator[SlurmLab]:
     """A Slurm of four nodes that remembers all jobs of the day."""
-    if problem := slurm.install():
-        pytest.skip(problem)
-    with scratch_folder() as folder:
-        made = SlurmLab(folder / "lab", nodes=4, extra="MinJobAge=3600")
-        try:
-            made.start()
-            yield made
-        finally:
-            made.stop()
+    with slurm.a_slurm(nodes=4, extra="MinJobAge=3600") as made:
+        yield made
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support import slurm
 from tests.support.lab import the_lab
-from tests.support.servers import scratch_folder
 from tests.support.slurm import SlurmLab
 from tests.support.slurm_bridge import Site
 
@@ -24,15 +23,8 @@ PLUGIN_S = 31
 @pytest.fixture(scope="module")
 def lab() -> Iterator[SlurmLab]:
     """A Slurm of four nodes with accounting, for this module."""
-    if problem := slurm.install(accounting=True):
-        pytest.skip(problem)
-    with scratch_folder() as folder:
-        made = SlurmLab(folder / "lab", nodes=4, accounting=True)
-        try:
-            made.start()
-            yield made
-        finally:
-            made.stop()
+    with slurm.a_slurm(nodes=4, accounting=True) as made:
+        yield made
 
 
 def factors(lab: SlurmLab, number: str) -> dict[str, int]:

@@ -24,7 +24,6 @@ from services.simulator.bundles import rows_of
 from tests.integration.test_slurm_day import jobs_of
 from tests.support import slurm
 from tests.support.lab import the_lab
-from tests.support.servers import scratch_folder
 from tests.support.slurm import SlurmLab
 from tests.support.slurm_bridge import Site, a_site
 
@@ -65,16 +64,9 @@ class Day:
 @pytest.fixture
 def lab() -> Iterator[SlurmLab]:
     """A Slurm with accounts, whose memory of usage is as long as the day."""
-    if problem := slurm.install(accounting=True):
-        pytest.skip(problem)
     half_life = f"0-00:{max(round(DAY_S / 60), 1)}:00" if DAY_S < 3_600 else f"0-{round(DAY_S / 3_600)}:00:00"
-    with scratch_folder() as folder:
-        made = SlurmLab(folder / "lab", nodes=NODES, extra="MinJobAge=36000", accounting=True, half_life=half_life)
-        try:
-            made.start()
-            yield made
-        finally:
-            made.stop()
+    with slurm.a_slurm(NODES, "MinJobAge=36000", accounting=True, half_life=half_life) as made:
+        yield made
 
 
 @pytest.fixture

@@ -18,6 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.support.servers import scratch_folder
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "slurmctld",
@@ -369,3 +373,17 @@ class SlurmLab:
             self.processes[name] = subprocess.Popen(
                 command, env=self.environment, stdout=log, stderr=log, cwd="/", start_new_session=True
             )
+
+
+@contextlib.contextmanager
+def a_slurm(nodes: int = 2, extra: str = "", *, accounting: bool = False, half_life: str = "1-0") -> Iterator[SlurmLab]:
+    """Yield a Slurm that is up, in a folder of its own; skip the test where there can be none."""
+    if problem := install(accounting=accounting):
+        pytest.skip(problem)
+    with scratch_folder() as folder:
+        made = SlurmLab(folder / "lab", nodes, extra, accounting=accounting, half_life=half_life)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
