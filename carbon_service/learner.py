@@ -6,7 +6,7 @@ that holds the lock learns, and the others read its forecast from the store. A c
 progress; the previous one stays in use until the next.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -84,10 +84,11 @@ class Learner:
 
     async def _learn(self, source: Source, apart: Apart) -> bool:
         now_s, feed, key = self._now_s(), source.feed, source.key
+        expected = await self._repository.expected(key)
         found = await self._repository.points(key, 0.0, now_s + 1e-6, limit=MOST_POINTS, begins_by_s=now_s, newest=True)
         clock = Clock(now_s, source.provider.grid_s(key.zone, now_s), feed.time_scale)
         try:
-            made = await apart.call(predicted, found.points, feed, clock, key.signal)
+            made = await apart.call(predicted, found.points, feed, clock, key.signal, expected)
         except DomainError as error:
             log.info("forecast.not_learned", zone=key.zone, signal=key.signal, reason=str(error))
             return False
@@ -100,10 +101,19 @@ def interval_s(feed: Feed) -> float:
     return min(max(GRID_HOUR_S / feed.time_scale, LEAST_INTERVAL_S), LONGEST_INTERVAL_S)
 
 
-def predicted(points: Sequence[Point], feed: Feed, clock: Clock, signal: Signal) -> LearnedForecast:
+def predicted(
+    points: Sequence[Point],
+    feed: Feed,
+    clock: Clock,
+    signal: Signal,
+    expected: Mapping[float, Mapping[str, float]] = {},
+) -> LearnedForecast:
     """Return the learned forecast of a source, in steps of its own length where that is shorter than an hour.
 
     The pretrained model has learned from averages: of a marginal signal it is believed only after a backtest.
+
+    Args:
+        expected: What wind and sun were expected to generate the day before, by the beginnings of hours.
 
     Raises:
         DomainError: Nothing is known, or nothing of the last week.
@@ -117,7 +127,9 @@ def predicted(points: Sequence[Point], feed: Feed, clock: Clock, signal: Signal)
     step_s = float(round(feed.step_s * feed.time_scale))
     times_s, first = np.unique(times_s, return_index=True)
     values = values[first]
-    made = forecast(history_of(times_s, values, times_s[-1] + step_s, step_s=step_s))
+    made = forecast(
+        history_of(times_s, values, times_s[-1] + step_s, step_s=step_s, expected=_columns(expected, clock))
+    )
     method, backtest = made.method, None if made.backtest is None else asdict(made.backtest)
     if signal is Signal.MARGINAL and method == "pretrained" and made.backtest is None:
         method = "persistence"
@@ -138,6 +150,15 @@ def predicted(points: Sequence[Point], feed: Feed, clock: Clock, signal: Signal)
                 low, high = (None if each is None else each + float(change) for each in (p10, p90))
                 ahead.append(LearnedPoint(start_s, end_s, float(value + change), low, high))
     return LearnedForecast(clock.now_s, method, made.note, tuple(ahead), backtest)
+
+
+def _columns(expected: Mapping[float, Mapping[str, float]], clock: Clock) -> tuple[Floats, Floats] | None:
+    """Return when each hour begins on the grid's clock, (hours,), and the MW of each source in it, (hours, sources)."""
+    if not expected:
+        return None
+    sources = sorted({source for mix in expected.values() for source in mix})
+    columns = [[mix.get(source, np.nan) for source in sources] for mix in expected.values()]
+    return np.array([clock.grid_s(hour_s) for hour_s in expected]), np.array(columns, dtype=np.float64)
 
 
 def _blended(

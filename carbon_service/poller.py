@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from carbon_service.providers.protocol import DAY_S, Point, ProviderError
+from carbon_service.providers.protocol import DAY_S, ExpectsGeneration, Point, ProviderError
 from carbon_service.repository import Repository
 from carbon_service.zones import Source
 from services.core.domain.signal import impossible
@@ -14,6 +14,7 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 PRUNE_INTERVAL_S = 600.0
+EXPECTED_INTERVAL_S = 1800.0  #: Forecasts of wind and sun come once a day, each country's at an hour of its own
 LONGEST_BACKOFF_S = 900.0
 POINTS_PER_BATCH = 20_000
 
@@ -36,6 +37,7 @@ class Poller:
         self._retention = retention
         self._now_s = now_s
         self._forecast_due_s: dict[Source, float] = {}
+        self._expected_due_s: dict[Source, float] = {}
         self._prune_due_s: dict[Source, float] = {}
 
     async def run(self, source: Source) -> None:
@@ -68,6 +70,7 @@ class Poller:
             await self._poll_history(source)
             source.last_success_s = self._now_s()
             await self._poll_forecast(source)
+            await self._poll_expected(source)
             source.last_error = None
         except ProviderError as error:
             source.last_error = str(error)
@@ -126,6 +129,22 @@ class Poller:
                 await self._repository.save_forecast(key, replace(issue, points=tuple(points)), now_s)
         # Slightly early, so that a poll that comes a moment before its time does not put the forecast off by a turn.
         self._forecast_due_s[source] = now_s + 0.9 * feed.forecast_interval_s
+
+    async def _poll_expected(self, source: Source) -> None:
+        """Keep the day-ahead forecasts of wind and sun as far back as values; forecasts do without what is missing."""
+        now_s, feed, key, provider = self._now_s(), source.feed, source.key, source.provider
+        if not isinstance(provider, ExpectsGeneration) or now_s < self._expected_due_s.get(source, 0.0):
+            return
+        self._expected_due_s[source] = now_s + EXPECTED_INTERVAL_S
+        known_until_s = await self._repository.expected_until_s(key)
+        oldest_s = now_s - min(feed.history_s, self._retention.retention_s, self._retention.backfill_grid_s)
+        start_s = oldest_s if known_until_s is None else max(oldest_s, min(known_until_s, now_s) - DAY_S)
+        try:
+            found = await provider.expected(key.zone, start_s, now_s + 2 * DAY_S)
+        except ProviderError as error:
+            log.warning("source.expected_failed", **_name(source), error=str(error))
+            return
+        await self._repository.save_expected(key, found, now_s)
 
     async def _prune(self, source: Source) -> None:
         retention = self._retention

@@ -17,6 +17,7 @@ from services.contracts.carbon import LearnedMethod
 from services.core.domain.carbon import Signal
 from services.core.domain.units import S_PER_HOUR
 from services.db import locks
+from services.db.tables import carbon_expected as expected
 from services.db.tables import carbon_forecasts as forecasts
 from services.db.tables import carbon_learned_forecasts as learned
 from services.db.tables import carbon_points as points
@@ -254,6 +255,37 @@ class Repository:
         points = tuple(LearnedPoint(*point) for point in row.points)
         return LearnedForecast(row.generated_at.timestamp(), row.method, row.note, points, row.backtest)
 
+    async def save_expected(self, key: SourceKey, found: Mapping[float, Mapping[str, float]], fetched_s: float) -> None:
+        """Store what wind and sun are expected to generate, MW by source, by the beginnings of hours."""
+        rows = [
+            {**_place(key), "start_at": at(hour_s), "power_mw": dict(mix), "fetched_at": at(fetched_s)}
+            for hour_s, mix in found.items()
+        ]
+        async with self._engine.begin() as connection:
+            for first in range(0, len(rows), ROWS_PER_STATEMENT):
+                statement = insert(expected).values(rows[first : first + ROWS_PER_STATEMENT])
+                new = statement.excluded
+                await connection.execute(
+                    statement.on_conflict_do_update(
+                        index_elements=["zone", "provider", "start_at"],
+                        set_={"power_mw": new.power_mw, "fetched_at": new.fetched_at},
+                        where=expected.c.power_mw != new.power_mw,
+                    )
+                )
+
+    async def expected(self, key: SourceKey) -> dict[float, dict[str, float]]:
+        """Return what wind and sun were expected to generate, MW by source, by the beginnings of hours."""
+        query = select(expected.c.start_at, expected.c.power_mw).filter_by(**_place(key)).order_by(expected.c.start_at)
+        async with self._engine.connect() as connection:
+            return {row.start_at.timestamp(): row.power_mw for row in await connection.execute(query)}
+
+    async def expected_until_s(self, key: SourceKey) -> float | None:
+        """Return when the last hour begins of which that is known; None if there is none."""
+        query = select(func.max(expected.c.start_at)).filter_by(**_place(key))
+        async with self._engine.connect() as connection:
+            last_at = (await connection.execute(query)).scalar()
+        return None if last_at is None else last_at.timestamp()
+
     async def save_prices(
         self, zone: str, currency: str, per_kwh: Mapping[float, float], demand_per_kw_month: float, now_s: float
     ) -> None:
@@ -321,6 +353,8 @@ class Repository:
                 bound = at(before_s) if limit_at is None else max(at(before_s), limit_at)
                 result = await connection.execute(delete(table).where(_of(key, table), column <= bound))
                 gone += result.rowcount
+            old = delete(expected).filter_by(**_place(key)).where(expected.c.start_at <= at(before_s))
+            gone += (await connection.execute(old)).rowcount
         return gone
 
 
@@ -331,6 +365,10 @@ def _as_point(row: Any) -> Point:
 
 def _of(key: SourceKey, table: Any = points) -> ColumnElement[bool]:
     return and_(table.c.zone == key.zone, table.c.signal == key.signal.value, table.c.provider == key.provider)
+
+
+def _place(key: SourceKey) -> dict[str, str]:
+    return {"zone": key.zone, "provider": key.provider}
 
 
 async def _withdraw_ahead(connection: AsyncConnection, now_s: float) -> None:

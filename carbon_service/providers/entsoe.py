@@ -1,11 +1,14 @@
-"""Europe by ENTSO-E's Transparency Platform: actual generation per type (document A75); a free token is needed.
+"""Europe by ENTSO-E's Transparency Platform: actual generation per type (document A75), day-ahead forecasts of wind and
+sun (A69) and prices (A44); a free token is needed.
 
 The API answers in XML. A series is one source over one or more periods of equal steps; of a block of variable size
 (curve A03) the positions that are left out repeat the one before.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from statistics import fmean
+from typing import TypeVar
 from xml.etree import ElementTree
 
 from pydantic import SecretStr
@@ -16,6 +19,8 @@ from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
 from carbon_service.providers.protocol import DAY_S, Feed, instant_s, number
 from carbon_service.settings import Pairs
 from services.contracts.schema import said
+
+R = TypeVar("R")
 
 BASE_URL = "https://web-api.tp.entsoe.eu"
 RANGE_S, HOUR_S = 7 * DAY_S, 3600.0  #: One request covers a week: a series for each source, at most 100 in an answer
@@ -82,33 +87,49 @@ class Entsoe(MixProvider[EntsoeSettings]):
             ProviderError: They are in another currency, or it is no such document.
         """
         zone = PRICE_AREAS.get(area) or self._areas.get(area, area)
-        params = {
-            **{"securityToken": self._token, "documentType": "A44", "in_Domain": zone, "out_Domain": zone},
-            **{"periodStart": _minute(start_s), "periodEnd": _minute(end_s)},
-        }
+        params = {"documentType": "A44", "in_Domain": zone, "out_Domain": zone}
 
         def read(content: bytes) -> list[tuple[str, float | None, float]]:
             return [step for each in series_in(content) if _is_price(each, currency) for step in _steps(each, PRICE)]
 
-        found = await self._client.get("/api", params, cache_s=60.0, read=read)
+        found = await self._ask(params, start_s, end_s, read)
         return [(at_s, per_mwh / 1_000.0) for _, at_s, per_mwh in found if at_s is not None]
+
+    async def expected(self, zone: str, start_s: float, end_s: float) -> dict[float, dict[str, float]]:
+        """Return the day-ahead forecasts of wind and sun (document A69); an hour is the mean of its steps."""
+        area, found = PRICE_AREAS.get(zone) or self._areas[zone], dict[float, dict[str, list[float]]]()
+        for first_s, until_s in _weeks(start_s, end_s):
+            params = {"documentType": "A69", "processType": "A01", "in_Domain": area}
+            for psr, at_s, power_mw in await self._ask(params, first_s, until_s, generated):
+                if at_s is not None and psr in SOURCES:
+                    found.setdefault(at_s - at_s % HOUR_S, {}).setdefault(SOURCES[psr], []).append(power_mw)
+        return {hour_s: {source: fmean(each) for source, each in mix.items()} for hour_s, mix in found.items()}
 
     async def mixes(self, area: str, start_s: float, end_s: float) -> AsyncIterator[Mix]:
         """Yield the steps of the range; what a source consumes has no place in a mix."""
-        first_s = start_s - start_s % HOUR_S
-        while first_s < end_s:
-            until_s = min(first_s + RANGE_S, end_s - end_s % -HOUR_S)
-            params = {
-                **{"securityToken": self._token, "documentType": "A75", "processType": "A16", "in_Domain": area},
-                **{"periodStart": _minute(first_s), "periodEnd": _minute(until_s)},
-            }
+        for first_s, until_s in _weeks(start_s, end_s):
+            params = {"documentType": "A75", "processType": "A16", "in_Domain": area}
             steps: dict[float | None, dict[str, float]] = {}
-            for psr, at_s, power_mw in await self._client.get("/api", params, cache_s=60.0, read=generated):
+            for psr, at_s, power_mw in await self._ask(params, first_s, until_s, generated):
                 mix, source = steps.setdefault(at_s, {}), SOURCES.get(psr, UNKNOWN)
                 mix[source] = mix.get(source, 0.0) + power_mw
             for at_s, mix in steps.items():
                 yield Mix(at_s, mix)
-            first_s = until_s
+
+    async def _ask(self, params: Mapping[str, str], start_s: float, end_s: float, read: Callable[[bytes], R]) -> R:
+        period = {"periodStart": _minute(start_s), "periodEnd": _minute(end_s)}
+        return await self._client.get(
+            "/api", {"securityToken": self._token, **params, **period}, cache_s=60.0, read=read
+        )
+
+
+def _weeks(start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+    """Yield the parts of a range that one request may ask for, from whole hour to whole hour."""
+    first_s = start_s - start_s % HOUR_S
+    while first_s < end_s:
+        until_s = min(first_s + RANGE_S, end_s - end_s % -HOUR_S)
+        yield first_s, until_s
+        first_s = until_s
 
 
 def _is_price(found: ElementTree.Element, currency: str) -> bool:

@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import WattshiftError
@@ -121,6 +121,19 @@ class Provider(Protocol):
         """Return the newest forecast, reaching ``horizon_s`` ahead if possible; empty if there is none.
 
         A recording, which knows its future, also returns the forecasts that it will publish within ``ahead_s``.
+        """
+        ...
+
+
+@runtime_checkable
+class ExpectsGeneration(Protocol):
+    """A provider that has day-ahead forecasts of wind and sun, too; what is learned takes them into account."""
+
+    async def expected(self, zone: str, start_s: float, end_s: float) -> Mapping[float, Mapping[str, float]]:
+        """Return what wind and sun were expected to generate the day before, MW by source, by hour of the range.
+
+        Raises:
+            ProviderError: It gave no usable answer.
         """
         ...
 

@@ -337,8 +337,8 @@ WEIGHTS = {
 def _features(history: History, origins: Ints) -> dict[str, Floats]:
     """Return groups of features of moments, each (moments, width).
 
-    Measurements end before the moment. Forecasts of wind and sun include the next day, because they had been published
-    before.
+    Measurements end before the moment. Forecasts of wind and sun reach as far after each moment as they do after the
+    forecast time, which has the same hour of day.
     """
     fortnight = history.values[origins[:, None] - 1 - np.arange(LAG_DAYS * DAY_H)]  # the newest first
     level = fortnight[:, : 7 * DAY_H].mean(axis=1, keepdims=True)
@@ -370,7 +370,9 @@ def _features(history: History, origins: Ints) -> dict[str, Floats]:
     for column in range(history.expected.shape[1]):
         expected = history.expected[:, column]
         usual = expected[origins[:, None] - 1 - np.arange(7 * DAY_H)].mean(axis=1, keepdims=True)
-        groups[f"wind and sun, next day {column}"] = expected[origins[:, None] + np.arange(DAY_H)] - usual
+        if history.expected_h:
+            ahead = expected[origins[:, None] + np.arange(history.expected_h)]
+            groups[f"wind and sun, next day {column}"] = ahead - usual
     return groups
 
 

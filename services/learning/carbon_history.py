@@ -28,13 +28,18 @@ class History:
     known: NDArray[np.bool_]  #: (hours,) whether the value was measured and is plausible
     shares: Floats  #: (hours, columns) such as percentages of renewable energy, filled likewise; no columns without any
     expected: Floats
-    """(hours + 24, columns) day-ahead forecasts of wind and solar generation by the hour they are for; the last 24 rows
-    lie ahead of the forecast time. No columns without any."""
+    """(hours + ahead, columns) day-ahead forecasts of wind and solar generation by the hour they are for, at most 24 of
+    them ahead of the forecast time: as many as had been published. No columns without any."""
 
     @property
     def end_s(self) -> float:
         """The forecast time."""
         return self.start_s + HOUR_S * len(self.values)
+
+    @property
+    def expected_h(self) -> int:
+        """For how many hours after the forecast time wind and sun are forecast."""
+        return len(self.expected) - len(self.values)
 
     @property
     def known_until(self) -> int:
@@ -48,7 +53,7 @@ class History:
 
     def until(self, hours: int) -> History:
         """Return the first hours of the history."""
-        expected = self.expected[: hours + DAY_H]
+        expected = self.expected[: hours + self.expected_h]
         return History(self.start_s, self.values[:hours], self.known[:hours], self.shares[:hours], expected)
 
 
@@ -70,7 +75,7 @@ def history_of(
         shares: (n, columns).
         step_s: How long a value holds at most.
         expected: The start of each hour covered by day-ahead forecasts of wind and solar generation, (m,) UTC seconds,
-            and the forecasts, (m, columns). They were published a day before, so that those of the next 24 h are known.
+            and the forecasts, (m, columns). Of the 24 h after the forecast time as many count as have one.
 
     Raises:
         DomainError: Nothing is known before that time, or nothing of the week before it.
@@ -88,9 +93,11 @@ def history_of(
     columns = np.column_stack([believed, *([] if shares is None else shares[kept].T)])
     means = _hourly(hours[kept] - begin, columns, end - begin)
     filled = np.column_stack([_filled(column) for column in means.T])
-    ahead = np.empty((end - begin + DAY_H, 0))
+    ahead = np.empty((end - begin, 0))
     if expected is not None and expected[1].shape[1]:
         ahead = _hourly(np.floor(expected[0] / HOUR_S).astype(np.int64) - begin, expected[1], end - begin + DAY_H)
+        published = np.isfinite(ahead[end - begin :]).any(axis=1)
+        ahead = ahead[: end - begin + int(np.append(published, False).argmin())]
         ahead = np.column_stack([_filled(column) for column in ahead.T])
     return History(begin * HOUR_S, filled[:, 0], np.isfinite(means[:, 0]), filled[:, 1:], ahead)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from carbon_service.learner import Clock, Learner, predicted
-from carbon_service.providers.protocol import DAY_S, Feed, Point
+from carbon_service.providers.entry import LiveProvider, LiveSettings
+from carbon_service.providers.protocol import DAY_S, Feed, Point, ProviderError, Series
 from carbon_service.providers.recorded import Recorded, load
 from carbon_service.replay import Replay
 from carbon_service.repository import Repository
@@ -194,3 +195,57 @@ def test_a_month_of_five_minute_values_is_blended_where_that_beats_persistence()
     few, then = points[: 9 * 288], Clock(points[9 * 288].start_s, now_s, 1.0)
     assert predicted(few, feed, then, Signal.MARGINAL).method == "persistence"
     assert predicted(few, feed, then, Signal.AVERAGE_DIRECT).method == "pretrained"
+
+
+class Windy(LiveProvider[LiveSettings]):
+    """A live grid whose wind changes every half day, told the evening before for the day after; down if asked to be."""
+
+    name = "windy"
+
+    def __init__(self, now: Now, told: bool) -> None:
+        self._now_s = self.now = now
+        self.told, self.asked = told, list[tuple[float, float]]()
+        self.wind_mw = np.random.default_rng(3).uniform(0.0, 100.0, 400)  # by half days since long ago
+        self.began_s = NOW_S // DAY_S * DAY_S - 150 * DAY_S
+
+    def wind(self, at_s: float) -> float:
+        return float(self.wind_mw[int((at_s - self.began_s) // (DAY_S / 2))])
+
+    def feed(self, zone: str) -> Feed:
+        return Feed("Windy", "ours", HOUR_S, 6 * HOUR_S, 900.0, 140 * DAY_S)
+
+    async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
+        hours = np.arange(start_s // HOUR_S * HOUR_S, min(end_s, self.now() - HOUR_S), HOUR_S).tolist()
+        return Series(tuple(Point(at, at + HOUR_S, 300.0 - 2 * self.wind(at)) for at in hours))
+
+    async def expected(self, zone: str, start_s: float, end_s: float) -> dict[float, dict[str, float]]:
+        self.asked.append((start_s, end_s))
+        if not self.told:
+            raise ProviderError("not today")
+        tonight_s = self.now() // DAY_S * DAY_S + DAY_S
+        hours = np.arange(start_s // HOUR_S * HOUR_S, min(end_s, tonight_s), HOUR_S).tolist()
+        return {at: {"wind": self.wind(at)} for at in hours}
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_day_ahead_wind_is_fetched_kept_and_learned_from_and_its_absence_harms_nothing(
+    repository: Repository, told: bool
+) -> None:
+    now = Now()
+    zone = "WI-TOLD" if told else "WI"
+    grid = Windy(now, told)
+    bench = a_bench(grid, zone, repository, now, backfill_grid_s=140 * DAY_S)
+    await bench.poll()
+    assert bench.source.last_error is None
+    assert await learner_of(bench).turn() == 1
+    made = await bench.service.forecast(zone, None, 14 * HOUR_S, "real")
+    off = [abs(each.gco2_per_kwh - 300.0 + 2 * grid.wind(each.start_at.timestamp())) for each in made.points]
+    assert (np.mean(off[:12]) < 12.0) == told  # the mean distance of two levels is 67
+    stored = await repository.expected(bench.source.key)
+    assert len(stored) == (140 * 24 + 15 if told else 0)
+    now.s += HOUR_S
+    await bench.poll()
+    assert len(grid.asked) == 2
+    assert grid.asked[1][0] > now.s - 1.1 * DAY_S if told else grid.asked[1][0] < now.s - 139 * DAY_S
+    assert await repository.prune(bench.source.key, now.s - 30 * DAY_S, 10**6, 10) > 0
+    assert len(await repository.expected(bench.source.key)) <= 31 * 24

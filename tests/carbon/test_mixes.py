@@ -1,6 +1,6 @@
 """Intensities of generation mixes, and the providers that publish them, in the shapes their documentation shows.
 
-ENTSO-E: the "Transparency Platform RESTful API" guide (16.1.B&C, document A75). EIA: the answer of
+ENTSO-E: the "Transparency Platform RESTful API" guide (16.1.B&C, document A75; 14.1.D, A69). EIA: the answer of
 ``electricity/rto/fuel-type-data`` in the "Open Data API v2" documentation. eCO2mix: the data set
 ``eco2mix-national-tr`` of ODRÉ. Energinet: ``CO2Emis`` in the guide of Energi Data Service. None was asked live.
 """
@@ -20,7 +20,7 @@ from carbon_service.providers.energinet import ENTRY as ENERGINET
 from carbon_service.providers.entsoe import ENTRY as ENTSOE
 from carbon_service.providers.entsoe import generated
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, intensity, series_of
-from carbon_service.providers.protocol import ProviderError
+from carbon_service.providers.protocol import ExpectsGeneration, ProviderError
 from services.core.domain.carbon import Signal
 from tests.carbon.upstream import Answer, Upstream, Watch, built
 
@@ -169,6 +169,25 @@ async def test_entsoe_is_read_by_type_and_positions_left_out_repeat_the_one_befo
     asked = upstream.asked[0].query
     assert (asked["documentType"], asked["processType"], asked["in_Domain"]) == ("A75", "A16", "10Y1001A1001A83F")
     assert (asked["periodStart"], asked["periodEnd"]) == ("202605141000", "202605141300")
+
+
+async def test_wind_and_sun_of_entsoe_are_means_of_hours_by_source(
+    http: httpx.AsyncClient, upstream: Upstream, watch: Watch
+) -> None:
+    quarters = {1: 0, 2: 40, 3: 80, 4: 120, 5: 8}
+    content = a_document(
+        a_series("B16", quarters, step="PT15M"), a_series("B18", {1: 30}, curve="A03"), a_series("B99", {1: 1})
+    )
+    upstream.answer("/api", Answer(raw=content))
+    entsoe = built(ENTSOE, http, lambda: NOW_S, watch.pacing(), token="secret", url=upstream.url)
+    assert isinstance(entsoe, ExpectsGeneration)
+    found = await entsoe.expected("DE", hour(10), hour(13))
+    assert found == {
+        **{hour(10): {"solar": 60.0, "wind at sea": 30.0}, hour(11): {"solar": 8.0, "wind at sea": 30.0}},
+        **{hour(12): {"wind at sea": 30.0}},
+    }
+    asked = upstream.asked[0].query
+    assert (asked["documentType"], asked["processType"], asked["in_Domain"]) == ("A69", "A01", "10Y1001A1001A82H")
 
 
 async def test_a_long_range_of_entsoe_is_asked_for_by_the_week_and_no_data_is_no_error(

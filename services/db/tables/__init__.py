@@ -160,6 +160,7 @@ carbon_forecasts = _table("carbon_forecasts", text="zone signal provider", at="g
 carbon_learned_forecasts = _table(
     "carbon_learned_forecasts", text="zone signal provider method note", at="generated_at", json="points backtest"
 )
+carbon_expected = _table("carbon_expected", text="zone provider", at="start_at fetched_at", json="power_mw")
 carbon_replays = _table("carbon_replays", text="name", at="real_at grid_at requested_start_at", real="speed")
 carbon_prices = _table(
     "carbon_prices", at="start_at fetched_at", text="zone currency", exact="per_kwh demand_per_kw_month"

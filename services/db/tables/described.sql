@@ -1493,6 +1493,16 @@ CREATE TABLE carbon_learned_forecasts (
     PRIMARY KEY (zone, signal, provider, generated_at)
 );
 
+-- What wind and sun were expected to generate in an hour the day before, MW by source.
+CREATE TABLE carbon_expected (
+    zone TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    power_mw JSONB NOT NULL,
+    fetched_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    PRIMARY KEY (zone, provider, start_at)
+);
+
 -- The state of a replay of recordings: at `real_at` the grid's clock showed `grid_at` and ran at `speed`.
 CREATE TABLE carbon_replays (
     name TEXT NOT NULL,
