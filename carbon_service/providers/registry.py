@@ -9,7 +9,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from carbon_service.providers import eco2mix, eia, electricity_maps, energinet, entsoe, pjm, recorded, uk, watttime
+from carbon_service.providers import (
+    aemo,
+    eco2mix,
+    eia,
+    electricity_maps,
+    energinet,
+    entsoe,
+    pjm,
+    recorded,
+    uk,
+    watttime,
+)
 from carbon_service.providers.entry import ProviderContext, ProviderEntry, ProviderSettings
 from carbon_service.providers.protocol import Provider
 from carbon_service.zones import ZoneConfigError
@@ -24,7 +35,7 @@ PROVIDERS: Entries = {
     entry.name: entry
     for entry in (
         *(recorded.ENTRY, uk.ENTRY, eco2mix.ENTRY, energinet.ENTRY, entsoe.ENTRY, eia.ENTRY),
-        *(electricity_maps.ENTRY, watttime.ENTRY, pjm.ENTRY),
+        *(aemo.ENTRY, electricity_maps.ENTRY, watttime.ENTRY, pjm.ENTRY),
     )
 }  # fmt: skip
 

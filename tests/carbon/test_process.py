@@ -172,7 +172,7 @@ def test_every_provider_takes_its_settings_from_the_environment(monkeypatch: pyt
     context = ProviderContext(httpx.AsyncClient(), Now(), Pacing(), Replay(0.0, 0.0, 1.0))
     built = build_providers(read, PROVIDERS, context)
     assert set(built) == set(PROVIDERS)
-    of_others = {"eco2mix": "FR", "energinet": "DK-DK1", "eia": "US-CAL-CISO"}
+    of_others = {"eco2mix": "FR", "energinet": "DK-DK1", "eia": "US-CAL-CISO", "aemo": "AU-NSW"}
     assert all(provider.feed(of_others.get(name, "GB")) is not None for name, provider in built.items())
 
 

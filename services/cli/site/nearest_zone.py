@@ -21,6 +21,8 @@ ZONES = {
         "America/New_York": "US-MIDA-PJM,US-NY-NYIS,US-NE-ISNE,US-CAR-DUK,US-FLA-FPL",
         "America/Detroit": "US-MIDW-MISO",
     },
+    **{"Australia/Sydney": "AU-NSW", "Australia/Brisbane": "AU-QLD", "Australia/Adelaide": "AU-SA"},
+    **{"Australia/Hobart": "AU-TAS", "Australia/Melbourne": "AU-VIC"},
 }
 """The zones of a time zone, the likeliest first. Time zones with an older name are not in it."""
 ENTSOE = "intensity of generation, one to three hours late, without imports; forecasts are our own"
@@ -70,6 +72,8 @@ def source_of(zone: str, time_zone: str, others: tuple[str, ...]) -> Choice:
         return Choice(time_zone, zone, others, "eco2mix", "imports and a forecast; forecasts are our own")
     if zone.startswith("DK-"):
         return Choice(time_zone, zone, others, "energinet", "life-cycle intensity")
+    if zone.startswith("AU-"):
+        return Choice(time_zone, zone, others, "aemo", "life-cycle intensity, panels on roofs, imports and a forecast")
     if zone.startswith("US-"):
         return Choice(
             time_zone, zone, others, "eia", EIA, "CARBON_EIA_KEY", "https://www.eia.gov/opendata/register.php"
