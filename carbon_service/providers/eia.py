@@ -1,4 +1,5 @@
-"""The hourly generation by source of each balancing authority of the United States: EIA's API v2, form EIA-930."""
+"""The hourly generation by source of each balancing authority of the United States, and what flows between them: EIA's
+API v2, form EIA-930."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ SOURCES = {
 }
 FEED = Feed(
     zone_name="",
-    attribution="U.S. Energy Information Administration, Form EIA-930; factors of IPCC AR5",
+    attribution="U.S. Energy Information Administration, Form EIA-930 (generation, interchange); factors of IPCC AR5",
     step_s=HOUR_S,
     max_age_s=36 * HOUR_S,  # authorities report sources by the morning of the next day
     poll_interval_s=HOUR_S,
@@ -51,28 +52,45 @@ class Eia(MixProvider[EiaSettings]):
         return regions[-1] if country == "US" and len(regions) == 2 else None
 
     async def mixes(self, area: str, start_s: float, end_s: float) -> AsyncIterator[Mix]:
-        """Yield the hours, which the API names by their end, in UTC."""
+        """Yield the hours."""
+        hours: dict[float | None, dict[str, float]] = {}
+        for at_s, row in await self._rows("fuel-type-data", "respondent", area, start_s, end_s):
+            source, value = SOURCES.get(str(field(row, "fueltype")), UNKNOWN), number(field(row, "value"))
+            mix = hours.setdefault(at_s, {})
+            if value is not None:
+                mix[source] = mix.get(source, 0.0) + value
+        for at_s, mix in hours.items():
+            yield Mix(at_s, mix)
+
+    async def inflows(self, area: str, start_s: float, end_s: float) -> dict[str, dict[float, float]]:
+        """Return what flows in from each authority beside it, by its own meters."""
+        flows: dict[str, dict[float, float]] = {}
+        for at_s, row in await self._rows("interchange-data", "fromba", area, start_s, end_s):
+            value = number(field(row, "value"))
+            if at_s is not None and value is not None:
+                flows.setdefault(str(field(row, "toba")), {})[at_s] = max(0.0, -value)
+        return flows
+
+    async def _rows(
+        self, data: str, facet: str, area: str, start_s: float, end_s: float
+    ) -> list[tuple[float | None, object]]:
+        """Return rows with the beginning of the hour that each is of, which the API names by its end, in UTC."""
         params: dict[str, str | int] = {
-            **{"api_key": self._key, "frequency": "hourly", "data[0]": "value", "facets[respondent][0]": area},
+            **{"api_key": self._key, "frequency": "hourly", "data[0]": "value", f"facets[{facet}][0]": area},
             **{"start": _hour(start_s), "end": _hour(end_s + HOUR_S), "length": ROWS_PER_PAGE},
             **{"sort[0][column]": "period", "sort[0][direction]": "asc"},
         }
-        hours: dict[object, dict[str, float]] = {}
+        found: list[tuple[float | None, object]] = []
         for page in range(PAGES):
             answer = await self._client.get(
-                "/electricity/rto/fuel-type-data/data/", {**params, "offset": page * ROWS_PER_PAGE}, cache_s=60.0
+                f"/electricity/rto/{data}/data/", {**params, "offset": page * ROWS_PER_PAGE}, cache_s=60.0
             )
-            found = rows(answer, "response", "data")
-            for row in found:
-                source, value = SOURCES.get(str(field(row, "fueltype")), UNKNOWN), number(field(row, "value"))
-                mix = hours.setdefault(str(field(row, "period")), {})
-                if value is not None:
-                    mix[source] = mix.get(source, 0.0) + value
-            if len(found) < ROWS_PER_PAGE:
+            new = rows(answer, "response", "data")
+            ends = (instant_s(f"{field(row, 'period')}:00:00+00:00") for row in new)
+            found += [(None if end is None else end - HOUR_S, row) for end, row in zip(ends, new, strict=True)]
+            if len(new) < ROWS_PER_PAGE:
                 break
-        for period, mix in hours.items():
-            end = instant_s(f"{period}:00:00+00:00")
-            yield Mix(None if end is None else end - HOUR_S, mix)
+        return found
 
 
 ENTRY = ProviderEntry("eia", EiaSettings, Eia)

@@ -1,5 +1,5 @@
 """Europe by ENTSO-E's Transparency Platform: actual generation per type (document A75), day-ahead forecasts of wind and
-sun (A69) and prices (A44); a free token is needed.
+sun (A69), prices (A44) and flows (A11); a free token is needed.
 
 The API answers in XML. A series is one source over one or more periods of equal steps; of a block of variable size
 (curve A03) the positions that are left out repeat the one before.
@@ -45,11 +45,23 @@ AREAS = {
     **{"SE": "10YSE-1--------K", "SE-SE1": "10Y1001A1001A44P", "SE-SE2": "10Y1001A1001A45N"},
     **{"SE-SE3": "10Y1001A1001A46L", "SE-SE4": "10Y1001A1001A47J", "SI": "10YSI-ELES-----O", "SK": "10YSK-SEPS-----K"},
 }
-PRICE_AREAS = {"DE": "10Y1001A1001A82H", "IE": "10Y1001A1001A59C"}  #: Bidding zones that are no area of generation
+BORDERS = """
+AT/CH AT/CZ AT/DE AT/HU AT/IT AT/SI BA/HR BA/RS BE/DE BE/FR BE/NL BG/GR BG/RO BG/RS CH/DE CH/FR CH/IT CZ/DE CZ/PL CZ/SK
+DE/DK-DK1 DE/DK-DK2 DE/FR DE/NL DE/NO-NO2 DE/PL DE/SE-SE4 DK-DK1/DK-DK2 DK-DK1/NL DK-DK1/NO-NO2 DK-DK1/SE-SE3
+DK-DK2/SE-SE4 EE/FI EE/LV ES/FR ES/PT FI/NO-NO4 FI/SE-SE1 FI/SE-SE3 FR/IT GR/IT HR/HU HR/RS HR/SI HU/RO HU/RS HU/SI
+HU/SK IT/SI LT/LV LT/PL LT/SE-SE4 NL/NO-NO2 NO-NO1/NO-NO2 NO-NO1/NO-NO3 NO-NO1/NO-NO5 NO-NO1/SE-SE3 NO-NO2/NO-NO5
+NO-NO3/NO-NO4 NO-NO3/NO-NO5 NO-NO3/SE-SE2 NO-NO4/SE-SE1 NO-NO4/SE-SE2 PL/SE-SE4 PL/SK RO/RS SE-SE1/SE-SE2 SE-SE2/SE-SE3
+SE-SE3/SE-SE4
+"""
+"""Pairs of zones between which power flows; across other borders, and of all Sweden (``SE``), no flow is asked for."""
+PRICE_AREAS = {
+    "DE": "10Y1001A1001A82H",
+    "IE": "10Y1001A1001A59C",
+}  #: Bidding zones, by which prices, flows and forecasts are
 PRICE = "{*}price.amount"
 FEED = Feed(
     zone_name="",
-    attribution="ENTSO-E Transparency Platform, actual generation per type; factors of IPCC AR5",
+    attribution="ENTSO-E Transparency Platform, generation per type and physical flows; factors of IPCC AR5",
     step_s=HOUR_S,
     max_age_s=6 * HOUR_S,
     poll_interval_s=900.0,
@@ -72,7 +84,7 @@ class Entsoe(MixProvider[EntsoeSettings]):
     name = "entsoe"
 
     def __init__(self, settings: EntsoeSettings, context: ProviderContext) -> None:
-        super().__init__(FEED, settings, context, RateLimit(100, 60.0))
+        super().__init__(FEED, settings, context, RateLimit(300, 60.0))
         self._token = settings.token.get_secret_value()
         self._areas = {**AREAS, **settings.areas}
 
@@ -115,6 +127,22 @@ class Entsoe(MixProvider[EntsoeSettings]):
                 mix[source] = mix.get(source, 0.0) + power_mw
             for at_s, mix in steps.items():
                 yield Mix(at_s, mix)
+
+    async def inflows(self, area: str, start_s: float, end_s: float) -> dict[str, dict[float, float]]:
+        """Return the physical flows (document A11) from the neighbours of a zone of ``AREAS``, as means of hours."""
+        zone = next((each for each, code in AREAS.items() if code == area), "")
+        pairs = (pair.split("/") for pair in BORDERS.split())
+        flows: dict[str, dict[float, float]] = {}
+        for other in (second if first == zone else first for first, second in pairs if zone in (first, second)):
+            params = {"documentType": "A11", "in_Domain": PRICE_AREAS.get(zone, area)}
+            params["out_Domain"] = PRICE_AREAS.get(other, AREAS[other])
+            hours: dict[float, list[float]] = {}
+            for first_s, until_s in _weeks(start_s, end_s):
+                for _, at_s, mw in await self._ask(params, first_s, until_s, generated):
+                    if at_s is not None:
+                        hours.setdefault(at_s - at_s % HOUR_S, []).append(mw)
+            flows[AREAS[other]] = {hour_s: fmean(each) for hour_s, each in hours.items()}
+        return flows
 
     async def _ask(self, params: Mapping[str, str], start_s: float, end_s: float, read: Callable[[bytes], R]) -> R:
         period = {"periodStart": _minute(start_s), "periodEnd": _minute(end_s)}

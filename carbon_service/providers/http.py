@@ -16,7 +16,7 @@ import orjson
 from carbon_service.providers.protocol import ProviderError
 
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-CACHED_ANSWERS = 256
+CACHED_ANSWERS = 64
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -80,14 +80,14 @@ class ProviderClient:
         limit: RateLimit | None = None,
         read: Callable[[bytes], Any] = orjson.loads,
     ) -> Any:
-        """Return the JSON of a 200 response, or what ``read`` makes of it; one younger than ``cache_s`` is reused.
+        """Return the JSON of a 200 response, or what ``read`` makes of it, kept for ``cache_s``.
 
         Raises:
             ProviderError: Every attempt failed, or the response is an error that retrying cannot fix.
         """
         key = str(httpx.URL(self._base_url + path, params=dict(params)))
         known = self._cache.get(key)
-        if known and self._pacing.monotonic_s() - known[0] < cache_s:
+        if known and self._pacing.monotonic_s() < known[0]:
             return known[1]
         failure = ProviderError("no attempt was made")
         for attempt in range(self._pacing.attempts):
@@ -101,7 +101,7 @@ class ProviderClient:
                 if answer.status_code == 200:
                     content = read(answer.content)
                     if cache_s:
-                        self._remember(key, content)
+                        self._remember(key, content, cache_s)
                     return content
                 failure = _refusal(path, answer)
                 if answer.status_code not in RETRIED_STATUS:
@@ -122,10 +122,12 @@ class ProviderClient:
         await self._pacing.sleep(min(max(backoff_s, failure.retry_after_s), self._pacing.longest_wait_s))
         return True
 
-    def _remember(self, key: str, content: Any) -> None:
+    def _remember(self, key: str, content: Any, cache_s: float) -> None:
+        now = self._pacing.monotonic_s()
+        self._cache = {each: known for each, known in self._cache.items() if known[0] > now}
         if len(self._cache) >= CACHED_ANSWERS:
             del self._cache[next(iter(self._cache))]
-        self._cache[key] = (self._pacing.monotonic_s(), content)
+        self._cache[key] = (now + cache_s, content)
 
 
 def _refusal(path: str, answer: httpx.Response) -> ProviderError:

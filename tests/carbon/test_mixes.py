@@ -7,24 +7,30 @@ ENTSO-E: the "Transparency Platform RESTful API" guide (16.1.B&C, document A75; 
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from carbon_service.providers.eco2mix import ENTRY as ECO2MIX
 from carbon_service.providers.eco2mix import PATH
 from carbon_service.providers.eia import ENTRY as EIA
 from carbon_service.providers.eia import ROWS_PER_PAGE
 from carbon_service.providers.energinet import ENTRY as ENERGINET
+from carbon_service.providers.entry import LiveSettings
+from carbon_service.providers.entsoe import AREAS, BORDERS, generated
 from carbon_service.providers.entsoe import ENTRY as ENTSOE
-from carbon_service.providers.entsoe import generated
-from carbon_service.providers.mix import STORED, UNKNOWN, Mix, intensity, series_of
-from carbon_service.providers.protocol import ExpectsGeneration, ProviderError
+from carbon_service.providers.mix import FACTORS, SIGNALS, STORED, UNKNOWN, Mix, MixProvider, intensity, series_of
+from carbon_service.providers.protocol import ExpectsGeneration, Feed, ProviderError
 from services.core.domain.carbon import Signal
 from tests.carbon.upstream import Answer, Upstream, Watch, built
 
 DIRECT, LIFE = Signal.AVERAGE_DIRECT, Signal.AVERAGE_LIFECYCLE
+INTERCHANGE = "/electricity/rto/interchange-data/data/"
 NOW_S = datetime(2026, 5, 14, 16, 0, tzinfo=UTC).timestamp()
 
 
@@ -72,6 +78,7 @@ async def test_eia_names_hours_by_their_end(http: httpx.AsyncClient, upstream: U
         *(a_row("2026-05-14T15", "WND", None), a_row("never", "NG", "1")),
     ]
     upstream.answer("/electricity/rto/fuel-type-data/data/", {"response": {"total": len(rows), "data": rows}})
+    upstream.answer(INTERCHANGE, {"response": {"total": 0, "data": []}})
     eia = built(EIA, http, lambda: NOW_S, watch.pacing(), key="secret", url=upstream.url)
     found = await eia.history("US-CAL-CISO", DIRECT, hour(10), hour(15))
     assert [(p.start_s, round(p.gco2_per_kwh, 6)) for p in found.points] == [(hour(13), 111.0), (hour(14), 185.0)]
@@ -79,16 +86,105 @@ async def test_eia_names_hours_by_their_end(http: httpx.AsyncClient, upstream: U
     asked = upstream.asked[0].query
     assert (asked["facets[respondent][0]"], asked["start"], asked["end"]) == ("CISO", "2026-05-14T10", "2026-05-14T16")
     assert (await eia.history("US-CAL-CISO", LIFE, hour(10), hour(15))).points[1].gco2_per_kwh == (490 + 48) / 2
-    assert len(upstream.asked) == 1  # both signals are of one answer
+    assert len(upstream.asked) == 2  # both signals are of the same answers
     assert [eia.area(zone) for zone in ("US-MIDA-PJM", "DE", "US-HI", "CA-ON")] == ["PJM", None, None, None]
 
 
 async def test_eia_is_read_page_by_page(http: httpx.AsyncClient, upstream: Upstream, watch: Watch) -> None:
     full = {"response": {"data": [a_row("2026-05-14T14", "NG", 1)] * ROWS_PER_PAGE}}
     upstream.answer("/electricity/rto/fuel-type-data/data/", full, {"response": {"data": []}})
+    upstream.answer(INTERCHANGE, {"response": {"data": []}})
     eia = built(EIA, http, lambda: NOW_S, watch.pacing(), key="secret", url=upstream.url)
     assert len((await eia.history("US-CAL-CISO", DIRECT, hour(10), hour(15))).points) == 1
-    assert [each.query["offset"] for each in upstream.asked] == ["0", str(ROWS_PER_PAGE)]
+    assert [each.query["offset"] for each in upstream.asked] == ["0", str(ROWS_PER_PAGE), "0"]
+
+
+async def test_what_flows_in_from_an_authority_has_its_mix_and_from_one_that_tells_nothing_is_unknown(
+    http: httpx.AsyncClient, upstream: Upstream, watch: Watch
+) -> None:
+    def flow(other: str, value: object) -> dict[str, object]:
+        return {"period": "2026-05-14T14", "fromba": "CISO", "toba": other, "value": value}
+
+    rows = [a_row("2026-05-14T14", "NG", "60"), a_row("2026-05-14T14", "SUN", "40")]
+    theirs = [
+        a_row("2026-05-14T14", "COL", "500"),
+        a_row("2026-05-14T14", "WAT", "500"),
+        a_row("2026-05-14T14", "PS", 9),
+    ]
+    fuels = [{"response": {"data": each}} for each in (rows, theirs, [])]
+    upstream.answer("/electricity/rto/fuel-type-data/data/", *fuels)
+    flows = [flow("BPAT", "-100"), flow("CFE", -11), flow("AZPS", "50"), flow("NEVP", None)]
+    upstream.answer(INTERCHANGE, {"response": {"data": flows}})
+    eia = built(EIA, http, lambda: NOW_S, watch.pacing(), key="secret", url=upstream.url)
+    (point,) = (await eia.history("US-CAL-CISO", DIRECT, hour(13), hour(14))).points
+    assert point.gco2_per_kwh == pytest.approx((60 * 370 + 50 * 760) / 200)
+    assert not point.is_estimated  # 11 of 211 MW are unknown
+    asked = [each.query.get("facets[respondent][0]") or each.query["facets[fromba][0]"] for each in upstream.asked]
+    assert asked == ["CISO", "CISO", "BPAT", "CFE"]
+
+
+class Areas(MixProvider[LiveSettings]):
+    """Areas with mixes and flows; an area whose mixes are None cannot be asked."""
+
+    def __init__(self, mixes: dict[str, list[Mix] | None], flows: dict[str, dict[float, float]] | None) -> None:
+        self._feed = Feed("", "", 1.0, 1.0, 1.0, 1.0)
+        self._now_s = lambda: 10.0
+        self._mixes, self._flows = mixes, flows
+
+    def area(self, zone: str) -> str | None:
+        return zone
+
+    async def mixes(self, area: str, start_s: float, end_s: float) -> AsyncIterator[Mix]:
+        found = self._mixes.get(area, [])
+        if found is None:
+            raise ProviderError("away")
+        for mix in found:
+            yield mix
+
+    async def inflows(self, area: str, start_s: float, end_s: float) -> dict[str, dict[float, float]]:
+        if self._flows is None:
+            raise ProviderError("away")
+        return self._flows
+
+
+POWER = st.dictionaries(
+    st.sampled_from([*FACTORS, STORED, UNKNOWN]), st.floats(-50.0, 1e4) | st.just(0.0), min_size=1, max_size=5
+)
+
+
+@given(own=POWER, others=st.lists(st.tuples(POWER, st.floats(0.0, 1e4)), max_size=4), signal=st.sampled_from(SIGNALS))
+def test_what_is_used_is_a_mean_of_what_is_generated_there_and_next_door(
+    own: dict[str, float], others: list[tuple[dict[str, float], float]], signal: Signal
+) -> None:
+    mixes: dict[str, list[Mix] | None] = {f"n{at}": [Mix(0.0, power)] for at, (power, _) in enumerate(others)}
+    flows = {f"n{at}": {0.0: mw} for at, (_, mw) in enumerate(others)}
+    areas = Areas({"own": [Mix(0.0, own)], **mixes}, flows)
+    found = asyncio.run(areas.history("own", signal, 0.0, 1.0)).points
+    alone, _ = intensity(own, signal)
+    known = [value for power, mw in others if mw > 0 and (value := intensity(power, signal)[0]) is not None]
+    known += [] if alone is None else [alone]
+    assert bool(found) == bool(known)
+    if found:
+        assert min(known) * (1 - 1e-9) <= found[0].gco2_per_kwh <= max(known) * (1 + 1e-9)
+        if not any(mw for _, mw in others):
+            assert found[0].gco2_per_kwh == pytest.approx(alone)
+
+
+def test_flows_or_mixes_that_cannot_be_had_leave_the_zones_own_as_an_estimate() -> None:
+    coal, wind, gap = {"coal": 100.0}, {"wind": 50.0, "gas": 50.0}, {"wind": 50.0}
+
+    def found(theirs: list[Mix] | None, flows: dict[str, dict[float, float]] | None) -> list[tuple[float, bool]]:
+        areas = Areas({"own": [Mix(0.0, coal), Mix(1.0, coal)], "n": theirs}, flows)
+        made = asyncio.run(areas.history("own", DIRECT, 0.0, 2.0)).points
+        return [(round(point.gco2_per_kwh, 6), point.is_estimated) for point in made]
+
+    flows = {"n": {0.0: 100.0, 1.0: 100.0}}
+    assert found([Mix(0.0, wind), Mix(1.0, wind)], flows) == [((760 + 185) / 2, False)] * 2
+    assert found([Mix(0.0, wind), Mix(1.0, gap)], flows)[1] == (760.0, True)
+    assert found([Mix(0.0, wind)], {"n": {0.0: 100.0, 1.0: 5.0}})[1] == (760.0, False)
+    assert found(None, flows) == found([], flows) == [(760.0, True)] * 2
+    assert found([], None) == [(760.0, True)] * 2
+    assert found(None, {"n": {0.0: 0.0}}) == [(760.0, False)] * 2
 
 
 def a_quarter(at: str, gas: float | None, own: float | None, **more: float) -> dict[str, object]:
@@ -169,6 +265,29 @@ async def test_entsoe_is_read_by_type_and_positions_left_out_repeat_the_one_befo
     asked = upstream.asked[0].query
     assert (asked["documentType"], asked["processType"], asked["in_Domain"]) == ("A75", "A16", "10Y1001A1001A83F")
     assert (asked["periodStart"], asked["periodEnd"]) == ("202605141000", "202605141300")
+
+
+async def test_flows_of_entsoe_are_asked_for_by_border(
+    http: httpx.AsyncClient, upstream: Upstream, watch: Watch
+) -> None:
+    def answered(query: dict[str, str]) -> bytes:
+        spain = query["in_Domain"] == AREAS["ES"]
+        if query["documentType"] == "A75":
+            return a_document(a_series("B14" if spain else "B05", {1: 700, 2: 700, 3: 700}))
+        flow = a_series("", {1: 0, 2: 300, 3: 0}).replace("inBiddingZone_Domain", "in_Domain")
+        return a_document(flow) if query["out_Domain"] == AREAS["ES"] else a_document()
+
+    upstream.answer("/api", answered)
+    entsoe = built(ENTSOE, http, lambda: NOW_S, watch.pacing(), token="secret", url=upstream.url)
+    found = await entsoe.history("PT", DIRECT, hour(10), hour(13))
+    assert [point.gco2_per_kwh for point in found.points] == pytest.approx([760.0, 532.0, 760.0])
+    borders = [each.query["out_Domain"] for each in upstream.asked if each.query["documentType"] == "A11"]
+    assert borders == [AREAS["ES"]]
+    zones = {zone for pair in BORDERS.split() for zone in pair.split("/")}
+    assert zones == set(AREAS) - {"IE", "SE"}
+    germany = await entsoe.inflows(AREAS["DE"], hour(10), hour(13))
+    assert len(germany) == 11
+    assert upstream.asked[-1].query["in_Domain"] == "10Y1001A1001A82H"
 
 
 async def test_wind_and_sun_of_entsoe_are_means_of_hours_by_source(

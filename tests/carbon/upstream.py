@@ -19,7 +19,7 @@ from carbon_service.replay import Replay
 
 @dataclass
 class Answer:
-    """One answer; ``hangs`` never comes."""
+    """One answer; ``hangs`` never comes, and a body that is a function is made of what is asked."""
 
     body: Any = None
     status: int = 200
@@ -63,7 +63,9 @@ class Upstream:
         answer = known.pop(0) if len(known) > 1 else known[0]
         if answer.hangs:
             await self.closing.wait()
-        content = orjson.dumps(answer.body) if answer.raw is None else answer.raw
+        body = answer.body(dict(request.query)) if callable(answer.body) else answer.body
+        raw = body if isinstance(body, bytes) else answer.raw
+        content = orjson.dumps(body) if raw is None else raw
         return web.Response(status=answer.status, body=content, headers=answer.headers)
 
 

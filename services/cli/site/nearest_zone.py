@@ -25,8 +25,8 @@ ZONES = {
     **{"Australia/Hobart": "AU-TAS", "Australia/Melbourne": "AU-VIC"},
 }
 """The zones of a time zone, the likeliest first. Time zones with an older name are not in it."""
-ENTSOE = "intensity of generation, one to three hours late, without imports; forecasts are our own"
-EIA = "intensity of generation, up to a day late, without imports; forecasts are our own"
+ENTSOE = "the last one to three hours, and a forecast; forecasts are our own"
+EIA = "up to a day of the past, and a forecast; forecasts are our own"
 
 
 @dataclass(frozen=True)
