@@ -293,7 +293,7 @@ async def test_flows_of_entsoe_are_asked_for_by_border(
 async def test_wind_and_sun_of_entsoe_are_means_of_hours_by_source(
     http: httpx.AsyncClient, upstream: Upstream, watch: Watch
 ) -> None:
-    quarters = {1: 0, 2: 40, 3: 80, 4: 120, 5: 8}
+    quarters: dict[int, float] = {1: 0, 2: 40, 3: 80, 4: 120, 5: 8}
     content = a_document(
         a_series("B16", quarters, step="PT15M"), a_series("B18", {1: 30}, curve="A03"), a_series("B99", {1: 1})
     )

@@ -74,7 +74,7 @@ def test_a_zone_and_its_free_source_are_proposed_by_the_time_zone(
 ) -> None:
     taken = proposed(monkeypatch, "Europe/Berlin", yes=True, CARBON_ENTSOE_TOKEN="t")
     assert taken == {"WATTSHIFT_ZONE": "DE", "CARBON_PROVIDERS": "DE=entsoe"}
-    assert "what it lacks: intensity of generation" in capsys.readouterr().err
+    assert "what it lacks: the last one to three hours" in capsys.readouterr().err
     assert proposed(monkeypatch, "Europe/London", yes=True)["CARBON_PROVIDERS"] == "GB=uk"
 
 
