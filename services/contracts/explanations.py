@@ -133,7 +133,9 @@ class OneChange(Message):
     this one were withdrawn. That was replayed with the present queue, and holds as long as the queue is the same.
     """
 
-    what: Literal["deadline", "preemptible", "flex", "model", "gpus"] = said("What to ask for instead.")
+    what: Literal["deadline", "preemptible", "flex", "model", "gpus", "zone"] = said(
+        "What to ask for instead; `zone`: none."
+    )
     gpus: int | None = maybe("That many GPUs.")
     model: str | None = maybe("GPUs of this model.")
     flex: Flex | None = maybe("This class towards orders of the grid.")

@@ -156,6 +156,8 @@ def named(name: str, parameters: dict[str, object], cluster: Cluster) -> tuple[C
         for model in models
         if may is not None and model not in may
     ]
+    if may is not None:  # as of a job whose zone has these models alone
+        others.append(Elsewhere(None, np.ones(len(models), dtype=np.bool_), Predicted(5_000.0)))
     fixed = cluster.waits.min_gpus == cluster.waits.max_gpus
     found = one_change(
         policy,
@@ -178,7 +180,8 @@ def asked_for(cluster: Cluster, change: Change) -> tuple[JobRow, float]:
         gpu_s = row.remaining_s * row.min_gpus
         row = replace(row, min_gpus=change.gpus, max_gpus=change.gpus, remaining_s=gpu_s / change.gpus)
     if change.elsewhere is not None:
-        row = replace(row, models=(change.elsewhere.gpu_model,), remaining_s=5_000.0 / row.min_gpus)
+        model = change.elsewhere.gpu_model
+        row = replace(row, models=None if model is None else (model,), remaining_s=5_000.0 / row.min_gpus)
     if change.deadline_s is not None:
         row = replace(row, deadline_s=change.deadline_s)
     return replace(row, preemptible=row.preemptible or change.preemptible), change.flex or cluster.flex

@@ -628,6 +628,24 @@ async def test_another_model_is_a_smaller_change_than_fewer_gpus(world: World) -
     assert await world.state(again) == "starting"
 
 
+async def test_a_job_that_names_a_zone_could_start_without_it(world: World) -> None:
+    await world.node("n1")
+    await world.node("n2", zone="Y")
+    await world.running(1, gpus={"min": 1, "max": 1, "zone": "Z"})
+    layout = {"stages": [{"replicas": 4}]}
+    job = await world.job(gpus={"min": 4, "zone": "Z"}, layout=layout)
+
+    change = await change_of(world, job)
+
+    assert change is not None
+    assert change.what == "zone"
+    assert change.detail == "Withdrawn and submitted again for any zone instead of Z, it would start now."
+    await world.ask(job, "cancel")
+    again = await world.job(gpus={"min": 4}, layout=layout)
+    await world.scheduler.turn()
+    assert await world.state(again) == "starting"
+
+
 async def test_no_change_is_named_that_does_not_start_it_or_that_it_does_not_need(world: World) -> None:
     await world.node("n1")
     job = await world.job(4)

@@ -10,11 +10,12 @@ the user gives up; the first that starts the job is the answer:
 2. under an order of the grid, a larger class: orders may slow it down by more;
 3. another GPU model of the cluster, in alphabetical order;
 4. half its GPUs, a quarter and so on down to one, if its user gave it one size;
-5. for a job that is kept for greener hours, a deadline: the latest that starts it of those in 24, 12, 6, 3 and 1 h. It
+5. for a job that names a grid zone, any zone;
+6. for a job that is kept for greener hours, a deadline: the latest that starts it of those in 24, 12, 6, 3 and 1 h. It
    comes last, since it gives up these hours.
 
 What users cannot choose (quotas, budgets, dependencies) and what would only put others behind it (priority, class 0)
-is no candidate. Nor is a zone: no job asks for one. A job that has run, waits for a slice, or is bound to the nodes of
+is no candidate. A job that has run, waits for a slice, or is bound to the nodes of
 its checkpoint would lose what it has by a second submission; for it there is no answer.
 
 Nothing here is used by a round.
@@ -50,9 +51,9 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Another GPU model that the job could ask for."""
+    """Other GPUs that the job could ask for."""
 
-    gpu_model: str
+    gpu_model: str | None  #: None: of the model that it asks for, in any zone
     eligible: Bools  #: (n_gpu_models,) where it could then run
     predicted: Predicted
 
@@ -131,10 +132,14 @@ def _candidates(
         yield Change(preemptible=True)
     if snapshot.orders:
         yield from (Change(flex=each) for each in CLASSES if each > (FLEX if math.isnan(flex) else flex))
-    yield from (Change(elsewhere=each) for each in sorted(elsewhere, key=lambda each: each.gpu_model))
+    models = {each.gpu_model: each for each in elsewhere}
+    any_zone = models.pop(None, None)
+    yield from (Change(elsewhere=each) for _, each in sorted(models.items(), key=lambda item: str(item[0])))
     while one_size and gpus > 1:
         gpus //= 2
         yield Change(gpus=gpus)
+    if any_zone is not None:
+        yield Change(elsewhere=any_zone)
     if why is Reason.GREENER_HOURS:
         ahead_s = (snapshot.now_s + 3_600.0 * hours for hours in DEADLINES_H)
         yield from (Change(deadline_s=each) for each in ahead_s if each < deadline_s)

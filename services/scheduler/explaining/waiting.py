@@ -274,7 +274,7 @@ def change_of(
         predicted=_predicted(view, row, spec),
         why=None if reason is None else Reason(reason),
         one_size=spec.gpus.largest == spec.gpus.min and spec.layout is None,
-        elsewhere=[] if row.gpu_model is None else _elsewhere(view, live, row, spec),
+        elsewhere=_elsewhere(view, live, row, spec),
     )
     return None if found is None else shown(found, spec)
 
@@ -287,11 +287,13 @@ def _predicted(view: LiveView, row: JobRow, spec: JobSpec) -> Predicted:
 
 def _elsewhere(view: LiveView, live: Live, row: JobRow, spec: JobSpec) -> list[Elsewhere]:
     kinds, found = view.cluster(live).kinds, list[Elsewhere]()
-    for model in {kind.gpu_model for kind in kinds} - {row.gpu_model}:
-        asked = model, *asked_of(row)[1:]
+    models = {kind.gpu_model for kind in kinds} - {row.gpu_model} if row.gpu_model else set[str]()
+    for model in (*models, *([None] if row.zone else [])):
+        asked = asked_of(row if model else row._replace(zone=None))
+        asked = (model, *asked[1:]) if model else asked
         eligible = np.array([fits(asked, kind) for kind in kinds], dtype=np.bool_)
         if eligible.any():
-            there = spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"model": model})})
+            there = spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"model": model or spec.gpus.model})})
             found.append(Elsewhere(model, eligible, _predicted(view, row, there)))
     return found
 
@@ -302,6 +304,8 @@ def shown(change: Change, spec: JobSpec) -> OneChange:
         return _worded(f"with {gpus_words(change.gpus)} instead of {spec.gpus.min}", what="gpus", gpus=change.gpus)
     if change.elsewhere is not None:
         model = change.elsewhere.gpu_model
+        if model is None:
+            return _worded(f"for any zone instead of {spec.gpus.zone}", what="zone")
         return _worded(f"for {model} instead of {spec.gpus.model}", what="model", model=model)
     if change.flex is not None:
         flex = round(100 * change.flex)

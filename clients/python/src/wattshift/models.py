@@ -1055,7 +1055,7 @@ class OneChange:
     this one were withdrawn. That was replayed with the present queue, and holds as long as the queue is the same.
 
     Attributes:
-        what: What to ask for instead.
+        what: What to ask for instead; `zone`: none.
         gpus: That many GPUs.
         model: GPUs of this model.
         flex: This class towards orders of the grid.
