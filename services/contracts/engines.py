@@ -299,7 +299,7 @@ class EngineHours(Message):
     gpu_h: float
 
 
-class EngineJobs(Message):
+class EngineJobList(Message):
     """The jobs of an engine that wait, and what of its work can be steered."""
 
     items: list[EngineWaiting] = said("At most 1,000; those that are held back longest come first.")

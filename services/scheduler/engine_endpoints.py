@@ -56,7 +56,7 @@ async def list_days_of_engine(
 @router.get("/engines/{name}/jobs")
 async def list_jobs_of_engine(
     name: Name, request: Request, _: Operator, query: Annotated[EngineJobsQuery, Query()]
-) -> contracts.EngineJobs:
+) -> contracts.EngineJobList:
     """List jobs that wait in an engine.
 
     Until when each is held back for a greener hour, or would be if this were no dry run, and the emissions that this
@@ -68,7 +68,7 @@ async def list_jobs_of_engine(
             raise not_found("engine")
         rows = await engines.waiting(connection, name, held=query.held)
         shares = await engines.shares(connection, name)
-    return contracts.EngineJobs(
+    return contracts.EngineJobList(
         items=[contracts.EngineWaiting.model_validate(row._asdict()) for row in rows],
         hours=[contracts.EngineHours(why_not=why_not, gpu_h=gpu_h) for why_not, gpu_h in shares],
     )

@@ -47,6 +47,19 @@ def test_a_schema_is_named_after_its_model_alone(document: dict[str, Any]) -> No
     assert [name for name in document["components"]["schemas"] if "__" in name] == []
 
 
+def test_no_object_within_a_schema_takes_the_name_of_another_schema(document: dict[str, Any]) -> None:
+    """Generators name an object that a property describes in place after its schema and itself, and refuse doubles."""
+    schemas = document["components"]["schemas"]
+    inner = {
+        name + "".join(part.capitalize() for part in each.split("_"))
+        for name, schema in schemas.items()
+        for each, held in schema.get("properties", {}).items()
+        if any(one.get("type") == "object" for one in (held, *held.get("anyOf", ())))
+    }
+    assert inner
+    assert inner & set(schemas) == set()
+
+
 def test_event_streams_are_strings_to_generated_clients(document: dict[str, Any]) -> None:
     for path in ("/v1/events", "/v1/jobs/{job_id}/events"):
         (media, content), *others = document["paths"][path]["get"]["responses"]["200"]["content"].items()
