@@ -344,11 +344,10 @@ _SLOWDOWN_C = 90.0
 class CutFaults:
     """Faults of simulated devices, for tests, and for trials of how a cluster copes with them.
 
-    The file is ``simulated_faults.json`` in the agent's state folder: a list such as
-    ``[{"step": "create", "outcome": "busy", "skip": 1, "times": 2}]``. Each step of a cut (``mode``, ``destroy``,
-    ``create``) looks at the first entry for it: ``skip`` steps pass, then the next ``times`` steps end in the outcome;
-    all of them if ``times`` is missing. ``hold`` is no error: the step waits for as long as the file is there. Without
-    a file, nothing fails.
+    The file is ``simulated_faults.json`` in the agent's state folder: a list such as ``[{"step": "create", "outcome":
+    "busy", "skip": 1, "times": 2}]``. Each step of a cut (``mode``, ``destroy``, ``create``) looks at the first entry
+    for it: ``skip`` steps pass, then the next ``times`` steps end in the outcome; all of them if ``times`` is missing.
+    ``hold`` is no error: the step waits for as long as the file is there. Without a file, nothing fails.
     """
 
     def __init__(self, path: Path) -> None:

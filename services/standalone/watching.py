@@ -34,8 +34,7 @@ LONGEST_STEP_S = 15.0
 _IDLE_SHARE = 0.005  #: Of a processor: a process that uses less does nothing
 
 _BUSY_SHARE = 0.1
-"""Of a processor: one that answers, is not ready and uses less waits for others. A database that recovers
-does not."""
+"""Of a processor: one that answers, is not ready and uses less waits for others. A database that recovers does not."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """What a job would do in another configuration: step time and energy, learned from what it did in a few.
 
 ``observations`` holds measured points, merged by configuration, and rejects nonsense; ``throughput`` has PowerFlow's
-two models as array functions; ``fitting`` is the bounded least squares beneath both; ``learn`` fits them
-and says how good the fit is; ``boards`` and ``priors`` describe GPU models and families of jobs before the first point;
-``profile`` is what is kept for one job, grown point by point; ``grid`` evaluates many jobs over (gpus x controls) at
-once.
-``goodput`` is Pollux' model: how fast a training job progresses at each batch size, and the best one.
-``model_server`` models a server of LLM requests: its times and power by batch and clock.
-``traffic`` predicts the peak rate of each class of LLM requests, and ``traffic_features`` is what its learners see.
+two models as array functions; ``fitting`` is the bounded least squares beneath both; ``learn`` fits them and says how
+good the fit is; ``boards`` and ``priors`` describe GPU models and families of jobs before the first point; ``profile``
+is what is kept for one job, grown point by point; ``grid`` evaluates many jobs over (gpus x controls) at once.
+``goodput`` is Pollux' model: how fast a training job progresses at each batch size, and the best one. ``model_server``
+models a server of LLM requests: its times and power by batch and clock. ``traffic`` predicts the peak rate of each
+class of LLM requests, and ``traffic_features`` is what its learners see.
 
 A *control* is what slows a board down to save power: a clock in MHz, or a power limit in W where clocks cannot be set.
 """

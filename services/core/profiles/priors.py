@@ -1,9 +1,8 @@
 """The prior of a job before its first point: its board, and the family of its model.
 
 It gives only orders of magnitude and shapes: a job's first points set its scale, and the prior then says how the rest
-would go.
-Boards are those of ``services.core.profiles.boards``. For families, seconds per sample and shape were set by hand
-from what Zeus' and Sia's tables show of their models; nothing in the repository fits them.
+would go. Boards are those of ``services.core.profiles.boards``. For families, seconds per sample and shape were set by
+hand from what Zeus' and Sia's tables show of their models; nothing in the repository fits them.
 """
 
 from dataclasses import astuple, dataclass

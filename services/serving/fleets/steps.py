@@ -5,8 +5,7 @@ row says so first, so that nothing more is placed on it, and its node cuts it on
 instances that the plan wants there are started, before others leave if slices are free for them. When all are ready,
 the next GPU is opened. If no GPU can be spared, a whole one that is free *helps out*: until all others are as planned,
 it runs the best variant of the application that is in the way. An application whose answers are late already is in the
-way only as long as one is free. Everything is decided from the present state, so it may
-be decided again at any time.
+way only as long as one is free. Everything is decided from the present state, so it may be decided again at any time.
 """
 
 from __future__ import annotations

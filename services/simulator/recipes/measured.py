@@ -267,10 +267,9 @@ def adaptive(model: str, batch: int, total: int, gpu_model: str) -> tuple[Behavi
     each with its own noise.
 
     **Unit.** Work is counted in samples of the application's smallest batch, M0. A fixed-batch job of the same
-    profile does one second of work per second on one GPU of the reference tag. Each sample it processes counts for
-    the samples needed until trained at M0 over those needed at the batch that job was measured at or asked for.
-    Both are interpolated linearly between validated batches; a batch below M0 counts as M0, since nothing was
-    measured there.
+    profile does one second of work per second on one GPU of the reference tag. Each sample it processes counts for the
+    samples needed until trained at M0 over those needed at the batch that job was measured at or asked for. Both are
+    interpolated linearly between validated batches; a batch below M0 counts as M0, since nothing was measured there.
 
     A fixed-batch job that is given a larger gang is not charged for the lower efficiency of its larger total batch;
     a job that tunes its batch is. That favours schedulers without tuning.

@@ -1,15 +1,14 @@
 """A Slurm site's own history: ``sacct --allusers --parsable2 --format=JobID,User,Submit,Start,End,State,ElapsedRaw,
 AllocTRES,ReqTRES`` (extra columns do no harm; ``--duplicates`` lists requeued runs separately).
 
-The duration is ``ElapsedRaw``, else ``End`` - ``Start``; GPUs are ``gres/gpu`` of ``AllocTRES``, else of ``ReqTRES``.
-A job on one MIG slice (``gres/gpu:a100_2g.10gb=1``) asks for such a slice; jobs on several slices, on a slice beside
+The duration is ``ElapsedRaw``, else ``End`` - ``Start``; GPUs are ``gres/gpu`` of ``AllocTRES``, else of ``ReqTRES``. A
+job on one MIG slice (``gres/gpu:a100_2g.10gb=1``) asks for such a slice; jobs on several slices, on a slice beside
 whole GPUs, or on a part of a card that is divided into quarters (A30) are left out, as are those that hold only a share
 of a GPU (``gres/shard``, ``gres/mps``). The parts of a heterogeneous job (``801+0``, ``801+1``) that hold GPUs are one
 gang. Slurm prints local time: run it with ``SLURM_TIME_FORMAT=%FT%T%z`` so that the zone is stated, or with ``%s`` for
-seconds; times without a zone are taken as UTC.
-Job steps, jobs without a GPU, and jobs that have not ended are left out; all others are kept whatever their state
-(requeued, preempted, failed, cancelled or timed out), because they really held their GPUs. The same JobID with another
-Start is another run.
+seconds; times without a zone are taken as UTC. Job steps, jobs without a GPU, and jobs that have not ended are left
+out; all others are kept whatever their state (requeued, preempted, failed, cancelled or timed out), because they really
+held their GPUs. The same JobID with another Start is another run.
 """
 
 import math
