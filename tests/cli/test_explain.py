@@ -103,6 +103,15 @@ def test_how_sure_a_start_is(parts: dict[str, Any], line: str) -> None:
     assert line in lines(state="queued", summary="It waits.", waiting=_WAITING | parts)
 
 
+def test_a_start_that_rests_on_lengths_nobody_knows_says_so() -> None:
+    said = "The lengths of 73 of 74 jobs are unknown: one GPU hour each is assumed."
+    waiting = _WAITING | {"expected_start_at": "2026-03-01T14:00:00Z", "expected_start_from": "simulation"}
+    shown = lines(state="queued", summary="It waits.", waiting=waiting, under_policies=_UNDER | {"assumptions": [said]})
+    assert (
+        f"  may start: 15:00 CET (in 2 h), by a simulation of the queue if nothing unforeseen happens. {said}" in shown
+    )
+
+
 def test_an_emission_of_unknown_length_is_one_per_hour() -> None:
     unknown = {"length": {}, "now": _WAITING["now"] | {"carbon_gco2": None}, "greenest": None}
 

@@ -205,17 +205,15 @@ class Page:
             yield f"  forecast: {forecast['zone']}, {forecast['signal']}, {made}, known until {until}{stale}"
 
     def _expected(self, waiting: dict[str, Any]) -> str:
-        at = waiting["expected_start_at"]
+        at, comparison = waiting["expected_start_at"], self._found["under_policies"] or {}
         if waiting["starts_now"]:
             return "at the next round, within seconds"
         if at is None:
-            comparison = self._found["under_policies"] or {}
             return "not known yet; the queue is being simulated" if comparison.get("status") == "pending" else "unknown"
-        sure = {
-            "policy": "planned by the policy, if GPUs are free by then",
-            "simulation": "by a simulation of the queue if nothing unforeseen happens",
-        }[waiting["expected_start_from"]]
-        return f"{self._time(at)}, {sure}"
+        if waiting["expected_start_from"] == "policy":
+            return f"{self._time(at)}, planned by the policy, if GPUs are free by then"
+        assumed = [f". {each}" for each in comparison.get("assumptions", ()) if each.startswith("The lengths of")]
+        return f"{self._time(at)}, by a simulation of the queue if nothing unforeseen happens{''.join(assumed)}"
 
     def _length(self, length: dict[str, Any]) -> Iterator[str]:
         if length["seconds"] is not None:
