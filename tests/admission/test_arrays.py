@@ -175,6 +175,9 @@ async def test_arrays_are_listed_by_filters_and_their_tasks_can_be_left_out(admi
 
     assert await ids("/v1/arrays") == [second, first]
     assert await ids("/v1/arrays?name=one") == await ids("/v1/arrays?label=a=b") == [first]
+    for listed in ("arrays?", "jobs?tasks=true&"):  # of labels, all must hold, those of one key, too
+        assert len(await ids(f"/v1/{listed}label=a=b&label=a=b")) == len(await ids(f"/v1/{listed}label=a=b")) > 0
+        assert await ids(f"/v1/{listed}label=a=c&label=a=b") == await ids(f"/v1/{listed}label=a=b&label=a=c") == []
     assert await ids("/v1/arrays?project=p&state=queued") == [first]
     assert await ids("/v1/arrays?state=held") == await ids(f"/v1/arrays?id_prefix={second[:30]}") == [second]
     assert await ids("/v1/arrays?submitted_before=2020-01-01T00:00:00Z") == []
@@ -207,6 +210,33 @@ async def test_an_ambiguous_name_is_refused_with_the_ids(admission: Admission) -
     said = _errors(answer)[0][1]
     assert "ambiguous" in said
     assert all(job_id in said for job_id in twins)
+
+
+async def test_a_dependency_is_on_the_only_one_of_a_name_that_has_not_ended(admission: Admission) -> None:
+    tenant = await admission.make_tenant("reruns")
+    ended = [await admission.submit({"name": "prep"}, tenant=tenant) for _ in range(5)]
+    live = await _submit(admission, "0-1", tenant=tenant, name="prep")
+    late = await admission.submit({"name": "prep"}, tenant=tenant)
+
+    async def end(*ids: str) -> None:
+        await admission.database.execute(
+            "UPDATE jobs SET state = 'failed' WHERE id = ANY($1) OR array_id = ANY($1)", ids
+        )
+
+    async def needed() -> list[str]:
+        (answer,) = await admission.submit_all(an_entry({"name": "then", "after": {"ok": "prep"}}, tenant=tenant))
+        if answer.status != 201:
+            return [_errors(answer)[0][1]]
+        made = json.loads(answer.body)["id"]
+        rows = await admission.database.fetch("SELECT needs_id FROM job_dependencies WHERE dependent_id = $1", made)
+        return [row["needs_id"] for row in rows]
+
+    await end(*ended)
+    assert "ambiguous" in (await needed())[0]
+    await end(late)
+    assert await needed() == [live]
+    await end(live)
+    assert "ambiguous" in (await needed())[0]
 
 
 async def test_jobs_of_a_batch_name_each_other_but_not_in_circles(admission: Admission) -> None:

@@ -84,6 +84,15 @@ def test_an_ambiguous_name_lists_the_jobs_and_does_nothing(run: Run, gateway: Ga
         job_id(gateway, ids[0][:8])
 
 
+def test_of_several_of_one_name_the_one_that_has_not_ended_is_meant(run: Run, gateway: Gateway) -> None:
+    first, second = submitted(run, "rerun"), submitted(run, "rerun")
+    run("cancel", first)
+    assert job_id(gateway, "rerun") == second
+    run("cancel", second)
+    with pytest.raises(CliError, match="is ambiguous"):
+        job_id(gateway, "rerun")
+
+
 @pytest.mark.parametrize("word", ["nobody-has-it", "job_zzzz", "%", "a/b", "job_none"])
 def test_what_names_no_job_is_not_found(gateway: Gateway, word: str) -> None:
     with pytest.raises(CliError, match="there is no job") as refused:

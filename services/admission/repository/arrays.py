@@ -81,8 +81,10 @@ UNION ALL SELECT id FROM job_arrays WHERE id = ANY(:words) AND {_OWNED}
 """)
 
 _NAMED = text(f"""
-(SELECT id FROM jobs WHERE {_OWNED} AND name = :word ORDER BY id DESC LIMIT 4)
-UNION ALL (SELECT id FROM job_arrays WHERE {_OWNED} AND name = :word ORDER BY id DESC LIMIT 4)
+(SELECT id, state <> ALL(:ended) AS is_live FROM jobs WHERE {_OWNED} AND name = :word ORDER BY 2 DESC, 1 DESC LIMIT 4)
+UNION ALL
+(SELECT id, EXISTS (SELECT FROM jobs t WHERE t.array_id = a.id AND t.state <> ALL(:ended)) AS is_live
+   FROM job_arrays a WHERE {_OWNED} AND name = :word ORDER BY 2 DESC, 1 DESC LIMIT 4)
 """)
 
 _BEGINNING = text(f"""
@@ -119,7 +121,10 @@ class ArrayRepository(Repository):
         """Return a page of arrays and one more, newest first; ``cursor`` is the id of the last of the page before."""
         given = {name: value for name in _CONDITIONS if (value := getattr(wanted, name, None))}
         if wanted.label:
-            given["label"] = json.dumps(dict(labels_of(wanted.label)))
+            labels: dict[str, str | list[str]] = {}
+            for key, value in labels_of(wanted.label):  # no array has two values of one key, and none has a list
+                labels[key] = value if labels.get(key, value) == value else [value]
+            given["label"] = json.dumps(labels)
         return await self._found(given, wanted.limit + 1)
 
     async def find(self, array_id: str, caller: Identity) -> JobArray | None:
@@ -165,9 +170,15 @@ class ArrayRepository(Repository):
         return list(rows.scalars())
 
     async def named(self, tenant_id: str, project: str | None, word: str) -> list[str]:
-        """Return the ids of at most eight jobs and arrays: by that name, else number, else start of an id."""
+        """Return the ids of at most eight jobs and arrays: by that name, else number, else start of an id.
+
+        Of several with that name, the only one that has not ended.
+        """
         owner = {"tenant_id": tenant_id, "project": project}
-        named = list((await self._connection.execute(_NAMED, {**owner, "word": word})).scalars())
+        ended = [state.value for state in JobState if state.is_final]
+        rows = (await self._connection.execute(_NAMED, {**owner, "word": word, "ended": ended})).all()
+        live = [row.id for row in rows if row.is_live]
+        named = live if len(live) == 1 else [row.id for row in rows]
         if not named and (number := re.fullmatch(f"#?{JOB_NUMBER}", word)):
             given = {"number": int(number[1]), "index": None if number[2] is None else int(number[2])}
             named = list((await self._connection.execute(_NUMBERED, {**owner, **given})).scalars())

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from services.cli import output
-from services.cli.jobs.names import number_of
+from services.cli.jobs.names import ENDED, number_of
 from services.core.domain.jobs import JobState
 
 HOLDING = [state.value for state in JobState if state.holds_gpus]
-ENDED = [state.value for state in JobState if state.is_final]
 
 
 def newest_first(jobs: list[Any], arrays: list[Any], limit: int) -> list[Any]:

@@ -11,11 +11,9 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import CliError
 from services.cli.jobs import arrays, job_output
-from services.cli.jobs.names import path_of
+from services.cli.jobs.names import ENDED, path_of
 from services.contracts.codes import ProblemCode
-from services.core.domain.jobs import JobState
 
-FINAL = {state.value for state in JobState if state.is_final}
 STREAM = "both"  #: What is shown unless a stream is asked for
 POLL_S = 0.5
 EXIT_INTERRUPTED = 130
@@ -24,7 +22,7 @@ EXIT_INTERRUPTED = 130
 def wait_for(gateway: Gateway, job_ids: list[str], poll_s: float = POLL_S) -> Iterator[Any]:
     """Yield each job or array once it has ended, in the order given."""
     for job_id in job_ids:
-        while (job := gateway.get(path_of(job_id)))["state"] not in FINAL:
+        while (job := gateway.get(path_of(job_id)))["state"] not in ENDED:
             time.sleep(poll_s)
         yield job
 
@@ -53,7 +51,7 @@ def follow(
     printed, said = 0, ""
     while True:
         job = gateway.get(f"/v1/jobs/{job_id}")
-        is_final = job["state"] in FINAL
+        is_final = job["state"] in ENDED
         if not is_final:
             said = _tell(job, said)
         has_output = job["generation"] > printed and (is_final or job["state"] in ("running", "preempting"))
@@ -92,7 +90,7 @@ def _print_gang(
 def _tell(job: dict[str, Any], said: str) -> str:
     """Print a job's state unless that was the last thing printed; return the text."""
     state, detail = job["state"], job.get("detail") or ""
-    now = f"{job['name']} is {state}" if state not in FINAL else ended_words(job)
+    now = f"{job['name']} is {state}" if state not in ENDED else ended_words(job)
     if state in ("queued", "held", "preempting") and detail:
         now += f": {detail}"
     if now != said:

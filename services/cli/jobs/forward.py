@@ -21,7 +21,7 @@ import typer
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
-from services.cli.jobs.following import FINAL
+from services.cli.jobs.following import ENDED
 from services.cli.jobs.jobs import JobArgument
 from services.cli.jobs.names import job_id
 from services.cli.terminal import LostError
@@ -280,7 +280,7 @@ def fetched(gateway: Gateway, job_id: str, paths: list[str]) -> Iterator[None]:
 def fetch(gateway: Gateway, job_id: str, paths: list[str], here: Path) -> None:
     """Fetch what each of a job's gangs leaves, newer files over older ones, and say what came or why nothing did."""
     said, gang = f"the job has left no {', '.join(paths)}", 0
-    while (job := _job(gateway, job_id)) is None or job["state"] not in FINAL:
+    while (job := _job(gateway, job_id)) is None or job["state"] not in ENDED:
         if job and job["state"] == "running" and job["generation"] > gang:
             errors: list[bytes] = []
             with tempfile.TemporaryFile() as archive:

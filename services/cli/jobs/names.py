@@ -1,4 +1,7 @@
-"""Jobs and arrays as people name them: by number, id, the beginning of an id, or name, where that is unambiguous."""
+"""Jobs and arrays as people name them: by number, id, the beginning of an id, or name, where that is unambiguous.
+
+Of several with one name, the only one that has not ended is meant.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.contracts.invalid import JOB_NUMBER, NAME_PATTERN, NAME_RULE
+from services.core.domain.jobs import JobState
 
 PATHS = {"job": "/v1/jobs", "array": "/v1/arrays"}
 _ID = re.compile(r"(?:job|array)_[0-9a-z]{26}")
 _BEGINNING = re.compile(r"(?:(job|array)_)?([0-9a-z]{1,26})")
 _SHOWN = 10
+ENDED = frozenset(state.value for state in JobState if state.is_final)
 
 USER_LABEL = "user"
 """The label that names who submitted a job, by the account on the machine that it was submitted from."""
@@ -60,6 +65,9 @@ def job_or_array(gateway: Gateway, word: str) -> str:
     if re.match(NAME_PATTERN, word):
         for path in PATHS.values():
             found |= _by_id(gateway.pages(path, _SHOWN + 1, name=word))
+    live = [each for each, job in found.items() if job["state"] not in ENDED]
+    if len(found) <= _SHOWN and len(live) == 1:
+        return live[0]
     if not found and (number := re.fullmatch(f"#?{JOB_NUMBER}", word)):
         found = _by_number(gateway, *number.groups())
     if not found and (beginning := _BEGINNING.fullmatch(word)):

@@ -19,7 +19,7 @@ from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.jobs import job_output
 from services.cli.jobs.exec import CommandAfterDashes, end_with, in_this_terminal, words_after_dashes
-from services.cli.jobs.following import FINAL, POLL_S, ended_words
+from services.cli.jobs.following import ENDED, POLL_S, ended_words
 from services.cli.jobs.forward import carry_all, listener_at, piped
 from services.cli.jobs.names import number_of
 from services.cli.jobs.specs import SpecOptions, spec_of
@@ -147,7 +147,7 @@ def _started(gateway: Gateway, job_id: str) -> str:
     said, failures = "", 0
     while True:
         job: Any = gateway.get(f"/v1/jobs/{job_id}")
-        if job["state"] in FINAL:
+        if job["state"] in ENDED:
             raise CliError("\n".join([ended_words(job), *job_output.last_lines(gateway, job)]), EXIT_FAILED)
         if job["state"] == "running":
             token: list[bytes] = []
@@ -168,7 +168,7 @@ def _started(gateway: Gateway, job_id: str) -> str:
 
 
 def _is_over(gateway: Gateway, job_id: str) -> bool:
-    return gateway.get(f"/v1/jobs/{job_id}")["state"] in FINAL
+    return gateway.get(f"/v1/jobs/{job_id}")["state"] in ENDED
 
 
 DEFAULT_TIME, DEFAULT_GRACE = "1h", "30s"
@@ -239,7 +239,7 @@ def _wait_until_running(gateway: Gateway, job_id: str) -> None:
     said = ""
     while (job := gateway.get(f"/v1/jobs/{job_id}"))["state"] != "running":
         why = job.get("detail") or ""
-        if job["state"] in FINAL:
+        if job["state"] in ENDED:
             raise CliError(f"the job has {job['state']}: {why}" if why else f"the job has {job['state']}", EXIT_FAILED)
         if why and why != said:
             _say(why)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError, Group
-from services.cli.jobs.following import FINAL
+from services.cli.jobs.following import ENDED
 from services.cli.jobs.submit import submit_all
 from services.cli.plugins import add_moved
 from services.cli.serving import load_sweep
@@ -163,7 +163,7 @@ class _Measuring:
         job_id = submit_all(self._gateway, [self._spec])[0]["id"]
         said = ""
         try:
-            while (job := self._gateway.get(f"/v1/jobs/{job_id}"))["state"] not in FINAL:
+            while (job := self._gateway.get(f"/v1/jobs/{job_id}"))["state"] not in ENDED:
                 if job["state"] == "queued" and (why := job.get("detail")) and why != said and not self._quiet:
                     output.say(f"{self._mode.name}: {why}")
                     said = why

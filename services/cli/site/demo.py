@@ -18,7 +18,7 @@ from rich.text import Text
 from services.cli import output
 from services.cli.client import Gateway, data_dir
 from services.cli.commands import EXIT_FAILED, CliError
-from services.cli.jobs.following import FINAL
+from services.cli.jobs.following import ENDED
 from services.cli.jobs.specs import read_specs
 from services.cli.jobs.submit import submit_all
 from services.cli.output import console
@@ -98,7 +98,7 @@ class View:
             while True:
                 jobs = self.jobs()
                 show(jobs)
-                if all(job["state"] in FINAL for job in jobs):
+                if all(job["state"] in ENDED for job in jobs):
                     return
                 self.stop.wait(poll_s)
 
@@ -165,7 +165,7 @@ class View:
                 str(job["gpus"] or "-"),
                 ProgressBar(total=1, completed=share, width=16),
                 *used,
-                "" if job["state"] in FINAL else output.reason(job),
+                "" if job["state"] in ENDED else output.reason(job),
             )
         return shown
 
