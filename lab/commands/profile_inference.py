@@ -40,7 +40,7 @@ from services.cli import output
 from services.cli.bars import bar
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError
-from services.cli.jobs.following import FINAL
+from services.cli.jobs.names import ENDED
 from services.cli.jobs.submit import submit_all
 from services.cli.serving.profiling import Reading, program, reading_of
 from services.cli.values import filled
@@ -237,7 +237,7 @@ class Bench:
         while len(ended) < len(self.jobs):
             for job_id in [each for each in self.jobs if each not in ended]:
                 job = self._gateway.get(f"/v1/jobs/{job_id}")
-                if job["state"] in FINAL:
+                if job["state"] in ENDED:
                     ended[job_id] = self._result(job, what)
                     continue
                 if job["state"] == "queued" and job.get("detail"):
@@ -337,7 +337,7 @@ class Bench:
                 self._gateway.call("POST", f"/v1/jobs/{job}/cancel")
         for job in jobs:
             with suppress(CliError):
-                while self._gateway.get(f"/v1/jobs/{job}")["state"] not in FINAL:
+                while self._gateway.get(f"/v1/jobs/{job}")["state"] not in ENDED:
                     time.sleep(POLL_S)
 
     def _save(self) -> None:

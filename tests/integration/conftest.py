@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.cli.client import Gateway
-from services.cli.jobs.following import FINAL
+from services.cli.jobs.names import ENDED
 from services.standalone import stack
 from services.standalone.data_folder import ProcessStatus
 from tests.support import slurm
@@ -100,7 +100,7 @@ class Installation:
         return self.job(job_id)
 
     def wait_for_ends(self, job_ids: list[str], within_s: float) -> list[Any]:
-        wait_until(lambda: all(self.job(job_id)["state"] in FINAL for job_id in job_ids), within_s)
+        wait_until(lambda: all(self.job(job_id)["state"] in ENDED for job_id in job_ids), within_s)
         return [self.job(job_id) for job_id in job_ids]
 
 

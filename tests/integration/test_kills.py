@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.cli.commands import EXIT_UNAVAILABLE, CliError
-from services.cli.jobs.following import FINAL
+from services.cli.jobs.names import ENDED
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, wait_until
 
@@ -66,7 +66,7 @@ def check_events(installation: Installation, job_id: str) -> None:
         lines = [line for line in answer.iter_lines() if line.startswith("data:")]
     types = [json.loads(line[5:])["type"].removeprefix("job.") for line in lines]
     assert types.count("submitted") == 1
-    assert [word for word in types if word in FINAL] == ["succeeded"], types
+    assert [word for word in types if word in ENDED] == ["succeeded"], types
     assert types[-1] == "succeeded"
 
 
@@ -86,7 +86,7 @@ def test_every_process_may_be_killed_while_jobs_run(installation: Installation) 
         installation.kill(victim)
         job_ids.append(submit_once(installation, number, steps=100))
     installation.kill_supervisor()
-    assert any(installation.job(job_id)["state"] not in FINAL for job_id in job_ids), "it ended before the last kill"
+    assert any(installation.job(job_id)["state"] not in ENDED for job_id in job_ids), "it ended before the last kill"
 
     jobs = installation.wait_for_ends(job_ids, 240)
 
