@@ -77,7 +77,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         next_active_s=float(stored.get("next_active_s", "nan")),
         placement=stored.get("placement", "consolidated"),
         graphs={JobId(job_id): _graph_from_json(graph) for job_id, graph in stored.get("graphs", {}).items()},
-        network=Network(**stored.get("network", {})),
+        network=_network_from_json(stored.get("network", {})),
         transfer=Transfer(**stored.get("transfer", {})),
         length_spreads={JobId(job_id): spread for job_id, spread in stored.get("length_spreads", {}).items()},
         measured_w=float(stored.get("measured_w", "nan")),
@@ -103,6 +103,9 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         min_run_s=stored.get("min_run_s", 0.0),
         saves={JobId(job_id): Saves(*map(float, each)) for job_id, each in stored.get("saves", {}).items()},
         save_wait_s=stored.get("save_wait_s", 0.0),
+        levels=tuple(stored.get("levels", ())),
+        within={JobId(job_id): level for job_id, level in stored.get("within", {}).items()},
+        near={JobId(job_id): level for job_id, level in stored.get("near", {}).items()},
         bound={JobId(job_id): tuple(map(NodeId, on)) for job_id, on in stored.get("bound", {}).items()},
     )
 
@@ -119,6 +122,10 @@ def _outlook_from_json(stored: dict[str, Any]) -> CarbonOutlook:
         None if (values := stored.get(name)) is None else np.array(values, dtype=np.float64) for name in ("low", "high")
     )
     return CarbonOutlook(stored["zone"], Signal(stored["signal"]), curve, stored["stale"], low, high)
+
+
+def _network_from_json(stored: dict[str, Any]) -> Network:
+    return Network(**{name: tuple(each) if isinstance(each, list) else each for name, each in stored.items()})
 
 
 def _order_from_json(stored: dict[str, Any]) -> PowerOrder:
@@ -161,7 +168,8 @@ def _columns(table: type[JobTable] | type[NodeTable], stored: dict[str, list[Any
         dtype = _DTYPES.get(declared[field.name])
         if dtype is not None:
             column = np.array(values, dtype=dtype)
-            columns[field.name] = column.reshape(len(values), n_models) if field.name == "eligible" else column
+            by_row = {"eligible": n_models, "domains": column.size // max(len(values), 1)}
+            columns[field.name] = column.reshape(len(values), by_row[field.name]) if field.name in by_row else column
         elif field.name == "placements":
             columns[field.name] = tuple(_placement_from_json(placement) for placement in values)
         else:

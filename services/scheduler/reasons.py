@@ -41,6 +41,8 @@ SENTENCES: dict[Reason, str] = {
     Reason.FAIR_SHARE: "Its tenant holds its share of the GPUs, or has had more than others have; theirs come first.",
     Reason.GREENER_HOURS: "It waits for hours of lower carbon intensity.",
     Reason.SHORTER_FIRST: "Jobs that are predicted to need less of the cluster come before it.",
+    Reason.NO_ROOM_WITHIN: "GPUs are free, but no one domain of the level it must lie within has enough of them.",
+    Reason.NO_SUCH_DOMAIN: "No domain of the level it must lie within has as many GPUs, or there is no such level.",
     Reason.CHECKPOINT_NODE_BUSY: "Other jobs hold the GPUs of the node of its checkpoint, or get them before it.",
     Reason.CHECKPOINT_NODE_CLOSED: "The node of its checkpoint takes no work, or has too few GPUs for it by now.",
     Reason.CHECKPOINT_NODE_AWAY: "The node of its checkpoint is silent, off or gone.",

@@ -21,7 +21,7 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.reasons import Reason
 from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
 from tests.support.builders import story
-from tests.support.strategies import snapshots
+from tests.support.strategies import snapshots, with_levels
 
 SHARED = ("a-srpt", "green", "joint", "las")
 """Wrapped, too: one with a queue of its own, by blocks, elastic with controls, and in order of columns."""
@@ -199,6 +199,26 @@ def bound_jobs_start_where_they_are_bound_to_or_wait(rounds: Rounds, data: st.Da
                 assert gone == (action.reason is Reason.CHECKPOINT_NODE_AWAY)
 
 
+def gangs_lie_within_the_domains_that_they_require_or_wait(rounds: Rounds, data: st.DataObject) -> None:
+    first, second = (data.draw(with_levels(each)) for each in rounds.snapshots)
+
+    plans = rounds.again(first, second)
+    without_reasons = rounds.again(replace(first, reasons=False), replace(second, reasons=False))
+
+    confined = Rounds(rounds.name, rounds.parameters, (first, second), plans)
+    devices_are_given_once_and_gangs_are_whole(confined, data)
+    every_waiting_job_starts_or_has_one_reason(confined, data)
+    only_active_rounds_preempt_and_only_what_may_be_preempted(confined, data)
+    for (snapshot, plan), silently in zip(confined, without_reasons, strict=True):
+        assert silently.actions == tuple(action for action in plan.actions if not isinstance(action, Hold))
+        for action in plan.actions:
+            level = snapshot.within.get(action.job_id)
+            if level is not None and isinstance(action, Start):
+                nodes = [snapshot.nodes.index[share.node_id] for share in action.placement.shares]
+                assert level >= 0
+                assert len({int(snapshot.nodes.domains[node, level]) for node in nodes}) == 1
+
+
 PROMISES = (
     devices_are_given_once_and_gangs_are_whole,
     no_device_is_given_to_a_second_job,
@@ -211,6 +231,7 @@ PROMISES = (
     memory_goes_through_json_and_decides_the_same,
     a_plan_without_reasons_has_the_same_starts_and_stops,
     bound_jobs_start_where_they_are_bound_to_or_wait,
+    gangs_lie_within_the_domains_that_they_require_or_wait,
 )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import strategies as st
 
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.arrays import Ints
+from services.core.domain.ids import JobId
 from tests.support.builders import NOON_S, JobRow, NodeRow, a_job, a_node, a_snapshot, hourly_curve
 
 MODELS = ("A100", "V100")
@@ -80,3 +83,26 @@ def snapshots(draw: st.DrawFn, trigger: Trigger | None = None, *, max_jobs: int 
         curve=hourly_curve(hours, start_s=NOON_S - 3600.0 * draw(st.integers(0, 30))),
         quota=draw(st.sampled_from([{}, {}, {"red": 3}, {"red": 0, "blue": 7}])),
     )
+
+
+@st.composite
+def trees(draw: st.DrawFn, n_nodes: int) -> Ints:
+    """Draw the domains of a cluster's nodes, racks within blocks, as ``NodeTable.domains``."""
+    rack_of = np.array([draw(st.integers(0, 2)) for _ in range(n_nodes)], dtype=np.int64)
+    block_of = np.array([draw(st.integers(0, 1)) for _ in range(3)], dtype=np.int64)
+    return np.stack((np.arange(n_nodes), rack_of, block_of[rack_of]), axis=1)
+
+
+@st.composite
+def with_levels(draw: st.DrawFn, snapshot: Snapshot) -> Snapshot:
+    """Draw the same snapshot on a tree of racks and blocks, on which some jobs require a level, and others prefer one.
+
+    Some require a level that there is not.
+    """
+    nodes = replace(snapshot.nodes, domains=draw(trees(len(snapshot.nodes))))
+    within, near = dict[JobId, int](), dict[JobId, int]()
+    for job_id in snapshot.jobs.ids:
+        level, kind = draw(st.sampled_from([0, 1, 1, 2, -1])), draw(st.sampled_from([None, within, near]))
+        if kind is within or (kind is near and level >= 0):
+            kind[job_id] = level
+    return replace(snapshot, nodes=nodes, levels=("node", "rack", "block"), within=within, near=near)

@@ -10,13 +10,14 @@ Nothing here is used while no job is bound.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
-from services.core.cycle.placing import FreeDevices, block_among
+from services.core.cycle.levels import holding, sums, within_of
+from services.core.cycle.placing import FreeDevices, block_among, fewest_nodes
 from services.core.cycle.plan import Action, Hold, Plan, Start
 from services.core.cycle.rounds import stopping
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, JobTable, Snapshot
@@ -129,10 +130,11 @@ def _named(on: Sequence[NodeId]) -> str:
 
 
 class NodeRoom:
-    """What is left of the GPUs of nodes to which jobs are bound, as a ranking is filled.
+    """What is left of the nodes' GPUs as a ranking is filled, for jobs that may not start just anywhere.
 
-    Bound jobs claim GPUs of their nodes; other jobs claim none, since they are placed last and anywhere. But a job that
-    already runs on such a node and continues there keeps its GPUs.
+    These are the jobs that are bound to nodes, and the gangs that must lie within one domain of a level: each of them
+    claims GPUs of certain nodes; other jobs claim none, since they are placed last and anywhere. But a job that already
+    runs and continues keeps its GPUs.
 
     Attributes:
         shares: Where each bound job starts: (node, number of GPUs), in the order of its nodes.
@@ -142,7 +144,8 @@ class NodeRoom:
     def __init__(self, snapshot: Snapshot, *, reclaims: bool) -> None:
         """Count the available GPUs; with ``reclaims``, including those of jobs that may be stopped."""
         jobs, nodes = snapshot.jobs, snapshot.nodes
-        index = nodes.index
+        index, takes = nodes.index, nodes.schedulable
+        self._nodes = nodes
         self.shares: dict[int, list[tuple[int, int]]] = {}
         self.kept_back: dict[int, int] = defaultdict(int)
         self._on: dict[int, list[int]] = {}
@@ -150,63 +153,114 @@ class NodeRoom:
             job = jobs.index.get(job_id)
             if job is not None and all(node_id in index for node_id in on):
                 self._on[job] = [index[node_id] for node_id in on]
-        here = {node for on in self._on.values() for node in on if nodes.schedulable[node]}
-        self._free = {node: nodes.free_gpus.item(node) for node in here}
-        self._room = dict(self._free)
+        self._within = {jobs.index[each]: level for each, level in within_of(snapshot).items() if level >= 0}
+        for job_id in snapshot.bound:
+            self._within.pop(jobs.index.get(job_id, -1), None)
+        self._free: Ints = np.where(takes, nodes.free_gpus, 0)
+        self._soon: Ints = self._free.copy()  #: With those of jobs that are stopping
+        self._room: Ints = self._free.copy()
         self._held: dict[int, list[tuple[int, int]]] = {}
+        self._claimed: dict[int, tuple[Bools, list[tuple[int, int]]]] = {}
+        self._largest: dict[tuple[int, int], int] = {}
         goes = set(stopping(snapshot).tolist())
         for job in np.flatnonzero(jobs.gpus > 0).tolist():
             placement = jobs.placements[job]
             held = [
                 (node, len(share.devices))
                 for share in (placement.shares if placement else ())
-                if (node := index.get(share.node_id)) in here
+                if (node := index.get(share.node_id)) is not None and takes[node]
             ]
-            if held and (job in goes or (reclaims and jobs.preemptible[job] and jobs.phase[job] != PREEMPTING)):
-                for node, gpus in held:
+            for node, gpus in held:
+                self._soon[node] += gpus if job in goes else 0
+                if job in goes or (reclaims and jobs.preemptible[job] and jobs.phase[job] != PREEMPTING):
                     self._room[node] += gpus
             if held and jobs.phase[job] in (STARTING, RUNNING):
                 self._held[job] = held
 
     def is_bound(self, job: int) -> bool:
-        return job in self._on
+        return job in self._on or job in self._within
 
-    def fits(self, job: int, gpus: int) -> bool:
-        """Whether a job's nodes have this many GPUs left, free or not; always true for a job that is not bound."""
-        return job not in self._on or self._spread(self._on[job], gpus, self._room) is not None
+    def fitting(self, job: int, gpus: int, models: int) -> int:
+        """Return on which of these GPU models, as bits, a job's nodes have this many GPUs left, free or not."""
+        if job in self._on:
+            return models if self._spread(self._on[job], gpus, self._room) is not None else 0
+        if job not in self._within:
+            return models
+        level, found = self._within[job], 0
+        for model in (each for each in range(models.bit_length()) if models >> each & 1):
+            if (level, model) not in self._largest:
+                room = np.where(self._nodes.gpu_model == model, self._room, 0)
+                self._largest[level, model] = int(sums(self._nodes.domains[:, level], room).max(initial=0))
+            found |= (self._largest[level, model] >= gpus) << model
+        return found
 
     def keeps(self, job: int) -> bool:
-        """Whether the GPUs that a running job holds on such nodes have not been claimed by jobs ranked before it."""
+        """Whether the GPUs that a running job holds have not been claimed by jobs ranked before it."""
         return all(self._room[node] >= gpus for node, gpus in self._held.get(job, ()))
 
     def keep(self, job: int) -> None:
         """Count as taken the GPUs that a running job keeps."""
-        for node, gpus in self._held.get(job, ()):
-            self._room[node] -= gpus
+        self._take(self._room, self._held.get(job, ()))
 
-    def claim(self, job: int, gpus: int) -> None:
-        """Count as taken the GPUs that a bound job gets on its nodes, now or later."""
-        for node, count in (self._spread(self._on[job], gpus, self._room) or ()) if job in self._on else ():
-            self._room[node] -= count
+    def claim(self, job: int, gpus: int, model: int) -> None:
+        """Count as taken the GPUs that a job gets, now or later, if it may not start anywhere.
+
+        A gang that must lie within a domain claims the one in which it can start now or, if there is none, soonest.
+        """
+        if job in self._on:
+            self._take(self._room, self._spread(self._on[job], gpus, self._room) or ())
+        if job not in self._within:
+            return
+        of, level = self._nodes.domains, self._within[job]
+        of_model = self._nodes.gpu_model == model
+        free, soon, room = (np.where(of_model, np.minimum(each, self._room), 0)
+                            for each in (self._free, self._soon, self._room))  # fmt: skip
+        tries = [*((free, each) for each in range(level + 1)), (soon, level), (room, level)]
+        for count, each in tries:
+            nodes = next(holding(of, count, gpus, each), None)
+            if nodes is not None:
+                shares = fewest_nodes(np.where(nodes, count, 0), gpus) or []
+                self._claimed[job] = nodes, shares if count is free else []
+                self._take(self._room, shares)
+                self._take(self._soon, shares)
+                return
 
     def has_free(self, job: int, gpus: int) -> bool:
+        if job in self._within:
+            return bool(self._claimed[job][1])
         return self._spread(self._on[job], gpus, self._free) is not None
 
     def start(self, job: int, gpus: int) -> None:
-        """Give a bound job free GPUs of its nodes; the caller checks that there are enough."""
-        self.shares[job] = self._spread(self._on[job], gpus, self._free) or []
-        for node, count in self.shares[job]:
-            self._free[node] -= count
+        """Give a job free GPUs of its nodes; the caller checks that there are enough."""
+        if job in self._within:
+            self._take(self._free, self._claimed[job][1])
+        else:
+            self.shares[job] = self._spread(self._on[job], gpus, self._free) or []
+            self._take(self._free, self.shares[job])
 
-    def keep_back(self, job: int, gpus: int, most: int) -> int:
-        """Keep free GPUs of its nodes for a bound job that waits for more, at most ``most``; return how many."""
+    def keep_back(self, job: int, gpus: int, most: int, model: int) -> int:
+        """Keep free GPUs of its nodes for a job that waits for more, at most ``most``; return how many."""
         kept = 0
-        for node in self._on[job]:
-            count = min(self._free.get(node, 0), gpus - kept, most - kept)
-            self._free[node] = self._free.get(node, 0) - count
+        for node in self._on[job] if job in self._on else self._best_domain(job, gpus, model):
+            count = min(int(self._free[node]), gpus - kept, most - kept)
+            self._free[node] -= count
             self.kept_back[node] += count
             kept += count
         return kept
+
+    def _best_domain(self, job: int, gpus: int, model: int) -> list[int]:
+        """Return the nodes of the domain that a gang has claimed, or else of the one that has most of what it needs."""
+        if job in self._claimed:
+            return np.flatnonzero(self._claimed[job][0] & (self._nodes.gpu_model == model)).tolist()
+        of, its = self._nodes.domains[:, self._within[job]], self._nodes.gpu_model == model
+        whole = sums(of, np.where(its & self._nodes.schedulable, self._nodes.gpus, 0))
+        room = np.where(whole >= gpus, sums(of, np.where(its, self._room, 0)), -1)
+        return np.flatnonzero((of == room.argmax()) & its).tolist() if room.size and room.max() >= 0 else []
+
+    def _take(self, left: Ints, shares: Iterable[tuple[int, int]]) -> None:
+        for node, gpus in shares:
+            left[node] -= gpus
+        self._largest.clear()
 
     def place(self, job: int, free: FreeDevices) -> Placement:
         """Take the devices of a bound job that starts; on a single node, from the smallest block that suffices."""
@@ -217,9 +271,9 @@ class NodeRoom:
         return free.take_devices([(node, block_among(free.on(node), gpus))])
 
     @staticmethod
-    def _spread(on: Sequence[int], gpus: int, left: Mapping[int, int]) -> list[tuple[int, int]] | None:
+    def _spread(on: Sequence[int], gpus: int, left: Ints) -> list[tuple[int, int]] | None:
         """Return how many GPUs a gang gets on each node, at least one on each; None if there are not enough."""
-        has = [left.get(node, 0) for node in on]
+        has: list[int] = left[list(on)].tolist()
         if min(has) < 1 or sum(has) < gpus or gpus < len(on):
             return None
         shares: list[tuple[int, int]] = []

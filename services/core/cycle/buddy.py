@@ -17,6 +17,7 @@ Source: PowerFlow section 5.3; Zhao et al., HiveD, OSDI'20.
 import numpy as np
 
 from services.core.cycle.blocks import ORDERS, aligned
+from services.core.cycle.levels import rooms
 from services.core.cycle.placing import FreeDevices
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Bools, Ints
@@ -28,7 +29,6 @@ def buddy(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDev
 
     Among equal blocks, prefer one on a node that is awake, then on the fullest node, then on the first.
     """
-    del job
     nodes = snapshot.nodes
     blocks = free.blocks(gpu_model)
     order = (gpus - 1).bit_length()
@@ -36,16 +36,28 @@ def buddy(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDev
     if found is not None:
         node, first = found
         return free.take_devices([(node, tuple(range(first, first + gpus)))])
-    usable = (nodes.gpu_model == gpu_model) & nodes.schedulable
+    for _, count in rooms(snapshot, job, gpus, gpu_model, free.count):
+        shares = _whole_nodes(snapshot, gpus, nodes.gpu_model == gpu_model, count > 0, free)
+        if shares is not None:
+            return free.take_devices(shares)
+    return None
+
+
+def _whole_nodes(
+    snapshot: Snapshot, gpus: int, usable: Bools, among: Bools, free: FreeDevices
+) -> list[tuple[int, tuple[int, ...]]] | None:
+    """Return whole nodes and, for the remainder, a block, of these nodes alone (``among``); None if that is too few."""
+    nodes = snapshot.nodes
+    usable = usable & nodes.schedulable
     left, shares = gpus, list[tuple[int, tuple[int, ...]]]()
     while left:
         widest = int(nodes.gpus[usable].max(initial=0))
         if not widest:
             return None
-        if left <= widest and (block := _block(snapshot, usable, left, free, spans=bool(shares))) is not None:
+        if left <= widest and (block := _block(snapshot, usable & among, left, free, spans=bool(shares))) is not None:
             shares.append(block)
             break
-        empty = usable & (free.count == nodes.gpus) & (nodes.gpus <= left)
+        empty = usable & among & (free.count == nodes.gpus) & (nodes.gpus <= left)
         if (left <= widest and not shares) or not empty.any():
             return None
         size = int(nodes.gpus[empty].max())
@@ -56,7 +68,7 @@ def buddy(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDev
             shares.append((node, free.on(node)))
             usable[node] = False
             left -= size
-    return free.take_devices(shares)
+    return shares
 
 
 def free_blocks(masks: Ints, order: int) -> Ints:

@@ -226,7 +226,7 @@ class Filler:
             return
         room = self._room[model]
         resizes = wanted != gpus and wanted <= room and bool(models >> model & 1) and ranked.resizable.item(position)
-        resizes = resizes and (bound is None or bound.fits(job, wanted))
+        resizes = resizes and (bound is None or bool(bound.fitting(job, wanted, 1 << model)))
         if resizes and (quota is None or quota.allows(job, wanted)):
             verdict, held, gpus = RESIZE, wanted, wanted
         elif quota is not None and not quota.allows(job, gpus):
@@ -238,7 +238,7 @@ class Filler:
             verdict = KEEP
         self._given[position] = verdict
         if bound is not None and verdict == RESIZE:
-            bound.claim(job, wanted)
+            bound.claim(job, wanted, model)
         elif bound is not None:
             bound.keep(job)
         self._room[model] -= held
@@ -256,9 +256,10 @@ class Filler:
             if queued:
                 self._given[position] = OVER_QUOTA
             return
-        best = self._model_for(job, wanted, models)
         bound = self.bound if self.bound is not None and self.bound.is_bound(job) else None
-        if bound is not None and (best < 0 or not bound.fits(job, wanted)):
+        fitting = models if bound is None else bound.fitting(job, wanted, models)
+        best = self._model_for(job, wanted, fitting)
+        if bound is not None and best < 0:
             if not self._backfill and queued:  # it lets others pass, but for what is free where it has to start
                 self._keep_back(bound, job, wanted, models.bit_length() - 1)
             return
@@ -271,13 +272,13 @@ class Filler:
         if quota is not None:
             quota.claim(job, wanted)
         if bound is not None:
-            bound.claim(job, wanted)
+            bound.claim(job, wanted, best)
         if not queued:
             return
         if self._free[best] < wanted or not (bound is None or bound.has_free(job, wanted)):
             self._given[position] = AWAIT
             if bound is not None:
-                self._free[best] -= bound.keep_back(job, wanted, self._free[best])
+                self._free[best] -= bound.keep_back(job, wanted, self._free[best], best)
         elif quota is not None and not quota.take_now(job, wanted):
             self._given[position] = OVER_QUOTA
         else:
@@ -288,7 +289,7 @@ class Filler:
             self.starts.append((position, best))
 
     def _keep_back(self, bound: NodeRoom, job: int, wanted: int, model: int) -> None:
-        kept = bound.keep_back(job, wanted, min(self._free[model], self._room[model]))
+        kept = bound.keep_back(job, wanted, min(self._free[model], self._room[model]), model)
         self._free[model] -= kept
         self._room[model] -= kept
         self._left -= kept

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from services.core.cycle.levels import rooms, sums
 from services.core.cycle.placing import FreeDevices, consolidated
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Ints
@@ -47,8 +48,7 @@ def first_fit_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, f
     if gpus == 1:
         fits = np.flatnonzero((nodes == gpu_model) & (free.count > 0))
         return free.take([(int(fits[0]), 1)]) if fits.size else None
-    mapper = mapper_of(snapshot.graphs.get(snapshot.jobs.ids[job]), gpus, snapshot.network)
-    found = seats(nodes, mapper, gpu_model, free.count, Method.HEAVY_EDGE, Servers.FIRST)
+    found = seated(snapshot, job, gpus, gpu_model, free, method=Method.HEAVY_EDGE, servers=Servers.FIRST)
     return None if found is None else free.take(list(found.shares))
 
 
@@ -102,6 +102,18 @@ def seats(
     return Seats(tuple((int(nodes[order[at]]), taken) for at, taken in found.shares), found.time_s)
 
 
+def seated(
+    snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices, *, method: Method, servers: Servers
+) -> Seats | None:
+    """Return the seats of a gang among free devices: on the fullest servers, those of the narrowest domain."""
+    graph = snapshot.graphs.get(snapshot.jobs.ids[job])
+    for level, count in rooms(snapshot, job, gpus, gpu_model, free.count, narrows=servers is Servers.FULLEST):
+        mapper = mapper_of(graph, gpus, snapshot.network.within(level))
+        if (found := seats(snapshot.nodes.gpu_model, mapper, gpu_model, count, method, servers)) is not None:
+            return found
+    return None
+
+
 def place_by_graph(
     snapshot: Snapshot,
     job: int,
@@ -111,19 +123,21 @@ def place_by_graph(
     *,
     method: Method,
     comm_heavy: float = COMM_HEAVY,
-    accepts: Callable[[Mapper, Seats], bool] | None = None,
+    accepts: Callable[[float, Seats], bool] | None = None,
 ) -> Placement | None:
     """Take devices for one gang as its graph requires; None: it waits, and nothing was taken.
 
     Args:
-        accepts: Whether a communication-heavy gang takes the seats it is offered; None if it always does.
+        accepts: Whether a communication-heavy gang takes the seats it is offered, given the iteration time of the best;
+            None if it always does.
     """
     if gpus == 1:
         return consolidated(snapshot, job, gpus, gpu_model, free)
     mapper = mapper_of(snapshot.graphs.get(snapshot.jobs.ids[job]), gpus, snapshot.network)
-    servers = servers_for(mapper, comm_heavy)
-    found = seats(snapshot.nodes.gpu_model, mapper, gpu_model, free.count, method, servers)
-    if found is None or (servers is Servers.FULLEST and accepts is not None and not accepts(mapper, found)):
+    least_s = best_s(snapshot, mapper, gpu_model)
+    servers = Servers.FULLEST if extremes_s(mapper)[1] >= comm_heavy * least_s else Servers.EMPTIEST
+    found = seated(snapshot, job, gpus, gpu_model, free, method=method, servers=servers)
+    if found is None or (servers is Servers.FULLEST and accepts is not None and not accepts(least_s, found)):
         return None
     return free.take(list(found.shares))
 
@@ -143,6 +157,16 @@ def extremes_s(mapper: Mapper) -> tuple[float, float]:
     if int(mapper.graph.size.max()) > mapper.model.network.server_gpus:
         return np.inf, np.inf
     return mapper.least_s(), mapper.model.worst_s
+
+
+def best_s(snapshot: Snapshot, mapper: Mapper, gpu_model: int) -> float:
+    """Return the estimated best iteration time of a gang: within the narrowest level with a domain that is as large."""
+    nodes, network = snapshot.nodes, mapper.model.network
+    count: Ints = np.where(nodes.schedulable & (nodes.gpu_model == gpu_model), nodes.gpus, 0)
+    for level, _ in enumerate(network.within_bytes_per_s):
+        if int(sums(nodes.domains[:, level], count).max(initial=0)) >= mapper.graph.gpus:
+            return extremes_s(mapper_of(mapper.graph, mapper.graph.gpus, network.within(level)))[0]
+    return extremes_s(mapper)[0]
 
 
 def servers_for(mapper: Mapper, comm_heavy: float = COMM_HEAVY) -> Servers:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from services.core.cycle.blocks import MASK_BITS, ORDERS, FreeBlocks
+from services.core.cycle.levels import rooms
 from services.core.cycle.snapshot import NodeTable, Snapshot
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.errors import DomainError
@@ -134,12 +135,10 @@ class Placer(Protocol):
 
 def consolidated(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
     """Place a gang on the fewest nodes, choosing those it leaves fullest; ties go to the first node."""
-    del job
-    count = free.count
-    if len(snapshot.gpu_models) > 1:
-        count = np.where(snapshot.nodes.gpu_model == gpu_model, count, 0)
-    shares = fewest_nodes(count, gpus)
-    return None if shares is None else free.take(shares)
+    for _, count in rooms(snapshot, job, gpus, gpu_model, free.count):
+        if (shares := fewest_nodes(count, gpus)) is not None:
+            return free.take(shares)
+    return None
 
 
 def fewest_nodes(count: Ints, gpus: int) -> list[tuple[int, int]] | None:

@@ -21,6 +21,8 @@ import numpy as np
 from services.core.cycle.bound import NodeRoom
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
+from services.core.cycle.levels import turn
+from services.core.cycle.packing import moves
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Start
@@ -68,7 +70,7 @@ def reconcile(
         filler = _fill_all(snapshot, ranked, capacity, backfill)
     else:
         quota = _quota(snapshot, all_runs_on=True)
-        bound = NodeRoom(snapshot, reclaims=False) if snapshot.bound else None
+        bound = NodeRoom(snapshot, reclaims=False) if snapshot.confines else None
         filler = Filler(ranked, capacity.room, capacity.free, quota, backfill=backfill, bound=bound)
         filler.fill(ranked.waiting())
     found = [(ranked.jobs.item(at), ranked.wanted.item(at), model) for at, model in filler.starts]
@@ -76,6 +78,8 @@ def reconcile(
     preempts: list[Preempt] = []
     if preemption is Preemption.NOW:
         preempts = _preempts(snapshot, ranked, filler.verdicts(), behind, ranking.unranked)
+        if snapshot.within and not preempts:
+            preempts = moves(snapshot, ranked, filler.verdicts(), [start for _, start in starts])
     if not snapshot.reasons:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
     reasons = _reasons(snapshot, ranked, filler.verdicts(), ranking.unranked)
@@ -111,7 +115,7 @@ def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: 
     model, held = capacity.model[reclaimed], capacity.held[reclaimed]
     reclaimed_gpus: list[int] = np.bincount(model, held, capacity.total.size).astype(np.int64).tolist()
     room = [each + more for each, more in zip(capacity.room, reclaimed_gpus, strict=True)]
-    bound = NodeRoom(snapshot, reclaims=True) if snapshot.bound else None
+    bound = NodeRoom(snapshot, reclaims=True) if snapshot.confines else None
     filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=False), backfill=backfill, bound=bound)
     filler.fill(ranked.movable())
     return filler
@@ -130,6 +134,8 @@ def _starts(
             starts += [(job, Start(ids[job], bound.place(job, free), Reason.IN_ORDER)) for job in bound.shares]
             free.take([each for each in bound.kept_back.items() if each[1]])
             found = [each for each in found if each[0] not in bound.shares]
+        if snapshot.within or snapshot.near:
+            found = sorted(found, key=lambda each: turn(snapshot, each[0]))
         for job, gpus, model in found:
             placement = place(snapshot, job, gpus, model, free)
             if placement is None:

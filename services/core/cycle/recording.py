@@ -57,6 +57,9 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "min_run_s": snapshot.min_run_s,
         "saves": {job_id: [*map(_plain, saves)] for job_id, saves in sorted(snapshot.saves.items())},
         "save_wait_s": snapshot.save_wait_s,
+        "levels": list(snapshot.levels),
+        "within": dict(sorted(snapshot.within.items())),
+        "near": dict(sorted(snapshot.near.items())),
         "bound": {job_id: list(on) for job_id, on in sorted(snapshot.bound.items())},
     }
 

@@ -96,14 +96,14 @@ def ranks_whole_queue(snapshot: Snapshot) -> bool:
 
     That is the case if the round gives reasons; with several GPU models or tenant quotas, where a job that does not fit
     blocks only some of those behind it; where GPUs are divided between tenants, which changes the order; and where jobs
-    are bound to nodes, because such a job blocks none.
+    are confined to nodes, because such a job blocks none.
     """
-    return snapshot.reasons or len(snapshot.gpu_models) > 1 or has_tenants(snapshot) or bool(snapshot.bound)
+    return snapshot.reasons or len(snapshot.gpu_models) > 1 or has_tenants(snapshot) or snapshot.confines
 
 
 def is_uniform(snapshot: Snapshot) -> bool:
-    """Whether all devices are equivalent for all jobs: one GPU model, on nodes that take work, and no bound jobs."""
-    return len(snapshot.gpu_models) == 1 and snapshot.nodes.all_schedulable and not snapshot.bound
+    """Whether all devices are equivalent for all jobs: one GPU model, on nodes that take work, no confined jobs."""
+    return len(snapshot.gpu_models) == 1 and snapshot.nodes.all_schedulable and not snapshot.confines
 
 
 def has_tenants(snapshot: Snapshot) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from services.core.cycle.bound import show_bound, with_bound_reasons
+from services.core.cycle.levels import show_within, with_within_reasons
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.services import place_services
@@ -32,6 +33,8 @@ def run_cycle(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> Cyc
     shown = without_guests(snapshot) if snapshot.shared else snapshot
     if snapshot.bound:
         shown = show_bound(shown)
+    if snapshot.within:
+        shown = show_within(shown)
     if not snapshot.services and not snapshot.slice_jobs:
         plan, following = policy.decide(shown, memory)
     else:
@@ -44,5 +47,7 @@ def run_cycle(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> Cyc
         plan = with_guests_stops(snapshot, plan, policy)
     if snapshot.bound:
         plan = with_bound_reasons(snapshot, plan)
+    if snapshot.within and snapshot.reasons:
+        plan = with_within_reasons(snapshot, plan)
     check_plan(snapshot, plan)
     return CycleResult(plan, following)

@@ -106,7 +106,7 @@ def sifted(
     waits = (phase == QUEUED) | (phase == PREEMPTING)
     if np.count_nonzero(waits) < waits.size:
         order, gpus = order[waits], gpus[waits]
-    if order.size > FEW and capacity.total.size == 1 and backfill and not has_tenants(snapshot) and not snapshot.bound:
+    if order.size > FEW and capacity.total.size == 1 and backfill and not (has_tenants(snapshot) or snapshot.confines):
         room = capacity.room[0]
         fits = np.flatnonzero((gpus <= room) & snapshot.jobs.eligible[order, 0])
         order, gpus = order[fits], gpus[fits]

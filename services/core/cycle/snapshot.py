@@ -186,6 +186,8 @@ class NodeTable:
     """Whether plans may power the node down and up. All False unless given."""
     zone: Ints = field(default_factory=lambda: _UNCOUNTED)
     """Index of the node's grid in ``Snapshot.outlooks``; 0 unless given."""
+    domains: Ints = field(default_factory=lambda: _UNCOUNTED)
+    """(n_nodes, n_levels) the domain of each node at each of ``Snapshot.levels``, any numbers; none unless given."""
 
     @cached_property
     def all_schedulable(self) -> bool:
@@ -205,6 +207,8 @@ class NodeTable:
             object.__setattr__(self, "free_gpus", counted)
         if self.zone is _UNCOUNTED:
             object.__setattr__(self, "zone", np.zeros(len(self.ids), dtype=np.int64))
+        if self.domains is _UNCOUNTED:
+            object.__setattr__(self, "domains", np.empty((len(self.ids), 0), dtype=np.int64))
         for name in ("asleep", "may_sleep"):
             if getattr(self, name) is _NOWHERE:
                 object.__setattr__(self, name, np.zeros(len(self.ids), dtype=np.bool_))
@@ -343,6 +347,11 @@ class Snapshot:
         tenant_weights: Each tenant's share of the GPUs relative to others', above 0; 1 where none is given.
         bound: The nodes on which a job has to start, all of them and in this order, because nothing else has its
             checkpoint; jobs that may start anywhere are left out. See ``services.core.cycle.bound``.
+        levels: The levels of the network between a node, the first of them, and the whole cluster, the narrowest first;
+            empty if nothing is known of any, and no job names one. See ``services.core.cycle.levels``.
+        within: The level (its index) in a single domain of which a gang must lie, -1 where there is no such level; jobs
+            that name none are left out.
+        near: The same for gangs that only should, of levels that there are.
         orders: The grid's orders that are in force or announced. Policies need not look at them: the layer of
             ``services.core.policies.orders`` meets them under every policy.
         windows: The reservations and maintenances that are not over yet; kept by the layer of
@@ -397,6 +406,9 @@ class Snapshot:
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     shares: TenantShares | None = None
     bound: Mapping[JobId, tuple[NodeId, ...]] = field(default_factory=dict[JobId, tuple[NodeId, ...]])
+    levels: tuple[str, ...] = ()
+    within: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    near: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
     reasons: bool = True
     orders: tuple[PowerOrder, ...] = ()
     windows: tuple[Window, ...] = ()
@@ -421,6 +433,14 @@ class Snapshot:
 
     def takes(self, gpu_model: int, kind: ControlKind) -> bool:
         return gpu_model < len(self.settable) and kind in self.settable[gpu_model]
+
+    @property
+    def confines(self) -> bool:
+        """Whether some jobs may start on certain nodes alone, or within one domain of them."""
+        return bool(self.bound) or bool(self.within)
+
+    def confined(self, job_id: JobId) -> bool:
+        return job_id in self.bound or job_id in self.within
 
     @property
     def total_gpus(self) -> int:

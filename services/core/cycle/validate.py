@@ -12,6 +12,7 @@ from typing import NoReturn
 import numpy as np
 
 from services.core.cycle.bound import check_bound
+from services.core.cycle.levels import check_within
 from services.core.cycle.plan import Control, Hold, Plan, PowerNode, Preempt, ProfileControls, Start
 from services.core.cycle.sharing import check_sharing
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Phase, SliceJob, Snapshot
@@ -32,7 +33,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     grid and on one GPU model the job may use, with a batch that its user permits; tenant quotas, counting what is held
     now; that nodes may be powered down or up, and down only where nothing runs or starts; that a service instance
     starts on one node where it may run, and a job on a slice on one free slice of its size; that a job starts
-    on the nodes that alone have its checkpoint.
+    on the nodes that alone have its checkpoint; that a gang which must lie within one domain does.
 
     Raises:
         PlanError: the first check that fails, naming the job.
@@ -80,6 +81,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         _check_quotas(snapshot, index, starts)
         if snapshot.bound:
             check_bound(snapshot, starts)
+        if snapshot.within:
+            check_within(snapshot, starts)
         if on_slices:
             _check_slices(snapshot, on_slices, starts)
         if snapshot.services:

@@ -39,6 +39,10 @@ class Reason(StrEnum):
     SHORTER_FIRST = "shorter_first"  #: Jobs that are predicted to need less of the cluster come before it
     BETTER_PLACEMENT = "better_placement"
     """GPUs are free, but so spread that it would run much slower: it waits a while for better ones."""
+    NO_ROOM_WITHIN = "no_room_within"
+    """GPUs are free, but no single rack, or other domain of the level that it must lie within, has enough of them."""
+    NO_SUCH_DOMAIN = "no_such_domain"
+    """No domain of the level that it must lie within has as many GPUs, or the cluster has no such level."""
     CHECKPOINT_NODE_BUSY = "checkpoint_node_busy"
     """Its checkpoint is on a node alone, where others hold the GPUs or come before it."""
     CHECKPOINT_NODE_CLOSED = "checkpoint_node_closed"

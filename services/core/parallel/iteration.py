@@ -18,7 +18,7 @@ evenly over its group, through the NIC or within the server. A server's terms de
 server, so its time is a table look-up and three products.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,9 +34,18 @@ class Network:
     inter_bytes_per_s: float = 10e9 / 8  #: A server's NIC, each direction; ``B_inter``
     intra_bytes_per_s: float = 300e9  #: Between GPUs of a server; ``B_intra``
     server_gpus: int = 8  #: GPUs of a server, which share its NIC evenly; ``g``
+    within_bytes_per_s: tuple[float, ...] = ()
+    """``B_inter`` of servers that are in one domain of a level, for each of the cluster's levels; empty: as ever."""
+
+    def within(self, level: int) -> "Network":
+        """Return the network of a gang within one domain of a level; of one beyond the last, the whole network."""
+        if level >= len(self.within_bytes_per_s):
+            return self
+        return replace(self, inter_bytes_per_s=self.within_bytes_per_s[level])
 
     def __post_init__(self) -> None:
-        if not (0 < self.inter_bytes_per_s < np.inf and 0 < self.intra_bytes_per_s < np.inf and self.server_gpus >= 1):
+        rates = (self.inter_bytes_per_s, self.intra_bytes_per_s, *self.within_bytes_per_s)
+        if not (all(0 < each < np.inf for each in rates) and self.server_gpus >= 1):
             raise DomainError("bandwidths are finite and above 0, and a server has at least one GPU")
 
 

@@ -172,6 +172,8 @@ def resubmitted(snapshot: Snapshot, job: int, change: Change, predicted: Predict
     return snapshot.again(
         jobs=JobTable.of_columns(columns),
         graphs={as_id if each == was else each: graph for each, graph in snapshot.graphs.items()},
+        within={as_id if each == was else each: level for each, level in snapshot.within.items()},
+        near={as_id if each == was else each: level for each, level in snapshot.near.items()},
         endings={as_id if each == was else each: ending for each, ending in snapshot.endings.items()},
         length_spreads=spreads if predicted.spread is None else {**spreads, as_id: predicted.spread},
     )

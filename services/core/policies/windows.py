@@ -247,8 +247,13 @@ class _Needs:
                 continue
             room = {node: min(left[node], len(self._free[node])) for node in left if nodes.schedulable[node]}
             models: list[int] = np.flatnonzero(jobs.eligible[job]).tolist()
-            by_model = [[node for node in room if nodes.gpu_model[node] == model] for model in models]
-            on = max(by_model, key=lambda on: sum(map(room.__getitem__, on)), default=list[int]())
+            level, together = snapshot.within.get(jobs.ids[job]), defaultdict[tuple[int, int], list[int]](list)
+            for node in room if level is None or level >= 0 else ():
+                if nodes.gpu_model[node] in models:
+                    domain = 0 if level is None else int(nodes.domains[node, level])
+                    together[models.index(int(nodes.gpu_model[node])), domain].append(node)
+            on = max((together[each] for each in sorted(together)), key=lambda on: sum(map(room.__getitem__, on)),
+                     default=list[int]())  # fmt: skip
             low, high, step = (int(column[job]) for column in (jobs.min_gpus, jobs.max_gpus, jobs.step_gpus))
             tenant = jobs.tenants[job]
             most = min(high, sum(map(room.__getitem__, on)))

@@ -34,7 +34,7 @@ import numpy as np
 
 from services.core.cycle.capacity import Capacity, model_gpus
 from services.core.cycle.filling import Quota
-from services.core.cycle.graph_placing import COMM_HEAVY, Seats, Servers, extremes_s, mapper_of, place_by_graph, seats
+from services.core.cycle.graph_placing import COMM_HEAVY, Seats, Servers, mapper_of, place_by_graph, seats
 from services.core.cycle.placing import FreeDevices
 from services.core.cycle.plan import Action, Hold, Plan, Start
 from services.core.cycle.ranking import Ranking
@@ -46,7 +46,6 @@ from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
 from services.core.domain.reasons import Reason
 from services.core.domain.solving import Method
-from services.core.parallel.mapping import Mapper
 from services.core.policies.asrpt.virtual_machine import EndedJob, Heap, VirtualJob, VirtualMachine
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import check_parameters, parameter
@@ -267,7 +266,7 @@ class Asrpt:
         """Return the rank of the first job of the queue that holds up those behind it, None if none does.
 
         Not counted, because others pass them: a gang that would not fit on the empty cluster, a job whose tenant has
-        reached its quota with what the round started, a job that is bound to nodes, and those in ``passed``.
+        reached its quota with what the round started, a job that is confined to nodes, and those in ``passed``.
         """
         if not queue:
             return None
@@ -282,7 +281,7 @@ class Asrpt:
             job = index[first.job_id]
             gpus = self._gpus(snapshot, job)
             fits = bool((jobs.eligible[job] & (model_gpus(snapshot) >= gpus)).any())
-            fits = fits and first.job_id not in snapshot.bound and first.job_id not in passed
+            fits = fits and not snapshot.confined(first.job_id) and first.job_id not in passed
             if fits and (quota is None or quota.allows(job, gpus)) and not self._fits_nowhere(snapshot, job):
                 return first.rank
             queue = queue.without_first()
@@ -298,7 +297,7 @@ class Asrpt:
         times = [offer.until_s for offer in memory.offers.values()]
         machine = memory.machine
         if machine.running is not None and not self._stands_still(memory):
-            blocked = len(snapshot.gpu_models) == 1 and not snapshot.tenant_gpu_quota and not snapshot.bound
+            blocked = len(snapshot.gpu_models) == 1 and not snapshot.tenant_gpu_quota and not snapshot.confines
             held_up = memory.held_up
             if not (blocked and held_up is not None and held_up <= machine.running.rank):
                 times.append(machine.ends_s)
@@ -334,8 +333,8 @@ class _Placer:
             return None
         comm_heavy = self._config.comm_heavy
 
-        def accepts(mapper: Mapper, found: Seats) -> bool:
-            return found.time_s <= comm_heavy * extremes_s(mapper)[0] or not self._waits(job_id, found.time_s)
+        def accepts(least_s: float, found: Seats) -> bool:
+            return found.time_s <= comm_heavy * least_s or not self._waits(job_id, found.time_s)
 
         placed = place_by_graph(
             snapshot, job, gpus, gpu_model, free, method=self._method, comm_heavy=comm_heavy, accepts=accepts

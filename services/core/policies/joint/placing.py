@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from services.core.cycle.graph_placing import Servers, extremes_s, mapper_of, seats
+from services.core.cycle.graph_placing import Servers, best_s, mapper_of, seated
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices
 from services.core.cycle.plan import Action, Hold, Plan, PowerNode, Start
@@ -49,10 +49,10 @@ class Seating:
         if graph is None or gpus == 1:
             return self._others(snapshot, job, gpus, gpu_model, free)
         mapper = mapper_of(graph, gpus, snapshot.network)
-        found = seats(snapshot.nodes.gpu_model, mapper, gpu_model, free.count, self._method, Servers.FULLEST)
+        found = seated(snapshot, job, gpus, gpu_model, free, method=self._method, servers=Servers.FULLEST)
         if found is None:
             return None
-        least_s, _ = extremes_s(mapper)
+        least_s = best_s(snapshot, mapper, gpu_model)
         if found.time_s * self._config.least_speed_share > least_s:
             until_s = self._since_s.get(job_id, snapshot.now_s) + self._left_s(job) * (found.time_s / least_s - 1.0)
             if snapshot.now_s < until_s:
