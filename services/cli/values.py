@@ -166,3 +166,11 @@ def past_time(text: str, option: str) -> datetime:
     if text[:4].isdigit() and "-" in text:
         return time_of(text, option, now)
     return now - timedelta(seconds=duration_s(text, option))
+
+
+def text_of(file: Path) -> str:
+    """Return the text of a file that a caller names."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{file} cannot be read: {error}", EXIT_USAGE) from None

@@ -93,6 +93,13 @@ class TrainingOptions(Message):
         "jobs themselves.",
         default="consolidated",
     )
+    topology: str = said(
+        "Levels of the network, as the file of `PUT /v1/topology`; the nodes are n0, n1 and so on, in the order of "
+        "`cluster`.",
+        default="",
+        max_length=1_000_000,
+    )
+    within: Word | None = maybe("Level in one domain of which every gang must lie, such as `rack`.")
     predictor: Word = said(
         "How job lengths are predicted: `perfect`; `none`, for policies that learn them from the jobs' own "
         "progress; or `forest`, `mean`, `median`, `mean-of-all` or "

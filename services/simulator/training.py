@@ -23,6 +23,7 @@ import numpy as np
 from services.contracts.simulations import FILE_OPTIONS, LIVE, InlineFile, StoredFile, TrainingOptions, TrainingProblem
 from services.core.cycle.placers import PLACERS
 from services.core.domain.errors import DomainError, PolicyConfigError
+from services.core.domain.topology import NODE, read_topology
 from services.core.policies import registry
 from services.core.policies.parameters import accepted_names
 from services.simulator.bundles import BUNDLED_ZONES
@@ -193,6 +194,10 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
         cluster = ClusterSpec.parse(options.cluster)
     if options.placement not in PLACERS:
         raise OptionError("placement", f"unknown placement {options.placement!r}; known: {', '.join(PLACERS)}")
+    with _of("topology"):
+        levels = (NODE, *read_topology(options.topology).levels)
+        if options.within is not None and options.within not in levels:
+            raise OptionError("within", f"there is no level {options.within}; there are {', '.join(levels)}")
     with _of("round_minutes"):
         engine = EngineOptions(
             seed=options.seed,
@@ -203,6 +208,8 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             host_idle_w=options.host_idle_w,
             horizon_s=3_600.0 * options.horizon_hours,
             placement=options.placement,
+            topology=options.topology,
+            within=options.within or "",
             batch_tuning=options.batch_tuning,
             tenant_weights=dict(options.tenant_weights) or None,
             orders=tuple(

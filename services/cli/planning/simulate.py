@@ -20,7 +20,7 @@ from services.cli.output import console, duration, print_json, rounded, table
 from services.cli.plugins import add_moved, add_plugins
 from services.cli.site.cluster import parameters_of
 from services.cli.site.grid import limit_of
-from services.cli.values import duration_s, time_of
+from services.cli.values import duration_s, text_of, time_of
 from services.contracts.invalid import explained
 from services.contracts.simulations import GridOrderAhead, TrainingOptions
 from services.core.accounting.carbon import percent_change
@@ -79,6 +79,13 @@ def training(
     placement: Annotated[
         str, typer.Option(help="consolidated, buddy, first-fit, heavy-edge or refined, unless the policy places.")
     ] = "consolidated",
+    topology: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Racks and the like of the nodes n0, n1, ..., or Slurm's topology.conf."),
+    ] = None,
+    within: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="Every gang must lie in one rack, or domain of another level.")
+    ] = None,
     predictor: Annotated[
         str, typer.Option(help="Predictor of job lengths: perfect or none; for recurring jobs forest, mean or median.")
     ] = "perfect",
@@ -112,6 +119,7 @@ def training(
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise CliError(f"--report: {report} is no file in a folder that exists", EXIT_USAGE)
     sources = {"jobs": jobs, "carbon": carbon, "forecast": forecast}
+    context.params["topology"] = "" if topology is None else text_of(topology)
     try:
         options = TrainingOptions(
             **{name: value for name, value in context.params.items() if name in TrainingOptions.model_fields},

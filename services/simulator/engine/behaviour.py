@@ -1,5 +1,6 @@
 """How the simulated jobs run at each size, looked up once per kind of job, GPU model and size."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from services.core.cycle.snapshot import Curves, Gangs
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
+from services.core.domain.ids import NodeId
 from services.core.domain.placement import Placement
 from services.core.domain.solving import Method
 from services.core.parallel.iteration import Network
@@ -20,7 +22,7 @@ from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Work
 ControlValues = tuple[tuple[ControlKind, float], ...]
 """The controls set on a gang's devices, by kind; empty at the defaults."""
 Shares = tuple[int, ...]  #: How many GPUs a gang has on each node, ascending; empty if that makes no difference
-Key = tuple[int, int, int, int, ControlValues, Shares, int]
+Key = tuple[int, int, int, int, ControlValues, Shares, int, int]
 
 _TUNING_DRAW = 1  #: Beside the seed, so that other draws by it stay independent
 FIXED_BATCH = -1  #: The stage of a job that keeps the batch size its user chose
@@ -41,9 +43,17 @@ class Behaviours:
     """True and predicted behaviour of a workload's jobs on a cluster's GPU models."""
 
     def __init__(
-        self, workload: Workload, models: tuple[str, ...], options: EngineOptions, network: Network, placement: str
+        self,
+        workload: Workload,
+        models: tuple[str, ...],
+        options: EngineOptions,
+        network: Network,
+        placement: str,
+        domains: Mapping[NodeId, Sequence[int]],
     ) -> None:
+        """Take what the snapshot has; ``domains``: of each node, at each level of the network."""
         self._profiles = workload.profiles
+        self._domains = domains
         self._method = Method.REFINED if placement == "refined" else Method.HEAVY_EDGE
         self._network = network
         self._models = models
@@ -67,7 +77,11 @@ class Behaviours:
         on = placement.shares
         by_graph = len(on) > 1 and self._profiles[profile].graph is not None
         shares = tuple(sorted(len(share.devices) for share in on)) if by_graph else ()
-        key = (profile, model, placement.gpus, len(on), control_values, shares, stage)
+        level = len(self._network.within_bytes_per_s)
+        if by_graph and level:
+            common = zip(*(self._domains[share.node_id] for share in on), strict=True)
+            level = next((at for at, each in enumerate(common) if len({*each}) == 1), level)
+        key = (profile, model, placement.gpus, len(on), control_values, shares, stage, level)
         found = self._runs.get(key)
         if found is None:
             found = self._runs[key] = self._look_up(*key)
@@ -81,7 +95,15 @@ class Behaviours:
         return found
 
     def _look_up(
-        self, profile: int, model: int, gpus: int, nodes: int, control_values: ControlValues, shares: Shares, stage: int
+        self,
+        profile: int,
+        model: int,
+        gpus: int,
+        nodes: int,
+        control_values: ControlValues,
+        shares: Shares,
+        stage: int,
+        level: int,
     ) -> Run:
         spread = nodes > 1 and not shares
         kind, name = self._profiles[profile], self._models[model]
@@ -96,16 +118,16 @@ class Behaviours:
             idle_w = min(board_of(name).idle_w, 0.5 * board_w)
             speeds, powers_w = under_limit(np.array([limit_w]), board_w, idle_w)
             slower, cooler = slower * float(speeds[0]), cooler * float(powers_w[0]) / board_w
-        speed = float(behaviour.speed_at(size, spread=spread)[0]) * slower * self._pace(kind, gpus, shares)
+        speed = float(behaviour.speed_at(size, spread=spread)[0]) * slower * self._pace(kind, gpus, shares, level)
         gpu_w = gpus * board_w * cooler
         draw_w = gpu_w + float(self._options.host_w(kind.host_power_w, size, np.array([nodes]))[0])
         return Run(speed, gpu_w, draw_w, speed / draw_w, kind.restart_s)
 
-    def _pace(self, kind: JobProfile, gpus: int, shares: Shares) -> float:
+    def _pace(self, kind: JobProfile, gpus: int, shares: Shares, level: int) -> float:
         """Return the iteration time on one node over that when spread as ``shares``, according to the graph."""
         if not shares:
             return 1.0
-        mapper = mapper_of(kind.graph, gpus, self._network)
+        mapper = mapper_of(kind.graph, gpus, self._network.within(level))
         counts = mapper.counts(np.array(shares, dtype=np.int64), self._method)
         spread_s = mapper.model.torn_s if counts is None else float(mapper.model.time_s(counts))
         return mapper.model.whole_s / spread_s if spread_s > 0 else 1.0

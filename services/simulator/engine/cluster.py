@@ -5,10 +5,12 @@ GPUs cut into MIG slices are not among the devices; ``slices.py`` handles those.
 
 import numpy as np
 
+from services.core.cycle.levels import numbered
 from services.core.cycle.snapshot import NodeTable
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.ids import NodeId
 from services.core.domain.placement import Placement
+from services.core.domain.topology import Topology
 from services.simulator.workload import ClusterSpec
 
 
@@ -20,16 +22,20 @@ class Nodes:
         zone_of: The zone of each of those, an index into ``zones``.
         idle_w: What all idle devices on nodes that are up and switched on draw now, watts.
         zone_idle_w: The same by zone, if there are several.
+        levels, domains: The levels of the network, and the nodes' domains, as a snapshot has them.
         idle_w_of: (n_models,) what one idle device draws, its share of the host included.
     """
 
-    def __init__(self, spec: ClusterSpec, host_idle_w: float) -> None:
+    def __init__(self, spec: ClusterSpec, host_idle_w: float, topology: Topology | None = None) -> None:
         self.zones = spec.zones
         kinds = [*dict.fromkeys((group.zone, group.model.name) for group in spec.groups)]
         self.models = tuple(name for _, name in kinds)
         self.zone_of = [self.zones.index(zone) for zone, _ in kinds]
         groups = [group for group in spec.groups for _ in range(group.count)]
         self.ids = tuple(NodeId(f"n{at}") for at in range(len(groups)))
+        self.levels, self.domains = (), np.empty((len(groups), 0), dtype=np.int64)
+        if topology is not None:
+            self.levels, self.domains = numbered(topology, [(node_id, {}) for node_id in self.ids])
         self.where = {node_id: at for at, node_id in enumerate(self.ids)}
         self.model = [kinds.index((group.zone, group.model.name)) for group in groups]  #: Index of each node's model
         self.zone = [self.zone_of[model] for model in self.model]  #: Index of each node's zone
@@ -53,7 +59,9 @@ class Nodes:
         self._asleep: Bools = np.zeros(len(groups), dtype=np.bool_)
         columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
         sleep = self._schedulable & ~self._cut
-        self._whole = NodeTable(*columns, free_gpus=self.free_gpus, may_sleep=sleep, zone=self._all_zones)
+        self._whole = NodeTable(
+            *columns, free_gpus=self.free_gpus, may_sleep=sleep, zone=self._all_zones, domains=self.domains
+        )
         self._table: NodeTable | None = None
         self._down = 0
         self._awake_at_s = [0.0] * len(groups)
@@ -80,6 +88,7 @@ class Nodes:
                     asleep=self._asleep[rows],
                     may_sleep=(self._schedulable & ~self._cut)[rows],
                     zone=self._all_zones[rows],
+                    domains=self.domains[rows],
                 )
         return self._table
 

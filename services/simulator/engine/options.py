@@ -72,6 +72,9 @@ class EngineOptions:
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s. They determine
             what gangs whose profile has a graph lose when they are spread, and what graph-aware placers expect.
+        topology: The levels of the network, as a file of operators (``core.domain.topology``); nodes are n0, n1 and so
+            on, in the order of the cluster. Empty: none.
+        within: The level in one domain of which every gang must lie; empty: anywhere.
         transfer: What it takes to move a job's checkpoint to another zone.
         power_limit_w: The limit of every GPU unless the policy sets one; None: the board's own limit.
         batch_tuning: Which jobs may tune their batch size to the gang, under policies that support it
@@ -109,6 +112,8 @@ class EngineOptions:
     placement: str = "consolidated"
     inter_gbps: float = 10.0
     intra_gbytes: float = 300.0
+    topology: str = ""
+    within: str = ""
     transfer: Transfer = field(default_factory=Transfer)
     power_limit_w: float | None = None
     rigid: bool = False

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from services.core.cycle.levels import sums
 from services.core.cycle.plan import Control, Plan, Preempt, Start
 from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited
 from services.core.cycle.snapshot import Snapshot, Trigger
@@ -22,6 +23,7 @@ from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
 from services.core.domain.reasons import Reason
+from services.core.domain.topology import read_topology
 from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.orders.layer import run_under_orders
@@ -130,7 +132,8 @@ class Simulation:
         self.workload = workload.rigid() if options.rigid else workload
         if predictor is not None:
             self.workload = replace(self.workload, predicted_work_s=None)
-        self.nodes = Nodes(cluster, options.host_idle_w)
+        topology = read_topology(options.topology) if options.topology or options.within else None
+        self.nodes = Nodes(cluster, options.host_idle_w, topology)
         self._devices = cluster.devices
         of_zone = {"": trace} | {each.zone: each for each in (trace, *elsewhere)}
         if unknown := [zone for zone in self.nodes.zones if zone not in of_zone]:
@@ -144,7 +147,11 @@ class Simulation:
         if self.workload.zone is not None and len(self.grids) > 1:
             zones, at_home = [traces[at].zone for at in self.nodes.zone_of], np.array(self.workload.zone)
             eligible &= (at_home[:, None] == "") | (at_home[:, None] == np.array(zones)[None, :])
-        self.network = Network(options.inter_gbps * 1e9 / 8, options.intra_gbytes * 1e9, cluster.widest_node_gpus)
+        inter = options.inter_gbps * 1e9 / 8
+        within = () if topology is None else topology.bytes_per_s(self.nodes.levels, inter)
+        self.network = Network(inter, options.intra_gbytes * 1e9, cluster.widest_node_gpus, within)
+        wide = zip(map(JobId, self.workload.ids), self.workload.max_gpus.tolist(), strict=True)
+        level = self.nodes.levels.index(options.within) if options.within else -1
         tuning, shown_curves = None, dict[str, Any]()
         if self._tunes is not None:
             tuned = tuned_curves(self.workload, models)
@@ -179,6 +186,8 @@ class Simulation:
             placement=options.placement,
             graphs={job_id: graphs[kind] for job_id, kind in kinds if kind in graphs},
             network=self.network,
+            levels=self.nodes.levels,
+            within={job_id: level for job_id, most in wide if most > 1} if options.within else {},
             transfer=options.transfer,
             length_spreads={} if self._foresight is None else self._foresight.spreads,
             min_run_s=options.min_run_s,
@@ -191,7 +200,14 @@ class Simulation:
             self.workload,
             self.nodes,
             self.live,
-            Behaviours(self.workload, models, options, self.network, placement),
+            Behaviours(
+                self.workload,
+                models,
+                options,
+                self.network,
+                placement,
+                dict(zip(self.nodes.ids, self.nodes.domains.tolist(), strict=True)),
+            ),
             self._measurements,
             self.recorder,
             self._events,
@@ -216,6 +232,9 @@ class Simulation:
             sum(g for g, m in zip(self.nodes.gpus, self.nodes.model, strict=True) if m == at)
             for at in range(len(models))
         ]
+        if options.within:
+            its = [np.where(self.nodes.table().gpu_model == at, self.nodes.gpus, 0) for at in range(len(models))]
+            largest = [int(sums(self.nodes.domains[:, level], each).max()) for each in its]
         wide_enough = np.array(largest)[None, :] >= self.workload.min_gpus[:, None]
         fits: Bools = np.any(eligible & wide_enough, axis=1)
         self._slices = self._slices_of(cluster, eligible)

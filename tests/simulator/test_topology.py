@@ -1,0 +1,83 @@
+"""Levels of the network in simulations: every job is done, within its rack where it must, and nothing changes without.
+
+The same placing as live (``tests/properties/test_levels.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.core.domain.placement import Placement
+from services.core.parallel.graph import data_parallel
+from services.core.policies.registry import POLICIES
+from services.simulator.engine import EngineOptions, simulate
+from services.simulator.engine.cluster import Nodes
+from services.simulator.workload import ClusterSpec
+from tests.support.workloads import a_profile, a_trace, a_workload
+
+CLUSTER = ClusterSpec.parse("6x2:RTX3090")
+RACKS = "rack a: n[0-1]\nrack b: n[2-3]\nrack c: n[4-5]\nblock x: a, b\n"
+
+
+def a_week(jobs: int = 120) -> Any:
+    random = np.random.default_rng(5)
+    at_s = np.sort(random.uniform(0, 7 * 86_400.0, jobs))
+    sizes = random.choice([1, 1, 2, 3, 4], jobs)
+    return a_workload([(float(s), float(w), int(g)) for s, w, g in zip(at_s, random.uniform(600, 40_000, jobs), sizes,
+                                                                       strict=True)])  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", [*POLICIES])
+def test_in_a_week_every_gang_lies_in_one_rack_where_all_must_and_every_job_is_done(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Placement] = []
+    take = Nodes.take
+    monkeypatch.setattr(
+        Nodes, "take", lambda self, placement, *rest: (seen.append(placement), take(self, placement, *rest))[1]
+    )
+    week, options = a_week(), EngineOptions(rigid=not POLICIES[policy].elastic)
+
+    plain = simulate(policy, week, CLUSTER, a_trace(), options=options)
+    spread = sum(len({int(share.node_id[1:]) // 2 for share in each.shares}) > 1 for each in seen)
+    seen.clear()
+    confined = simulate(policy, week, CLUSTER, a_trace(), options=replace(options, topology=RACKS, within="rack"))
+
+    assert spread > 0, "without levels, some span racks"
+    assert all(len({int(share.node_id[1:]) // 2 for share in each.shares}) == 1 for each in seen)
+    assert np.isfinite(plain.columns.jct_s).all()
+    assert np.isfinite(confined.columns.jct_s).all()
+
+
+@pytest.mark.parametrize("policy", [*POLICIES])
+def test_one_level_of_single_nodes_changes_nothing(policy: str) -> None:
+    """All levels are known, and say nothing: so every plan is the one without them."""
+    each_alone = "".join(f"rack r{at}: n{at}\n" for at in range(6))
+    options = EngineOptions(rigid=not POLICIES[policy].elastic)
+
+    plain, levels = (
+        simulate(policy, a_week(60), CLUSTER, a_trace(), options=replace(options, topology=text))
+        for text in ("", each_alone)
+    )
+
+    assert levels.summary() | {"wall_s": 0} == plain.summary() | {"wall_s": 0}
+
+
+def test_a_gang_runs_as_fast_as_its_rack_lets_it() -> None:
+    """Two nodes of one rack exchange at 400 Gb/s, those of two at 10: the same gang takes longer over two racks."""
+    graph = data_parallel(4, 4e9, 0.2)
+    jobs = a_workload([(0.0, 3_600.0, 4)], [a_profile(graph=graph)])
+    fast = "rack a: n[0-1]\nbandwidth rack 400\n"
+    apart = "rack a: n0\nrack b: n1\nbandwidth rack 400\n"
+
+    near, far, unsaid = (
+        simulate("a-srpt", jobs, ClusterSpec.parse("2x2:RTX3090"), a_trace(), options=EngineOptions(topology=text))
+        for text in (fast, apart, "")
+    )
+
+    assert near.avg_jct_s < 0.6 * far.avg_jct_s
+    assert far.avg_jct_s == unsaid.avg_jct_s
