@@ -2,11 +2,12 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from services.contracts.jobs import GpuRequest
 from services.core.domain.mig import WHOLE, sevenths_of
+from services.core.domain.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class DeviceKind:
     is_slice: bool = False  #: Whether they are slices that exist now
     can_cut: bool = False
     """Whether they are GPUs that are cut or that an agent can cut, so that further slices may appear."""
+    largest: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
+    """By level of the network, narrowest first: how many the domain has that has most of them."""
 
 
 Capacity = Sequence[DeviceKind]
@@ -55,6 +58,18 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
     for kind in kinds:
         counts[kind.model, kind.memory_gib, kind.zone] += kind.count
     largest = max(counts.values())
+    for name, level in (("within", gpus.within), ("near", gpus.near)):
+        if level is not None and level not in kinds[0].largest:
+            return Impossibility(
+                f"/gpus/{name}", f"The cluster has no level {level}; it has {', '.join(kinds[0].largest)}."
+            )
+    if gpus.within is not None and gpus.min <= largest:
+        inside = Counter[tuple[str, float, str]]()
+        for kind in kinds:
+            inside[kind.model, kind.memory_gib, kind.zone] += kind.largest[gpus.within]
+        if gpus.min > (most := max(inside.values())):
+            return Impossibility("/gpus/min", f"The gang needs {gpus.min} GPUs within one {gpus.within}; "
+                                 f"none has more than {most} such GPUs.")  # fmt: skip
     if gpus.min > largest:
         has = f"{largest} such GPUs" if len(counts) == 1 else f"at most {largest} of one kind in one zone"
         return Impossibility("/gpus/min", f"The gang needs {gpus.min} GPUs; the cluster has {has}.")
@@ -73,6 +88,22 @@ def _no_slice(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
     if max(kind.memory_gib for kind in could_be) < (gpus.memory_gib or 0):
         return Impossibility("/gpus/memory_gib", f"No such slice of the cluster has {gpus.memory_gib:g} GiB of memory.")
     return None
+
+
+def kinds_of(rows: Sequence[tuple[str, Mapping[str, str], DeviceKind]], topology: Topology) -> list[DeviceKind]:
+    """Return the kinds of devices of the cluster, given what each node, by id and labels, has of each kind."""
+    labels_of = {node: labels for node, labels, _ in rows}
+    levels, names = topology.of([*labels_of.items()])
+    domains = dict(zip(labels_of, names, strict=True))
+    counts = Counter[DeviceKind](), Counter[tuple[DeviceKind, int, str]]()
+    for node, _, kind in rows:
+        bare = replace(kind, count=0)
+        counts[0][bare] += kind.count
+        counts[1].update({(bare, at, domain): kind.count for at, domain in enumerate(domains[node])})
+    largest: dict[DeviceKind, dict[str, int]] = {kind: dict.fromkeys(levels, 0) for kind in counts[0]}
+    for (kind, at, _), count in counts[1].items():
+        largest[kind][levels[at]] = max(largest[kind][levels[at]], count)
+    return [replace(kind, count=count, largest=largest[kind]) for kind, count in counts[0].items()]
 
 
 class CapacityCache:

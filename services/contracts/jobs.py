@@ -42,6 +42,11 @@ class GpuRequest(Message):
     model: Name | None = maybe("GPU model that the job needs, as nodes report it.")
     memory_gib: Real | None = maybe("Minimum memory of each device.", gt=0, le=10_000)
     zone: Name | None = maybe("Grid zone to stay in, as with data that are there; by default any.")
+    within: Name | None = maybe(
+        "Level of the network, such as `rack`, in one domain of which the whole gang must lie; it waits until one has "
+        "room. `node` is always one; `GET /v1/topology` lists them."
+    )
+    near: Name | None = maybe("The same, where that delays it no more than any other place: it should, but need not.")
     slice: SliceName | None = maybe(
         "Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one."
     )

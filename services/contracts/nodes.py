@@ -744,3 +744,29 @@ class Node(Message):
 
 class NodeList(Page[Node]):
     """The cluster's nodes, or one page of them, by name."""
+
+
+class TopologyLevel(Message):
+    """A level of the network between nodes. A gang has GPUs of one model, in one zone."""
+
+    level: str = said("Its name: `node` first, `cluster`, for all nodes together, last.")
+    domains: int = said("How many racks, or other domains of it, there are.")
+    gpus: int = said("The largest gang that one of them could ever hold.")
+    free: int = said("The largest gang that could start now within one of them.")
+
+
+class TopologyFile(Message):
+    """An operator's file of the network's levels."""
+
+    file: str = said(
+        "One line for each domain, as `rack r1: node-[01-08]` and `block a: r1, r2`, or Slurm's `topology.conf`. "
+        "Empty: nodes' labels `nvlink`, `rack` and `block` alone say where they are.",
+        max_length=4_000_000,
+    )
+
+
+class Topology(TopologyFile):
+    """The levels of the network, and how much of each is free for one gang."""
+
+    free_gpus: int = said("Free GPUs of nodes that take work, for training.", default=0)
+    levels: list[TopologyLevel] = many("Narrowest first; none where the scheduler has not held a round yet.")

@@ -12,13 +12,13 @@ from services.contracts import policies
 from services.contracts.codes import ProblemCode
 from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import JobSpec
-from services.contracts.nodes import NodePower
+from services.contracts.nodes import NodePower, Topology, TopologyFile, TopologyLevel
 from services.contracts.predictions import JobPrediction, LengthModel, LengthModelList
 from services.contracts.problems import FieldError
 from services.contracts.profiles import ControlInForce, ControlMeasurement, JobProfile, LearnedCurve
 from services.contracts.queries import PlanQuery
 from services.contracts.schema import Name
-from services.core.domain.errors import PolicyConfigError
+from services.core.domain.errors import DomainError, PolicyConfigError
 from services.core.domain.jobs import JobState
 from services.core.policies import registry
 from services.core.policies.registry import (
@@ -36,6 +36,7 @@ from services.kit.projects import spec_in_project
 from services.kit.redis import hint
 from services.kit.routes import from_state, not_a_cursor
 from services.scheduler.learning.learned import curve_of, table_of
+from services.scheduler.loop import Scheduler
 from services.scheduler.planning.dry_run import DryRuns
 from services.scheduler.power.hooks import PowerHook
 from services.scheduler.repository import node_power, predictions, profiles, rounds
@@ -60,6 +61,7 @@ Service = Annotated[SchedulerService, from_state("service")]
 Settings = Annotated[SchedulerSettings, from_state("settings")]
 Hints = Annotated[Redis, from_state("redis")]
 Hook = Annotated[PowerHook, from_state("power_hook")]
+Loop = Annotated[Scheduler, from_state("scheduler")]
 DryRunning = Annotated[DryRuns, from_state("dry_runs")]
 Round = Annotated[int, Path(ge=0, le=LARGEST_ROUND)]
 
@@ -118,6 +120,26 @@ async def get_shares(_: Operator, service: Service) -> policies.TenantShares:
     if found is None:
         raise unavailable("The scheduler")
     return shares_of(*found)
+
+
+@router.get("/topology", tags=["nodes"])
+async def get_topology(_: ProjectCaller, service: Service, loop: Loop) -> Topology:
+    """Show the levels of the network, and the largest gang that each has room for."""
+    levels = [TopologyLevel(**each._asdict()) for each in loop.level_rooms]
+    return Topology(file=await service.read(rounds.topology), free_gpus=loop.free_gpus, levels=levels)
+
+
+@router.put("/topology", tags=["nodes"])
+async def set_topology(given: TopologyFile, caller: Operator, service: Service, redis: Hints) -> TopologyFile:
+    """Say where nodes are in the network, by a file; gangs that run stay where they are."""
+    try:
+        is_set = await service.set_topology(given.file, caller)
+    except DomainError as error:
+        raise invalid("/file", f"The file says {error}.") from None
+    if not is_set:
+        raise unavailable("The scheduler")
+    await hint(redis, "topology")
+    return given
 
 
 @router.get("/policies/{name}", tags=["policies"])

@@ -1,7 +1,7 @@
 """What the scheduler shows at ``/metrics``: rounds as they are held, and the present queue, gangs and commands."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from redis.asyncio import Redis
 
 from services.contracts.streams import HINTS_STREAM, command_stream
+from services.core.cycle.levels import LevelRoom
 from services.core.cycle.snapshot import Trigger
 from services.db.database import Database
 from services.db.figures import pool_of
@@ -31,6 +32,9 @@ class Loop(Protocol):
     def leads(self) -> bool:
         """Whether this process decides."""
         ...
+
+    free_gpus: int
+    level_rooms: Sequence[LevelRoom]
 
     @property
     def since_turn_s(self) -> float:
@@ -75,6 +79,18 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
                 "Jobs that have not ended, and the reason they are in their state.",
                 ["state", "reason"],
                 [((each.state, each.reason), each.jobs) for each in jobs],
+            ),
+            gauge(
+                "wattshift_free_gpus",
+                "GPUs that are free for training, on nodes that take work.",
+                [],
+                [((), loop.free_gpus)] if loop.level_rooms else [],
+            ),
+            gauge(
+                "wattshift_largest_gang_gpus",
+                "The largest gang that could start now within one domain of a level of the network.",
+                ["level"],
+                [((each.level,), each.free) for each in loop.level_rooms],
             ),
             gauge("wattshift_gangs", "Gangs that hold GPUs.", ["state"], [((g.state,), g.gangs) for g in gangs]),
             gauge("wattshift_gang_gpus", "GPUs that gangs hold.", ["state"], [((g.state,), g.gpus) for g in gangs]),

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.contracts.streams import COMMAND_FIELD, HINTS_STREAM, TRACEPARENT_FIELD
+from services.core.cycle.levels import LevelRoom, level_rooms
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Policy
 from services.core.cycle.recording import plan_to_json, snapshot_to_json
@@ -166,6 +167,8 @@ class Scheduler:
         self._passive_at_s = 0.0
         self._turned_at_s = time.monotonic()
         self._look_again_at_s = math.inf
+        self.level_rooms: Sequence[LevelRoom] = ()  #: What the levels of the network had room for in the last round
+        self.free_gpus = 0
         self._ratios: Mapping[str, float] = {}
         """Measured over modelled draw by order; lost with the process, and measured again at the first check."""
 
@@ -317,6 +320,8 @@ class Scheduler:
                     await gates.explain(connection, loaded.withheld)
             if loaded.predictions:
                 await self._predicting.keep(loaded.predictions)
+            self.level_rooms = level_rooms(snapshot)
+            self.free_gpus = int(snapshot.nodes.free_gpus[snapshot.nodes.schedulable].sum())
             read = time.perf_counter()
             policy, is_stored = self._policy_of(loaded)
             decided, memory = self._decide(loaded, policy, is_stored, read)

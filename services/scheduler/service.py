@@ -9,6 +9,7 @@ from services.contracts.nodes import PowerState
 from services.contracts.policies import TenantShare, TenantShares
 from services.core.accounting.completion import jain_index
 from services.core.domain.errors import PolicyConfigError
+from services.core.domain.topology import read_topology
 from services.core.policies.fair import Fair
 from services.core.policies.registry import build_policy
 from services.db import audit
@@ -52,6 +53,19 @@ class SchedulerService:
             if policy is not None:
                 await audit.note(connection, caller, "policy.set", name, parameters=parameters)
             return policy
+
+    async def set_topology(self, file: str, caller: Identity) -> bool:
+        """Take an operator's file of the network's levels; False before the scheduler's first turn.
+
+        Raises:
+            DomainError: it is malformed; nothing is changed.
+        """
+        read_topology(file)
+        async with self._database.transaction() as connection:
+            is_set = await connection.fetchval(rounds.SET_TOPOLOGY, file) is not None
+            if is_set:
+                await audit.note(connection, caller, "topology.set", "topology", bytes=len(file))
+            return is_set
 
     async def shares(self) -> tuple[State, list[ShareRow]] | None:
         """Return the policy with its memory, and the tenants that have jobs; None before the scheduler's first turn."""

@@ -2,8 +2,9 @@
 
 import pytest
 
-from services.admission.capacity import DeviceKind, impossibility
+from services.admission.capacity import DeviceKind, impossibility, kinds_of
 from services.contracts.jobs import GpuRequest
+from services.core.domain.topology import Topology, read_topology
 
 WHOLE = DeviceKind("A100", 40, "DE", 4)
 CUTTABLE = DeviceKind("A100", 40, "DE", 4, can_cut=True)
@@ -53,3 +54,37 @@ def test_a_gang_that_is_too_large_learns_how_large_one_may_be(gpus, said) -> Non
 
     assert found is not None
     assert found.detail == said
+
+
+NODES = [(f"n{at}", {}, DeviceKind("A100", 40, "DE", 4)) for at in range(4)]
+FILE = read_topology("rack r1: n[0-1]\nrack r2: n2\nblock a: r1, r2")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "file", "pointer", "said"),
+    [
+        ({"min": 8, "within": "rack"}, FILE, None, ""),
+        ({"min": 9, "within": "rack"}, FILE, "/gpus/min", "within one rack; none has more than 8 such GPUs"),
+        ({"min": 12, "within": "block"}, FILE, None, ""),
+        ({"min": 13, "within": "block"}, FILE, "/gpus/min", "none has more than 12"),
+        ({"min": 5, "within": "node"}, Topology(), "/gpus/min", "within one node; none has more than 4"),
+        ({"min": 4, "within": "node"}, Topology(), None, ""),
+        ({"within": "rack"}, Topology(), "/gpus/within", "no level rack; it has node."),
+        ({"near": "pod"}, FILE, "/gpus/near", "no level pod; it has node, rack, block."),
+        ({"min": 16, "near": "rack"}, FILE, None, ""),
+        ({"min": 17, "within": "rack"}, FILE, "/gpus/min", "the cluster has 16 such GPUs"),
+    ],
+)
+def test_a_gang_that_no_domain_could_hold_is_refused(gpus, file, pointer, said) -> None:
+    found = impossibility(GpuRequest.model_validate(gpus), kinds_of(NODES, file))
+
+    assert (None if found is None else found.pointer) == pointer
+    assert found is None or said in found.detail
+
+
+def test_the_largest_domain_is_that_of_one_kind() -> None:
+    mixed = [*NODES[:1], ("n1", {}, DeviceKind("V100", 32, "DE", 4)), ("n1", {}, DeviceKind("A100", 40, "DE", 1))]
+
+    by_model = {kind.model: (kind.count, kind.largest["rack"]) for kind in kinds_of(mixed, FILE)}
+
+    assert by_model == {"A100": (5, 5), "V100": (4, 4)}

@@ -16,7 +16,8 @@ LEAST = {"name": "a", "command": ["true"]}
 """What every release stored: nothing else is required."""
 
 FULL = LEAST | {
-    "gpus": {"min": 2, "max": 8, "step": 3, "asked": 5, "model": "A100", "memory_gib": 40.5, "zone": "SE"},
+    "gpus": {"min": 2, "max": 8, "step": 3, "asked": 5, "model": "A100", "memory_gib": 40.5, "zone": "SE"}
+    | {"within": "rack", "near": "node"},
     "work": {"total": 1e6, "unit": "samples"},
     "preemptible": False,
     "priority": -3,
@@ -39,6 +40,8 @@ READ = {
     "SLICE": lambda spec: spec.gpus.slice,
     "GPU_MEMORY_GIB": lambda spec: spec.gpus.memory_gib,
     "GPU_ZONE": lambda spec: spec.gpus.zone,
+    "GPU_WITHIN": lambda spec: spec.gpus.within,
+    "GPU_NEAR": lambda spec: spec.gpus.near,
     "WORK_TOTAL": lambda spec: spec.work and spec.work.total,
     "PREEMPTIBLE": lambda spec: spec.preemptible,
     "MAY_SHARE_GPU": lambda spec: spec.may_share_gpu,

@@ -23,7 +23,7 @@ def client(world: World, role: Role = Role.OPERATOR) -> httpx.AsyncClient:
     install_problem_handlers(app)
     app.include_router(endpoints.router)
     app.state.service, app.state.redis = SchedulerService(world.database), world.redis
-    app.state.settings = world.settings
+    app.state.settings, app.state.scheduler = world.settings, world.scheduler
     app.state.power_hook = build_hook(world.settings)
     identity = Identity(tenant_id="default", role=role, key_id="key-1")
     return httpx.AsyncClient(transport=httpx.ASGITransport(ActingAs(app, identity)), base_url="http://scheduler")

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, text, true, update
 
 from services.admission.agents import Agent
-from services.admission.capacity import DeviceKind
+from services.admission.capacity import DeviceKind, kinds_of
 from services.admission.repository import Repository
 from services.admission.repository.access import write_audit
 from services.admission.steering import Decision
@@ -17,6 +17,7 @@ from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobCounts, JobFootprint, JobProgress, JobSpec, Share
 from services.contracts.queries import JobQuery
 from services.core.domain.jobs import JobState
+from services.core.domain.topology import read_topology
 from services.db.tables import (
     budgets,
     cell_energy,
@@ -83,10 +84,11 @@ _WITH_ALL: Select[Any] = select(
 )
 
 _CAPACITY = text("""
-    SELECT device->>'model' AS model, (device->>'memory_gib')::float AS memory_gib, zone, count(*) AS count,
+    SELECT id, labels, device->>'model' AS model, (device->>'memory_gib')::float AS memory_gib, zone, count(*) AS count,
         coalesce((device->>'sevenths')::int, 7) AS sevenths, device->>'parent' IS NOT NULL AS is_slice,
         coalesce((device->>'can_partition')::bool OR (device->>'mig_enabled')::bool, false) AS can_cut
-    FROM known_nodes, jsonb_array_elements(devices) AS device WHERE NOT measures_only GROUP BY 1, 2, 3, 5, 6, 7
+    FROM known_nodes, jsonb_array_elements(devices) AS device WHERE NOT measures_only
+    GROUP BY 1, 2, 3, 4, 5, 7, 8, 9
 """)
 
 
@@ -238,7 +240,9 @@ class JobRepository(Repository):
 
     async def capacity(self) -> list[DeviceKind]:
         """Return the devices of all registered nodes."""
-        return [DeviceKind(*row) for row in await self._connection.execute(_CAPACITY)]
+        rows = [(id, labels, DeviceKind(*kind)) for id, labels, *kind in await self._connection.execute(_CAPACITY)]
+        file = (await self._connection.execute(text("SELECT file FROM known_topology"))).scalar()
+        return kinds_of(rows, read_topology(file or ""))
 
 
 def _visible(caller: Identity) -> list[ColumnElement[bool]]:

@@ -50,6 +50,10 @@ class SpecOptions:
     memory: Annotated[str | None, of_job(help="Least memory of each GPU, GiB.")] = None
     slice: Annotated[str | None, of_job(help="Run on a MIG slice of this size, 1g, 2g, 3g, 4g or 7g.")] = None
     zone: Annotated[str | None, of_job(help="Grid zone to stay in, as with data that are there.")] = None
+    within: Annotated[
+        str | None, of_job(metavar="LEVEL", help="Level of the network that all its GPUs must share, such as rack.")
+    ] = None
+    near: Annotated[str | None, of_job(metavar="LEVEL", help="The same, where that delays it no more.")] = None
     container: Annotated[str | None, of_job(help="Container image to run in.", metavar="IMAGE")] = None
     workdir: Annotated[Path | None, of_job(help="Folder to run in; by default the present one.")] = None
     env: Annotated[
@@ -306,7 +310,8 @@ def spec_of(
         "working_dir": _working_dir(options, source),
         "checkpoint_dir": os.path.abspath(options.checkpoint_dir) if options.checkpoint_dir else None,
         "gpus": _gpus(options.gpus or "1")
-        | {"model": options.model, "memory_gib": _gib(options.memory), "slice": options.slice, "zone": options.zone},
+        | {"model": options.model, "memory_gib": _gib(options.memory), "slice": options.slice, "zone": options.zone}
+        | {"within": options.within, "near": options.near},
         "work": _work(options.work),
         "progress": _progress(options.progress),
         "priority": options.priority,
@@ -353,6 +358,8 @@ _OPTION_OF = {
     "gpus.memory_gib": "--memory",
     "gpus.slice": "--slice",
     "gpus.zone": "--zone",
+    "gpus.within": "--within",
+    "gpus.near": "--near",
     "secrets": "--secret",
     "source.git": "--git",
     "source.git.secret": "--git-secret",

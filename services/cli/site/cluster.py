@@ -2,10 +2,12 @@
 
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import typer.core
+from rich.console import Group as RichGroup
 from rich.console import RenderableType
 
 from services.cli import output
@@ -17,7 +19,7 @@ from services.cli.plots import Piece, greenest, plot
 from services.cli.plugins import add_moved
 from services.cli.site.grid import maintain
 from services.cli.site.slices import partition, slice_words
-from services.cli.values import duration_s, parameter_value
+from services.cli.values import duration_s, parameter_value, text_of
 from services.core.accounting.meters import agrees
 
 OneGpu = Annotated[int | None, typer.Option("--gpu", help="Only this one of its GPUs, by its index.")]
@@ -26,7 +28,7 @@ OneGpu = Annotated[int | None, typer.Option("--gpu", help="Only this one of its 
 def register(app: typer.Typer) -> None:
     words = "Show the cluster's nodes, let one in, take one out of service, power it down or up, or cut its GPUs."
     nodes = Group(app, "nodes", words, list_nodes)
-    nodes.add(drain, resume, enroll, invite, revoke, sleep, wake, pin_awake, unpin, partition, maintain)
+    nodes.add(drain, resume, enroll, invite, revoke, sleep, wake, pin_awake, unpin, partition, maintain, topology)
     Group(app, "policy", "Show the policies, or change the one in force.", list_policies).add(set_policy)
     grids = Group(app, "carbon", "Show a zone's carbon intensity.", cls=_ZoneOrCommand)
     grids.command("show")(carbon)
@@ -48,7 +50,16 @@ def list_nodes(watch: Watch = False, as_json: AsJson = False) -> None:
     gateway = Gateway()
     if as_json:
         return output.print_json(gateway.get("/v1/nodes")["items"])
-    output.show(lambda: _node_table(gateway.get("/v1/nodes")["items"]), watch=watch)
+    output.show(
+        lambda: RichGroup(_node_table(gateway.get("/v1/nodes")["items"]), room_words(gateway.get("/v1/topology"))),
+        watch=watch,
+    )
+
+
+def room_words(found: dict[str, Any]) -> str:
+    """Return how many GPUs are free, and the largest gang that could start within one domain of each level."""
+    gangs = ", ".join(f"{each['level']} {each['free']}" for each in found["levels"])
+    return f"{found['free_gpus']} GPUs free; largest gang by level: {gangs}" if gangs else ""
 
 
 def _node_table(found: list[Any]) -> RenderableType:
@@ -188,6 +199,29 @@ def power_words(node: dict[str, Any]) -> list[str]:
         color = "red" if power["state"] == "failed" else "blue"
         words.append(f"[{color}]{power['state'].replace('_', ' ')} {output.age(power['since'])}[/]")
     return words + (["[cyan]pinned[/]"] if power["pinned_awake"] else [])
+
+
+def topology(
+    file: Annotated[Path | None, typer.Argument(help="A file of racks and the like, or Slurm's topology.conf.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the levels of the network and the largest gang that each has room for, or say by a file where nodes are."""
+    gateway = Gateway()
+    if file is not None:
+        gateway.call("PUT", "/v1/topology", body={"file": text_of(file)})
+    found = gateway.get("/v1/topology")
+    if as_json:
+        return output.print_json(found)
+    if file is not None:
+        console.print("taken; it counts from the next round on, for gangs that start then")
+        return
+    shown = output.table(
+        "level", "domains", "largest", "largest free gang", right=("domains", "largest", "largest free gang")
+    )
+    for each in found["levels"]:
+        shown.add_row(each["level"], str(each["domains"]), str(each["gpus"]), str(each["free"]))
+    console.print(shown if found["levels"] else "no round has been held yet")
+    console.print(room_words(found))
 
 
 def sleep(node: str, as_json: AsJson = False) -> None:

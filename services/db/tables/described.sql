@@ -625,6 +625,7 @@ CREATE TABLE scheduler_state (
     memory JSONB NOT NULL,
     version BIGINT NOT NULL,
     last_active_at TIMESTAMP WITH TIME ZONE,
+    topology TEXT DEFAULT '' NOT NULL,
     PRIMARY KEY (id),
     CONSTRAINT scheduler_state_one_row CHECK (id = 1)
 );

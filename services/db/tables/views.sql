@@ -92,6 +92,10 @@ SELECT id, job_id, generation, state, gpus, shares, shares -> 0 ->> 'node_id' AS
        running_at, power_limit_w, clock_mhz, stop_requested_at
   FROM allocations WHERE state <> 'ended';
 
+-- scheduler: the operator's file of the network's levels.
+CREATE VIEW known_topology AS
+SELECT topology AS file FROM scheduler_state;
+
 -- scheduler: devices that gangs hold, the `gpu` that each is or is part of, and for which job.
 CREATE VIEW held_devices AS
 SELECT c.node_id, c.device, coalesce(c.parent, c.device) AS gpu, c.allocation_id, a.job_id, j.spec

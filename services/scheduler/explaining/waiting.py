@@ -162,6 +162,13 @@ def why_it_waits(
         ),
     )
     detail = None if reason is None else detail_of(reason, on_nodes or ())
+    if reason is Reason.NO_ROOM_WITHIN:
+        detail = f"{gpus_words(asked.free)} are free, but no {spec.gpus.within} has {spec.gpus.min} of them."
+    if reason is Reason.NO_SUCH_DOMAIN:
+        known = ", ".join(snapshot.levels)
+        is_level = spec.gpus.within in snapshot.levels
+        detail = f"No {spec.gpus.within} has {spec.gpus.min} such GPUs." if is_level else (
+            f"The cluster has no level {spec.gpus.within}; it has {known}.")  # fmt: skip
     if start:
         detail = "Its GPUs are free: the next round starts it."
     place = place_of(dry, job_id) if seen_by_policy else None

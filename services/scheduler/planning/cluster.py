@@ -7,19 +7,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from services.contracts.engines import OURS
 from services.contracts.nodes import PowerState
+from services.core.cycle.levels import numbered
 from services.core.cycle.snapshot import NodeTable
 from services.core.domain.arrays import Bools, Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.mig import is_gpu
+from services.core.domain.topology import Topology
 from services.core.profiles.boards import board_of
 from services.scheduler.repository.documents import StoredDevice
+from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.snapshots import AwayRow, ClaimRow, ClusterRows, JobRow, NodeRow, PartitionRow
 
 
@@ -116,6 +119,26 @@ def node_table(cluster: Cluster, zones: Sequence[str]) -> NodeTable:
         free_devices=tuple(tuple(sorted(device_indices(node) - claimed.get(node.id, set()))) for node in nodes),
         zone=np.array([zone_at.get(node.zone, 0) for node in nodes], dtype=np.int64),
     )
+
+
+def levels_of(topology: Topology, nodes: Sequence[NodeRow], jobs: JobRows) -> dict[str, Any]:
+    """Return what a snapshot says of the levels of the network, and of the jobs that name one; nothing without any.
+
+    Returns:
+        ``levels``, ``domains`` of the nodes, ``within`` and ``near``.
+    """
+    asked = {name: [(JobId(job.id), getattr(job, name)) for job in jobs.where(jobs.have(name))]
+             for name in ("within", "near")}  # fmt: skip
+    levels, domains = numbered(topology, [(node.id, node.labels) for node in nodes])
+    if len(levels) == 1 and not any(asked.values()):
+        return {}
+    at = {level: position for position, level in enumerate(levels)}
+    return {
+        "levels": levels,
+        "domains": domains,
+        "within": {job_id: at.get(level, -1) for job_id, level in asked["within"]},
+        "near": {job_id: at[level] for job_id, level in asked["near"] if level in at},
+    }
 
 
 def shared_pairs(claims: Sequence[ClaimRow], jobs: Sequence[JobRow]) -> tuple[tuple[JobId, JobId], ...]:

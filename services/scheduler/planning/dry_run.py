@@ -213,6 +213,8 @@ def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
         gpu_model=spec.gpus.model,
         memory_gib=spec.gpus.memory_gib,
         zone=spec.gpus.zone,
+        within=spec.gpus.within,
+        near=spec.gpus.near,
         slice=spec.gpus.slice,
         needs_container=spec.image is not None,
         layout=None if spec.layout is None else spec.layout.model_dump_json(),

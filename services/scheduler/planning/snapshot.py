@@ -18,6 +18,7 @@ from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder, order_at, standing
+from services.core.domain.topology import read_topology
 from services.core.domain.windows import Ending, Window
 from services.core.parallel.graph import JobGraph
 from services.db.database import Connection, Database
@@ -32,6 +33,7 @@ from services.scheduler.planning.cluster import (
     host_w,
     idle_w,
     kind_of,
+    levels_of,
     node_table,
     settable,
     shared_pairs,
@@ -185,6 +187,10 @@ def snapshot_of(
     speed_rows, speed_curves = _speed_curves(gangs)
     zones = [outlook.zone for outlook in outlooks]
     nodes, eligible = node_table(cluster, zones), eligible_kinds(jobs, cluster.kinds)
+    topology = read_topology(rows.state.topology)
+    levels = levels_of(topology, cluster.nodes, jobs)
+    if levels:
+        nodes = replace(nodes, domains=levels.pop("domains"))
     now_s = rows.state.now_s
     made = Snapshot(
         version=rows.state.version,
@@ -226,7 +232,12 @@ def snapshot_of(
         slice_units=cut.units,
         slice_jobs=waiting_slice_jobs(jobs, cluster.nodes, nodes, eligible, cut),
         bound={JobId(job): tuple(map(NodeId, nodes)) for job, nodes in rows.bound.items()},
-        network=replace(settings.network, server_gpus=cluster.widest_node_gpus),
+        network=replace(
+            settings.network,
+            server_gpus=cluster.widest_node_gpus,
+            within_bytes_per_s=topology.bytes_per_s(levels.get("levels", ()), settings.network.inter_bytes_per_s),
+        ),
+        **levels,
         length_spreads=length_spreads(jobs, predictions),
         orders=power_orders(
             rows.orders, cluster, zones, held, now_s, rows.asleep_w, settings.power_limit_w, at_rest=at_rest

@@ -18,7 +18,7 @@ VALUES (1, $1, '{}', 'installation', '{}', 0) ON CONFLICT DO NOTHING
 STATE = """
 SELECT version, policy, parameters, CASE WHEN version IS DISTINCT FROM $1 THEN memory END AS memory,
        extract(epoch FROM last_active_at)::float8 AS last_active_s,
-       extract(epoch FROM now())::float8 AS now_s
+       extract(epoch FROM now())::float8 AS now_s, topology
   FROM scheduler_state WHERE id = 1
 """
 
@@ -52,7 +52,7 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
        (SELECT string_agg(id || revision || coalesce(baseline_w, 0), ',' ORDER BY id)
           FROM grid_orders WHERE end_at > now() - interval '1 day'),
        (SELECT string_agg(id, ',' ORDER BY id) FROM reservations WHERE end_at > now() AND cancelled_at IS NULL),
-       (SELECT policy || parameters FROM scheduler_state WHERE id = 1),
+       (SELECT policy || parameters || topology FROM scheduler_state WHERE id = 1),
        (SELECT max(fitted_at) FROM setting_profiles)
 """
 
@@ -84,6 +84,8 @@ UPDATE scheduler_state
  WHERE id = 1 RETURNING policy, parameters, policy_since, policy_changed_by
 """
 
+SET_TOPOLOGY = "UPDATE scheduler_state SET topology = $1, version = version + 1 WHERE id = 1 RETURNING id"
+
 PLANS = """
 SELECT round, at, trigger, policy, jobs, starts, preemptions, holds, intensity_gco2_per_kwh, intensity_stale, decide_ms,
        actions
@@ -103,6 +105,7 @@ class State(NamedTuple):
     memory: Json | None
     last_active_s: float | None
     now_s: float
+    topology: str = ""  #: The operator's file of the network's levels
 
 
 class ActivePolicyRow(NamedTuple):
@@ -210,6 +213,11 @@ async def set_policy(connection: Connection, name: str, parameters: Json, key_id
     The memory of another policy is deleted; the same policy goes on from what it remembers.
     """
     return await fetch_row(connection, ActivePolicyRow, SET_POLICY, name, parameters, key_id)
+
+
+async def topology(connection: Connection) -> str:
+    """Return the operator's file of the network's levels."""
+    return await connection.fetchval("SELECT topology FROM scheduler_state WHERE id = 1") or ""
 
 
 async def plans(connection: Connection, before: int | None, limit: int) -> list[PlanRow]:

@@ -16,6 +16,8 @@ from services.db.job_specs import (
     GLOBAL_BATCH,
     GPU_MEMORY_GIB,
     GPU_MODEL,
+    GPU_NEAR,
+    GPU_WITHIN,
     GPU_ZONE,
     MAX_GPUS,
     MAY_SHARE_GPU,
@@ -55,7 +57,8 @@ SELECT j.id, j.tenant_id, j.state,
        p.done, q.gpu_s AS predicted_gpu_s, CASE WHEN q.seen AND q.gpu_s > 0 THEN q.spread_gpu_s END AS spread_gpu_s,
        {BATCH_MIN} AS batch_min, {BATCH_MAX} AS batch_max, coalesce({GLOBAL_BATCH}, {BATCH_MIN}) AS base_batch,
        p.noise_scale, {FAMILY} AS family, j.engine, coalesce(j.labels ->> 'queue', '') AS queue,
-       j.reason, extract(epoch FROM j.expected_start_at)::float8 AS expected_start_s"""
+       j.reason, extract(epoch FROM j.expected_start_at)::float8 AS expected_start_s, {GPU_WITHIN} AS within,
+       {GPU_NEAR} AS near"""
 _LIVE = """
   FROM jobs j
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
@@ -179,6 +182,7 @@ class JobRow(NamedTuple):
             user's.
         engine, queue: What runs it, and the queue of that engine that it is in.
         reason, expected_start_s: Why it waits, and until when, UTC seconds, as stored.
+        within, near: The levels in one domain of which its gang must lie, and should.
     """
 
     id: str
@@ -229,6 +233,8 @@ class JobRow(NamedTuple):
     queue: str = ""
     reason: str | None = None
     expected_start_s: float | None = None
+    within: str | None = None
+    near: str | None = None
 
 
 class SpecRow(NamedTuple):

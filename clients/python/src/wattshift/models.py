@@ -456,6 +456,9 @@ class GpuRequest:
         model: GPU model that the job needs, as nodes report it.
         memory_gib: Minimum memory of each device.
         zone: Grid zone to stay in, as with data that are there; by default any.
+        within: Level of the network, such as `rack`, in one domain of which the whole gang must lie; it waits
+            until one has room. `node` is always one; `GET /v1/topology` lists them.
+        near: The same, where that delays it no more than any other place: it should, but need not.
         slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one.
     """
 
@@ -466,6 +469,8 @@ class GpuRequest:
     model: str | None = None
     memory_gib: float | None = None
     zone: str | None = None
+    within: str | None = None
+    near: str | None = None
     slice: str | None = None
 
 
@@ -1436,6 +1441,9 @@ class TrainingProblem:
         horizon_hours: How far ahead policies know the carbon intensity.
         placement: `consolidated`, `buddy`, `first-fit`, `heavy-edge` or `refined`; for policies that do not place
             jobs themselves.
+        topology: Levels of the network, as the file of `PUT /v1/topology`; the nodes are n0, n1 and so on, in the
+            order of `cluster`.
+        within: Level in one domain of which every gang must lie, such as `rack`.
         predictor: How job lengths are predicted: `perfect`; `none`, for policies that learn them from the jobs'
             own progress; or `forest`, `mean`, `median`, `mean-of-all` or `median-of-all`, learned from jobs that
             have ended.
@@ -1464,6 +1472,8 @@ class TrainingProblem:
     host_idle_w: float = 30
     horizon_hours: float = 48
     placement: str = "consolidated"
+    topology: str = ""
+    within: str | None = None
     predictor: str = "perfect"
     batch_tuning: str = "all"
     tenant_weights: dict[str, float] = field(default_factory=dict[str, float])
@@ -1633,6 +1643,9 @@ class GpuRequestFields(TypedDict, total=False):
         model: GPU model that the job needs, as nodes report it.
         memory_gib: Minimum memory of each device.
         zone: Grid zone to stay in, as with data that are there; by default any.
+        within: Level of the network, such as `rack`, in one domain of which the whole gang must lie; it waits
+            until one has room. `node` is always one; `GET /v1/topology` lists them.
+        near: The same, where that delays it no more than any other place: it should, but need not.
         slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one.
     """
 
@@ -1643,6 +1656,8 @@ class GpuRequestFields(TypedDict, total=False):
     model: str | None
     memory_gib: float | None
     zone: str | None
+    within: str | None
+    near: str | None
     slice: Literal["1g", "2g", "3g", "4g", "7g"] | None
 
 
@@ -1860,6 +1875,9 @@ class TrainingRequestFields(TypedDict, total=False):
         horizon_hours: How far ahead policies know the carbon intensity.
         placement: `consolidated`, `buddy`, `first-fit`, `heavy-edge` or `refined`; for policies that do not place
             jobs themselves.
+        topology: Levels of the network, as the file of `PUT /v1/topology`; the nodes are n0, n1 and so on, in the
+            order of `cluster`.
+        within: Level in one domain of which every gang must lie, such as `rack`.
         predictor: How job lengths are predicted: `perfect`; `none`, for policies that learn them from the jobs'
             own progress; or `forest`, `mean`, `median`, `mean-of-all` or `median-of-all`, learned from jobs that
             have ended.
@@ -1894,6 +1912,8 @@ class TrainingRequestFields(TypedDict, total=False):
     host_idle_w: float
     horizon_hours: float
     placement: str
+    topology: str
+    within: str | None
     predictor: str
     batch_tuning: Literal["all", "half", "none"]
     tenant_weights: dict[str, float]

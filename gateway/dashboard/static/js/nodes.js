@@ -1,5 +1,5 @@
 // Nodes and their devices: clock, power, slices, health, and what runs there.
-import { all, send } from "./api.js";
+import { all, get, send } from "./api.js";
 import { meter, spark } from "./charts.js";
 import { by, fill, h, reconcile, table } from "./dom.js";
 import { ago, at, badge, clock, count, counted, digits, duration, energy, percent, power, unknown, words } from "./format.js";
@@ -12,6 +12,7 @@ const opened = new Set(open); // by an address: shown once, when it is there
 let nodes = [];
 let jobs = new Map(); // "node/device" -> jobs
 let trends = new Map(); // node -> temperatures of its GPUs in the past day
+let room = null; // the largest gangs that could start, by level of the network
 let body = null;
 
 const isSlice = (device) => device.parent !== undefined && device.parent !== null;
@@ -173,7 +174,7 @@ function matches(node) {
 function draw() {
   const shown = nodes.filter(matches);
   const sum = (of) => nodes.reduce((total, node) => total + of(node), 0);
-  fill(by("totals"), `${count(nodes.length)} nodes, ${count(sum((node) => node.gpus_in_use))} of ${count(sum((node) => node.gpus))} GPUs in use, ${power(sum((node) => (node.state === "lost" ? 0 : node.power_w)))}`);
+  fill(by("totals"), `${count(nodes.length)} nodes, ${count(sum((node) => node.gpus_in_use))} of ${count(sum((node) => node.gpus))} GPUs in use, ${power(sum((node) => (node.state === "lost" ? 0 : node.power_w)))}${room?.levels.length ? `; largest gang that could start: ${room.levels.map((each) => `${each.level} ${count(each.free)}`).join(", ")}` : ""}`);
   if (!shown.length) {
     body = null;
     return void fill(by("nodes"), h("p", { class: "card empty" }, nodes.length ? "No node matches the filter." : ["No node has registered yet. ", h("code", {}, "wattshift nodes enroll"), " lets one in."]));
@@ -190,7 +191,8 @@ function draw() {
 }
 
 async function read() {
-  const [found, running] = await Promise.all([all("/v1/nodes", { clocks: false }, 100_000), all("/v1/jobs", { state: ["running", "starting", "preempting"], fields: "id,name,placement" }, 5000)]);
+  const [found, levels, running] = await Promise.all([all("/v1/nodes", { clocks: false }, 100_000), get("/v1/topology").catch(() => null), all("/v1/jobs", { state: ["running", "starting", "preempting"], fields: "id,name,placement" }, 5000)]);
+  room = levels;
   nodes = found.sort((a, b) => a.zone.localeCompare(b.zone) || a.id.localeCompare(b.id, "en", { numeric: true }));
   jobs = new Map();
   for (const job of running) for (const share of job.placement) for (const index of share.devices) {
