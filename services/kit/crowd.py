@@ -1,8 +1,10 @@
 """Which connections this process keeps, both those that have not shown a valid key yet and all of them.
 
 A newcomer is given the place of the oldest unknown connection that waits for its client, so that nobody can keep others
-out by occupying places; a connection whose request is being processed is not ended for another. Half of the files that
-the process may open are left to what it opens itself.
+out by occupying places; a connection whose request is being processed is not ended for another. Nor is one whose
+request has come and is to be read: of a peer that opens many at once, that is the delay of this process, and within a
+bound it has more places until they are read. Half of the files that the process may open are left to what it opens
+itself.
 
 A peer is an address, for IPv6 a network of 64 bits; a proxy that uvicorn trusts (``FORWARDED_ALLOW_IPS``) stands for
 many clients. On loopback, one address is everybody, including jobs of all tenants: once it has used up its share, each
@@ -24,13 +26,14 @@ from services.kit.networks import peer_network
 
 log = Log(__name__)
 
-MOST_OF_PEER = 128
+MOST_OF_PEER, MOST_AT_ONCE = 128, 512  #: Unknown connections; the second with those that are still to be read
 MOST_UNKNOWN = 1_024
 MOST_UNKNOWN_BYTES = 16 * 1024 * 1024
 """Sent by all unknown connections together in the requests that are under way."""
 CONNECTION = "wattshift.connection"  #: Where the state of a request has the number of its connection
 LOOPBACK = "loopback"
 TELL_S = 60.0
+LOOKED_AT = 8  #: If the oldest that wait are all to be read, so are the others
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 
 
@@ -42,6 +45,11 @@ class Guest(Protocol):
     @property
     def waits_for_client(self) -> bool:
         """Whether nothing happens until its client sends or reads something."""
+        ...
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether this process has yet to read what its client has sent."""
         ...
 
     @property
@@ -77,7 +85,7 @@ class Crowd:
         peer = self._peer(transport, proxies)
         others = self._of_peer.get(peer, {})
         has_place = (
-            (not peer or len(others) < MOST_OF_PEER or self._end_oldest(others))
+            (not peer or len(others) < MOST_OF_PEER or self._has_room(others))
             and (len(self._unknown) < MOST_UNKNOWN or self._end_oldest(self._unknown))
             and (len(self._unknown) + len(self._known) < self._most or self._end_oldest(self._unknown) or self._thin())
         )
@@ -117,6 +125,14 @@ class Crowd:
             {number: each for number, each in self._unknown.items() if each.held_bytes}
         ):
             pass
+
+    def _has_room(self, others: dict[int, Guest]) -> bool:
+        """End the oldest of a peer's connections that waits; or return whether it may have one more than usual."""
+        waiting = [
+            n for n, _ in itertools.islice((each for each in others.items() if each[1].waits_for_client), LOOKED_AT)
+        ]
+        read = (number for number in waiting if not others[number].is_unread)
+        return self._end(itertools.islice(read, 1)) or bool(waiting and len(others) < MOST_AT_ONCE)
 
     def _end_oldest(self, among: dict[int, Guest]) -> bool:
         return self._end(itertools.islice((n for n, guest in among.items() if guest.waits_for_client), 1))

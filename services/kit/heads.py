@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import re
+import termios
+from array import array
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from importlib.util import find_spec
@@ -128,6 +131,17 @@ class _Bounded(asyncio.Protocol):
             or self.cycle.more_body
             or self.flow.write_paused
         )
+
+    @property
+    def is_unread(self) -> bool:
+        if self._is_lost or self._accepted.is_closing() or (self.flow is not None and self.flow.read_paused):
+            return False
+        unread = array("i", [0])
+        try:
+            fcntl.ioctl(self._accepted.get_extra_info("socket").fileno(), termios.FIONREAD, unread)
+        except (OSError, AttributeError):
+            return False
+        return unread[0] > 0
 
     @property
     def is_unused(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from services.kit import crowd
-from services.kit.crowd import MOST_OF_PEER, MOST_UNKNOWN, MOST_UNKNOWN_BYTES, Crowd
+from services.kit.crowd import MOST_AT_ONCE, MOST_OF_PEER, MOST_UNKNOWN, MOST_UNKNOWN_BYTES, Crowd
 from tests.support.crowds import Guest
 
 
@@ -38,6 +38,21 @@ def test_a_peer_whose_connections_are_all_worked_on_gets_no_further_one() -> Non
     assert guests[0].number is not None
     crowd.leave(guests[0].number)
     assert Guest(crowd).number is not None, "its place is free"
+
+
+def test_what_has_come_and_is_to_be_read_gives_way_to_none_and_a_peer_has_no_more_of_it_than_its_bound() -> None:
+    crowd = Crowd(10_000)
+    guests = list[Guest]()
+    for _ in range(MOST_AT_ONCE + 3):
+        guests.append(Guest(crowd))
+        guests[-1].is_unread = True
+    assert ended(guests) == []
+    assert [guest.number is None for guest in guests] == [False] * MOST_AT_ONCE + [True] * 3
+    for guest in guests:
+        guest.is_unread = False
+    assert Guest(crowd).number is not None
+    assert ended(guests) == [0]
+    assert Guest(crowd, "192.0.2.2").number is not None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +132,7 @@ async def test_on_loopback_a_user_of_the_machine_who_takes_all_places_leaves_oth
     class Entering(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
             guest = Guest.__new__(Guest)
-            guest.held_bytes, guest.waits_for_client, guest.is_ended = 0, True, False
+            guest.held_bytes, guest.waits_for_client, guest.is_ended, guest.is_unread = 0, True, False, False
             guest.number = found.enter(guest, transport)
             made.append(guest)
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import services
 from services.cli.main import app as wattshift
-from services.kit import heads
+from services.kit import crowd, heads
 from services.kit.crowd import Crowd, show_known
 from tests.support.routers import InThisLoop
 
@@ -587,6 +587,34 @@ async def test_a_newcomer_is_answered_where_every_place_is_taken(
             assert await each.end() == b""
         held[-1].send(b"GET /2 HTTP/1.1\r\nhost: x\r\n\r\n")
         await held[-1].until(b"</2 0>")
+
+
+@both
+@pytest.mark.parametrize("sends", [True, False], ids=["asks", "is silent"])
+async def test_of_many_that_one_peer_opens_at_once_those_that_ask_are_answered(
+    protocol: type[asyncio.Protocol], sends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "CROWD", Crowd(10_000))
+    count = crowd.MOST_AT_ONCE - 50
+    async with a_server(protocol) as served, contextlib.AsyncExitStack() as stack:
+        held = list[socket.socket]()
+        for _ in range(count):  # before this loop turns again
+            held.append(stack.enter_context(socket.create_connection(("127.0.0.1", served.port))))
+            if sends:
+                held[-1].sendall(b"GET /1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        for each in held:
+            each.setblocking(False)
+        opened = [await asyncio.open_connection(sock=each) for each in held]
+        if sends:
+            answers = [await Client(*each).end() for each in opened]
+            assert sum(b"</1 0>" in each for each in answers) == count
+        else:
+            async with served.client() as client:
+                client.send(b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\n")
+                await client.until(b"</1 0>")
+            assert in_all() <= 2 * crowd.MOST_OF_PEER + 1
+        for _, writer in opened:
+            writer.close()
 
 
 def in_all() -> int:

@@ -27,7 +27,7 @@ class Guest:
     def __init__(self, crowd: Crowd, host: str | None = "192.0.2.1", *, waits: bool = True, **options: Any) -> None:
         self.held_bytes = 0
         self.waits_for_client = self.is_unused = waits
-        self.is_known = self.is_ended = False
+        self.is_known = self.is_ended = self.is_unread = False
         self.number = crowd.enter(self, Transport(host), **options)
 
     def become_known(self) -> None:

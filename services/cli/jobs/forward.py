@@ -21,9 +21,8 @@ import typer
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
-from services.cli.jobs.following import ENDED
 from services.cli.jobs.jobs import JobArgument
-from services.cli.jobs.names import job_id
+from services.cli.jobs.names import ENDED, job_id
 from services.cli.terminal import LostError
 from services.contracts.jobs import JobSpec
 from services.contracts.launchers import WRAPPER

@@ -11,7 +11,7 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, AsJson, CliError, Watch
 from services.cli.jobs import arrays, job_output, names
-from services.cli.jobs.following import ENDED, STREAM, ended_words, follow, interruptible
+from services.cli.jobs.following import STREAM, ended_words, follow, interruptible
 from services.cli.output import console
 from services.cli.values import past_time
 from services.contracts.codes import ProblemCode
@@ -270,7 +270,7 @@ def logs(
     output.print_log(job_output.lines_with(counted(), grep), raw=raw)
     if not size and tail != 0 and generation is None:
         at = gateway.get(f"/v1/jobs/{job}")
-        how = ended_words(at) if at["state"] in ENDED else f"{at['name']} is {at['state']}"
+        how = ended_words(at) if at["state"] in names.ENDED else f"{at['name']} is {at['state']}"
         where = "" if stream == STREAM else f" to {stream}"
         output.say(f"wattshift: nothing was printed{where}{' since then' if since else ''}; {how}")
 

@@ -19,9 +19,9 @@ from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.jobs import job_output
 from services.cli.jobs.exec import CommandAfterDashes, end_with, in_this_terminal, words_after_dashes
-from services.cli.jobs.following import ENDED, POLL_S, ended_words
+from services.cli.jobs.following import POLL_S, ended_words
 from services.cli.jobs.forward import carry_all, listener_at, piped
-from services.cli.jobs.names import number_of
+from services.cli.jobs.names import ENDED, number_of
 from services.cli.jobs.specs import SpecOptions, spec_of
 from services.cli.jobs.submit import check_folders, signed, submit_all
 from services.cli.terminal import LostError, run_session

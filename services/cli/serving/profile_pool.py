@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError, Group
-from services.cli.jobs.following import ENDED
+from services.cli.jobs.names import ENDED
 from services.cli.jobs.submit import submit_all
 from services.cli.plugins import add_moved
 from services.cli.serving import load_sweep

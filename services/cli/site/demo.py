@@ -18,7 +18,7 @@ from rich.text import Text
 from services.cli import output
 from services.cli.client import Gateway, data_dir
 from services.cli.commands import EXIT_FAILED, CliError
-from services.cli.jobs.following import ENDED
+from services.cli.jobs.names import ENDED
 from services.cli.jobs.specs import read_specs
 from services.cli.jobs.submit import submit_all
 from services.cli.output import console
