@@ -76,10 +76,16 @@ class TenantLimits(Message):
     """What a tenant may use."""
 
     max_active_jobs: Int = said("Maximum number of jobs that have not ended.", default=100_000, ge=0)
+    guaranteed_gpus: Int = said(
+        "GPUs that it is guaranteed: its jobs that wait get them, and jobs of others that borrow them and may be "
+        "stopped give them back. Guarantees of more GPUs than there are, are all reduced in proportion.",
+        default=0,
+        ge=0,
+    )
     max_gpus: Int | None = maybe("Maximum number of GPUs held at once; null for no limit.", ge=0)
     share_weight: Real = said(
-        "The tenant's weight in sharing the GPUs with others, under policies that share between "
-        "tenants (`fair+` before a policy's name).",
+        "The tenant's weight in sharing the GPUs that are not guaranteed with others, under policies that share "
+        "between tenants (`fair+` before a policy's name).",
         default=1.0,
         gt=0,
         le=1_000_000,
@@ -110,6 +116,7 @@ class TenantLimitsChange(Message):
     """The limits to change. Those left out stay as they are; null removes `max_gpus` and `flex`."""
 
     max_active_jobs: Int | None = Field(default=None, ge=0)
+    guaranteed_gpus: Int | None = Field(default=None, ge=0)
     max_gpus: Int | None = Field(default=None, ge=0)
     share_weight: Real | None = Field(default=None, gt=0, le=1_000_000)
     flex: Flex | None = None

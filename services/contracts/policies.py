@@ -61,12 +61,15 @@ class ActivePolicy(Message):
 
 
 class TenantShare(Message):
-    """A tenant's share of the GPUs, and what it holds of them."""
+    """What a tenant is guaranteed of the GPUs, its share of the others, and what it holds of them."""
 
     tenant_id: str
     weight: float
     share: float = said("Its part of the GPUs by weight among the tenants that have jobs, 0 to 1.")
     gpus: int = said("GPUs that its jobs hold.")
+    guaranteed_gpus: int = said("GPUs that it is guaranteed.", default=0)
+    borrowed_gpus: int = said("How many more it holds.", default=0)
+    max_gpus: int | None = maybe("The most that it may hold; null: no limit.")
     waiting_jobs: int
     used_gpu_hours: float | None = said(
         "GPU hours that count against it, which fade with the policy's half-life; null if the policy does "
@@ -75,7 +78,7 @@ class TenantShare(Message):
 
 
 class TenantShares(Message):
-    """How the GPUs are shared between the tenants that have jobs."""
+    """How the GPUs are divided between the tenants that have jobs, or guaranteed GPUs."""
 
     policy: str
     active: bool = said("Whether the policy shares between tenants: `fair+` is before its name.")

@@ -112,6 +112,9 @@ class TrainingOptions(Message):
         default="all",
     )
 
+    tenant_guarantees: dict[Word, Annotated[Int, Field(ge=0)]] = said(
+        "GPUs that tenants of the trace are guaranteed.", default_factory=dict[str, int], max_length=10_000
+    )
     tenant_weights: dict[Word, Annotated[Real, Field(gt=0, le=1e6)]] = said(
         "The weight of each tenant of the trace in sharing the GPUs with others, under policies that "
         "share between tenants (`fair+` before a policy's name); 1 where none is given.",

@@ -67,6 +67,7 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
         async with database.connection() as connection:
             jobs = await figures.live_jobs(connection)
             gangs = await figures.live_gangs(connection)
+            tenants = [each for each in await figures.shares(connection) if each.guaranteed_gpus]
             nodes = await figures.node_power(connection)
             state = await figures.state(connection)
             orders, drawn_w = [shown(row) for row in await live_orders(connection)], dict[str | None, float | None]()
@@ -94,6 +95,20 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
             ),
             gauge("wattshift_gangs", "Gangs that hold GPUs.", ["state"], [((g.state,), g.gangs) for g in gangs]),
             gauge("wattshift_gang_gpus", "GPUs that gangs hold.", ["state"], [((g.state,), g.gpus) for g in gangs]),
+            gauge(
+                "wattshift_tenant_gpus",
+                "GPUs of tenants that are guaranteed some: how many those are, and how many they hold and borrow.",
+                ["tenant", "kind"],
+                [
+                    ((each.tenant_id, kind), gpus)
+                    for each in tenants
+                    for kind, gpus in (
+                        ("guaranteed", each.guaranteed_gpus),
+                        ("held", each.gpus),
+                        ("borrowed", max(each.gpus - each.guaranteed_gpus, 0)),
+                    )
+                ],
+            ),
             gauge(
                 "wattshift_nodes_powered",
                 "Nodes that were ever powered down, by what they are now.",

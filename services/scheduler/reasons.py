@@ -39,6 +39,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.NEEDED: "Jobs will need the node.",
     Reason.WAITING_FOR_NODE: "A node it starts on is being woken.",
     Reason.FAIR_SHARE: "Its tenant holds its share of the GPUs, or has had more than others have; theirs come first.",
+    Reason.GUARANTEED: "The GPUs that it borrows, or would borrow, are guaranteed to other tenants.",
     Reason.GREENER_HOURS: "It waits for hours of lower carbon intensity.",
     Reason.SHORTER_FIRST: "Jobs that are predicted to need less of the cluster come before it.",
     Reason.NO_ROOM_WITHIN: "GPUs are free, but no one domain of the level it must lie within has enough of them.",
@@ -48,6 +49,11 @@ SENTENCES: dict[Reason, str] = {
     Reason.CHECKPOINT_NODE_AWAY: "The node of its checkpoint is silent, off or gone.",
     Reason.BETTER_PLACEMENT: "GPUs are free, but too spread for it to run well; it waits a while for better ones.",
 }
+
+
+def words_of_stop(reason: Reason, to: str) -> str:
+    """Return why a gang stops; ``to``: the tenant that has its GPUs back, if any."""
+    return f"It gives GPUs back to the tenant {to}, to which they are guaranteed." if to else SENTENCES[reason]
 
 
 _OF_NODES = (Reason.CHECKPOINT_NODE_BUSY, Reason.CHECKPOINT_NODE_CLOSED, Reason.CHECKPOINT_NODE_AWAY)

@@ -145,13 +145,16 @@ S_PER_HOUR = 3_600.0
 def shares_of(state: State, rows: Sequence[ShareRow]) -> TenantShares:
     """Return what tenants are due and have had, with the usage that the policy in force remembers."""
     used_gpu_s = used_by(state)
-    whole = sum(row.weight for row in rows)
+    whole = sum(row.weight for row in rows if row.gpus or row.waiting_jobs) or 1.0
     items = [
         TenantShare(
             tenant_id=row.tenant_id,
             weight=row.weight,
-            share=row.weight / whole,
+            share=row.weight / whole if row.gpus or row.waiting_jobs else 0.0,
             gpus=row.gpus,
+            guaranteed_gpus=row.guaranteed_gpus,
+            borrowed_gpus=max(row.gpus - row.guaranteed_gpus, 0),
+            max_gpus=row.max_gpus,
             waiting_jobs=row.waiting_jobs,
             used_gpu_hours=None if used_gpu_s is None else used_gpu_s.get(row.tenant_id, 0.0) / S_PER_HOUR,
         )

@@ -211,6 +211,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             topology=options.topology,
             within=options.within or "",
             batch_tuning=options.batch_tuning,
+            tenant_guarantees=options.tenant_guarantees,
             tenant_weights=dict(options.tenant_weights) or None,
             orders=tuple(
                 SimulatedOrder(each.start_at.timestamp(), each.duration_s, each.cut, each.to_w)

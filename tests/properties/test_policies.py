@@ -123,7 +123,7 @@ def every_waiting_job_starts_or_has_one_reason(rounds: Rounds, data: st.DataObje
 def only_active_rounds_preempt_and_only_what_may_be_preempted(rounds: Rounds, data: st.DataObject) -> None:
     for snapshot, plan in rounds:
         index = {job_id: at for at, job_id in enumerate(snapshot.jobs.ids)}
-        preempts = [action for action in plan.actions if isinstance(action, Preempt)]
+        preempts = [action for action in plan.actions if isinstance(action, Preempt) and not action.to]
         assert snapshot.trigger is Trigger.ACTIVE or not preempts
         assert policy_entry(rounds.name).preempts or not preempts
         for action in preempts:

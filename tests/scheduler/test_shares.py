@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.contracts.identity import Role
 from services.contracts.policies import TenantShares
 from tests.scheduler.test_api import client
+from tests.scheduler.test_explanations import explain
 from tests.scheduler.world import World
 
 
@@ -81,3 +82,33 @@ async def test_only_operators_see_shares_and_other_policies_remember_none(world:
 
     assert (found.policy, found.active, found.jain) == ("fifo", False, None)
     assert [(each.tenant_id, each.used_gpu_hours) for each in found.items] == [("a", None)]
+
+
+async def test_guaranteed_gpus_are_lent_and_given_back_and_it_is_said_to_whom(world: World) -> None:
+    await weigh(world, "owner", {"guaranteed_gpus": 2, "max_gpus": 3})
+    await world.node("n0", gpus=4)
+    lent = await jobs_of(world, "guest", 5)
+    await world.scheduler.turn()
+    [first] = await jobs_of(world, "owner", 1)
+
+    await world.scheduler.turn()
+
+    states = await world.fetch("SELECT id, state, reason, detail FROM jobs")
+    [stopping] = [row for row in states if row["state"] == "preempting"]
+    assert stopping["id"] in lent
+    assert (stopping["reason"], stopping["detail"]) == (
+        "guaranteed",
+        "It gives GPUs back to the tenant owner, to which they are guaranteed.",
+    )
+    [waits] = [row["id"] for row in states if row["state"] == "queued" and row["id"] in lent]
+    said = await explain(world, first, tenant="owner")
+    assert said.reason == "waiting_for_release"
+    assert "Its tenant holds 0 GPUs, and is guaranteed 2." in said.summary
+    said = await explain(world, waits, tenant="guest")
+    assert "Its tenant holds 4 GPUs, and is guaranteed 0. It borrows 4." in said.summary
+    held = await shown(world)
+    assert [(each.tenant_id, each.gpus, each.guaranteed_gpus, each.borrowed_gpus) for each in held.items] == [
+        ("guest", 4, 0, 4),
+        ("owner", 0, 2, 0),
+    ]
+    assert held.items[1].max_gpus == 3

@@ -119,12 +119,14 @@ class Harness:
         curve: CarbonCurve | None = None,
         more_curves: Sequence[CarbonCurve] = (),
         quota: Mapping[str, int] | None = None,
+        guarantees: Mapping[str, int] | None = None,
     ) -> None:
         self.policy = build_policy(policy, parameters or {})
         self.memory: Any = self.policy.initial()
         self.nodes = list(nodes)
         self.curves = (curve or flat_curve(start_s=NOON_S - 86_400.0, hours=24 * 30), *more_curves)
         self.quota = dict(quota or {})
+        self.guarantees = dict(guarantees or {})
         self.now_s = NOON_S
         self.jobs: dict[str, LiveJob] = {}
         self.ended: dict[str, LiveJob] = {}
@@ -198,7 +200,7 @@ class Harness:
             more_curves=self.curves[1:],
             quota=self.quota,
             version=self._version,
-        )
+        ).again(tenant_guarantees=self.guarantees)
 
     def cycle(self, trigger: Trigger = Trigger.ACTIVE) -> Plan | None:
         """Hold a round and carry its plan out; None if the plan is refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +32,9 @@ def node_rows(draw: st.DrawFn) -> list[NodeRow]:
 
 
 @st.composite
-def job_rows(draw: st.DrawFn, name: str, nodes: list[NodeRow], free: dict[str, set[int]]) -> JobRow:
+def job_rows(
+    draw: st.DrawFn, name: str, nodes: list[NodeRow], free: dict[str, set[int]], phases: Sequence[Phase] = tuple(Phase)
+) -> JobRow:
     """Draw a job; one that holds devices takes them off ``free``."""
     low, step = draw(st.sampled_from([1, 1, 1, 2, 3, 6])), draw(st.sampled_from([1, 1, 2]))
     high = low + step * draw(st.integers(0, 3))
@@ -54,7 +57,7 @@ def job_rows(draw: st.DrawFn, name: str, nodes: list[NodeRow], free: dict[str, s
         efficiency_now=draw(efficiencies),
         shareable=True,
     )
-    phase = draw(st.sampled_from(list(Phase)))
+    phase = draw(st.sampled_from(phases))
     if phase == Phase.QUEUED:
         return job
     size = draw(st.sampled_from(range(low, high + 1, step)))

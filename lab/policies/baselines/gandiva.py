@@ -14,6 +14,7 @@ Source: Xiao et al., Gandiva: Introspective Cluster Scheduling for Deep Learning
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +26,6 @@ from services.core.cycle.plan import Hold, Plan, Preempt, Start
 from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, contenders, with_holds
-from services.core.cycle.sharing import less_quota
 from services.core.cycle.snapshot import QUEUED, Phase, Snapshot, Trigger
 from services.core.cycle.sorting import order_by, wishes_first
 from services.core.domain.arrays import Floats, Ints
@@ -135,7 +135,7 @@ class Gandiva:
         rest = replace(
             snapshot,
             jobs=jobs.rows(others),
-            tenant_gpu_quota=less_quota(snapshot.tenant_gpu_quota, jobs.rows(~others)),
+            **snapshot.less(Counter(jobs.rows(~others).tenants)),
         )
         plan, turns = self._take_turns(rest, memory, since_s[others])
         stopped = {action.job_id for action in plan.actions if isinstance(action, Preempt)}

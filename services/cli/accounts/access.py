@@ -37,18 +37,21 @@ def register(app: typer.Typer) -> None:
 
 
 def list_tenants(as_json: AsJson = False) -> None:
-    """Show the tenants and their limits."""
-    found = Gateway().pages("/v1/tenants", PAGE)
-    figures = ("active jobs", "GPUs", "weight", "requests/s", "burst")
+    """Show the tenants: what each is guaranteed, holds and borrows of the GPUs, and its limits."""
+    gateway = Gateway()
+    used = {each["tenant_id"]: each for each in gateway.get("/v1/shares")["items"]}
+    found = gateway.pages("/v1/tenants", PAGE)
+    figures = ("guaranteed", "used", "borrowed", "GPUs", "active jobs", "weight", "requests/s", "burst")
     shown = output.table("tenant", *figures, "created", right=figures)
     for tenant in found:
         limits = tenant["limits"]
         gpus = "no limit" if limits["max_gpus"] is None else str(limits["max_gpus"])
         weight = f"{limits['share_weight']:g}"
         rates = f"{limits['requests_per_s']:g}", str(limits["burst"])
-        shown.add_row(
-            tenant["id"], str(limits["max_active_jobs"]), gpus, weight, *rates, output.age(tenant["created_at"])
-        )
+        tenant |= {name: used.get(tenant["id"], {}).get(name, 0) for name in ("gpus", "borrowed_gpus")}
+        held = str(limits["guaranteed_gpus"]), str(tenant["gpus"]), str(tenant["borrowed_gpus"])
+        others = gpus, str(limits["max_active_jobs"]), weight, *rates
+        shown.add_row(tenant["id"], *held, *others, output.age(tenant["created_at"]))
     output.tell(found, as_json, shown)
 
 
@@ -56,6 +59,7 @@ def list_tenants(as_json: AsJson = False) -> None:
 class TenantLimits:
     """Limits of a tenant as typed; None is not given."""
 
+    guaranteed_gpus: Annotated[int | None, typer.Option(min=0, help="GPUs that it is guaranteed; 0 by default.")] = None
     max_gpus: Annotated[str | None, typer.Option(help="Most GPUs held at once; none for no limit.")] = None
     max_jobs: Annotated[int | None, typer.Option(min=0, help="Most jobs that have not ended.")] = None
     requests_per_s: Annotated[float | None, typer.Option(help="Sustained requests per second at the gateway.")] = None
@@ -75,7 +79,8 @@ class TenantLimits:
             raise CliError(f"--flex {self.flex}: must be 0, 10, 25, 50 or none", EXIT_USAGE)
         whole = {"max_gpus": self.max_gpus, "flex": self.flex}
         found = {name: None if text == "none" else int(text) for name, text in whole.items() if text is not None}
-        others = {"max_active_jobs": self.max_jobs, "requests_per_s": self.requests_per_s, "share_weight": self.weight}
+        others = {"guaranteed_gpus": self.guaranteed_gpus, "max_active_jobs": self.max_jobs}
+        others |= {"requests_per_s": self.requests_per_s, "share_weight": self.weight}
         return found | {name: value for name, value in others.items() if value is not None}
 
 
@@ -90,7 +95,8 @@ def create_tenant(tenant: str, limits: TenantLimits, as_json: AsJson = False) ->
 def set_tenant(tenant: str, limits: TenantLimits, as_json: AsJson = False) -> None:
     """Change a tenant's limits; those not given stay as they are."""
     if not (given := limits.given()):
-        raise CliError("give a limit: --max-gpus, --max-jobs, --requests-per-s, --weight or --flex", EXIT_USAGE)
+        options = "--max-gpus, --guaranteed-gpus, --max-jobs, --requests-per-s, --weight or --flex"
+        raise CliError(f"give a limit: {options}", EXIT_USAGE)
     changed = Gateway().call("PATCH", f"/v1/tenants/{tenant}", body={"limits": given})
     output.tell(changed, as_json, f"the limits of {tenant} are changed")
 

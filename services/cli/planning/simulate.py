@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
@@ -93,6 +93,9 @@ def training(
         Literal["all", "half", "none"],
         typer.Option(help="Whose batch size may follow the gang, where the policy uses that."),
     ] = "all",
+    tenant_guarantee: Annotated[
+        list[str] | None, typer.Option(help="TENANT=GPUs that it is guaranteed, under any policy.")
+    ] = None,
     tenant_weight: Annotated[
         list[str] | None,
         typer.Option(help="TENANT=weight: its share of the GPUs against others', under fair+ policies; 1 by default."),
@@ -124,7 +127,8 @@ def training(
         options = TrainingOptions(
             **{name: value for name, value in context.params.items() if name in TrainingOptions.model_fields},
             params=parameters_of(param or []),
-            tenant_weights=_weights(tenant_weight or []),
+            tenant_guarantees=_by_tenant("guarantee", tenant_guarantee or [], int),
+            tenant_weights=_by_tenant("weight", tenant_weight or [], float),
             orders=[_order(each) for each in order or []],
         )
         _check_files(sources)
@@ -170,17 +174,17 @@ def _order(text: str) -> GridOrderAhead:
     return GridOrderAhead(start_at=start_at, duration_s=duration_s(lasts, "--order"), **limit_of(limit, "--order"))
 
 
-def _weights(given: list[str]) -> dict[str, float]:
-    weights: dict[str, float] = {}
+def _by_tenant(what: str, given: list[str], kind: type[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for each in given:
-        tenant, _, weight = each.rpartition("=")
+        tenant, _, value = each.rpartition("=")
         try:
-            weights[tenant] = float(weight)
+            found[tenant] = kind(value)
         except ValueError:
             tenant = ""
         if not tenant:
-            raise CliError(f"--tenant-weight {each}: must be TENANT=weight, such as vision=2", EXIT_USAGE)
-    return weights
+            raise CliError(f"--tenant-{what} {each}: must be TENANT={what}, such as vision=2", EXIT_USAGE)
+    return found
 
 
 def _check_files(sources: dict[str, str]) -> None:

@@ -7,7 +7,6 @@ reads several times faster than arrays, and it ends when nothing is left to give
 from collections.abc import Iterator
 from enum import IntEnum
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 
@@ -15,9 +14,11 @@ from services.core.cycle.bound import NodeRoom
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
+from services.core.cycle.standing import Quota
 from services.core.cycle.zones import Zones
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.plain_members import plain_members
+from services.core.domain.reasons import Reason
 
 ROWS = 256  #: How many are turned into lists at a time
 BITS: Ints = np.int64(1) << np.arange(63, dtype=np.int64)
@@ -35,9 +36,11 @@ class Verdict(IntEnum):
     OVER_QUOTA = 5  #: Its tenant may not hold that many GPUs
     SHORT = 6  #: Waits, and better-ranked jobs have the devices it could use
     NOWHERE = 7  #: Waits, and no GPU model it may use has as many devices
+    UNLENT = 8  #: Waits, and may not borrow what is guaranteed to others, since it may not be stopped
 
 
-KEEP, START, AWAIT, RESIZE, OUT, OVER_QUOTA, SHORT, NOWHERE = map(int, Verdict)
+KEEP, START, AWAIT, RESIZE, OUT, OVER_QUOTA, SHORT, NOWHERE, UNLENT = map(int, Verdict)
+REFUSED = {Reason.TENANT_QUOTA: OVER_QUOTA, Reason.GUARANTEED: UNLENT}
 
 
 class Ranked:
@@ -96,43 +99,6 @@ class Ranked:
         return np.where(self.phase == QUEUED, waits, np.where(self.phase == PREEMPTING, KEEP, runs))
 
 
-class Quota:
-    """GPUs by tenant: the most each may hold, what it holds now, and what it will hold once the ranking is filled."""
-
-    def __init__(self, snapshot: Snapshot, *, all_runs_on: bool) -> None:
-        """Count what is held; ``all_runs_on`` is False if preemptible jobs are yet to be ranked."""
-        jobs = snapshot.jobs
-        self._limits = snapshot.tenant_gpu_quota
-        self._tenants = jobs.tenants
-        self._held: dict[str, int] = {}
-        self._claimed: dict[str, int] = {}
-        for job in np.flatnonzero(jobs.gpus > 0).tolist():
-            tenant, gpus = jobs.tenants[job], int(jobs.gpus[job])
-            self._held[tenant] = self._held.get(tenant, 0) + gpus
-            if jobs.phase[job] != PREEMPTING and (all_runs_on or not jobs.preemptible[job]):
-                self._claimed[tenant] = self._claimed.get(tenant, 0) + gpus
-
-    def allows(self, job: int, gpus: int) -> bool:
-        """Whether the job's tenant may have this many more GPUs, given what was claimed before."""
-        tenant = self._tenants[job]
-        limit = self._limits.get(tenant)
-        return limit is None or self._claimed.get(tenant, 0) + gpus <= limit
-
-    def claim(self, job: int, gpus: int) -> None:
-        tenant = self._tenants[job]
-        self._claimed[tenant] = self._claimed.get(tenant, 0) + gpus
-
-    def take_now(self, job: int, gpus: int) -> bool:
-        """Count GPUs that the job holds from now on; return False if its tenant must release some first."""
-        tenant = self._tenants[job]
-        limit = self._limits.get(tenant)
-        held = self._held.get(tenant, 0) + gpus
-        if limit is not None and held > limit:
-            return False
-        self._held[tenant] = held
-        return True
-
-
 class Filler:
     """Gives out capacity, best rank first.
 
@@ -156,10 +122,10 @@ class Filler:
         ``bound`` tracks the nodes to which jobs are bound, if any.
         """
         self._ranked = ranked
-        self._room = room.copy()
+        self.room = room.copy()  #: What is left of each model
         self._free = free.copy()
         self._left = sum(room)
-        self._quota = quota
+        self.quota = quota
         self._backfill = backfill
         self.bound = bound  #: What is left of the nodes to which jobs are bound
         self._blocked = 0
@@ -177,12 +143,12 @@ class Filler:
 
     def fill(self, positions: Ints | None = None) -> None:
         """Visit these positions of the ranking (None: all), in ascending order, until no capacity is left."""
-        if not self._left and self._quota is None:
+        if not self._left and self.quota is None:
             return
         ranked = self._ranked
-        if positions is not None and len(self._room) == 1 and self._quota is None and self.bound is None:
+        if positions is not None and len(self.room) == 1 and self.quota is None and self.bound is None:
             positions = self._keep_first(positions)
-        every_model = (1 << len(self._room)) - 1
+        every_model = (1 << len(self.room)) - 1
         n_visited = 0
         for position, job, phase, wanted, models in _rows(ranked, positions):
             if not self._left or self._blocked == every_model:
@@ -191,11 +157,13 @@ class Filler:
             if phase in (RUNNING, STARTING):
                 self._keep(position, job, wanted, models)
             elif models:
-                self._admit(position, job, phase == QUEUED, wanted, models)
-        if self._quota is not None:
-            for position, job, phase, wanted, models in islice(_rows(ranked, positions), n_visited, None):
-                if phase == QUEUED and models and not self._quota.allows(job, wanted):
-                    self._given[position] = OVER_QUOTA
+                self.admit(position, job, phase == QUEUED, wanted, models)
+        if self.quota is not None:
+            left = (np.arange(ranked.jobs.size) if positions is None else positions)[n_visited:]
+            left = left[self.quota.may_refuse()[ranked.jobs[left]]]
+            for position, job, phase, wanted, models in _rows(ranked, left):
+                if phase == QUEUED and models and (refused := self.quota.refusal(job, wanted)) is not None:
+                    self._given[position] = REFUSED[refused]
 
     def _keep_first(self, positions: Ints) -> Ints:
         """Keep running jobs that already have the right size, as long as there is room; return the other positions.
@@ -208,28 +176,27 @@ class Filler:
         phase, held, wanted = ranked.phase[positions], ranked.held[positions], ranked.wanted[positions]
         keeps = ((phase == RUNNING) | (phase == STARTING)) & (held > 0) & (ranked.model[positions] >= 0)
         keeps &= wanted == ranked.gpus[positions]
-        if int(np.maximum(wanted, held).sum()) > self._room[0]:
-            keeps &= np.cumsum(np.where(keeps, held, self._room[0] + 1)) <= self._room[0]
+        if int(np.maximum(wanted, held).sum()) > self.room[0]:
+            keeps &= np.cumsum(np.where(keeps, held, self.room[0] + 1)) <= self.room[0]
         taken = int(held[keeps].sum())
-        self._room[0] -= taken
-        self._left -= taken
+        self.release(0, -taken)
         self._kept = positions[keeps]
         return positions[~keeps]
 
     def _keep(self, position: int, job: int, wanted: int, models: int) -> None:
         """Keep a running job, at its new size if that fits, else at its present size, else not at all."""
-        ranked, quota, bound = self._ranked, self._quota, self.bound
+        ranked, quota, bound = self._ranked, self.quota, self.bound
         model, held, gpus = ranked.model.item(position), ranked.held.item(position), ranked.gpus.item(position)
         if model < 0 or not held:
             if quota is not None:
                 quota.claim(job, gpus)
             return
-        room = self._room[model]
+        room = self.room[model]
         resizes = wanted != gpus and wanted <= room and bool(models >> model & 1) and ranked.resizable.item(position)
         resizes = resizes and (bound is None or bool(bound.fitting(job, wanted, 1 << model)))
-        if resizes and (quota is None or quota.allows(job, wanted)):
+        if resizes and (quota is None or quota.refusal(job, wanted) is None):
             verdict, held, gpus = RESIZE, wanted, wanted
-        elif quota is not None and not quota.allows(job, gpus):
+        elif quota is not None and quota.refusal(job, gpus) is not None:
             self._given[position] = OVER_QUOTA
             return
         elif held > room or not (bound is None or bound.keeps(job)):
@@ -241,40 +208,38 @@ class Filler:
             bound.claim(job, wanted, model)
         elif bound is not None:
             bound.keep(job)
-        self._room[model] -= held
-        self._left -= held
+        self.release(model, -held)
         if quota is not None:
             quota.claim(job, gpus)
 
-    def _admit(self, position: int, job: int, queued: bool, wanted: int, models: int) -> None:
+    def admit(self, position: int, job: int, queued: bool, wanted: int, models: int) -> int:
         """Let a waiting job start or claim: on the model with free devices, else with the most room, else the first.
 
-        Of a model's nodes in several zones, it takes those on which it emits least.
+        Of a model's nodes in several zones, it takes those on which it emits least. Return the model, -1 for none.
         """
-        quota = self._quota
-        if quota is not None and not quota.allows(job, wanted):
+        quota = self.quota
+        if quota is not None and (refused := quota.refusal(job, wanted)) is not None:
             if queued:
-                self._given[position] = OVER_QUOTA
-            return
+                self._given[position] = REFUSED[refused]
+            return -1
         bound = self.bound if self.bound is not None and self.bound.is_bound(job) else None
         fitting = models if bound is None else bound.fitting(job, wanted, models)
         best = self._model_for(job, wanted, fitting)
         if bound is not None and best < 0:
             if not self._backfill and queued:  # it lets others pass, but for what is free where it has to start
                 self._keep_back(bound, job, wanted, models.bit_length() - 1)
-            return
+            return -1
         if best < 0:
             if not self._backfill:
                 self._blocked |= models
-            return
-        self._room[best] -= wanted
-        self._left -= wanted
+            return -1
+        self.release(best, -wanted)
         if quota is not None:
             quota.claim(job, wanted)
         if bound is not None:
             bound.claim(job, wanted, best)
         if not queued:
-            return
+            return best
         if self._free[best] < wanted or not (bound is None or bound.has_free(job, wanted)):
             self._given[position] = AWAIT
             if bound is not None:
@@ -287,18 +252,23 @@ class Filler:
                 bound.start(job, wanted)
             self._free[best] -= wanted
             self.starts.append((position, best))
+        return best
+
+    def release(self, model: int, gpus: int) -> None:
+        """Count devices of a model as obtainable."""
+        self.room[model] += gpus
+        self._left += gpus
 
     def _keep_back(self, bound: NodeRoom, job: int, wanted: int, model: int) -> None:
-        kept = bound.keep_back(job, wanted, min(self._free[model], self._room[model]), model)
+        kept = bound.keep_back(job, wanted, min(self._free[model], self.room[model]), model)
         self._free[model] -= kept
-        self._room[model] -= kept
-        self._left -= kept
+        self.release(model, -kept)
 
     def _model_for(self, job: int, wanted: int, models: int) -> int:
         columns = self._columns.get(models)
         if columns is None:
-            columns = self._columns[models] = tuple(m for m in range(len(self._room)) if models >> m & 1)
-        room, free, blocked = self._room, self._free, self._blocked
+            columns = self._columns[models] = tuple(m for m in range(len(self.room)) if models >> m & 1)
+        room, free, blocked = self.room, self._free, self._blocked
         best = -1
         for column in columns:
             if room[column] < wanted or blocked >> column & 1:

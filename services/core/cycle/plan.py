@@ -39,13 +39,15 @@ class Start:
 class Preempt:
     """Stop a gang with its grace period; the job waits again. ``next_gpus`` is its size when it restarts.
 
-    ``wait_s``: it goes on until it next says that it has saved its work, for so long at most.
+    ``wait_s``: it goes on until it next says that it has saved its work, for so long at most. ``to``: the tenant that
+    has its GPUs back, to which they are guaranteed.
     """
 
     job_id: JobId
     reason: Reason
     next_gpus: int
     wait_s: float = 0.0
+    to: str = ""
 
 
 class Hold(NamedTuple):

@@ -4,7 +4,7 @@ Capacity is filled greedily in rank order, per GPU model and within tenant quota
 and jobs below it may fill what is left (backfill); an active round makes up for the delays this causes, because in it a
 higher rank may preempt. A policy that never preempts can switch backfilling off.
 
-Where GPUs are divided between tenants (``Snapshot.shares``), the ranking is first reordered (``cycle.shares``).
+Where GPUs are guaranteed to tenants or shared between them, the ranking is first reordered (``cycle.tenants``).
 
 Devices of stopping jobs are *being released*: a waiting job may claim them in rank order before they are free. It then
 waits for the release, and lower ranks cannot take what it claimed. Claims are not stored: the next round, asked for the
@@ -12,7 +12,7 @@ same ranking, arrives at the same claims and starts what has become free.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from services.core.cycle.bound import NodeRoom
 from services.core.cycle.capacity import Capacity
-from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
+from services.core.cycle.filling import Filler, Ranked, Verdict
 from services.core.cycle.levels import turn
 from services.core.cycle.packing import moves
 from services.core.cycle.placers import PLACERS
@@ -28,9 +28,10 @@ from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.rounds import Preemption
-from services.core.cycle.shares import share_out
 from services.core.cycle.sifting import has_nothing_to_do, sifted, starts_of_few
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
+from services.core.cycle.standing import Quota
+from services.core.cycle.tenants import Division, by_guarantees, share_out
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
@@ -55,29 +56,31 @@ def reconcile(
     """
     if has_nothing_to_do(snapshot, ranking.order, ranking.gpus):
         return Plan(snapshot.version, ())
-    behind = frozenset[int]()
-    in_own_order = ranking
+    in_own_order, found = ranking, Division(snapshot, ranking)
+    if snapshot.tenant_guarantees:
+        found = by_guarantees(snapshot, ranking, preemption)
+    snapshot, ranking, behind = found.snapshot, found.ranking, found.behind
     if snapshot.shares is not None:
-        ranking, behind = share_out(snapshot, snapshot.shares, in_own_order, preemption)
+        ranking, more = share_out(snapshot, snapshot.shares, found.ranking, preemption, found.ahead)
+        behind |= more
     few = starts_of_few(snapshot, ranking.order, ranking.gpus, preemption, backfill=backfill)
     if few is not None:
-        return Plan(snapshot.version, tuple(start for _, start in _starts(snapshot, few, place)[0]))
+        return Plan(snapshot.version, (*found.stops, *(start for _, start in _starts(snapshot, few, place)[0])))
     capacity = Capacity(snapshot)
     order, gpus = sifted(snapshot, ranking.order, ranking.gpus, capacity, preemption, backfill=backfill)
     ranking = replace(ranking, order=order, gpus=gpus)
     ranked = Ranked(snapshot, ranking, capacity)
+    fill = _fill_all if preemption is Preemption.NOW else _fill_free
+    filler = fill(snapshot, ranked, capacity, backfill)
+    if found.wanted and (wider := found.widened(ranking, ranked, filler)) is not None:
+        ranked = Ranked(snapshot, wider, capacity)
+        filler = fill(snapshot, ranked, capacity, backfill)
+    given = [(ranked.jobs.item(at), ranked.wanted.item(at), model) for at, model in filler.starts]
+    starts, declined = _starts(snapshot, given, place, filler.bound)
+    why = Reason.GUARANTEED if snapshot.shares is None else Reason.FAIR_SHARE
+    preempts = [*found.stops]
     if preemption is Preemption.NOW:
-        filler = _fill_all(snapshot, ranked, capacity, backfill)
-    else:
-        quota = _quota(snapshot, all_runs_on=True)
-        bound = NodeRoom(snapshot, reclaims=False) if snapshot.confines else None
-        filler = Filler(ranked, capacity.room, capacity.free, quota, backfill=backfill, bound=bound)
-        filler.fill(ranked.waiting())
-    found = [(ranked.jobs.item(at), ranked.wanted.item(at), model) for at, model in filler.starts]
-    starts, declined = _starts(snapshot, found, place, filler.bound)
-    preempts: list[Preempt] = []
-    if preemption is Preemption.NOW:
-        preempts = _preempts(snapshot, ranked, filler.verdicts(), behind, ranking.unranked)
+        preempts += _preempts(snapshot, ranked, filler.verdicts(), dict.fromkeys(behind, why), ranking.unranked)
         if snapshot.within and not preempts:
             preempts = moves(snapshot, ranked, filler.verdicts(), [start for _, start in starts])
     if not snapshot.reasons:
@@ -87,12 +90,15 @@ def reconcile(
         reasons[job] = Reason.WAITING_FOR_RELEASE
     for job in behind:
         if reasons.get(job) is Reason.NOT_ENOUGH_FREE_GPUS:
-            reasons[job] = Reason.FAIR_SHARE
+            reasons[job] = why
     expected_s = ranking.expected_s()
     if preemption is Preemption.LATER:
+        if snapshot.tenant_guarantees and not _SHORT.isdisjoint(reasons.values()):
+            found = by_guarantees(snapshot, in_own_order, Preemption.NOW)
+            ranked = Ranked(found.snapshot, found.ranking, capacity)
         if snapshot.shares is not None:
-            next_ranking, _ = share_out(snapshot, snapshot.shares, in_own_order, Preemption.NOW)
-            ranked = Ranked(snapshot, next_ranking, capacity)
+            next_ranking, _ = share_out(snapshot, snapshot.shares, found.ranking, Preemption.NOW, found.ahead)
+            ranked = Ranked(found.snapshot, next_ranking, capacity)
         later = _those_for_the_next_round(snapshot, ranked, capacity, reasons)
         reasons.update(dict.fromkeys(later, Reason.WAITING_FOR_ROUND))
         if math.isfinite(snapshot.next_active_s):
@@ -104,8 +110,13 @@ def reconcile(
     return Plan(snapshot.version, actions)
 
 
-def _quota(snapshot: Snapshot, *, all_runs_on: bool) -> Quota | None:
-    return Quota(snapshot, all_runs_on=all_runs_on) if snapshot.tenant_gpu_quota else None
+def _fill_free(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: bool) -> Filler:
+    """Fill what is free, or being released, as a round does that stops nobody."""
+    bound = NodeRoom(snapshot, reclaims=False) if snapshot.confines else None
+    quota = Quota.of(snapshot, all_runs_on=True)
+    filler = Filler(ranked, capacity.room, capacity.free, quota, backfill=backfill, bound=bound)
+    filler.fill(ranked.waiting())
+    return filler
 
 
 def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: bool) -> Filler:
@@ -116,7 +127,7 @@ def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: 
     reclaimed_gpus: list[int] = np.bincount(model, held, capacity.total.size).astype(np.int64).tolist()
     room = [each + more for each, more in zip(capacity.room, reclaimed_gpus, strict=True)]
     bound = NodeRoom(snapshot, reclaims=True) if snapshot.confines else None
-    filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=False), backfill=backfill, bound=bound)
+    filler = Filler(ranked, room, capacity.free, Quota.of(snapshot, all_runs_on=False), backfill=backfill, bound=bound)
     filler.fill(ranked.movable())
     return filler
 
@@ -151,7 +162,11 @@ _WAITS: dict[int, Reason] = {
     Verdict.OVER_QUOTA: Reason.TENANT_QUOTA,
     Verdict.SHORT: Reason.NOT_ENOUGH_FREE_GPUS,
     Verdict.NOWHERE: Reason.NO_ELIGIBLE_NODE,
+    Verdict.UNLENT: Reason.GUARANTEED,
 }
+
+
+_SHORT = frozenset({Reason.NOT_ENOUGH_FREE_GPUS, Reason.FAIR_SHARE, Reason.GUARANTEED})
 
 
 def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, unranked: Reason) -> dict[int, Reason]:
@@ -181,16 +196,16 @@ def _those_for_the_next_round(
     snapshot: Snapshot, ranked: Ranked, capacity: Capacity, reasons: dict[int, Reason]
 ) -> list[int]:
     """Return the jobs that outrank running ones: the next active round will place them, so they lack no devices."""
-    if not {Reason.NOT_ENOUGH_FREE_GPUS, Reason.FAIR_SHARE}.intersection(reasons.values()):
+    if not _SHORT.intersection(reasons.values()):
         return []
     filler = _fill_all(snapshot, ranked, capacity, backfill=True)
     codes = filler.verdicts()
     placed = ranked.jobs[(codes == Verdict.START) | (codes == Verdict.AWAIT)]
-    return [job for job in placed.tolist() if reasons.get(job) in (Reason.NOT_ENOUGH_FREE_GPUS, Reason.FAIR_SHARE)]
+    return [job for job in placed.tolist() if reasons.get(job) in _SHORT]
 
 
 def _preempts(
-    snapshot: Snapshot, ranked: Ranked, verdicts: Ints, behind: Collection[int], unranked: Reason
+    snapshot: Snapshot, ranked: Ranked, verdicts: Ints, behind: Mapping[int, Reason], unranked: Reason
 ) -> list[Preempt]:
     """Return the stops of an active round: first those the ranking names, in rank order, then the unwanted."""
     jobs = snapshot.jobs
@@ -199,7 +214,7 @@ def _preempts(
     goes = np.flatnonzero(runs & jobs.preemptible[ranked.jobs] & (verdicts != KEEP))
     for position in goes.tolist():
         job, wanted, verdict = int(ranked.jobs[position]), int(ranked.wanted[position]), int(verdicts[position])
-        reason = Reason.FAIR_SHARE if job in behind else Reason.OUTRANKED
+        reason = behind.get(job, Reason.OUTRANKED)
         if verdict == OVER_QUOTA:
             reason = Reason.TENANT_QUOTA
         elif verdict == RESIZE:

@@ -25,6 +25,8 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "outlooks": [_outlook_to_json(outlook) for outlook in snapshot.outlooks],
         "tenant_gpu_quota": snapshot.tenant_gpu_quota,
         "tenant_weights": dict(snapshot.tenant_weights),
+        "tenant_guarantees": dict(snapshot.tenant_guarantees),
+        "undivided": sorted(snapshot.undivided),
         "speed_curves": snapshot.speed_curves.tolist(),
         "setting_curves": [_curves_to_json(curves) for curves in snapshot.control_curves],
         "settable": [sorted(kinds) for kinds in snapshot.settable],

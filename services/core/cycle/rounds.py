@@ -107,4 +107,4 @@ def is_uniform(snapshot: Snapshot) -> bool:
 
 
 def has_tenants(snapshot: Snapshot) -> bool:
-    return bool(snapshot.tenant_gpu_quota) or snapshot.shares is not None
+    return bool(snapshot.tenant_gpu_quota or snapshot.tenant_guarantees) or snapshot.shares is not None

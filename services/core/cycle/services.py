@@ -81,8 +81,8 @@ class _Placing:
         self.starts: list[Start] = []
         self.holds: list[Hold] = []
         self._snapshot, self._free = snapshot, FreeDevices(snapshot.nodes)
-        self._quota = dict(snapshot.tenant_gpu_quota)
-        self._held: dict[str, int] = defaultdict(int)
+        self._held = defaultdict[str, int](int, snapshot.jobs.gpus_by_tenant())
+        self._served: dict[str, int] = defaultdict(int)
         self._taken: dict[int, set[int]] = defaultdict(set)
         self._given_up: dict[int, set[Device]] = defaultdict(set)
         self._leaving: dict[int, dict[int, int]] = defaultdict(dict)
@@ -90,7 +90,6 @@ class _Placing:
         self._together = _placed_together(snapshot.services, snapshot.nodes, self._free.count.tolist())
         jobs, where = snapshot.jobs, snapshot.nodes.index
         for job in np.flatnonzero(jobs.gpus > 0).tolist():
-            self._held[jobs.tenants[job]] += int(jobs.gpus[job])
             if jobs.phase[job] == PREEMPTING:
                 self._leave(job)
             elif jobs.preemptible[job] and (placement := jobs.placements[job]):
@@ -110,16 +109,13 @@ class _Placing:
 
     def shown(self) -> Snapshot:
         snapshot, taken = self._snapshot, sum(map(len, self._taken.values()))
-        jobs, quota = self._without_services(), self._quota
         for job, devices in self._given_up.items():  # still held, though the table shows it no more
-            tenant = snapshot.jobs.tenants[job]
-            if tenant in quota:
-                quota[tenant] -= len(devices)
+            self._served[snapshot.jobs.tenants[job]] += len(devices)
         return replace(
             snapshot,
-            jobs=jobs,
+            jobs=self._without_services(),
             nodes=without_devices(snapshot.nodes, self._taken),
-            tenant_gpu_quota={tenant: max(gpus, 0) for tenant, gpus in quota.items()},
+            **snapshot.less(self._served),
             measured_w=float("nan") if taken else snapshot.measured_w,
             services=(),
             services_gpus=snapshot.services_gpus + taken,
@@ -129,12 +125,11 @@ class _Placing:
     def _is_within_quota(self, service: ServiceInstance) -> bool:
         """Whether the tenant may hold the service on top of all it holds; if not, its other jobs must make room."""
         tenant = self._snapshot.jobs.tenants[self._snapshot.jobs.index[service.job_id]]
-        limit = self._quota.get(tenant)
-        if limit is None:
-            return True
-        if service.gpus <= limit:
-            self._quota[tenant] = limit - service.gpus
-        return self._held[tenant] + service.gpus <= limit
+        limit = self._snapshot.tenant_gpu_quota.get(tenant)
+        served = self._served[tenant] + service.gpus
+        if limit is None or served <= limit:
+            self._served[tenant] = served
+        return limit is None or self._held[tenant] + served <= limit
 
     def _start(self, service: ServiceInstance) -> bool:
         nodes, count = self._snapshot.nodes, self._free.count

@@ -37,14 +37,8 @@ def without_guests(snapshot: Snapshot) -> Snapshot:
     jobs = snapshot.jobs
     is_guest = np.zeros(len(jobs), dtype=np.bool_)
     is_guest[[jobs.index[guest] for _, guest in hosts_and_guests(snapshot)]] = True
-    quota = less_quota(snapshot.tenant_gpu_quota, jobs.rows(is_guest))
-    return replace(snapshot, jobs=jobs.rows(~is_guest), guests=jobs.rows(is_guest), tenant_gpu_quota=quota)
-
-
-def less_quota(quota: dict[str, int], jobs: JobTable) -> dict[str, int]:
-    """Return what tenants may hold besides these jobs, which have one GPU each."""
-    held = Counter(jobs.tenants)
-    return {tenant: max(gpus - held[tenant], 0) for tenant, gpus in quota.items()} if quota else quota
+    guests = jobs.rows(is_guest)
+    return replace(snapshot, jobs=jobs.rows(~is_guest), guests=guests, **snapshot.less(Counter(guests.tenants)))
 
 
 def with_guests_stops(snapshot: Snapshot, plan: Plan, policy: object) -> Plan:

@@ -126,7 +126,7 @@ def starts_of_few(
     """
     if snapshot.reasons or preemption is Preemption.NOW or order.size >= FEW:
         return None
-    if order.size and (snapshot.tenant_gpu_quota or not is_uniform(snapshot)):
+    if order.size and (snapshot.tenant_gpu_quota or snapshot.tenant_guarantees or not is_uniform(snapshot)):
         return None
     jobs = snapshot.jobs
     goes = stopping(snapshot)

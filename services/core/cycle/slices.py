@@ -5,7 +5,9 @@ use, so that other GPUs become free and can be repartitioned. Nothing is stopped
 reserved for one: the next to become free goes to the first job that may have it.
 """
 
+import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,10 +53,7 @@ def slice_turn(*, is_service: bool, priority: int, submitted_s: float, job_id: s
 def place_slices(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
     """Return a start or a hold for every job that waits for a slice, and the snapshot without those jobs."""
     jobs, units = snapshot.jobs, snapshot.slice_units
-    quota = dict(snapshot.tenant_gpu_quota)
-    held: Counter[str] = Counter()
-    for job in np.flatnonzero(jobs.gpus > 0).tolist():
-        held[jobs.tenants[job]] += int(jobs.gpus[job])
+    held, given = jobs.gpus_by_tenant(), Counter[str]()
     used = Counter((unit.node, unit.gpu) for unit in units if not unit.free)
     free = np.fromiter((unit.free for unit in units), np.bool_, len(units))
     starts: list[Start] = []
@@ -64,7 +63,7 @@ def place_slices(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
         fits: list[int] = np.flatnonzero(each.units & free).tolist()
         if not each.units.any():
             holds.append(Hold(each.job_id, Reason.NO_SUCH_SLICE))
-        elif tenant in quota and held[tenant] + 1 > quota[tenant]:
+        elif held.get(tenant, 0) + given[tenant] >= snapshot.tenant_gpu_quota.get(tenant, math.inf):
             holds.append(Hold(each.job_id, Reason.TENANT_QUOTA))
         elif not fits:
             holds.append(Hold(each.job_id, Reason.NOT_ENOUGH_FREE_SLICES))
@@ -72,10 +71,9 @@ def place_slices(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
             at = min(fits, key=lambda at: (-used[units[at].node, units[at].gpu], units[at].node, units[at].device))
             free[at] = False
             used[units[at].node, units[at].gpu] += 1
-            if tenant in quota:
-                quota[tenant] -= 1
+            given[tenant] += 1
             starts.append(_start(snapshot, each, at))
-    return with_holds(snapshot, (*starts, *holds)), _without(snapshot, quota)
+    return with_holds(snapshot, (*starts, *holds)), _without(snapshot, given)
 
 
 def _start(snapshot: Snapshot, job: SliceJob, at: int) -> Start:
@@ -84,13 +82,8 @@ def _start(snapshot: Snapshot, job: SliceJob, at: int) -> Start:
     return Start(job.job_id, Placement((share,)), Reason.IN_ORDER)
 
 
-def _without(snapshot: Snapshot, quota: dict[str, int]) -> Snapshot:
+def _without(snapshot: Snapshot, given: Mapping[str, int]) -> Snapshot:
     jobs = snapshot.jobs
     stays = np.ones(len(jobs), dtype=np.bool_)
     stays[[jobs.index[each.job_id] for each in snapshot.slice_jobs]] = False
-    return replace(
-        snapshot,
-        jobs=jobs.rows(stays),
-        tenant_gpu_quota={tenant: max(gpus, 0) for tenant, gpus in quota.items()},
-        slice_jobs=(),
-    )
+    return replace(snapshot, jobs=jobs.rows(stays), slice_jobs=(), **snapshot.less(given))

@@ -165,6 +165,13 @@ class JobTable:
             columns[name] = column[keep] if isinstance(column, np.ndarray) else tuple(compress(column, keep))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         return JobTable(**columns)
 
+    def gpus_by_tenant(self, which: Bools | None = None) -> dict[str, int]:
+        """Return the GPUs that tenants hold with these jobs, (n_jobs,), or with all."""
+        held: dict[str, int] = {}
+        for job in np.flatnonzero(self.gpus > 0 if which is None else which & (self.gpus > 0)).tolist():
+            held[self.tenants[job]] = held.get(self.tenants[job], 0) + self.gpus.item(job)
+        return held
+
     def control_value(self, kind: ControlKind) -> Floats:
         """Return the present control value of each job, NaN at the default: (n_jobs,) watts or MHz."""
         return self.power_limit_w if kind is ControlKind.POWER_LIMIT else self.clock_mhz
@@ -286,7 +293,7 @@ class Saves(NamedTuple):
 
 @dataclass(frozen=True)
 class TenantShares:
-    """What decides between tenants; see ``services.core.cycle.shares``."""
+    """What decides between tenants; see ``services.core.cycle.tenants``."""
 
     used_gpu_s: Mapping[str, float]  #: Each tenant's usage that still counts, GPU seconds; 0 where none is given
     lasting_s: float  #: Mean life of usage, seconds
@@ -306,6 +313,7 @@ class Snapshot:
         outlooks: What is known about the grid of each zone, all for one signal, indexed by ``NodeTable.zone``; at
             least one. ``services.core.cycle.grids`` says which of them a job draws from.
         tenant_gpu_quota: The most GPUs a tenant may hold at once, for tenants that have such a limit.
+        tenant_guarantees: The GPUs that tenants are guaranteed (``services.core.cycle.tenants``); none where not given.
         speed_curves: (n_curves, n_sizes) predicted speed at 1, 2, ... GPUs relative to the speed at one, for policies
             that need predictions; indexed by ``JobTable.speed_curve``.
         control_curves: What is known of speed and power by control value, one entry per kind of job; indexed by
@@ -332,17 +340,17 @@ class Snapshot:
         goodput_batches: Same shape: the total batch, samples, at which that speed is reached.
         goodput_gains: Same shape: that speed relative to the one with the user's own batch; empty: unknown.
         services: The service instances that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those
-            that start or run are in no table, nor are their devices, and ``tenant_gpu_quota`` is reduced by them.
+            that start or run are in no table, nor are their devices; quotas and guarantees are reduced by them.
         services_gpus: Devices that service instances hold or have reserved on nodes in the table, and GPUs that are cut
             or kept for others; neither are among the devices of the table.
         services_w: What those draw, including their share of the host, watts; not in ``measured_w``.
         slice_units: The slices that jobs may run on; never devices of the node table.
         slice_jobs: The jobs that wait for one, in the order in which they get it. ``run_cycle`` places them; a policy
-            sees none. Those that hold one are in no table, and ``tenant_gpu_quota`` is reduced by them.
+            sees none. Those that hold one are in no table; quotas and guarantees are reduced by them.
         shared: The pairs of gangs that share a GPU, each of one device, in any order. ``run_cycle`` shows policies one
             of each pair in the table, and the other among the ``guests``.
-        guests: The jobs that a policy sees besides the table: each shares the GPU of a job in the table, and
-            ``tenant_gpu_quota`` is reduced by them. None: there are none.
+        guests: The jobs that a policy sees besides the table: each shares the GPU of a job in the table; quotas
+            and guarantees are reduced by them. None: there are none.
         gpu_memory_gib: (n_gpu_models,) memory of a device; empty: unknown.
         tenant_weights: Each tenant's share of the GPUs relative to others', above 0; 1 where none is given.
         bound: The nodes on which a job has to start, all of them and in this order, because nothing else has its
@@ -364,7 +372,8 @@ class Snapshot:
         save_wait_s: How long a gang that a policy stops may be waited for to save its work, seconds.
         limit_range_w: (n_gpu_models, 2) the lowest power limit that devices take and their default one, watts, NaN
             where devices do not say; empty: unknown.
-        shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.shares``).
+        shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.tenants``).
+        undivided: The GPU models, by index, on whose nodes an engine with a queue of its own divides the GPUs.
         reasons: Whether anyone reads why jobs wait. If not, as in the millions of rounds of a simulation, a plan has
             the same starts and stops, and no holds.
     """
@@ -405,6 +414,8 @@ class Snapshot:
     gpu_memory_gib: Floats = field(default_factory=lambda: _UNKNOWN)
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     shares: TenantShares | None = None
+    tenant_guarantees: Mapping[str, int] = field(default_factory=dict[str, int])
+    undivided: frozenset[int] = frozenset()
     bound: Mapping[JobId, tuple[NodeId, ...]] = field(default_factory=dict[JobId, tuple[NodeId, ...]])
     levels: tuple[str, ...] = ()
     within: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
@@ -425,6 +436,13 @@ class Snapshot:
         columns.update(self.__dict__)
         columns.update(changed)
         return following
+
+    def less(self, held: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """Return the quotas and guarantees of tenants that hold so many GPUs besides what the snapshot shows."""
+        return {
+            name: {tenant: max(gpus - held.get(tenant, 0), 0) for tenant, gpus in getattr(self, name).items()}
+            for name in ("tenant_gpu_quota", "tenant_guarantees")
+        }
 
     def control_curve(self, job: int, gpu_model: int, kind: ControlKind) -> ControlCurve | None:
         """Return what is known of a job's speed and power by one kind of control on a GPU model; None if nothing is."""

@@ -170,9 +170,7 @@ def _check_quotas(snapshot: Snapshot, index: Mapping[JobId, int], starts: list[S
     if not quotas:
         return
     jobs = snapshot.jobs
-    held: dict[str, int] = {}
-    for job in np.flatnonzero(jobs.gpus > 0).tolist():
-        held[jobs.tenants[job]] = held.get(jobs.tenants[job], 0) + int(jobs.gpus[job])
+    held = jobs.gpus_by_tenant()
     for start in starts:
         tenant = jobs.tenants[index[start.job_id]]
         held[tenant] = held.get(tenant, 0) + start.gpus

@@ -35,6 +35,9 @@ class Reason(StrEnum):
     TENANT_QUOTA = "tenant_quota"  #: With it, its tenant would hold more GPUs than it may
     FAIR_SHARE = "fair_share"
     """Its tenant holds its share of the GPUs, or has had more than others have; theirs come first."""
+    GUARANTEED = "guaranteed"
+    """Its GPUs go back to a tenant to which they are guaranteed; or those that it would borrow go to such tenants, or
+    may not be lent to it, because it may not be stopped."""
     GREENER_HOURS = "greener_hours"  #: The policy keeps it, or stops it, for hours of lower carbon intensity
     SHORTER_FIRST = "shorter_first"  #: Jobs that are predicted to need less of the cluster come before it
     BETTER_PLACEMENT = "better_placement"

@@ -1,7 +1,7 @@
 """``fair+``: any policy, with its GPUs shared between tenants by their weights.
 
 The wrapped policy ranks the jobs as it always does; whose job comes next is decided between tenants
-(``services.core.cycle.shares``). What each tenant has used fades with a half-life and is the wrapper's memory. If all
+(``services.core.cycle.tenants``). What each tenant has used fades with a half-life and is the wrapper's memory. If all
 jobs belong to one tenant, the wrapped policy decides alone.
 """
 
@@ -62,9 +62,7 @@ class Usage:
 def held_after(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
     """Return the GPUs that each tenant holds once a plan's gangs have started; stopping gangs still hold theirs."""
     jobs = snapshot.jobs
-    held: dict[str, int] = {}
-    for job in jobs.gpus.nonzero()[0].tolist():
-        held[jobs.tenants[job]] = held.get(jobs.tenants[job], 0) + int(jobs.gpus[job])
+    held = jobs.gpus_by_tenant()
     index = jobs.index
     for start in plan.actions:
         if isinstance(start, Start) and start.job_id in index:

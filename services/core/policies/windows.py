@@ -92,6 +92,7 @@ def closed(snapshot: Snapshot) -> Snapshot:
             }
             for each in snapshot.control_curves
         ),
+        undivided=frozenset(at for at, model in enumerate(models) if model in snapshot.undivided),
         gangs=tuple({at: each[model] for at, model in enumerate(models) if model in each} for each in snapshot.gangs),
         jobs=JobTable.of_columns({**vars(jobs), "eligible": eligible}),
         nodes=replace(nodes, gpu_model=np.array(of, dtype=np.int64), schedulable=schedulable),
@@ -181,9 +182,8 @@ class _Needs:
         self._kept: dict[int, set[int]] = defaultdict(set)
         self._stays = np.zeros(len(jobs), dtype=np.bool_)  # of a holder, on what it has reserved
         self._on: dict[int, dict[int, int]] = defaultdict(dict)
-        self._held: dict[str, int] = defaultdict(int)
+        self._held = defaultdict[str, int](int, jobs.gpus_by_tenant())
         for job in np.flatnonzero(jobs.gpus > 0).tolist():
-            self._held[jobs.tenants[job]] += jobs.gpus.item(job)
             for share in placement.shares if (placement := jobs.placements[job]) else ():
                 if share.node_id in nodes.index:
                     self._on[nodes.index[share.node_id]][job] = len(share.devices)

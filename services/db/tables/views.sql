@@ -119,10 +119,11 @@ SELECT k.id, k.tenant_id, k.project, k.name, k.state, coalesce(u.name, k.user_la
        k.work_unit, k.work_done
   FROM past_jobs k LEFT JOIN users u ON u.id = k.user_id;
 
--- admission: what tenants may hold, and what they are to have against others.
+-- admission: what tenants are guaranteed, what they may hold, and what they are to have against others.
 CREATE VIEW tenant_limits AS
 SELECT id AS tenant_id, (limits ->> 'max_gpus')::int AS max_gpus,
-       (limits ->> 'share_weight')::float8 AS share_weight, (limits ->> 'flex')::float8 AS flex
+       (limits ->> 'share_weight')::float8 AS share_weight, (limits ->> 'flex')::float8 AS flex,
+       (limits ->> 'guaranteed_gpus')::int AS guaranteed_gpus
   FROM tenants;
 
 -- admission: the accuracy that keys ask for at least of variants of a model, and of which models they may.

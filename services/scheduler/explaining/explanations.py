@@ -37,6 +37,7 @@ from services.scheduler.explaining.waiting import (
     Place,
     WhyItWaits,
     change_of,
+    guarantee_words,
     how_it_runs,
     next_step,
     on_slice_step,
@@ -274,6 +275,7 @@ class Explanations:
         if state is not JobState.PREEMPTING:
             following = next_step(dry, job_id, due_s, run.expected_end_at, preemptible=spec.preemptible)
             run = run.model_copy(update={"next": following})
+        run = run.model_copy(update={"why": [*run.why, *guarantee_words(dry, job_id)]})
         words = left.words if left.estimate.seconds is not None else "Length: unknown; --time would limit it."
         effects = levers.of_round(dry, job_id) if state is not JobState.PREEMPTING else []
         return run, effects, [words, "Next round: by the cluster as it is now; jobs that arrive or end change it."]

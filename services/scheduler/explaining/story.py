@@ -65,7 +65,7 @@ class Narrator:
             "submitted": self._submitted,
             "starting": self._starting,
             "running": lambda event: f"Its processes run, {self._after(event)} later.",
-            "preempting": lambda event: f"Asked to stop after {self._after(event)}. {sentence(_code(event))}",
+            "preempting": lambda event: f"Asked to stop after {self._after(event)}. {_told(event)}",
             "queued": self._queued,
             "in_cell": lambda event: f"Placed in cell {event.data.get('cell')}. {_detail(event)}",
             "at_home": lambda event: f"Placed here. {_detail(event)}",
@@ -109,12 +109,12 @@ class Narrator:
 
     def _held(self, event: EventRow) -> str:
         self._held_at = event.at
-        return f"On hold. {_detail(event) or sentence(_code(event))}"
+        return f"On hold. {_told(event)}"
 
     def _queued(self, event: EventRow) -> str:
         since, self._held_at = self._held_at, None
         if since is None:
-            return f"Waits again. {_detail(event) or sentence(_code(event))}"
+            return f"Waits again. {_told(event)}"
         held = length_words((event.at - since).total_seconds())
         return f"Released after {held} on hold; it waits for GPUs. {sentence(_code(event))}"
 
@@ -128,7 +128,7 @@ class Narrator:
     def _failed(self, event: EventRow) -> str:
         status = event.data.get("exit_code")
         how = "Failed" if status is None else f"Failed with exit status {status}"
-        return f"{how}, {self._in_all(event)} after its submission. {_detail(event) or sentence(_code(event))}"
+        return f"{how}, {self._in_all(event)} after its submission. {_told(event)}"
 
 
 def story_of(events: Sequence[EventRow], submitted_at: datetime) -> tuple[list[StoryLine], int]:
@@ -141,6 +141,10 @@ def story_of(events: Sequence[EventRow], submitted_at: datetime) -> tuple[list[S
 def _detail(event: EventRow) -> str:
     detail: Any = event.data.get("detail")
     return detail if isinstance(detail, str) else ""
+
+
+def _told(event: EventRow) -> str:
+    return _detail(event) or sentence(_code(event))
 
 
 def _code(event: EventRow) -> str | None:

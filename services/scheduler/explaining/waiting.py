@@ -20,6 +20,7 @@ from services.contracts.explanations import (
 from services.contracts.jobs import JobSpec, Share
 from services.core.cycle.plan import Hold, Preempt, Start, queue_order
 from services.core.cycle.snapshot import QUEUED, Trigger
+from services.core.cycle.standing import Standing
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.policies.one_change import Change, Elsewhere, Predicted, one_change
@@ -40,7 +41,7 @@ from services.scheduler.planning.dry_run import (
     slices_for,
 )
 from services.scheduler.planning.job_table import asked_of, fits
-from services.scheduler.reasons import SENTENCES, detail_of
+from services.scheduler.reasons import detail_of, words_of_stop
 from services.scheduler.repository.explanations import EventRow, GangRow
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import JobRow, SpecRow
@@ -171,9 +172,31 @@ def why_it_waits(
             f"The cluster has no level {spec.gpus.within}; it has {known}.")  # fmt: skip
     if start:
         detail = "Its GPUs are free: the next round starts it."
+    if hold:
+        detail = " ".join(filter(None, (detail, *guarantee_words(dry, job_id))))
     place = place_of(dry, job_id) if seen_by_policy else None
     effects = of_round(dry, job_id) if seen_by_policy else []
     return WhyItWaits(explanation, None if reason is None else reason.value, detail, place, assumptions, effects)
+
+
+def guarantee_words(dry: DryRound, job_id: JobId) -> list[str]:
+    """Return what a job's tenant holds, is guaranteed and borrows, and for whose guarantee the job waits, if any is."""
+    snapshot, jobs = dry.snapshot, dry.snapshot.jobs
+    if not snapshot.tenant_guarantees:
+        return []
+    standing, tenant = Standing.of(snapshot), jobs.tenants[jobs.index[job_id]]
+    held = jobs.gpus_by_tenant(standing.counts)
+    has, most = held.get(tenant, 0), standing.guaranteed.get(tenant, 0)
+    borrows = f" It borrows {has - most}." if has > most else ""
+    words = [f"Its tenant holds {gpus_words(has)}, and is guaranteed {most}.{borrows}"]
+    hold = next((each for each in dry.plan.actions if isinstance(each, Hold) and each.job_id == job_id), None)
+    if hold is not None and hold.reason is Reason.GUARANTEED:
+        waits = {jobs.tenants[at] for at in np.flatnonzero(jobs.phase == QUEUED).tolist()}
+        owners = sorted(each for each in standing.guaranteed if each in waits and each != tenant) or ["other tenants"]
+        words.append(f"GPUs that it could borrow are guaranteed to {', '.join(owners)}.")
+    if any(isinstance(each, Preempt) and each.to == tenant for each in dry.plan.actions):
+        words.append("Others are to give GPUs back to it.")
+    return words
 
 
 RESIZES = (Reason.SCALE_OUT.value, Reason.SCALE_IN.value)
@@ -214,7 +237,8 @@ def next_step(dry: DryRound, job_id: JobId, due_s: float, ends_at: datetime | No
     if stop is not None:
         reason = stop.reason
         gpus = stop.next_gpus if reason.value in RESIZES else None
-        return NextStep(action="stop", at=at, reason=reason.value, detail=SENTENCES[reason], gpus=gpus)
+        detail = words_of_stop(reason, stop.to)
+        return NextStep(action="stop", at=at, reason=reason.value, detail=detail, gpus=gpus)
     entry = entry_of(dry.policy.name)
     if not preemptible:
         detail = "The job may not be stopped: it runs to its end."

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from services.contracts.nodes import ControlsStatus, EndedBy, RankState
 from services.core.domain.jobs import JobState
+from services.core.domain.reasons import Reason
 from services.db import nodes
 from services.db.database import Connection, Database
 from services.kit.logging import Log
@@ -377,7 +378,7 @@ async def mark_stopping(
         JobState.PREEMPTING,
         reason=code or reason.value,
         detail=detail,
-        data={"allocation_id": gang.id},
+        data={"allocation_id": gang.id} | ({"detail": detail} if code == Reason.GUARANTEED else {}),
     )
     return True
 

@@ -30,7 +30,7 @@ from services.scheduler.learning.measuring import begin
 from services.scheduler.planning.closed import SHORT, closed_to
 from services.scheduler.power.device_controls import NoSuchGangError, set_gangs
 from services.scheduler.power.nodes import WOKEN
-from services.scheduler.reasons import SENTENCES, detail_of
+from services.scheduler.reasons import SENTENCES, detail_of, words_of_stop
 from services.scheduler.repository import engines, gangs, jobs, node_power, outbox, rounds
 from services.scheduler.repository.documents import Json, StoredShare
 from services.scheduler.repository.gangs import CONTROL_COLUMNS, NewGang, StartableJob
@@ -292,13 +292,13 @@ async def _preempt(connection: Connection, preempts: Sequence[plans.Preempt]) ->
     smaller = {preempt.job_id: preempt.next_gpus for preempt in preempts if preempt.reason is Reason.SCALE_IN}
     shrinkable = await engines.shrinkable(connection, list(smaller)) if smaller else frozenset[str]()
     for gang in running:
-        reason, wait_s = planned[JobId(gang.job_id)].reason, planned[JobId(gang.job_id)].wait_s
+        reason, to, wait_s = (stop := planned[JobId(gang.job_id)]).reason, stop.to, stop.wait_s
         if gang.job_id in shrinkable:
             note = f"shrinks:{reason.value}"
             await decide(connection, {gang.job_id: shrunk(smaller[JobId(gang.job_id)], gang.grace_s, note)})
             continue
         stop = partial(stop_gang, wait_s=wait_s) if gang.engine == OURS else stop_run
-        await stop(connection, gang, EndReason.PREEMPTED, detail=SENTENCES[reason], code=reason.value)
+        await stop(connection, gang, EndReason.PREEMPTED, detail=words_of_stop(reason, to), code=reason.value)
 
 
 def _until_s(hold: plans.Hold) -> int | None:

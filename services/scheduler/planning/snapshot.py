@@ -54,7 +54,7 @@ from services.scheduler.repository.kept_jobs import JobRows, KeptJobs
 from services.scheduler.repository.orders import OrderRow
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.reservations import EndingRow, ReservationRow
-from services.scheduler.repository.snapshots import ClusterRows, JobRow
+from services.scheduler.repository.snapshots import ClusterRows
 from services.scheduler.settings import SchedulerSettings
 from services.solving.layouts import graph_of
 
@@ -210,7 +210,9 @@ def snapshot_of(
         ),
         nodes=without_devices(nodes, {nodes.index[NodeId(on)]: devices for on, devices in held.items()}),
         outlooks=tuple(outlooks),
-        tenant_gpu_quota=_quota_left(rows.quotas, instances),
+        tenant_gpu_quota=dict(rows.quotas),
+        tenant_guarantees=rows.guarantees,
+        undivided=frozenset(at for at, kind in enumerate(cluster.kinds) if kind.engine in rows.queueing),
         tenant_weights=rows.weights,
         speed_curves=speed_curves,
         control_curves=control_curves,
@@ -249,6 +251,10 @@ def snapshot_of(
         windows=tuple(map(window_of, rows.reservations)),
         endings={JobId(row.id): ending_of(row, now_s) for row in rows.endings},
     )
+    served = Counter[str]()
+    for instance in instances:
+        served[instance.tenant_id] += instance.gpus
+    made = made.again(**made.less(served))
     return with_permitted(made, jobs, rows.tables, rows.noise_scales)
 
 
@@ -258,14 +264,6 @@ def _next_active_s(trigger: Trigger, now_s: float, last_s: float | None, setting
     if trigger is Trigger.PASSIVE:
         due_s = now_s if last_s is None else max(last_s + settings.round_interval_s, now_s)
     return due_s + settings.tick_s
-
-
-def _quota_left(quotas: Mapping[str, int], instances: Sequence[JobRow]) -> dict[str, int]:
-    """Return the most GPUs that each tenant may hold in addition to those of its service instances."""
-    held_by = Counter[str]()
-    for instance in instances:
-        held_by[instance.tenant_id] += instance.gpus
-    return {tenant_id: max(gpus - held_by[tenant_id], 0) for tenant_id, gpus in quotas.items()}
 
 
 @lru_cache(maxsize=4_096)

@@ -87,25 +87,29 @@ async def nodes_up(connection: Connection) -> list[str]:
 
 
 SHARES = """
-SELECT j.tenant_id, coalesce(min(t.share_weight), 1) AS weight,
-       coalesce(sum(a.gpus), 0)::int AS gpus, count(*) FILTER (WHERE j.state = 'queued')::int AS waiting_jobs
-  FROM jobs j
-  LEFT JOIN tenant_limits t ON t.tenant_id = j.tenant_id
-  LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
- WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
- GROUP BY j.tenant_id ORDER BY j.tenant_id
+WITH live AS (
+    SELECT j.tenant_id, coalesce(sum(a.gpus), 0)::int AS gpus, count(*) FILTER (WHERE j.state = 'queued')::int AS waits
+      FROM jobs j LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
+     WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
+     GROUP BY j.tenant_id)
+SELECT tenant_id, coalesce(t.share_weight, 1) AS weight, coalesce(l.gpus, 0) AS gpus,
+       coalesce(l.waits, 0) AS waiting_jobs, coalesce(t.guaranteed_gpus, 0) AS guaranteed_gpus, t.max_gpus
+  FROM live l FULL JOIN tenant_limits t USING (tenant_id)
+ WHERE l.tenant_id IS NOT NULL OR t.guaranteed_gpus > 0 ORDER BY tenant_id
 """
 
 
 class ShareRow(NamedTuple):
-    """A tenant that has jobs, including service instances and jobs on slices."""
+    """A tenant that has jobs, including service instances and jobs on slices, or guaranteed GPUs."""
 
     tenant_id: str
     weight: float
     gpus: int
     waiting_jobs: int
+    guaranteed_gpus: int
+    max_gpus: int | None
 
 
 async def shares(connection: Connection) -> list[ShareRow]:
-    """Return the tenants that have jobs, ordered by id."""
+    """Return these tenants, ordered by id."""
     return await fetch_rows(connection, ShareRow, SHARES)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from services.contracts.engines import OURS
+from services.contracts.engines import OURS, QUEUEING
 from services.db.database import Connection, Database
 from services.db.job_specs import (
     ASKED_GPUS,
@@ -134,6 +134,10 @@ PARTITIONS = "SELECT node_id, gpu, sizes, owner, state FROM gpu_partitions"
 UNUSABLE_GPUS = "SELECT node_id, gpu FROM unusable_gpus"
 
 QUOTAS = "SELECT tenant_id, max_gpus AS gpus FROM tenant_limits WHERE max_gpus IS NOT NULL"
+
+GUARANTEES = "SELECT tenant_id, guaranteed_gpus AS gpus FROM tenant_limits WHERE guaranteed_gpus > 0"
+
+QUEUEING_ENGINES = "SELECT name FROM known_engines WHERE kind = ANY($1::text[])"
 
 NOISE_SCALES = f"""
 SELECT {profiles.KIND} AS kind, exp(avg(ln(p.noise_scale))) AS noise_scale
@@ -325,6 +329,8 @@ class ClusterRows:
     partitions: list[PartitionRow]
     unusable: frozenset[tuple[str, int]]  #: GPUs that get no new work, by node and number
     quotas: Mapping[str, int]  #: The most GPUs that a tenant may hold
+    guarantees: Mapping[str, int]  #: The GPUs that tenants are guaranteed
+    queueing: frozenset[str]  #: Where there are guarantees, the engines with queues of their own
     weights: Mapping[str, float]  #: Tenants' shares relative to others, where they are not 1
     measured: list[str]
     hosts_w: Mapping[str, float]  #: What hosts draw, by node, watts
@@ -386,6 +392,8 @@ async def cluster(
         with_endings: Whether it is wanted how gangs end even where nothing is reserved.
     """
     reserved = await reservations.live(connection)
+    guarantees = await _pairs(connection, GUARANTEES)
+    queueing = await connection.fetch(QUEUEING_ENGINES, [*QUEUEING]) if guarantees else []
     return ClusterRows(
         state=await rounds.state(connection, known_version),
         jobs=jobs,
@@ -396,6 +404,8 @@ async def cluster(
         partitions=await fetch_rows(connection, PartitionRow, PARTITIONS),
         unusable=frozenset([(row[0], row[1]) for row in await connection.fetch(UNUSABLE_GPUS)]),
         quotas=await _pairs(connection, QUOTAS),
+        guarantees=guarantees,
+        queueing=frozenset([record[0] for record in queueing]),
         weights=await _pairs(connection, WEIGHTS),
         measured=[record[0] for record in await connection.fetch(MEASURED)],
         hosts_w=await _pairs(connection, HOSTS),

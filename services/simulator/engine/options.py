@@ -79,6 +79,7 @@ class EngineOptions:
         power_limit_w: The limit of every GPU unless the policy sets one; None: the board's own limit.
         batch_tuning: Which jobs may tune their batch size to the gang, under policies that support it
             (``PolicyEntry.tunes_batch``): a name in ``TUNING_SHARES``; the jobs are drawn using the seed.
+        tenant_guarantees: GPUs that tenants of the trace are guaranteed, under any policy.
         tenant_weights: Relative GPU shares of the trace's tenants under policies that share between tenants
             (``fair+``); 1 where none is given.
         rigid: Whether every job is fixed at the size its user asked for.
@@ -117,6 +118,7 @@ class EngineOptions:
     transfer: Transfer = field(default_factory=Transfer)
     power_limit_w: float | None = None
     rigid: bool = False
+    tenant_guarantees: Mapping[str, int] = field(default_factory=dict[str, int])
     tenant_weights: Mapping[str, float] | None = None
     batch_tuning: str = "all"
     orders: tuple[SimulatedOrder, ...] = ()

@@ -121,7 +121,7 @@ class Simulation:
         self.policy = policy
         self._beginning = beginning
         entry = entry_of(policy.name)
-        self._preempts = entry is None or entry.preempts
+        self._preempts = entry is None or entry.preempts or bool(options.tenant_guarantees)
         self._replans = entry is not None and entry.replans
         self._tunes = who_tunes(len(workload), options) if entry is not None and entry.tunes_batch else None
         self._limited = policy if isinstance(policy, PowerLimited) else None
@@ -178,6 +178,7 @@ class Simulation:
             nodes=self.nodes.table(),
             outlooks=(),
             tenant_gpu_quota={},
+            tenant_guarantees=options.tenant_guarantees,
             tenant_weights=options.tenant_weights or {},
             speed_curves=speed_curves(self.workload, models),
             settable=(frozenset(ControlKind),) * len(models),

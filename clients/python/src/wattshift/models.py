@@ -1449,6 +1449,7 @@ class TrainingProblem:
             have ended.
         batch_tuning: Which jobs' batch size may follow the gang, under policies that use it; half of them are
             drawn by the seed.
+        tenant_guarantees: GPUs that tenants of the trace are guaranteed.
         tenant_weights: The weight of each tenant of the trace in sharing the GPUs with others, under policies
             that share between tenants (`fair+` before a policy's name); 1 where none is given.
         orders: Orders of the grid to the whole cluster, which the policies have to meet.
@@ -1476,6 +1477,7 @@ class TrainingProblem:
     within: str | None = None
     predictor: str = "perfect"
     batch_tuning: str = "all"
+    tenant_guarantees: dict[str, int] = field(default_factory=dict[str, int])
     tenant_weights: dict[str, float] = field(default_factory=dict[str, float])
     orders: list[GridOrderAhead] = field(default_factory=list["GridOrderAhead"])
     levers: bool = False
@@ -1883,6 +1885,7 @@ class TrainingRequestFields(TypedDict, total=False):
             have ended.
         batch_tuning: Which jobs' batch size may follow the gang, under policies that use it; half of them are
             drawn by the seed.
+        tenant_guarantees: GPUs that tenants of the trace are guaranteed.
         tenant_weights: The weight of each tenant of the trace in sharing the GPUs with others, under policies
             that share between tenants (`fair+` before a policy's name); 1 where none is given.
         orders: Orders of the grid to the whole cluster, which the policies have to meet.
@@ -1916,6 +1919,7 @@ class TrainingRequestFields(TypedDict, total=False):
     within: str | None
     predictor: str
     batch_tuning: Literal["all", "half", "none"]
+    tenant_guarantees: dict[str, int]
     tenant_weights: dict[str, float]
     orders: list[GridOrderAheadFields]
     levers: bool

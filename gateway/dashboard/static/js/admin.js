@@ -9,7 +9,7 @@ import { confirmed, me, notice, trying } from "./shell.js";
 
 const UNITS = { gpu_h: "GPU h", kwh: "kWh", gco2: "g CO₂" };
 const ROWS = { class: "rows" };
-const NUMBERS = new Set(["max_gpus", "max_active_jobs", "share_weight", "amount", "requests_per_s", "burst"]);
+const NUMBERS = new Set(["guaranteed_gpus", "max_gpus", "max_active_jobs", "share_weight", "amount", "requests_per_s", "burst"]);
 
 /** Return what was filled in, numbers as numbers and times with their zone. */
 function filled(form) {
@@ -45,7 +45,7 @@ const quota = (value) => (value === null ? "no limit" : count(value));
 function limitsForm(tenant) {
   const input = (name, label, step = "1") => h("div", { class: "field" }, h("label", { for: `${tenant.id}-${name}` }, label),
     h("input", { id: `${tenant.id}-${name}`, name, type: "number", min: "0", step, value: tenant.limits[name] ?? "", placeholder: name === "max_gpus" ? "no limit" : null }));
-  const form = h("form", { novalidate: true }, h("p", { class: "note" }, `Limits of ${tenant.id}`), h("div", { class: "fields" }, input("max_gpus", "GPUs at most"), input("max_active_jobs", "Active jobs at most"), input("share_weight", "Weight of its share", "any"), input("requests_per_s", "Requests per second", "any"), input("burst", "Requests at once")),
+  const form = h("form", { novalidate: true }, h("p", { class: "note" }, `Limits of ${tenant.id}`), h("div", { class: "fields" }, input("guaranteed_gpus", "GPUs guaranteed"), input("max_gpus", "GPUs at most"), input("max_active_jobs", "Active jobs at most"), input("share_weight", "Weight of its share", "any"), input("requests_per_s", "Requests per second", "any"), input("burst", "Requests at once")),
     h("div", { class: "buttons form-buttons" }, h("button", { type: "button", onclick: () => trying(showTenants) }, "Leave as it is"), h("button", { class: "primary" }, "Change")));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -68,10 +68,10 @@ async function showTenants() {
   const used = new Map(shares.items.map((each) => [each.tenant_id, each]));
   const choice = by("users-tenant");
   if (choice && choice.options.length !== tenants.length) fill(choice, tenants.map((each) => h("option", { value: each.id, selected: each.id === me.tenant }, each.id)));
-  fill(by("tenants"), table("Tenants", [["Tenant"], ["GPUs held", "number"], ["GPUs at most", "number"], ["Jobs waiting", "number"], ["Active jobs at most", "number"], ["Weight", "number"], ["Requests/s", "number"], ["Since"], [""]], tenants.map((each) => {
-    const row = h("tr", {}, h("td", { class: "name" }, each.id), h("td", { class: "number" }, count(used.get(each.id)?.gpus ?? 0)), h("td", { class: "number" }, quota(each.limits.max_gpus)),
+  fill(by("tenants"), table("Tenants", [["Tenant"], ["GPUs guaranteed", "number"], ["Held", "number"], ["Borrowed", "number"], ["GPUs at most", "number"], ["Jobs waiting", "number"], ["Active jobs at most", "number"], ["Weight", "number"], ["Requests/s", "number"], ["Since"], [""]], tenants.map((each) => {
+    const row = h("tr", {}, h("td", { class: "name" }, each.id), h("td", { class: "number" }, count(each.limits.guaranteed_gpus)), h("td", { class: "number" }, count(used.get(each.id)?.gpus ?? 0)), h("td", { class: "number" }, count(used.get(each.id)?.borrowed_gpus ?? 0)), h("td", { class: "number" }, quota(each.limits.max_gpus)),
       h("td", { class: "number" }, count(used.get(each.id)?.waiting_jobs ?? 0)), h("td", { class: "number" }, count(each.limits.max_active_jobs)), h("td", { class: "number" }, digits(each.limits.share_weight)), h("td", { class: "number" }, count(each.limits.requests_per_s)), h("td", { class: "time" }, at(each.created_at)),
-      h("td", {}, me.isAdmin ? h("button", { type: "button", class: "quiet", onclick: () => row.replaceWith(h("tr", {}, h("td", { colspan: "9" }, limitsForm(each)))) }, "Change") : ""));
+      h("td", {}, me.isAdmin ? h("button", { type: "button", class: "quiet", onclick: () => row.replaceWith(h("tr", {}, h("td", { colspan: "11" }, limitsForm(each)))) }, "Change") : ""));
     return row;
   }), ROWS));
 }

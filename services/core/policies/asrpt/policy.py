@@ -33,14 +33,14 @@ from typing import Any, Literal
 import numpy as np
 
 from services.core.cycle.capacity import Capacity, model_gpus
-from services.core.cycle.filling import Quota
 from services.core.cycle.graph_placing import COMM_HEAVY, Seats, Servers, mapper_of, place_by_graph, seats
 from services.core.cycle.placing import FreeDevices
 from services.core.cycle.plan import Action, Hold, Plan, Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
-from services.core.cycle.rounds import Preemption, queue_changes, ranks_whole_queue
+from services.core.cycle.rounds import Preemption, has_tenants, queue_changes, ranks_whole_queue
 from services.core.cycle.snapshot import QUEUED, Snapshot
+from services.core.cycle.standing import Quota
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
@@ -271,9 +271,8 @@ class Asrpt:
         if not queue:
             return None
         jobs, index = snapshot.jobs, snapshot.jobs.index
-        quota = None
-        if snapshot.tenant_gpu_quota:
-            quota = Quota(snapshot, all_runs_on=True)
+        quota = Quota.of(snapshot, all_runs_on=True)
+        if quota is not None:
             for job_id in started:
                 quota.claim(index[job_id], self._gpus(snapshot, index[job_id]))
         while queue:
@@ -282,7 +281,7 @@ class Asrpt:
             gpus = self._gpus(snapshot, job)
             fits = bool((jobs.eligible[job] & (model_gpus(snapshot) >= gpus)).any())
             fits = fits and not snapshot.confined(first.job_id) and first.job_id not in passed
-            if fits and (quota is None or quota.allows(job, gpus)) and not self._fits_nowhere(snapshot, job):
+            if fits and (quota is None or quota.refusal(job, gpus) is None) and not self._fits_nowhere(snapshot, job):
                 return first.rank
             queue = queue.without_first()
         return None
@@ -297,7 +296,7 @@ class Asrpt:
         times = [offer.until_s for offer in memory.offers.values()]
         machine = memory.machine
         if machine.running is not None and not self._stands_still(memory):
-            blocked = len(snapshot.gpu_models) == 1 and not snapshot.tenant_gpu_quota and not snapshot.confines
+            blocked = len(snapshot.gpu_models) == 1 and not has_tenants(snapshot) and not snapshot.confines
             held_up = memory.held_up
             if not (blocked and held_up is not None and held_up <= machine.running.rank):
                 times.append(machine.ends_s)
