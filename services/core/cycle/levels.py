@@ -52,15 +52,17 @@ def holding(domains: Ints, count: Ints, gpus: int, level: int) -> Iterator[Bools
         count: (n_nodes,) devices that may be taken.
     """
     of = domains[:, level]
-    fits = np.flatnonzero((room := sums(of, count)) >= gpus)
-    if fits.size > 1:
-        first = np.unique(of, return_index=True)[1] if of.size else of
-        node_of = dict(zip(of[first].tolist(), first.tolist(), strict=True))
-        a_node = np.array([node_of[each] for each in fits.tolist()], dtype=np.int64)
-        wider = [sums(domains[:, each], count)[domains[a_node, each]] for each in range(level + 1, domains.shape[1])]
-        fits = fits[np.lexsort((a_node, *reversed(wider), room[fits]))]
-    for domain in fits.tolist():
+    room = sums(of, count)
+    fits, first = np.flatnonzero(room >= gpus), np.zeros(room.size, dtype=np.int64)
+    first[of[::-1]] = np.arange(of.size - 1, -1, -1)  # the first node of each domain
+    while fits.size:
+        best = fits[room[fits] == room[fits].min()]
+        for wider in range(level + 1, domains.shape[1]) if best.size > 1 else ():
+            around = sums(domains[:, wider], count)[domains[first[best], wider]]
+            best = best[around == around.min()]
+        domain = best[first[best].argmin()]
         yield of == domain
+        fits = fits[fits != domain]
 
 
 def rooms(
