@@ -24,9 +24,7 @@ from services.core.domain.arrays import Bools, Ints
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
-from services.core.domain.topology import Topology
-
-CLUSTER = "cluster"  #: What all nodes together are called among levels
+from services.core.domain.topology import CLUSTER, NODE, Topology
 
 
 def numbered(topology: Topology, nodes: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[tuple[str, ...], Ints]:
@@ -106,7 +104,7 @@ class LevelRoom(NamedTuple):
 def level_rooms(snapshot: Snapshot) -> list[LevelRoom]:
     """Return what each level has room for, single nodes first and the whole cluster last: how fragmented it is."""
     nodes, found = snapshot.nodes, list[LevelRoom]()
-    levels = snapshot.levels or ("node",)
+    levels = snapshot.levels or (NODE,)
     for at, level in enumerate((*levels, CLUSTER)):
         of = nodes.domains[:, at] if at < len(snapshot.levels) else np.arange(len(nodes)) * (level != CLUSTER)
         kinds = of * len(snapshot.gpu_models) + nodes.gpu_model

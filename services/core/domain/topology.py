@@ -26,11 +26,12 @@ from functools import lru_cache
 
 from services.core.domain.errors import DomainError
 
-NODE = "node"  #: The narrowest level of any cluster
+NODE, CLUSTER = "node", "cluster"  #: The narrowest level of any cluster, and all nodes together
 LABELS = ("nvlink", "rack", "block")  #: Names of levels that are known without a file, narrowest first
 MOST_NODES = 200_000
 MOST_LEVELS = 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _PLAIN = re.compile(r"(\S+)\s+(\S+?)\s*:\s*(.*)")
 _BRACKETS = re.compile(r"([^\[\],\s]*)\[([0-9,-]+)\]([^\[\],\s]*)|([^\[\],\s]+)")
 
@@ -95,111 +96,78 @@ class _Reading:
     """A file that is being read, line by line."""
 
     def __init__(self) -> None:
-        self._level: dict[str, str] = {}  # of domains, by their names
-        self._levels: list[str] = []
-        self._parent: dict[str, str] = {}  # of domains
-        self._leaf: dict[str, dict[str, str]] = {}  # the domains that name a node, by level
+        self._level: dict[str, str] = {}  # of each domain, empty for a switch
+        self._below: dict[str, list[str]] = {}  # the domains in each, which a switch may name before they are there
+        self._of: dict[str, list[str]] = {}  # the domains that name each node
         self._gbps: dict[str, float] = {}
-        self._later: dict[str, list[str]] = {}  # the switches below switches, which may be named before they are there
 
     def take(self, line: str) -> None:
-        if "=" in line:
-            self._of_slurm({key.lower(): value for key, _, value in (word.partition("=") for word in line.split())})
-            return
         words = line.split()
-        if words[0] == "bandwidth" and len(words) == 3:
-            self._bandwidth(words[1], words[2])
+        if "=" in line:
+            given = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
+            name, below = given.get("switchname") or given.get("blockname"), given.get("switches")
+            if name is not None and given.keys() & {"nodes", "switches"}:
+                level = "block" if "blockname" in given else ""
+                self._add(level, name, hosts(given["nodes"]) if "nodes" in given else [], hosts(below) if below else [])
+            elif not given.keys() & {"blocksizes", "allowedsizes"}:
+                raise DomainError(f"no SwitchName or BlockName with Nodes or Switches: {line[:60]}")
+        elif words[0] == "bandwidth" and len(words) == 3:
+            self._gbps[words[1]] = float(words[2]) if _NUMBER.fullmatch(words[2]) else 0.0
+            if not 0 < self._gbps[words[1]] < 1e6:
+                raise DomainError(f"{words[2][:60]} is no number of Gb/s above 0")
         elif found := _PLAIN.fullmatch(line):
             level, name, members = found.groups()
-            below = hosts(members)
-            if level not in self._levels:
-                _checked(level, "level")
-                self._levels.append(level)
-            inside = [each for each in below if each in self._level]
-            if inside and len(inside) < len(below):
-                raise DomainError(f"{next(each for each in below if each not in self._level)} is no domain named above")
-            self._add(level, name, [] if inside else below)
-            for each in inside:
-                if self._levels.index(self._level[each]) >= self._levels.index(level):
-                    raise DomainError(f"{each} is of the level {self._level[each]}, which is not narrower than {level}")
-                self._put(each, name)
+            given = hosts(members)
+            inside = [each for each in given if each in self._level]
+            if inside and len(inside) < len(given):
+                raise DomainError(f"{next(each for each in given if each not in self._level)} is no domain named above")
+            self._add(_checked(level, "level"), name, [] if inside else given, inside)
         else:
             raise DomainError(f"neither 'LEVEL NAME: MEMBERS', 'bandwidth LEVEL GBPS' nor Slurm's: {line[:60]}")
 
-    def _bandwidth(self, level: str, given: str) -> None:
-        try:
-            self._gbps[level] = float(given)
-        except ValueError:
-            raise DomainError(f"{given} is no number of Gb/s") from None
-        if not 0 < self._gbps[level] < 1e6:
-            raise DomainError(f"{given} is no number of Gb/s above 0")
-
-    def _of_slurm(self, given: Mapping[str, str]) -> None:
-        if "switchname" in given:
-            name = given["switchname"]
-            if not given.keys() & {"nodes", "switches"}:
-                raise DomainError(f"the switch {name} has neither Nodes nor Switches")
-            self._add("", name, hosts(given["nodes"]) if "nodes" in given else [])
-            if "switches" in given:
-                self._later[name] = hosts(given["switches"])
-        elif "blockname" in given:
-            self._add("block", given["blockname"], hosts(given.get("nodes", "")))
-        elif not given.keys() & {"blocksizes", "allowedsizes"}:
-            raise DomainError(f"no SwitchName or BlockName: {'='.join(next(iter(given.items())))[:60]}")
-
-    def _add(self, level: str, name: str, nodes: Sequence[str]) -> None:
+    def _add(self, level: str, name: str, nodes: list[str], below: list[str]) -> None:
         if _checked(name, "domain") in self._level:
             raise DomainError(f"{name} is there twice")
-        self._level[name] = level
+        self._level[name], self._below[name] = level, below
         for node in nodes:
-            if level in self._leaf.setdefault(node, {}):
-                raise DomainError(f"{node} is in {self._leaf[node][level]} already")
-            self._leaf[node][level] = name
-        if len(self._leaf) > MOST_NODES:
+            self._of.setdefault(node, []).append(name)
+        if len(self._of) > MOST_NODES:
             raise DomainError(f"more than {MOST_NODES} nodes")
 
-    def _put(self, name: str, parent: str) -> None:
-        if self._parent.setdefault(name, parent) != parent:
-            raise DomainError(f"{name} is in {self._parent[name]} already")
-
     def read(self) -> Topology:
-        for name, below in self._later.items():
+        parent = dict[str, str]()
+        for name, below in self._below.items():
             for each in below:
-                if each not in self._level or self._level[each]:
+                if each not in self._level:
                     raise DomainError(f"{name}: there is no switch {each}")
-                self._put(each, name)
-        names = [name for name, level in self._level.items() if not level]
-        heights = {name: self._height_of(name) for name in names}
-        self._level |= {name: _of_height(height) for name, height in heights.items()}
-        levels = tuple(
-            dict.fromkeys([*self._levels, *map(_of_height, sorted({*heights.values()})), *self._level.values()])
-        )
-        if len(levels) > MOST_LEVELS or NODE in levels:
-            raise DomainError(f"at most {MOST_LEVELS} levels, none of them called {NODE}")
+                if parent.setdefault(each, name) != name:
+                    raise DomainError(f"{each} is in {parent[each]} and in {name}")
+        heights = {name: self._height_of(name) for name in self._level}
+        of_switches = sorted({heights[name] for name, level in self._level.items() if not level})
+        level_of = {name: level or _of_height(heights[name]) for name, level in self._level.items()}
+        levels = tuple(dict.fromkeys([*filter(None, self._level.values()), *map(_of_height, of_switches)]))
+        if len(levels) > MOST_LEVELS or {NODE, CLUSTER} & {*levels}:
+            raise DomainError(f"at most {MOST_LEVELS} levels, none of them called {NODE} or {CLUSTER}")
         if unknown := sorted(self._gbps.keys() - {*levels}):
             raise DomainError(f"there is no level {unknown[0]}, of which a bandwidth is stated")
-        places = {node: self._place(node, levels) for node in self._leaf}
-        above: dict[str, Place] = {}
-        for place in places.values():
-            for at, name in enumerate(place):
-                if name is not None and above.setdefault(name, place[at:]) != place[at:]:
+        places, above = dict[str, Place](), dict[str, Place]()
+        for node, names in self._of.items():
+            place = dict[str, str]()
+            for at in names:
+                while at:
+                    if place.setdefault(level_of[at], at) != at:
+                        raise DomainError(f"{node} is in {place[level_of[at]]} and in {at}, both {level_of[at]}")
+                    at = parent.get(at, "")
+            places[node] = tuple(map(place.get, levels))
+            for at, name in enumerate(places[node]):
+                if name is not None and above.setdefault(name, places[node][at:]) != places[node][at:]:
                     raise DomainError(f"some nodes of {name} are in another domain of a wider level, or in none")
         return Topology(levels, places, self._gbps)
 
     def _height_of(self, name: str, depth: int = 0) -> int:
-        if depth >= MOST_LEVELS:
+        if depth > MOST_LEVELS:
             raise DomainError(f"{name} is below more than {MOST_LEVELS} switches, or below itself")
-        return max((1 + self._height_of(each, depth + 1) for each in self._later.get(name, ())), default=0)
-
-    def _place(self, node: str, levels: Sequence[str]) -> Place:
-        place = dict[str, str]()
-        for name in self._leaf[node].values():
-            at: str | None = name
-            while at is not None:
-                if place.setdefault(self._level[at], at) != at:
-                    raise DomainError(f"{node} is in {at} and in {place[self._level[at]]}, both {self._level[at]}")
-                at = self._parent.get(at)
-        return tuple(map(place.get, levels))
+        return max((1 + self._height_of(each, depth + 1) for each in self._below[name]), default=0)
 
 
 def _of_height(height: int) -> str:
