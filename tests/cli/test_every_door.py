@@ -73,6 +73,7 @@ WORDS = {
     "budgets set": ["a", "--kwh", "1"],
     "cells add": ["a", "--url", "http://127.0.0.1:1", "--key-file", __file__],
     "export": ["--out", "-"],
+    "nodes topology": [],
     "grid amend": ["a", "--cut", "35%"],
     "grid order": ["--cut", "35%", "--for", "3h"],
     "fleets set": ["a", "--gpus", "1", "--gpu-model", "A100", "--zone", "DE"],

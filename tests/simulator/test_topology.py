@@ -6,11 +6,16 @@ The same placing as live (``tests/properties/test_levels.py``).
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
+from services.core.cycle import reconcile
+from services.core.cycle.packing import REST_S, moves
+from services.core.cycle.plan import Preempt
+from services.core.cycle.snapshot import Snapshot
 from services.core.domain.placement import Placement
 from services.core.parallel.graph import data_parallel
 from services.core.policies.registry import POLICIES
@@ -51,6 +56,31 @@ def test_in_a_week_every_gang_lies_in_one_rack_where_all_must_and_every_job_is_d
     assert all(len({int(share.node_id[1:]) // 2 for share in each.shares}) == 1 for each in seen)
     assert np.isfinite(plain.columns.jct_s).all()
     assert np.isfinite(confined.columns.jct_s).all()
+
+
+def test_moves_that_make_room_help_and_never_go_back_and_forth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gangs of a higher priority lie in all racks; those that wait for a rack end sooner with moves than without."""
+    made: list[tuple[float, str]] = []
+
+    def noted(snapshot: Snapshot, *rest: Any) -> list[Preempt]:
+        found = moves(snapshot, *rest)
+        made.extend((snapshot.now_s, each.job_id) for each in found)
+        return found
+
+    week = a_week(200)
+    week = replace(week, priority=np.where(week.requested_gpus < 3, 1, 0))
+    options = EngineOptions(rigid=True, topology=RACKS, within="rack")
+    monkeypatch.setattr(reconcile, "moves", lambda *_: [])
+    without = simulate("las", week, CLUSTER, a_trace(), options=options)
+    monkeypatch.setattr(reconcile, "moves", noted)
+    result = simulate("las", week, CLUSTER, a_trace(), options=options)
+
+    wide = week.requested_gpus >= 3
+    assert made
+    assert result.columns.jct_s[wide].mean() < without.columns.jct_s[wide].mean()
+    for job in {job for _, job in made}:
+        times = [at_s for at_s, each in made if each == job]
+        assert all(later - sooner >= REST_S for sooner, later in pairwise(times))
 
 
 @pytest.mark.parametrize("policy", [*POLICIES])

@@ -9,6 +9,7 @@ import typer
 import typer.core
 from rich.console import Group as RichGroup
 from rich.console import RenderableType
+from rich.text import Text
 
 from services.cli import output
 from services.cli.client import Gateway
@@ -56,10 +57,10 @@ def list_nodes(watch: Watch = False, as_json: AsJson = False) -> None:
     )
 
 
-def room_words(found: dict[str, Any]) -> str:
+def room_words(found: dict[str, Any]) -> Text:
     """Return how many GPUs are free, and the largest gang that could start within one domain of each level."""
     gangs = ", ".join(f"{each['level']} {each['free']}" for each in found["levels"])
-    return f"{found['free_gpus']} GPUs free; largest gang by level: {gangs}" if gangs else ""
+    return Text(f"{found['free_gpus']} GPUs free; largest gang by level: {gangs}" if gangs else "")
 
 
 def _node_table(found: list[Any]) -> RenderableType:
