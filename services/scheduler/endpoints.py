@@ -123,10 +123,11 @@ async def get_shares(_: Operator, service: Service) -> policies.TenantShares:
 
 
 @router.get("/topology", tags=["nodes"])
-async def get_topology(_: ProjectCaller, service: Service, loop: Loop) -> Topology:
-    """Show the levels of the network, and the largest gang that each has room for."""
+async def get_topology(caller: ProjectCaller, service: Service, loop: Loop) -> Topology:
+    """Show the levels of the network, and the largest gang that each has room for; the file only to operators."""
     levels = [TopologyLevel(**each._asdict()) for each in loop.level_rooms]
-    return Topology(file=await service.read(rounds.topology), free_gpus=loop.free_gpus, levels=levels)
+    file = await service.read(rounds.topology) if caller.is_operator else ""
+    return Topology(file=file, free_gpus=loop.free_gpus, levels=levels)
 
 
 @router.put("/topology", tags=["nodes"])

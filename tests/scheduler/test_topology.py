@@ -86,10 +86,13 @@ async def test_operators_see_the_largest_gang_that_could_start(world: World) -> 
     metrics = Metrics(CollectorRegistry())
     show_figures(metrics, world.database, world.redis, world.scheduler, world.settings)
     text = (await metrics.text()).decode()
-    async with client(world, Role.USER) as api:
+    async with client(world) as api:
         shown = (await api.get("/v1/topology")).json()
+    async with client(world, Role.USER) as api:
+        of_user = (await api.get("/v1/topology")).json()
 
     assert "wattshift_free_gpus 6.0" in text
     assert 'wattshift_largest_gang_gpus{level="rack"} 4.0' in text
     assert (shown["free_gpus"], shown["file"]) == (6, FILE)
+    assert of_user == shown | {"file": ""}, "users do not see nodes"
     assert shown["levels"][1] == {"level": "rack", "domains": 2, "gpus": 4, "free": 4}
