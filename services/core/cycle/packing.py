@@ -25,7 +25,7 @@ from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.reasons import Reason
 
 GAIN = 2.0
-RESTART_S = 120.0
+AGAIN_S = 120.0  #: What it takes a gang to begin again
 REST_S = 3_600.0
 MOST_MOVED = 8  #: Gangs that are moved for one
 MOST_TRIED = 4  #: Gangs for which moves are looked for in one round
@@ -119,7 +119,7 @@ def _cost_gpu_s(snapshot: Snapshot, job: int) -> float:
     """Return what a move costs a gang, GPU seconds; one that does not tell saves its work when it is asked to stop."""
     saves = snapshot.saves.get(snapshot.jobs.ids[job])
     lost_s = 0.0 if saves is None else max(snapshot.now_s - saves.last_s, 0.0)
-    return snapshot.jobs.gpus.item(job) * (RESTART_S + lost_s)
+    return snapshot.jobs.gpus.item(job) * (AGAIN_S + lost_s)
 
 
 def _fits_elsewhere(snapshot: Snapshot, moved: list[int], inside: Bools, model: int) -> bool:
