@@ -106,6 +106,7 @@ async def test_guaranteed_gpus_are_lent_and_given_back_and_it_is_said_to_whom(wo
     assert "Its tenant holds 0 GPUs, and is guaranteed 2." in said.summary
     said = await explain(world, waits, tenant="guest")
     assert "Its tenant holds 4 GPUs, and is guaranteed 0. It borrows 4." in said.summary
+    assert "are guaranteed to owner." in said.summary
     held = await shown(world)
     assert [(each.tenant_id, each.gpus, each.guaranteed_gpus, each.borrowed_gpus) for each in held.items] == [
         ("guest", 4, 0, 4),

@@ -190,10 +190,11 @@ def guarantee_words(dry: DryRound, job_id: JobId) -> list[str]:
     borrows = f" It borrows {has - most}." if has > most else ""
     words = [f"Its tenant holds {gpus_words(has)}, and is guaranteed {most}.{borrows}"]
     hold = next((each for each in dry.plan.actions if isinstance(each, Hold) and each.job_id == job_id), None)
-    if hold is not None and hold.reason is Reason.GUARANTEED:
+    if hold is not None and hold.reason in (Reason.GUARANTEED, Reason.NOT_ENOUGH_FREE_GPUS) and has >= most:
         waits = {jobs.tenants[at] for at in np.flatnonzero(jobs.phase == QUEUED).tolist()}
-        owners = sorted(each for each in standing.guaranteed if each in waits and each != tenant) or ["other tenants"]
-        words.append(f"GPUs that it could borrow are guaranteed to {', '.join(owners)}.")
+        owners = (each for each, of in standing.guaranteed.items() if of and (each in waits or held.get(each)))
+        if names := ", ".join(sorted(each for each in owners if each != tenant)):
+            words.append(f"GPUs that it could borrow are guaranteed to {names}.")
     if any(isinstance(each, Preempt) and each.to == tenant for each in dry.plan.actions):
         words.append("Others are to give GPUs back to it.")
     return words

@@ -120,6 +120,14 @@ def test_a_policy_chooses_among_a_tenants_jobs_what_is_within_its_guarantee() ->
     assert {each.job_id for each in plan.actions if isinstance(each, Preempt)} == {"a0", "a1", "a2", "a3"}
 
 
+def test_what_is_said_of_the_next_active_round_keeps_guarantees() -> None:
+    mine = a_job("mine", tenant="a", gpus=4, min_gpus=4, on={"n0": (0, 1, 2, 3)}, attained_gpu_s=1e9)
+    jobs = [mine, runs("firm", 4, 4, preemptible=False), waits("theirs", 4, "b")]
+
+    assert held(plan_of(jobs, {}, "las"))["theirs"] == "waiting_for_round"
+    assert held(plan_of(jobs, {"a": 4}, "las"))["theirs"] == "not_enough_free_gpus"
+
+
 def test_what_may_not_be_stopped_borrows_only_what_is_guaranteed_to_nobody() -> None:
     firm = [waits(f"b{at}", 2, "b", preemptible=False, submitted_s=NOON_S - 9_000 + at) for at in range(4)]
 
