@@ -49,6 +49,7 @@ class GridOrderAhead(Message):
     duration_s: Real = Field(gt=0, le=LONGEST_S)
     cut: Real | None = maybe("Share of what is drawn before it.", gt=0, le=1)
     to_w: Real | None = maybe("The most that may be drawn, watts.", ge=0, le=1e12)
+    notice_s: Real = said("How long before its start the cluster may prepare.", default=0.0, ge=0, le=LONGEST_S)
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:

@@ -214,7 +214,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             tenant_guarantees=options.tenant_guarantees,
             tenant_weights=dict(options.tenant_weights) or None,
             orders=tuple(
-                SimulatedOrder(each.start_at.timestamp(), each.duration_s, each.cut, each.to_w)
+                SimulatedOrder(each.start_at.timestamp(), each.duration_s, each.cut, each.to_w, each.notice_s)
                 for each in options.orders
             ),
         )

@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from services.core.cycle.plan import Hold, Plan, Preempt, SetClock, SetPowerLimit, Start
 from services.core.cycle.policy import StatelessPolicy
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, Saves, Snapshot
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
-from services.core.domain.orders import PowerOrder
+from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder
 from services.core.domain.reasons import Reason
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.orders.tables import OrderTables
 from services.core.policies.orders.widths import without_growth
 from services.core.policies.powerflow.watts import Idle, draw_of
 from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
+from tests.properties.test_sparing import saved
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot
 from tests.support.strategies import snapshots
 
@@ -140,6 +141,56 @@ def test_an_order_is_met_in_the_stated_order_of_means(
     }
 
 
+@pytest.mark.parametrize("name", EVERYONE)
+@settings(max_examples=30)
+@given(
+    first=snapshots(),
+    share=st.floats(0.2, 1.1),
+    flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10),
+    ages_s=st.lists(st.floats(0, 5_000), min_size=8),
+    every_s=st.floats(1, 9_000),
+    ahead_s=st.floats(200, 9_000),
+)
+def test_ahead_of_a_fall_nothing_stops_or_waits_but_what_would_lose_more_by_it(
+    name: str,
+    first: Snapshot,
+    share: float,
+    flex: list[float],
+    ages_s: list[float],
+    every_s: float,
+    ahead_s: float,
+) -> None:
+    policy = build_policy(name, {})
+    free = replace(ordered(first, math.inf, flex), saves=saved(first, ages_s, every_s))
+    falls_s, falls_w = NOON_S + ahead_s, share * max(drawn_w(free, Plan(first.version, ())), 1.0)
+    stop_s = falls_s - STOPS_AHEAD_S
+    order = PowerOrder("o", -1, math.inf, math.inf, stop_s, falls_s + 60.0, falls_s=falls_s, falls_w=falls_w)
+    announced = replace(free, orders=(order,))
+    held = announced
+    if policy_entry(name).resizes:
+        held = without_growth(announced, OrderTables.of_round(announced))
+    before = run_under_orders(policy, replace(held, orders=()), policy.initial()).plan
+
+    plan = run_under_orders(policy, announced, policy.initial()).plan
+
+    jobs, index = first.jobs, first.jobs.index
+    for each in set(plan.actions) - set(before.actions):
+        at = index[each.job_id]
+        assert jobs.flex.size == 0 or free.jobs.flex[at] != 0, "class 0 is touched"
+        if isinstance(each, Preempt):
+            assert jobs.preemptible[at]
+            last_s = max(free.saves[each.job_id].last_s, float(jobs.waiting_since_s[at]))
+            assert last_s + every_s > stop_s, "it could save once more"
+        else:
+            assert isinstance(each, Start | Hold), "a limit is set too early"
+            assert each.reason is Reason.GRID_ORDER
+            assert stop_s - NOON_S < max(1.25 * every_s, 600.0), "a start that pays waits"
+    none = replace(order, falls_s=math.inf, falls_w=math.inf)
+    assert run_under_orders(policy, replace(free, orders=(none,)), policy.initial()).plan.actions == (
+        run_under_orders(policy, replace(free, orders=()), policy.initial()).plan.actions
+    )
+
+
 @settings(max_examples=60)
 @given(first=snapshots(), share=st.floats(0.5, 1.0), flex=st.lists(st.sampled_from(CLASSES), min_size=10, max_size=10))
 def test_what_an_order_has_set_is_not_set_again(first: Snapshot, share: float, flex: list[float]) -> None:
@@ -234,3 +285,32 @@ def test_a_device_that_two_gangs_share_is_set_by_one_of_them() -> None:
     plan = run_under_orders(Packing(), snapshot, None).plan
     assert [each.job_id for each in plan.actions if isinstance(each, Start)] == ["guest"]
     assert [each.job_id for each in plan.actions if isinstance(each, SetPowerLimit)] == ["host"]
+
+
+def test_of_gangs_alike_that_which_has_just_saved_pauses() -> None:
+    """Also where it will be: the one whose last save before the fall is the later one, after it has saved."""
+    jobs = [a_job(name, on={"n0": (at,)}, preemptible=True) for at, name in enumerate("abc")]
+    free = ordered(a_snapshot(jobs, [a_node("n0", gpus=3)]), math.inf, [0.1] * 3)
+    saves = {
+        JobId(name): Saves(NOON_S - ago_s, 1_000.0) for name, ago_s in zip("abc", (300.0, 20.0, 900.0), strict=True)
+    }
+    limit_w = 0.8 * drawn_w(free, Plan(free.version, ()))
+
+    def stopped(at_s: float, **times: float) -> list[JobId]:
+        order = PowerOrder(
+            "o", -1, **{"limit_w": math.inf, "soon_w": math.inf} | times, changes_s=math.inf, ends_s=math.inf
+        )
+        later = {
+            each: Saves(was + 1_000.0 * ((NOON_S + at_s - was) // 1_000.0), every)
+            for each, (was, every) in saves.items()
+        }
+        snapshot = replace(free, now_s=NOON_S + at_s, saves=later, orders=(order,))
+        plan = run_under_orders(build_policy("fifo", {}), snapshot, None).plan
+        return [each.job_id for each in plan.actions if isinstance(each, Preempt)]
+
+    assert stopped(0.0, limit_w=limit_w, soon_w=limit_w) == ["b"]
+    announced = {"falls_s": NOON_S + 2_120.0 + STOPS_AHEAD_S, "falls_w": limit_w}
+    assert stopped(0.0, **announced) == []
+    assert stopped(1_990.0, **announced) == []
+    assert stopped(2_101.0, **announced) == ["c"]
+    assert stopped(2_101.0) == []

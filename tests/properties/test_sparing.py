@@ -133,13 +133,27 @@ def of_a_job_that_saves(**changes: object) -> Plan:
         ({"saves": {JobId("old"): Saves(NOON_S - 5_000.0, 1_500.0)}}, 0.0),
         ({"saves": {JobId("old"): Saves(NOON_S - 1_000.0, float("nan"))}}, 0.0),
         ({"deadline_s": 2_000.0}, 0.0),
-        ({"orders": (PowerOrder("o", -1, 1e9, 1e9, math.inf, NOON_S + 600.0),)}, 0.0),
     ],
 )
 def test_a_stop_waits_if_the_next_save_is_near_and_nothing_presses(changes: dict[str, object], wait_s: float) -> None:
     plan = of_a_job_that_saves(**changes)
     assert stopped(plan)[JobId("old")].wait_s == pytest.approx(wait_s)
-    assert plan.hurries is bool({"deadline_s", "orders"} & changes.keys())
+    assert plan.hurries is ("deadline_s" in changes)
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "deadline_s", "goes"), [(1_000.0, "inf", False), (60.0, "inf", True), (1_000.0, "2000", True)]
+)
+def test_under_an_order_a_policy_stops_what_has_just_saved(ago_s: float, deadline_s: str, goes: bool) -> None:
+    """Nothing is waited for; before the order, until shortly before its start, all is as ever."""
+    saves = {JobId("old"): Saves(NOON_S - ago_s, 1_500.0)}
+    order = PowerOrder("o", -1, 1e9, 1e9, math.inf, NOON_S + 600.0)
+    plan = of_a_job_that_saves(orders=(order,), saves=saves, deadline_s=deadline_s)
+    assert plan.hurries
+    assert bool(stopped(plan)) is goes
+    assert not any(each.wait_s for each in stopped(plan).values())
+    ahead = replace(order, limit_w=math.inf, soon_w=math.inf, falls_s=NOON_S + 9_000.0, falls_w=1e9)
+    assert stopped(of_a_job_that_saves(orders=(ahead,), saves=saves, deadline_s=deadline_s))
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,35 @@ def test_gangs_that_may_become_narrower_do_so_before_any_is_paused(policy: str, 
     assert (found.columns.last_gpus == 8).all(), "a gang stays narrow"
 
 
+@pytest.mark.parametrize("policy", ["fifo", "joint"])
+def test_of_jobs_that_save_at_intervals_less_work_is_lost_with_notice(policy: str) -> None:
+    """A fifth of it here; on none of these clusters more, the order is kept, and class 0 does as without it."""
+    lost_h = np.zeros((2, 3))
+    for seed in range(3):
+        dice = np.random.default_rng(seed)
+        kinds = [a_profile(f"k{at}", gpu_w=300.0 + 30.0 * at, restart_s=30.0, checkpoint_s=10.0) for at in range(3)]
+        sizes: list[int] = dice.choice([1, 2, 4], 24).tolist()
+        times = np.sort(dice.uniform(0, 2 * HOUR_S, 24)).tolist()
+        jobs = [(at_s, gpus * dice.uniform(4, 10) * HOUR_S, gpus) for at_s, gpus in zip(times, sizes, strict=True)]
+        made = a_workload(jobs, kinds, profile=[at % 3 for at in range(24)])
+        made = replace(made, flex=dice.choice([0.0, 0.1, 0.25, 0.5], 24))
+        order = SimulatedOrder(START_S + dice.uniform(3, 5) * HOUR_S, 2 * HOUR_S, to_w=dice.uniform(0.4, 0.7) * 11e3)
+
+        def found(*orders: SimulatedOrder, made: Workload = made) -> SimulationResult:
+            options = EngineOptions(orders=orders, interval_jobs=1.0)
+            return simulate(policy, made, ClusterSpec.parse("4x8:A100"), a_trace((300.0,) * 240), options=options)
+
+        for at, each in enumerate((order, replace(order, notice_s=HOUR_S))):
+            result = found(each)
+            lost_h[at, seed] = result.lost_gpu_hours
+            assert result.orders[0]["above_most"] <= 0.02
+            assert result.orders[0]["reached_s"] <= 10
+            assert result.completed == 24
+    assert (lost_h[1] <= lost_h[0]).all()
+    assert lost_h[1].sum() <= lost_h[0].sum() / 3
+    assert lost_h[0].sum() > 1, "nothing was to be lost"
+
+
 def test_an_order_to_an_idle_cluster_changes_nothing() -> None:
     order = SimulatedOrder(START_S + 200 * HOUR_S, HOUR_S, to_w=1.0)
     assert run("fifo", order).orders == ()

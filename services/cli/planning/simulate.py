@@ -103,8 +103,9 @@ def training(
     order: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CUT@TIME/DURATION",
-            help="An order of the grid, such as 35%@2023-08-08T18:00Z/3h or 20kW@...; may be repeated.",
+            metavar="CUT@TIME/DURATION[/NOTICE]",
+            help="An order of the grid, such as 35%@2023-08-08T18:00Z/3h, or 20kW@.../3h/30m with notice; may be "
+            "repeated.",
         ),
     ] = None,
     report: Annotated[
@@ -167,11 +168,13 @@ def _page_maker() -> Callable[..., str]:
 
 def _order(text: str) -> GridOrderAhead:
     limit, _, when = text.partition("@")
-    begins, _, lasts = when.partition("/")
+    begins, _, times = when.partition("/")
+    lasts, _, notice = times.partition("/")
     if not lasts:
         raise CliError(f"--order: {text!r} is no order; write 35%@2023-08-08T18:00Z/3h", EXIT_USAGE)
     start_at = time_of(begins, "--order", datetime.now(UTC))
-    return GridOrderAhead(start_at=start_at, duration_s=duration_s(lasts, "--order"), **limit_of(limit, "--order"))
+    lengths = {"duration_s": duration_s(lasts, "--order"), "notice_s": duration_s(notice or "0s", "--order")}
+    return GridOrderAhead(start_at=start_at, **lengths, **limit_of(limit, "--order"))
 
 
 def _by_tenant(what: str, given: list[str], kind: type[Any]) -> dict[str, Any]:

@@ -368,7 +368,7 @@ class Snapshot:
             are left out.
         min_run_s: How long a gang holds its GPUs before a policy may stop it, seconds; kept by the layer of
             ``services.core.policies.sparing`` under every policy.
-        saves: When gangs that run or stop last saved their work, for jobs that tell.
+        saves: When jobs last saved their work, now or in a run before, where they tell.
         save_wait_s: How long a gang that a policy stops may be waited for to save its work, seconds.
         limit_range_w: (n_gpu_models, 2) the lowest power limit that devices take and their default one, watts, NaN
             where devices do not say; empty: unknown.

@@ -8,6 +8,7 @@ Curve = tuple[tuple[float, float], ...]
 
 LEAD_S = 5.0  #: Falls of a limit are respected so much earlier: agents follow a command within a few seconds
 STOPS_AHEAD_S = 120.0  #: Gangs are stopped so much earlier, the grace period in which they write a checkpoint
+FALL_S = 600.0  #: Falls of a limit that follow one another sooner than this are foreseen as one
 REBOUND = 0.05  #: How far the draw may exceed the baseline in the time after an order, as a share of it
 RECOVERY_S = 3_600.0  #: That time, or the length of the order if it is shorter
 
@@ -19,6 +20,8 @@ class PowerOrder:
     Attributes:
         limit_w, soon_w: The lowest limit from now until ``LEAD_S`` and until ``STOPS_AHEAD_S`` ahead; inf for none.
         measured_w: What the scope draws by its meters; NaN: unknown, or something has just changed.
+        falls_s, falls_w: When its limit next falls below ``soon_w``, UTC seconds, and to what; inf: never, or not
+            before the cluster may prepare for it.
     """
 
     id: str
@@ -29,11 +32,18 @@ class PowerOrder:
     ends_s: float  #: When the order ends, UTC seconds; inf: never, it is the cluster's own limit
     measured_w: float = math.nan
     ratio: float = 1.0  #: Measured over modelled draw, by the last rounds in which both were known
+    falls_s: float = math.inf
+    falls_w: float = math.inf
 
     @property
     def limits(self) -> bool:
         """Whether it limits anything yet, or still."""
         return math.isfinite(self.soon_w)
+
+    @property
+    def bears(self) -> bool:
+        """Whether it limits anything, or has been announced and will."""
+        return self.limits or math.isfinite(self.falls_w)
 
     @property
     def stands(self) -> bool:
@@ -75,12 +85,16 @@ def order_at(
     """Return an order as a round at ``now_s`` sees it; ``other_w`` is what nothing in the round can change, watts."""
     leads = (0.0, LEAD_S, STOPS_AHEAD_S)
     changes = [at_s - lead_s for at_s, _ in curve for lead_s in leads if at_s - lead_s > now_s]
+    soon_w = least_of(curve, now_s, now_s + STOPS_AHEAD_S)
+    falls_s = min((at_s for at_s, watts in curve if at_s > now_s + STOPS_AHEAD_S and watts < soon_w), default=math.inf)
     return PowerOrder(
         order_id,
         zone,
         least_of(curve, now_s, now_s + LEAD_S) - other_w,
-        least_of(curve, now_s, now_s + STOPS_AHEAD_S) - other_w,
+        soon_w - other_w,
         min(changes, default=math.inf),
         curve[-2][0],
         measured_w,
+        falls_s=falls_s,
+        falls_w=least_of(curve, falls_s, falls_s + FALL_S) - other_w if falls_s < math.inf else math.inf,
     )

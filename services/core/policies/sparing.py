@@ -11,8 +11,9 @@ most ``Snapshot.save_wait_s``, and a quarter more if it is late. It works meanwh
 get its GPUs time, and nobody work. Whoever carries out the plan ends the wait when the work is saved.
 
 Stops for orders of the grid and for windows are not the policy's, and happen in time. While GPUs or watts are needed at
-once (``urgent``), nothing waits, and what waits already is stopped (``Plan.hurries``). A waiting job that would miss
-its deadline lifts the guarantee, too.
+once (``urgent``), nothing waits, and what waits already is stopped (``Plan.hurries``). If it is for an order alone,
+which needs watts and no GPUs, a gang that has not just saved goes on under the order's limits, so that the policy does
+not undo its work. A waiting job that would miss its deadline lifts the guarantee, too.
 """
 
 import math
@@ -22,8 +23,10 @@ from typing import Any
 from services.core.cycle.plan import Plan, Preempt
 from services.core.cycle.policy import Layer, Memory, Policy, PowerLimited
 from services.core.cycle.runs import LATE, goes_on, is_late, save_wait_s
-from services.core.cycle.snapshot import Snapshot
+from services.core.cycle.snapshot import RUNNING, Snapshot
 from services.core.domain.windows import GRACE_S
+
+JUST = 0.05  #: How long a gang has just saved, as a share of the interval
 
 
 class Sparing(Layer[Memory]):
@@ -35,11 +38,17 @@ class Sparing(Layer[Memory]):
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
         """Return the policy's plan without the stops that come too soon, and its memory."""
+        by_orders = self._hurries and not urgent(snapshot.again(orders=()), self.inner)
         if self._hurries:
             snapshot = snapshot.again(save_wait_s=0.0)
         plan, following = self.inner.decide(snapshot, memory)
         kept = tuple(
-            each for each in plan.actions if not (isinstance(each, Preempt) and goes_on(snapshot, each.job_id))
+            each
+            for each in plan.actions
+            if not (
+                isinstance(each, Preempt)
+                and (goes_on(snapshot, each.job_id) or (by_orders and _unsaved(snapshot, each)))
+            )
         )
         plan = replace(plan, actions=kept)
         if snapshot.saves:
@@ -51,13 +60,14 @@ class Sparing(Layer[Memory]):
 def urgent(snapshot: Snapshot, policy: Policy[Any]) -> bool:
     """Whether GPUs or watts are needed too soon for gangs to wait until they save.
 
-    So it is under orders of the grid, before and in windows, for service instances, under a policy with a power limit,
-    and if a waiting job would be late.
+    So it is shortly before and under orders of the grid, before and in windows, for service instances, under a
+    policy with a power limit, and if a waiting job would be late.
     """
     wait_s = snapshot.save_wait_s * (1 + LATE)
     grace_s = max([GRACE_S, *(each.grace_s for each in snapshot.endings.values())])
     return (
-        bool(snapshot.orders or snapshot.services)
+        bool(snapshot.services)
+        or any(each.limits or each.falls_s - snapshot.now_s < wait_s + grace_s for each in snapshot.orders)
         or any(window.start_s - snapshot.now_s < wait_s + grace_s for window in snapshot.windows)
         or (isinstance(policy, PowerLimited) and math.isfinite(policy.power_limit_w(snapshot)))
         or is_late(snapshot, wait_s)
@@ -68,3 +78,11 @@ def _waiting(snapshot: Snapshot, action: Any) -> Any:
     """Return an action; the stop of a gang that will soon save, with how long it is waited for."""
     wait_s = save_wait_s(snapshot, action.job_id) if isinstance(action, Preempt) else 0.0
     return replace(action, wait_s=wait_s) if wait_s else action
+
+
+def _unsaved(snapshot: Snapshot, stop: Preempt) -> bool:
+    """Whether a running gang tells when it saves, and has not just done so."""
+    jobs, saves = snapshot.jobs, snapshot.saves.get(stop.job_id)
+    if saves is None or (at := jobs.index.get(stop.job_id)) is None or jobs.phase[at] != RUNNING:
+        return False
+    return snapshot.now_s - max(saves.last_s, jobs.waiting_since_s.item(at)) > JUST * saves.every_s

@@ -164,9 +164,9 @@ SELECT a.job_id, ARRAY(SELECT s.share ->> 'node_id' FROM jsonb_array_elements(a.
 """
 
 SAVES = """
-SELECT a.job_id, extract(epoch FROM p.saved_at)::float8 AS last_s, p.save_every_s AS every_s
-  FROM allocations a JOIN reported_work p ON p.job_id = a.job_id
- WHERE a.state IN ('running', 'stopping') AND p.saved_at IS NOT NULL
+SELECT j.id AS job_id, extract(epoch FROM p.saved_at)::float8 AS last_s, p.save_every_s AS every_s
+  FROM jobs j JOIN reported_work p ON p.job_id = j.id
+ WHERE j.state IN ('queued', 'starting', 'running', 'preempting') AND p.saved_at IS NOT NULL
 """
 
 MEASURED = "SELECT job_id FROM setting_measurements WHERE state = 'running'"

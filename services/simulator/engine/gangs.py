@@ -208,10 +208,11 @@ class Gangs:
             self.preempt(self._live.slot[self._recorder.ids[row]])
 
     def saves(self) -> dict[JobId, Saves]:
-        """Return when the gangs of jobs that tell have last saved their work."""
+        """Return when jobs that tell, and hold GPUs or have done something, have last saved their work."""
         live, every_s = self._live, self._options.checkpoint_every_s
-        running = np.flatnonzero(live.ints[IntRow.GPUS, : live.count]).tolist() if self._by_interval else ()
-        which = [slot for slot in running if live.ints.item(IntRow.ROW, slot) in self._by_interval]
+        known = live.ints[IntRow.GPUS, : live.count] + live.floats[FloatRow.SET_DONE, : live.count]
+        slots = np.flatnonzero(known).tolist() if self._by_interval else ()
+        which = [slot for slot in slots if live.ints.item(IntRow.ROW, slot) in self._by_interval]
         return {live.ids[slot]: Saves(self._saved_s(slot), every_s) for slot in which}
 
     def _saved_s(self, slot: int) -> float:

@@ -25,6 +25,7 @@ class SimulatedOrder:
     lasts_s: float  #: inf: the cluster's own limit, in force from the beginning
     cut: float | None = None
     to_w: float | None = None
+    notice_s: float = 0.0  #: How long before its start the cluster may prepare
 
     def __post_init__(self) -> None:
         if (self.cut is None) == (self.to_w is None) or self.lasts_s <= 0 or (self.to_w is None and self.stands):
@@ -65,7 +66,7 @@ class Orders:
         """
         now_s, found = snapshot.now_s, list[PowerOrder]()
         for at, kept in enumerate(self._kept):
-            order, prepares_s = kept.order, kept.order.start_s - STOPS_AHEAD_S
+            order, prepares_s = kept.order, kept.order.start_s - max(kept.order.notice_s, STOPS_AHEAD_S)
             if order.stands:
                 found.append(standing(order.to_w or 0.0, other_w=slices_w, measured_w=drawn_w))
                 continue
@@ -98,8 +99,8 @@ class Orders:
     def figures(self, now_s: float) -> tuple[Mapping[str, float], ...]:
         """Return what came of each order whose baseline is known, watts, seconds and shares; NaN: not reached.
 
-        ``above_most`` is the largest mean of five minutes above the limit, as a share of it; ``rebound`` that above the
-        baseline in the time after the order.
+        ``above_most`` is the largest mean of five minutes above the limit, ``below_most`` the smallest below it, as
+        shares of it; ``rebound`` the largest above the baseline in the time after the order.
         """
         found: list[Mapping[str, float]] = []
         for kept in self._kept:
@@ -119,6 +120,7 @@ class Orders:
                     "mean_w": float(means_w[during].mean()) if during.any() else math.nan,
                     "reached_s": kept.reached_s,
                     "above_most": _most(means_w[during], kept.limit_w),
+                    "below_most": 1 - float(means_w[during].min(initial=kept.limit_w)) / kept.limit_w,
                     "rebound": _most(means_w[after], kept.baseline_w),
                 }
             )

@@ -92,6 +92,7 @@ class SimulationResult:
     peak_power_w: float  #: Highest draw at any moment
     preemptions: int
     failures: int
+    lost_gpu_hours: float  #: Work that stops and lost nodes undid: what was done since a job last saved it
     rounds: int  #: Number of rounds, ``active_rounds`` of them by the clock
     active_rounds: int
     gpu_hours: float
@@ -128,7 +129,7 @@ class SimulationResult:
 
 @dataclass(frozen=True)
 class Totals:
-    """The engine's running totals: J, gCO2, W, and counts."""
+    """The engine's running totals: J, gCO2, W, GPU seconds, and counts."""
 
     energy_j: float
     carbon_gco2: float
@@ -138,6 +139,7 @@ class Totals:
     rounds: int
     active_rounds: int
     unrunnable: int
+    lost_gpu_s: float
     beyond_trace_s: float
     devices: int
     shared_s: float
@@ -180,6 +182,7 @@ def result_of(
         peak_power_w=totals.peak_w,
         preemptions=int(columns.preemptions.sum()),
         failures=int(columns.failures.sum()),
+        lost_gpu_hours=totals.lost_gpu_s / 3_600.0,
         rounds=totals.rounds,
         active_rounds=totals.active_rounds,
         gpu_hours=gpu_s / 3_600.0,

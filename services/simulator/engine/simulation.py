@@ -599,6 +599,7 @@ class Simulation:
             rounds=self.rounds,
             active_rounds=self.active_rounds,
             unrunnable=self._unrunnable,
+            lost_gpu_s=self.gangs.lost_gpu_s,
             beyond_trace_s=max(0.0, *(self.gangs.now_s - grid.trace.curve.end_s for grid in self.grids)),
             devices=self._devices,
             shared_s=self.gangs.shared_s,

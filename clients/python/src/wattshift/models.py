@@ -510,12 +510,14 @@ class GridOrderAhead:
     Attributes:
         cut: Share of what is drawn before it.
         to_w: The most that may be drawn, watts.
+        notice_s: How long before its start the cluster may prepare.
     """
 
     start_at: datetime
     duration_s: float
     cut: float | None = None
     to_w: float | None = None
+    notice_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1669,12 +1671,14 @@ class GridOrderAheadFields(TypedDict, total=False):
     Attributes:
         cut: Share of what is drawn before it.
         to_w: The most that may be drawn, watts.
+        notice_s: How long before its start the cluster may prepare.
     """
 
     start_at: Required[datetime | str]
     duration_s: Required[float]
     cut: float | None
     to_w: float | None
+    notice_s: float
 
 
 class InlineFileFields(TypedDict, total=False):

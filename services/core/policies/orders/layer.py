@@ -6,10 +6,14 @@ a limit is taken back by these means, each only if those before it do not suffic
 1. power limits and clocks of flexible gangs, each within its class: no slower than its user allows;
 2. flexible gangs that would start do so on fewer GPUs, or wait; then running ones that may be stopped restart on fewer
    GPUs, or pause, with their grace period in which they write a checkpoint: those of the largest class first, then of
-   the lowest priority, then the youngest. Gangs become narrower where their job permits it, and only under policies
-   that will give them back their size (``PolicyEntry.resizes``);
+   the lowest priority, then those that have just saved, then the youngest. Gangs become narrower where their job
+   permits it, and only under policies that will give them back their size (``PolicyEntry.resizes``);
 3. flexible gangs that may not be stopped go below their class;
 4. gangs of class 0: their limits and clocks, then their starts wait, then they pause.
+
+A fall of the limit that has been announced is met with less work lost: the flexible gangs that it would stop, as far
+as lengths are known, do not start if they could not save before it (``ahead.pays``), and those that tell when they save
+stop right after they have done so for the last time, if they have had ``SHORTEST_S``.
 
 Service instances are left alone: what they draw is taken off the limit beforehand; serving plans pools and fleets with
 less in ordered zones by itself. How far each gang is slowed is PowerFlow's choice (``powerflow.controls``), on the
@@ -21,6 +25,7 @@ as the order leaves no room for it, and a value that an order had set goes back 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,16 +49,18 @@ from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
-from services.core.domain.orders import PowerOrder
+from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder
 from services.core.domain.reasons import Reason
+from services.core.policies.orders.ahead import pays, saves_of, unsaved_s
 from services.core.policies.orders.tables import OrderTables, in_zone, within
 from services.core.policies.orders.widths import flex_of, narrowed, narrower, without_growth
 from services.core.policies.powerflow.controls import allocate_controls
 from services.core.policies.powerflow.watts import Draw, Idle, draw_of
 from services.core.policies.registry import entry_of
 from services.core.policies.sparing import Sparing, urgent
-from services.core.policies.windows import Keeping, closed
+from services.core.policies.windows import SHORTEST_S, Keeping, closed
 
+CHECK_S = 10.0  #: Between looks whether a gang has saved its work that is late with it
 NOISE = 0.05
 """Watts or MHz that are no change: the same sum, taken in another order, is not quite the same number."""
 SET = (SetPowerLimit, SetClock)
@@ -75,7 +82,7 @@ class Obeying(Layer[Memory]):
     """A policy whose plans keep within orders; its memory is the policy's own."""
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
-        tables = OrderTables.of_round(snapshot) if any(order.limits for order in snapshot.orders) else None
+        tables = OrderTables.of_round(snapshot) if any(order.bears for order in snapshot.orders) else None
         shown, entry = _without_orders(snapshot), entry_of(self.name)
         resizes = entry is not None and entry.resizes
         if tables is not None and resizes:
@@ -112,6 +119,10 @@ def _within_orders(snapshot: Snapshot, plan: Plan, tables: OrderTables | None, *
         if order.limits and tables is not None:
             actions = list(_Meeting(snapshot, actions, values, tables, order, resizes).met())
     again_s = min((order.changes_s for order in snapshot.orders), default=math.inf)
+    for order in snapshot.orders:
+        if math.isfinite(order.falls_w) and tables is not None:
+            meeting = _Meeting(snapshot, actions, values, tables, order, resizes)
+            actions, again_s = list(meeting.ahead()), min(again_s, meeting.again_s)
     if again_s < (plan.look_again_s or math.inf):
         plan = replace(plan, look_again_s=again_s)
     controls = tuple(_controls(snapshot, actions, values, by_policy, reasons))
@@ -159,21 +170,15 @@ class _Meeting:
     speed: Floats = field(init=False)  #: As a share of that at the default
     power_w: Floats = field(init=False)
     top: Ints = field(init=False)  #: The index of the value that each gang would have without this order
+    again_s: float = field(init=False, default=math.inf)  #: When a gang will save that is to stop then, UTC seconds
 
     def met(self) -> Iterator[Action]:
         """Yield the actions within the order, without controls, which are put into ``values``."""
-        scope = in_zone(self.snapshot, self.order.zone)
-        inside = within(scope, self.actions)
-        self.draw = draw = draw_of(scope, inside, self.tables)
-        speed, self.power_w = (each[:, 0] for each in self.tables.gangs(draw.jobs, draw.models, draw.gpus[:, None]))
-        self.places, known = self.tables.places(draw.jobs, draw.models), self.tables.stacked
-        rows = np.arange(draw.jobs.size)
-        self.speed = np.where(speed > 0, speed, 0.0) / speed[rows, known.n_values[self.places] - 1, None]
-        self.top = self._at()
+        idle_w, released_w = self._look(self.snapshot.now_s)
+        draw, known, rows = self.draw, self.tables.stacked, np.arange(self.draw.jobs.size)
         flex = flex_of(self.snapshot)[draw.jobs]
-        idle_w = Idle(scope, [each for each in inside if isinstance(each, Start)]).draw_w()
         limits_w = np.array([self.order.limit_w, min(self.order.limit_w, self.order.soon_w)]) / self.order.ratio
-        allowed, sizes = self._means(flex, float(limits_w[1]) - idle_w - self._released_w(scope))
+        allowed, sizes = self._means(flex, float(limits_w[1]) - idle_w - released_w, self.snapshot.now_s)
         goes_on = np.where(draw.starts, sizes > 0, sizes == draw.gpus)
         left_w = float(limits_w[0]) - idle_w - draw.stopping_w
         left_w -= float((self._idle_each_w() * (draw.gpus - np.where(goes_on, sizes, 0))).sum())
@@ -186,6 +191,48 @@ class _Meeting:
             draw.gpus[row] = sizes[row]
         self._set(allowed, flex, goes_on, left_w)
         yield from self._changed(changed)
+
+    def ahead(self) -> Iterator[Action]:
+        """Yield the actions without what the next fall of the limit would stop, where it is better stopped now."""
+        snapshot, now_s, stop_s = self.snapshot, self.snapshot.now_s, self.order.falls_s - STOPS_AHEAD_S
+        idle_w, released_w = self._look(stop_s)
+        draw, flex = self.draw, flex_of(self.snapshot)[self.draw.jobs]
+        sizes = self._means(flex, self.order.falls_w / self.order.ratio - idle_w - released_w, stop_s)[1]
+        last_s, every_s = saves_of(snapshot, draw.jobs)
+        goes = (flex > 0) & (sizes < draw.gpus)
+        due_s = last_s + every_s
+        due_s = np.where(due_s > stop_s, snapshot.jobs.waiting_since_s[draw.jobs] + SHORTEST_S, due_s)
+        last = (last_s + every_s > stop_s) & (due_s <= now_s)
+        now = np.where(draw.starts, ~pays(snapshot, draw.jobs, stop_s), last)
+        later_s = np.maximum(due_s, now_s + CHECK_S)[goes & ~now & ~draw.starts & ~np.isnan(every_s)]
+        self.again_s = float(later_s.min(initial=math.inf))
+        rows: list[int] = np.flatnonzero(goes & now).tolist()
+        yield from self._changed({snapshot.jobs.ids[draw.jobs.item(row)]: sizes.item(row) for row in rows})
+
+    def _look(self, until_s: float) -> tuple[float, float]:
+        """Look at the gangs that go on or start and do not end until then, as far as is known.
+
+        Returns:
+            What all other devices draw, watts: those that are free, and those that will be.
+        """
+        scope, jobs = in_zone(self.snapshot, self.order.zone), self.snapshot.jobs
+        inside = within(scope, self.actions)
+        draw = draw_of(scope, inside, self.tables)
+        starts = [each for each in inside if isinstance(each, Start)]
+        if until_s > self.snapshot.now_s:
+            speed = partial(self.tables.default_speed, draw.jobs, draw.models)
+            left_s = jobs.remaining_s[draw.jobs] * speed(jobs.min_gpus[draw.jobs]) / speed(draw.gpus)
+            ends: Bools = (left_s > 0) & (self.snapshot.now_s + left_s <= until_s)
+            rows: list[int] = draw.jobs[ends].tolist()
+            ended = {jobs.ids[job] for job in rows}
+            starts, draw = [each for each in starts if each.job_id not in ended], draw.of(~ends)
+        self.draw = draw
+        speed, self.power_w = (each[:, 0] for each in self.tables.gangs(draw.jobs, draw.models, draw.gpus[:, None]))
+        self.places, known = self.tables.places(draw.jobs, draw.models), self.tables.stacked
+        highest = speed[np.arange(draw.jobs.size), known.n_values[self.places] - 1, None]
+        self.speed = np.where(speed > 0, speed, 0.0) / highest
+        self.top = self._at()
+        return Idle(scope, starts).draw_w(), self._released_w(scope)
 
     def _idle_each_w(self) -> Floats:
         """Return what a device of each gang draws once it is free: (n_gangs,)."""
@@ -224,12 +271,13 @@ class _Meeting:
                 at[row] = max(int(np.searchsorted(known.values[place, : at[row] + 1], value + 1e-6)) - 1, 0)
         return np.array(at, dtype=np.int64)
 
-    def _means(self, flex: Floats, left_w: float) -> tuple[Bools, Ints]:
+    def _means(self, flex: Floats, left_w: float, at_s: float) -> tuple[Bools, Ints]:
         """Return the values that gangs may have, and their sizes: 0 for those that stop or do not start.
 
         Args:
             flex: How much slower each gang may become.
             left_w: What gangs may draw once all that stops is gone.
+            at_s: When that is, UTC seconds.
         """
         snapshot, draw = self.snapshot, self.draw
         jobs, rows = snapshot.jobs, np.arange(draw.jobs.size)
@@ -242,7 +290,8 @@ class _Meeting:
         held: list[int] = draw.jobs.tolist()
         ids = [jobs.ids[job] for job in held]
         since_s = np.where(draw.starts, np.inf, jobs.waiting_since_s[draw.jobs])
-        by: Any = (ids, -since_s, jobs.priority[draw.jobs], -flex)
+        unsaved = np.where(draw.starts, 0.0, unsaved_s(snapshot, draw.jobs, at_s))
+        by: Any = (ids, -since_s, unsaved, jobs.priority[draw.jobs], -flex)
         first: Ints = np.lexsort(by)
 
         def at_least_w(row: int, gpus: int) -> float:

@@ -6,9 +6,11 @@ from services.core.cycle.capacity import powers_of_two
 from services.core.cycle.plan import Plan, Start
 from services.core.cycle.snapshot import RUNNING, Snapshot
 from services.core.domain.arrays import Floats, Ints
+from services.core.domain.orders import STOPS_AHEAD_S
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.reasons import Reason
 from services.core.policies.batches import with_batches
+from services.core.policies.orders.ahead import pays
 from services.core.policies.orders.tables import OrderTables, in_zone
 from services.core.policies.powerflow.watts import Idle, draw_of
 
@@ -49,27 +51,29 @@ def narrowed(snapshot: Snapshot, start: Start, gpus: int) -> Start:
 
 
 def without_growth(snapshot: Snapshot, tables: OrderTables) -> Snapshot:
-    """Return the snapshot with flexible gangs held to their size where an order leaves no room for twice of it.
+    """Return the snapshot with flexible gangs held to their size where an order leaves no room for twice, or soon will.
 
     A policy would otherwise stop them to grow, only to see them start as narrow again.
     """
     jobs, flex = snapshot.jobs, flex_of(snapshot)
     most: Ints = jobs.max_gpus.copy()
     for order in snapshot.orders:
-        if not order.limits:
+        if not order.bears:
             continue
+        kept = pays(snapshot, np.arange(len(jobs)), order.falls_s - STOPS_AHEAD_S)
         scope = in_zone(snapshot, order.zone)
         draw = draw_of(scope, (), tables)
         places = tables.places(draw.jobs, draw.models)
         power_w = tables.stacked.at(places, draw.gpus[:, None], default=True)[1][:, 0, 0]
-        room_w = order.soon_w / order.ratio - float(power_w.sum()) - draw.stopping_w - Idle(scope, ()).draw_w()
+        drawn_w = float(power_w.sum()) + draw.stopping_w + Idle(scope, ()).draw_w()
+        room_w, later_w = (each / order.ratio - drawn_w for each in (order.soon_w, order.falls_w))
         for row, job in enumerate(draw.jobs.tolist()):
             if jobs.phase.item(job) != RUNNING or not flex.item(job) or most.item(job) <= draw.gpus.item(row):
                 continue
-            if power_w.item(row) > room_w:
+            if power_w.item(row) > (room_w if kept[job] else min(room_w, later_w)):
                 most[job] = draw.gpus.item(row)
             else:
-                room_w -= power_w.item(row)
+                room_w, later_w = room_w - power_w.item(row), later_w - power_w.item(row)
     if (most == jobs.max_gpus).all():
         return snapshot
     columns = {**vars(jobs), "max_gpus": most, "asked_gpus": np.minimum(jobs.asked_gpus, most)}

@@ -43,9 +43,8 @@ class Draw:
     pinned: Bools  #: Whether its control value must not be changed, because it is being measured
     stopping_w: float  #: What stopping gangs still draw, watts
 
-    def first(self, n_gangs: int) -> Draw:
-        """Return the same for the first gangs only, dropping the starts beyond them."""
-        at = slice(n_gangs)
+    def of(self, at: Bools | slice) -> Draw:
+        """Return the same for these gangs only."""
         return Draw(self.jobs[at], self.models[at], self.gpus[at], self.starts[at], self.pinned[at], self.stopping_w)
 
 
@@ -98,7 +97,7 @@ def set_within(
         else:
             break
     actions = _with_starts(snapshot, plan, starts[: n_gangs - going_on])
-    draw, speed, power_w = draw.first(n_gangs), speed[:n_gangs], power_w[:n_gangs]
+    draw, speed, power_w = draw.of(slice(n_gangs)), speed[:n_gangs], power_w[:n_gangs]
     chosen = allocate_controls(speed, power_w, left_w, _weights(snapshot, draw, tables, config))
     down: list[int] = sleeps.tolist()
     nodes = tuple(PowerNode(snapshot.nodes.ids[node], False, Reason.UNUSED) for node in down)
