@@ -256,7 +256,7 @@ def test_a_save_is_said_with_every_report_that_follows(tmp_path: Path, monkeypat
     monkeypatch.setattr(job, "_reported", job._Reported())
     monkeypatch.setattr(job.time, "time", lambda: 1_700_000_000.5)
 
-    job.progress(1)
+    job.progress(1, 8, 4, 150)
     job.saved(2.5)
     job.progress(2)
     monkeypatch.setenv("RANK", "1")
@@ -264,8 +264,8 @@ def test_a_save_is_said_with_every_report_that_follows(tmp_path: Path, monkeypat
 
     saved = {"saved_at": 1_700_000_000.5, "save_s": 2.5}
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
-        {"done": 1},
-        {"done": 1} | saved,
+        first := {"done": 1, "total": 8, "local_batch": 4, "noise_scale": 150},
+        first | saved,  # whoever reads the last line alone knows the batch of the progress in it
         {"done": 2} | saved,
     ]
     with pytest.raises(ValueError, match="not negative"):

@@ -32,7 +32,7 @@ import sys
 import threading
 import time
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -174,7 +174,7 @@ class _Reported:
     """What ``batch`` told the code, and what it told ``saved`` and ``progress``: kept for later reports."""
 
     local_batch: float | None = None
-    done: float | None = None
+    progress: dict[str, float | None] = field(default_factory=dict)
     saved_at: float | None = None
     save_s: float | None = None
     saves_when_asked: bool | None = None
@@ -223,8 +223,8 @@ def progress(
     if _world().rank != 0:
         return
     samples = _reported.local_batch if local_batch is None else local_batch
-    _reported.done = done
-    _report({"total": total, "local_batch": samples, "noise_scale": noise_scale})
+    _reported.progress = {"done": done, "total": total, "local_batch": samples, "noise_scale": noise_scale}
+    _report()
 
 
 def saved(save_s: float | None = None) -> None:
@@ -243,14 +243,13 @@ def saved(save_s: float | None = None) -> None:
         raise ValueError(f"save_s must be finite and not negative, not {save_s!r}")
     if _world().rank == 0:
         _reported.saved_at, _reported.save_s = time.time(), save_s
-        _report({})
+        _report()
 
 
-def _report(said: dict[str, float | None]) -> None:
-    """Report this, and what goes with every report."""
+def _report() -> None:
+    """Report all that was said last: whoever reads the last line alone misses nothing."""
     kept = _reported.saved_at, _reported.save_s, _reported.saves_when_asked
-    always = dict(zip(("saved_at", "save_s", "saves_when_asked"), kept, strict=True))
-    fields = {"done": _reported.done, **said, **always}
+    fields = {**_reported.progress, **dict(zip(("saved_at", "save_s", "saves_when_asked"), kept, strict=True))}
     line = json.dumps({name: value for name, value in fields.items() if value is not None}) + "\n"
     if file := os.environ.get("WATTSHIFT_PROGRESS_FILE"):
         try:
