@@ -127,7 +127,8 @@ def _outlook_from_json(stored: dict[str, Any]) -> CarbonOutlook:
 
 
 def _network_from_json(stored: dict[str, Any]) -> Network:
-    return Network(**{name: tuple(each) if isinstance(each, list) else each for name, each in stored.items()})
+    values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in stored.items()}
+    return Network(**values)
 
 
 def _order_from_json(stored: dict[str, Any]) -> PowerOrder:

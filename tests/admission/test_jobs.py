@@ -202,4 +202,6 @@ async def test_a_stored_spec_is_read_back_as_it_was_meant(admission: Admission) 
     seen = (await admission.ask("GET", f"/v1/jobs/{job_id}")).json()["spec"]
     assert {name: seen[name] for name in ("command", "environment")} == {k: spec[k] for k in ("command", "environment")}
     known = {"min": 2, "max": 6, "step": 2, "asked": None}
-    assert seen["gpus"] == {**known, "model": None, "memory_gib": None, "zone": None, "slice": None}
+    assert seen["gpus"] == {**known, "model": None, "memory_gib": None, "zone": None, "slice": None} | dict.fromkeys(
+        ("within", "near")
+    )

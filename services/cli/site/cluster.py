@@ -51,10 +51,15 @@ def list_nodes(watch: Watch = False, as_json: AsJson = False) -> None:
     gateway = Gateway()
     if as_json:
         return output.print_json(gateway.get("/v1/nodes")["items"])
-    output.show(
-        lambda: RichGroup(_node_table(gateway.get("/v1/nodes")["items"]), room_words(gateway.get("/v1/topology"))),
-        watch=watch,
-    )
+
+    def shown() -> RenderableType:
+        try:
+            room = room_words(gateway.get("/v1/topology"))
+        except CliError:  # nodes are shown while the scheduler is away, too
+            room = Text()
+        return RichGroup(_node_table(gateway.get("/v1/nodes")["items"]), room)
+
+    output.show(shown, watch=watch)
 
 
 def room_words(found: dict[str, Any]) -> Text:

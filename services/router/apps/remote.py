@@ -99,6 +99,11 @@ class AskingPeer(LineProtocol):
         return not self._is_known
 
     @property
+    def is_unread(self) -> bool:
+        """Never true: other processes do not come in crowds."""
+        return False
+
+    @property
     def is_unused(self) -> bool:
         """Never true: once it is known, dropping it would take back what it holds."""
         return False
