@@ -222,3 +222,14 @@ def test_columns_of_the_table_are_left_alone() -> None:
 
     assert isinstance(snapshot.jobs, JobTable)
     assert all(np.array_equal(getattr(snapshot.jobs, name), column, equal_nan=True) for name, column in before.items())
+
+
+@pytest.mark.parametrize("trigger", list(Trigger))
+def test_a_policy_that_chooses_a_gpu_model_keeps_no_tenant_from_its_guarantee_on_another(trigger: Trigger) -> None:
+    """PowerFlow counts the power of each job on one model: here on that which a gang of the same tenant holds."""
+    nodes = [a_node("n0", gpus=3), a_node("n1", gpus=6, model="V100")]
+    own = runs("own", 0, 3, 50.0, tenant="a", min_gpus=1, max_gpus=4, models=("A100",))
+    lent = runs("lent", 0, 5, 1.0, min_gpus=3, max_gpus=5, models=("V100",), on={"n1": (0, 1, 2, 3, 4)})
+    last = runs("last", 5, 1, 0.1, models=("V100",), on={"n1": (5,)})
+    plan = plan_of([waits("claims", 3), own, lent, last], {"a": 6}, "powerflow", nodes, trigger)
+    assert "lent" in given_back(plan) or held(plan).get(JobId("claims")) is Reason.WAITING_FOR_RELEASE

@@ -82,7 +82,7 @@ class Powerflow:
         config, active = self.config, snapshot.trigger is Trigger.ACTIVE
         view, sizes = allocate(snapshot, view, room, capacity, config, active=active)
         ranking = ranking_of(snapshot, view, sizes, room)
-        shown = _on_their_models(snapshot, view)
+        shown = _on_their_models(snapshot, view, sizes, room)
         plan = reconcile(shown, ranking, preemption=Preemption.at(snapshot.trigger), place=PLACERS[self.placement])
         if active:
             ranked: list[int] = ranking.order.tolist()
@@ -237,12 +237,23 @@ def ranking_of(snapshot: Snapshot, view: View, sizes: Ints, room: Room) -> Ranki
     )
 
 
-def _on_their_models(snapshot: Snapshot, view: View) -> Snapshot:
-    """Return the snapshot with every job bound to the GPU model whose power was counted for it."""
+def _on_their_models(snapshot: Snapshot, view: View, sizes: Ints, room: Room) -> Snapshot:
+    """Return the snapshot with every job that got a size bound to the GPU model whose power was counted for it.
+
+    One that got none may come by its tenant's guarantee on any model; so may one that got GPUs which another gang of
+    its tenant has by that guarantee, unless power is limited.
+    """
     if len(snapshot.gpu_models) == 1:
         return snapshot
     eligible = np.zeros_like(snapshot.jobs.eligible)
     eligible[view.jobs, view.gpu_model] = snapshot.jobs.eligible[view.jobs, view.gpu_model]
+    free = sizes < 0
+    if snapshot.tenant_guarantees and math.isinf(room.limit_w):
+        jobs = snapshot.jobs
+        waits = jobs.phase[view.jobs] == Phase.QUEUED
+        free |= waits & np.array([jobs.tenants[job] in snapshot.tenant_guarantees for job in view.jobs.tolist()], bool)
+    others = view.jobs[free]
+    eligible[others] = snapshot.jobs.eligible[others]
     return replace(snapshot, jobs=replace(snapshot.jobs, eligible=eligible))
 
 
