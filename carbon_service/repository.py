@@ -1,13 +1,13 @@
 """The store of intensities and forecasts in Postgres."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, not_, or_, select, text, tuple_, update
+from sqlalchemy import ColumnElement, TableClause, and_, delete, func, not_, or_, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -115,34 +115,38 @@ class Repository:
 
     async def save_points(self, key: SourceKey, found: Sequence[Point], fetched_s: float) -> None:
         """Store points; a later value of a known interval replaces it, but an estimate never replaces a measurement."""
+        rows = [
+            {
+                **{"zone": key.zone, "signal": key.signal.value, "provider": key.provider},
+                **{"start_at": at(point.start_s), "end_at": at(point.end_s), "gco2_per_kwh": point.gco2_per_kwh},
+                **{"is_estimated": point.is_estimated, "fetched_at": at(fetched_s)},
+            }
+            for point in found
+        ]
+        values = ("end_at", "gco2_per_kwh", "is_estimated")
+
+        def differs(new: Any) -> ColumnElement[bool]:
+            known, now = (tuple_(*(each[name] for name in values)) for each in (points.c, new))
+            return and_(or_(points.c.is_estimated, not_(new.is_estimated)), known.is_distinct_from(now))
+
+        await self._upsert(points, rows, ("zone", "signal", "provider", "start_at"), (*values, "fetched_at"), differs)
+
+    async def _upsert(
+        self,
+        table: TableClause,
+        rows: Sequence[Mapping[str, Any]],
+        keys: Sequence[str],
+        values: Sequence[str],
+        where: Callable[[Any], ColumnElement[bool]],
+    ) -> None:
+        """Store rows; of those that are known by their keys, the values where a condition on the new row holds."""
         async with self._engine.begin() as connection:
-            for first in range(0, len(found), ROWS_PER_STATEMENT):
-                rows = [
-                    {
-                        "zone": key.zone,
-                        "signal": key.signal.value,
-                        "provider": key.provider,
-                        "start_at": at(point.start_s),
-                        "end_at": at(point.end_s),
-                        "gco2_per_kwh": point.gco2_per_kwh,
-                        "is_estimated": point.is_estimated,
-                        "fetched_at": at(fetched_s),
-                    }
-                    for point in found[first : first + ROWS_PER_STATEMENT]
-                ]
-                statement = insert(points).values(rows)
+            for first in range(0, len(rows), ROWS_PER_STATEMENT):
+                statement = insert(table).values(rows[first : first + ROWS_PER_STATEMENT])
                 new = statement.excluded
+                set_ = {name: new[name] for name in values}
                 await connection.execute(
-                    statement.on_conflict_do_update(
-                        index_elements=["zone", "signal", "provider", "start_at"],
-                        set_={c: new[c] for c in ("end_at", "gco2_per_kwh", "is_estimated", "fetched_at")},
-                        where=and_(
-                            or_(points.c.is_estimated, not_(new.is_estimated)),
-                            tuple_(points.c.end_at, points.c.gco2_per_kwh, points.c.is_estimated).is_distinct_from(
-                                tuple_(new.end_at, new.gco2_per_kwh, new.is_estimated)
-                            ),
-                        ),
-                    )
+                    statement.on_conflict_do_update(index_elements=keys, set_=set_, where=where(new))
                 )
 
     async def known_until_s(self, key: SourceKey) -> float | None:
@@ -261,17 +265,10 @@ class Repository:
             {**_place(key), "start_at": at(hour_s), "power_mw": dict(mix), "fetched_at": at(fetched_s)}
             for hour_s, mix in found.items()
         ]
-        async with self._engine.begin() as connection:
-            for first in range(0, len(rows), ROWS_PER_STATEMENT):
-                statement = insert(expected).values(rows[first : first + ROWS_PER_STATEMENT])
-                new = statement.excluded
-                await connection.execute(
-                    statement.on_conflict_do_update(
-                        index_elements=["zone", "provider", "start_at"],
-                        set_={"power_mw": new.power_mw, "fetched_at": new.fetched_at},
-                        where=expected.c.power_mw != new.power_mw,
-                    )
-                )
+        keys = ("zone", "provider", "start_at")
+        await self._upsert(
+            expected, rows, keys, ("power_mw", "fetched_at"), lambda new: expected.c.power_mw != new.power_mw
+        )
 
     async def expected(self, key: SourceKey) -> dict[float, dict[str, float]]:
         """Return what wind and sun were expected to generate, MW by source, by the beginnings of hours."""
@@ -297,17 +294,9 @@ class Repository:
             }
             for hour_s, price in per_kwh.items()
         ]
-        async with self._engine.begin() as connection:
-            for first in range(0, len(rows), ROWS_PER_STATEMENT):
-                statement = insert(prices).values(rows[first : first + ROWS_PER_STATEMENT])
-                new = statement.excluded
-                await connection.execute(
-                    statement.on_conflict_do_update(
-                        index_elements=["start_at", "zone"],
-                        set_={c: new[c] for c in ("currency", "per_kwh", "demand_per_kw_month", "fetched_at")},
-                        where=prices.c.start_at > at(now_s - S_PER_HOUR),
-                    )
-                )
+        values = ("currency", "per_kwh", "demand_per_kw_month", "fetched_at")
+        ends_at = at(now_s - S_PER_HOUR)
+        await self._upsert(prices, rows, ("start_at", "zone"), values, lambda _: prices.c.start_at > ends_at)
 
     async def prices(self, zone: str, start_s: float, end_s: float) -> tuple[str, dict[float, float]] | None:
         """Return the currency, and the prices of the hours that overlap ``[start_s, end_s)``; None if there are none.
