@@ -44,6 +44,13 @@ class Receiver:
         status, extra = self.answers.pop(0) if self.answers else (204, {})
         return web.Response(status=status, headers=extra)
 
+    async def has(self, path: str, times: int = 1) -> None:
+        """Wait until requests to ``path`` have come this often."""
+        async with asyncio.timeout(60):
+            while [each.path for each in self.received].count(path) < times:
+                self.arrived.clear()
+                await self.arrived.wait()
+
 
 @asynccontextmanager
 async def receiving() -> AsyncIterator[Receiver]:
