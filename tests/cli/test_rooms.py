@@ -1,13 +1,16 @@
-"""Commands load the module that has them, and nothing of the others."""
+"""Commands load the module that has them, and nothing of the others; their help is shown whole."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import pytest
 import typer
+from rich.text import Text
 
 from services.cli.main import ROOM_OF, ROOMS, app
 
@@ -28,6 +31,25 @@ def test_each_command_is_in_the_help_once() -> None:
     names = group.list_commands(typer.Context(group))
     assert sorted(names) == sorted(set(names))
     assert set(ROOM_OF) <= set(names)
+
+
+def commands(path: str, command: Any, above: Any = None) -> Iterator[tuple[str, Any]]:
+    """Yield every command with its words, groups too."""
+    yield path, command
+    inside = typer.Context(command, info_name=path, parent=above)
+    for name in command.list_commands(inside) if hasattr(command, "list_commands") else ():
+        yield from commands(f"{path} {name}", command.get_command(inside, name), inside)
+
+
+def test_no_help_loses_what_stands_in_brackets() -> None:
+    """Help is Rich markup: a bracket that could begin a style vanishes with what is in it unless it is escaped."""
+    lost = [
+        (path, text)
+        for path, command in commands("wattshift", typer.main.get_group(app))
+        for text in (command.help, command.epilog, *(getattr(each, "help", None) for each in command.params))
+        if text and Text.from_markup(text).plain != text.replace("\\[", "[")
+    ]
+    assert lost == []
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def pools(
     ] = None,
     gap: Annotated[
         float | None,
-        typer.Option(help="Stop within this share of the bound. [default: the optimum, or 1 % if that takes long]"),
+        typer.Option(help="Stop within this share of the bound; by default the optimum, or 1 % if that takes long."),
     ] = None,
-    time_limit_s: Annotated[float | None, typer.Option(help="Time limit for solving, seconds. [default: 60]")] = None,
+    time_limit_s: Annotated[float | None, typer.Option(help="Time limit for solving, seconds; by default 60.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Plan pools of LLM instances: how many, where, in which mode, for which class of requests.

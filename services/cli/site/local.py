@@ -46,7 +46,7 @@ DataDir = Annotated[
 Nodes = Annotated[
     str | None,
     typer.Option(
-        help="Simulated nodes, COUNTxGPUS[:MODEL][@ZONE], separated by commas; this machine's GPUs by default."
+        help=r"Simulated nodes, COUNTxGPUS[:MODEL]\[@ZONE], separated by commas; this machine's GPUs by default."
     ),
 ]
 Listen = Annotated[
