@@ -3,7 +3,7 @@
 ``python -m tests.parity.live_run`` records the live runs anew, in ``live_runs.json``. The scheduler is the real one on
 its database; nodes, meters and users are played here: gangs run, draw power and end as the kinds of jobs below say, and
 what agents and telemetry would have written of it stands in the database whenever the scheduler takes a turn. Of the
-database's functions only ``now()`` is replaced.
+database's functions only ``now()`` is replaced, in its views too.
 """
 
 from __future__ import annotations
@@ -53,6 +53,15 @@ DO $$ DECLARE each record; BEGIN
     FOR each IN SELECT table_name, column_name FROM information_schema.columns
                  WHERE table_schema = 'public' AND column_default = 'now()' LOOP
         EXECUTE format('ALTER TABLE %I ALTER COLUMN %I SET DEFAULT clock.now()', each.table_name, each.column_name);
+    END LOOP;
+END $$;
+DO $$ DECLARE each record; BEGIN
+    CREATE TEMP TABLE views AS
+        SELECT c.oid::regclass AS view, pg_get_viewdef(c.oid) AS query FROM pg_class c
+         WHERE relkind = 'v' AND relnamespace = 'public'::regnamespace ORDER BY c.oid;
+    SET LOCAL search_path = clock, public, pg_catalog;
+    FOR each IN SELECT * FROM pg_temp.views LOOP
+        EXECUTE format('CREATE OR REPLACE VIEW %s AS %s', each.view, each.query);
     END LOOP;
 END $$;
 DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = clock, public, pg_catalog', current_database()); END $$;
@@ -206,6 +215,7 @@ class Site:
             self.push(at_s, "submit", job_id)
         left, active_s = len(self.workload), START_S
         while left:
+            assert self.now_s < START_S + 86_400.0, f"{left} jobs have not ended within a day"
             at_s = min(active_s, self.events[0][0] if self.events else math.inf)
             await self.advance(at_s)
             while self.events and self.events[0][0] <= at_s:

@@ -24,7 +24,6 @@ def test_the_simulator_holds_the_rounds_of_the_live_run(name: str) -> None:
     assert simulated(CASES[name]) == LIVE[name]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 async def test_the_live_run_is_as_recorded(postgres_url: str, redis_url: str, tmp_path: Path, name: str) -> None:
     assert await recorded(CASES[name], postgres_url, redis_url, tmp_path) == LIVE[name]
