@@ -14,6 +14,7 @@ import httpx
 
 from services.cli.accounts.logins import Login, LoginsError, chosen_login
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
+from services.cli.values import not_finite
 from services.contracts.codes import ProblemCode
 from wattshift import ApiError, Client, StrangerError, UnreachableError
 from wattshift.sources import Archive, SourceError
@@ -160,6 +161,8 @@ class Gateway:
     ) -> httpx.Response:
         is_submission = "idempotency-key" in (headers or {})
         content = body.model_dump_json(exclude_unset=True) if hasattr(body, "model_dump_json") else None
+        if content is None and (found := not_finite(body)):
+            raise CliError(f"{found[0]}: must be a finite number, not {found[1]}", EXIT_USAGE)
         with _for_the_user(self.url):
             return self._client.request(
                 method,

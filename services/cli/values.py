@@ -25,13 +25,13 @@ def json_document(file: Path) -> Any:
         raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
     except ValueError as error:
         raise CliError(f"{file} is not JSON: {error}", EXIT_USAGE) from None
-    if found := _not_finite(document):
+    if found := not_finite(document):
         at, value = found
         raise CliError(f"{file}: {f'{at}: ' if at else ''}must be a finite number, not {value}", EXIT_USAGE)
     return document
 
 
-def _not_finite(document: Any) -> tuple[str, float] | None:
+def not_finite(document: Any) -> tuple[str, float] | None:
     """Return the path of the first number that is not finite, such as ``places.0.price_per_kwh``, and the number."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from services.cli.client import Gateway
+from services.cli.commands import CliError
 from services.cli.main import app
 from services.cli.site import grid
+from services.contracts.grid import NO_LIMIT_W
 from tests.cli.conftest import NotingGateway
 
 ORDER = {
@@ -89,6 +93,30 @@ def test_a_profile_is_a_file_and_only_what_is_given_is_amended(gateway: FakeGate
         ("PATCH", "/v1/grid/orders/grid_1", {"duration_s": 14_400}),
         ("DELETE", "/v1/grid/orders/grid_1", None),
     ]
+
+
+def test_no_command_sends_a_number_that_json_lacks() -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(CliError, match=r"steps\.0\.to_w: must be a finite number"):
+            Gateway("http://127.0.0.1:9", "key").call("POST", "/v1/grid/orders", body={"steps": [{"to_w": value}]})
+
+
+def test_a_report_adds_up_and_says_what_is_not_known_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = {"job_1": (600.0, 300.0), None: (100.0, 160.0)}
+    report = {
+        "order": {**ORDER, "steps": [{"cut": 0.35, "to_w": None}, {"cut": None, "to_w": NO_LIMIT_W}]},
+        "since": "2026-03-01T18:10:00Z",
+        "until": "2026-03-01T21:00:00Z",
+        **{"baseline_w": 700.0, "limit_w": 455.0, "mean_w": 460.0, "ordered_w": 245.0, "delivered_w": 240.0},
+        **{"above_most": 0.012, "rebound": None},
+        "jobs": [{"job_id": job, "before_w": each[0], "during_w": each[1]} for job, each in jobs.items()],
+    }
+    monkeypatch.setattr(grid, "Gateway", lambda: SimpleNamespace(get=lambda _: report))
+    said = run("report", "grid_1")
+    assert "-35 %, no limit" in said
+    assert "460 W drawn on average, a cut of 240 W; ordered: 455 W, a cut of 245 W" in " ".join(said.split())
+    assert "worst five minutes: 1.2 % above the limit; after the order: not known yet" in said
+    assert [line.split()[-4:] for line in said.splitlines() if line.startswith("all")] == [["700", "W", "460", "W"]]
 
 
 @pytest.mark.parametrize(

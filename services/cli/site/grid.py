@@ -13,6 +13,7 @@ from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group, with_records
 from services.cli.output import console
 from services.cli.values import duration_s, read_cells, time_of
+from services.contracts.grid import NO_LIMIT_W
 from services.kit.ids import new_id
 
 _WATTS = re.compile(r"(\d+(?:\.\d+)?)\s*([kM]?)W", re.IGNORECASE)
@@ -115,16 +116,18 @@ def report_order(order: Order, as_json: AsJson = False) -> None:
         return output.print_json(found)
     _tell(found["order"], as_json=False)
     console.print(
-        f"until {_time(found['until'])}: {_power(found['delivered_w'])} less than the baseline, "
-        f"{_power(found['ordered_w'])} ordered; drawn {_power(found['mean_w'])} in the mean"
+        f"{_time(found['since'])} to {_time(found['until'])}: {_power(found['mean_w'])} drawn on average, a cut of "
+        f"{_power(found['delivered_w'])}; ordered: {_power(found['limit_w'])}, a cut of {_power(found['ordered_w'])}"
     )
     above, rebound = (
-        "-" if found[each] is None else f"{100 * found[each]:.1f} %" for each in ("above_most", "rebound")
+        "not known yet" if found[each] is None else f"{100 * found[each]:.1f} % above the {of}"
+        for each, of in (("above_most", "limit"), ("rebound", "baseline"))
     )
-    console.print(f"worst five minutes {above} above the limit, rebound {rebound}")
+    console.print(f"worst five minutes: {above}; after the order: {rebound}")
     shown = output.table("job", "before", "during", right=("before", "during"))
     for job in found["jobs"]:
-        shown.add_row(job["job_id"] or "(idle)", _power(job["before_w"]), _power(job["during_w"]))
+        shown.add_row(job["job_id"] or "(no job)", _power(job["before_w"]), _power(job["during_w"]))
+    shown.add_row("all", _power(found["baseline_w"]), _power(found["mean_w"]))
     console.print(shown)
 
 
@@ -182,8 +185,14 @@ def _time(text: str) -> str:
 
 def _limits(order: dict[str, Any]) -> str:
     steps = order["steps"]
-    words = [_power(step["to_w"]) if step["cut"] is None else f"-{100 * step['cut']:g} %" for step in steps[:3]]
+    words = [_limit(step) for step in steps[:3]]
     return ", ".join(words) + (f" and {len(steps) - 3} more" if len(steps) > 3 else "")
+
+
+def _limit(step: dict[str, Any]) -> str:
+    if step["cut"] is not None:
+        return f"-{100 * step['cut']:g} %"
+    return _power(step["to_w"]) if step["to_w"] < NO_LIMIT_W else "no limit"
 
 
 def _power(watts: float | None) -> str:
