@@ -26,8 +26,8 @@ def forbidden(role: Role, needed: Role) -> ProblemError:
     """Return the problem for a caller whose role does not suffice."""
     if role is Role.READ_ONLY and needed is Role.USER:
         return ProblemError(403, ProblemCode.FORBIDDEN, "This API key is read-only.")
-    whom = "operator, or a key of the role grid," if needed is Role.GRID else needed
-    return ProblemError(403, ProblemCode.FORBIDDEN, f"Only an {whom} may do this.")
+    whom = {Role.GRID: "an operator, or a key of the role grid,", Role.USER: "a user"}.get(needed, f"an {needed}")
+    return ProblemError(403, ProblemCode.FORBIDDEN, f"Only {whom} may do this.")
 
 
 def not_of_a_project(project: str) -> ProblemError:
