@@ -72,36 +72,38 @@ def problems(report: dict[str, Any], lines: list[Line]) -> list[str]:
     """Return every figure of a report that the lines do not give."""
     order = report["order"]
     lines = [line for line in lines if line[0] in report["nodes"]]
-    begin, until, end = (seconds(text) for text in (report["since"], report["until"], order["end_at"]))
+    start, end = seconds(order["start_at"]), seconds(order["end_at"])
+    begin, until = seconds(report["since"]), seconds(report["until"])
     ends = min(end, seconds(order["withdrawn_at"])) if order["withdrawn_at"] else end
     base = order["baseline_w"]
 
-    def limit(since: float, upto: float) -> float:
+    def limit(since: float, upto: float, most: float = float("inf")) -> float:
         watts = 0.0
         for at, step in enumerate(order["steps"]):
-            first = begin + step["offset_s"]
-            last = begin + order["steps"][at + 1]["offset_s"] if at + 1 < len(order["steps"]) else end
+            first = start + step["offset_s"]
+            last = start + order["steps"][at + 1]["offset_s"] if at + 1 < len(order["steps"]) else end
             value = base * (1 - step["cut"]) if step["cut"] is not None else step["to_w"]
-            watts += value * max(min(last, upto) - max(first, since), 0.0)
+            watts += min(value, most) * max(min(last, upto) - max(first, since), 0.0)
         return watts / (upto - since)
 
     def worst(since: float, upto: float, allowed: Any) -> float:
         found, at = 0.0, since
         while at + BUCKET_S <= upto + 1e-6:
             drawn = sum(joules(lines, at, at + BUCKET_S).values()) / BUCKET_S
-            found = max(found, drawn / allowed(at, at + BUCKET_S) - 1)
+            allowed_w = allowed(at, at + BUCKET_S)
+            found = max(found, (drawn - allowed_w) / (allowed_w or base))
             at += BUCKET_S
         return found
 
     at = seconds(order["baseline_at"])
     during, before = joules(lines, begin, until), watts_before(lines, at)
     mean = sum(during.values()) / (until - begin)
-    over = min(max((line[3] for line in lines), default=0.0), end + min(end - begin, RECOVERY_S))
+    over = min(max((line[3] for line in lines), default=0.0), end + min(end - start, RECOVERY_S))
     figures = {
         "baseline_w": sum(before.values()),
-        "limit_w": limit(begin, until),
+        "limit_w": limit(begin, until, base),
         "mean_w": mean,
-        "ordered_w": base - limit(begin, until),
+        "ordered_w": base - limit(begin, until, base),
         "delivered_w": base - mean,
         "above_most": worst(begin, until, limit) if until - begin >= BUCKET_S else None,
         "rebound": worst(ends, over, lambda *_: base) if over - ends >= BUCKET_S else None,

@@ -10,6 +10,7 @@ from services.contracts.schema import Instant, Message, Name, Page, Real, Text, 
 
 LONGEST_S = 31 * 86_400.0
 MOST_STEPS = 1_440  #: A day by the minute
+NO_LIMIT_W = 1e12  #: A step of so much limits nothing
 
 Title = Annotated[Text, StringConstraints(max_length=200)]
 
@@ -19,7 +20,7 @@ class GridStep(Message):
 
     offset_s: Real = said("Time since the order's start.", default=0.0, ge=0, le=LONGEST_S)
     cut: Real | None = maybe("Share of the baseline to leave out.", gt=0, le=1)
-    to_w: Real | None = maybe("The most that may be drawn, watts.", ge=0, le=1e12)
+    to_w: Real | None = maybe("The most that may be drawn, watts.", ge=0, le=NO_LIMIT_W)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -119,14 +120,16 @@ class GridOrderReport(Message):
 
     order: GridOrder
     nodes: list[str] = said("The nodes whose lines are counted.")
-    since: Instant = said("Its start.")
+    since: Instant = said("Its start, or when it was given or amended to that start if that was later.")
     until: Instant = said("Its end, or the end of the newest line that it has.")
     baseline_w: float
-    limit_w: float = said("The mean of its limits, watts.")
+    limit_w: float = said("The mean of its limits, watts; one above the baseline counts as the baseline.")
     mean_w: float = said("The mean draw, watts.")
     ordered_w: float = said("`baseline_w` less `limit_w`.")
     delivered_w: float = said("`baseline_w` less `mean_w`.")
-    above_most: float | None = said("Excess of the worst whole five minutes, as a share of their limit.")
+    above_most: float | None = said(
+        "Excess of the worst whole five minutes, as a share of their limit, or of the baseline if that limit is 0."
+    )
     rebound: float | None = said(
         "Excess of the worst five minutes in the time after it, as a share of the baseline; null while there are none."
     )
@@ -134,7 +137,7 @@ class GridOrderReport(Message):
 
 
 class GridOrderList(Page[GridOrder]):
-    """Orders, those that begin last first."""
+    """Orders, the newest first."""
 
 
 Flex = Annotated[Literal[0, 10, 25, 50], BeforeValidator(no_flag)]

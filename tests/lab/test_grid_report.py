@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.grid_report import lines_of, problems
-from services.contracts.grid import GridOrder, GridOrderState, GridStep
+from services.contracts.grid import NO_LIMIT_W, GridOrder, GridOrderState, GridStep
 from services.core.domain.orders import curve_of
 from services.scheduler.grid.reports import reported
 from services.scheduler.repository.orders import LineRow
@@ -43,7 +43,9 @@ def exported(path: Path, lines: list[LineRow]) -> Path:
     return path
 
 
-def report(lines: list[LineRow], held_s: float = 1_800) -> dict[str, Any]:
+def report(
+    lines: list[LineRow], held_s: float = 1_800, steps: list[GridStep] = STEPS, given_s: float = 0
+) -> dict[str, Any]:
     base_w = sum(before_w for before_w, _ in WATTS.values())
     order = GridOrder(
         id="grid_1",
@@ -55,16 +57,16 @@ def report(lines: list[LineRow], held_s: float = 1_800) -> dict[str, Any]:
         start_at=START,
         end_at=START + timedelta(seconds=held_s),
         notice_s=0,
-        steps=STEPS,
+        steps=steps,
         baseline_w=base_w,
         baseline_at=START,
         limit_w=None,
         withdrawn_at=None,
         revision=1,
     )
-    steps = tuple((step.offset_s, step.limit_w(base_w)) for step in STEPS)
-    limits = curve_of(START.timestamp(), START.timestamp() + held_s, steps, base_w)
-    found = reported(order, limits, lines, None)
+    curve = tuple((step.offset_s, step.limit_w(base_w)) for step in steps)
+    limits = curve_of(START.timestamp(), START.timestamp() + held_s, curve, base_w)
+    found = reported(order, limits, lines, START + timedelta(seconds=given_s))
     assert found is not None
     return json.loads(found.model_dump_json())
 
@@ -74,6 +76,25 @@ def test_both_programs_find_the_same_figures(tmp_path: Path) -> None:
     assert found["delivered_w"] == pytest.approx(1_440 - 1_170, rel=0.02)
     assert found["above_most"] > 0.05
     assert found["rebound"] == pytest.approx(0.03, abs=0.005)
+    assert problems(found, lines_of(exported(tmp_path / "lines.csv", rows()))) == []
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [GridStep(to_w=0.0)],
+        [GridStep(cut=1.0), GridStep(offset_s=900, to_w=NO_LIMIT_W)],
+        [GridStep(to_w=NO_LIMIT_W), GridStep(offset_s=700, to_w=1_000.0)],
+        STEPS,
+    ],
+)
+@pytest.mark.parametrize("given_s", [0, 300, 450])
+def test_what_was_not_met_is_said_whatever_the_limit(tmp_path: Path, steps: list[GridStep], given_s: float) -> None:
+    found = report(rows(), steps=steps, given_s=given_s)
+    assert found["above_most"] > 0.05
+    assert 0 <= found["ordered_w"] <= found["baseline_w"]
+    for part, total in (("before_w", "baseline_w"), ("during_w", "mean_w")):
+        assert sum(job[part] for job in found["jobs"]) == pytest.approx(found[total])
     assert problems(found, lines_of(exported(tmp_path / "lines.csv", rows()))) == []
 
 

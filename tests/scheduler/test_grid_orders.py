@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from services.contracts.identity import Identity, Role
 from services.core.domain.ids import JobId
+from services.kit.identity import forbidden
 from services.kit.metrics import Metrics
 from services.kit.problems import install_problem_handlers
 from services.scheduler import grid_endpoints
@@ -212,6 +213,7 @@ async def test_an_order_outlives_the_scheduler(world: World) -> None:
     soft = await running(world, 4, flex=50)
     await give(world, steps=cut(0.2))
     as_modelled = await limit_w(world, soft)
+    assert as_modelled is not None
     assert as_modelled == pytest.approx(0.8 * BUSY_W, abs=1)
     await world.fetch("UPDATE nodes SET readings = $1 RETURNING 1", [reading(at, 0.9 * BUSY_W) for at in range(4)])
     world.scheduler._power._settle_s = 0.0  # what was set is in force by now
@@ -281,7 +283,8 @@ async def test_a_report_says_what_was_cut_and_whose_part_that_is(world: World) -
     async with grid(world) as api:
         early = await api.get(f"/v1/grid/orders/{order['id']}/report")
         await world.fetch(
-            "UPDATE grid_orders SET start_at = start_at - interval '1 hour', end_at = end_at - interval '1 hour', "
+            "UPDATE grid_orders SET announced_at = announced_at - interval '1 hour', "
+            "start_at = start_at - interval '1 hour', end_at = end_at - interval '1 hour', "
             "baseline_at = baseline_at - interval '1 hour' RETURNING 1"
         )
         report = (await api.get(f"/v1/grid/orders/{order['id']}/report")).json()
@@ -294,6 +297,52 @@ async def test_a_report_says_what_was_cut_and_whose_part_that_is(world: World) -
         {"job_id": soft, "before_w": pytest.approx(720), "during_w": pytest.approx(430)},
         {"job_id": hard, "before_w": pytest.approx(720), "during_w": pytest.approx(720)},
     ]
+
+
+async def test_nothing_is_said_to_be_delivered_before_an_order_was_in_force(world: World) -> None:
+    await node(world)
+    job = await running(world, flex=50)
+    given = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=20)
+    for at in range(-40, 20):
+        await minute(world, job, given, at, 720.0 if at < 0 else 430.0)
+    begun = {"start_at": (given - timedelta(minutes=20)).isoformat(), "duration_s": 3_600}
+    late = await give(world, steps=cut(0.35), **begun)
+    moved = await give(world, steps=cut(0.35), start_at=(given + timedelta(hours=3)).isoformat())
+    async with grid(world) as api:
+        assert (await api.patch(f"/v1/grid/orders/{moved['id']}", json=begun)).is_success
+        await world.fetch(
+            "UPDATE grid_orders SET baseline_at = $2, announced_at = least($2, start_at + (id = $1)::int * "
+            "interval '20 min'), past = jsonb_set(past, '{0,until}', to_jsonb($2::timestamptz)) RETURNING 1",
+            late["id"],
+            given,
+        )
+        reports = [(await api.get(f"/v1/grid/orders/{each['id']}/report")).json() for each in (late, moved)]
+    for report in reports:
+        assert report["mean_w"] == pytest.approx(430, rel=0.02)
+        assert datetime.fromisoformat(report["since"]) == given
+
+
+async def test_what_has_passed_is_not_amended(world: World) -> None:
+    await node(world)
+    order = await give(world, steps=cut(0.2), duration_s=7_200)
+    await world.fetch("UPDATE grid_orders SET start_at = start_at - interval '1 hour' RETURNING 1")
+    ahead = await give(world, steps=cut(0.2), start_at=(datetime.now(UTC) + timedelta(minutes=1)).isoformat())
+    assert ahead["baseline_w"] is not None
+    async with grid(world) as api:
+        before = datetime.now(UTC) - timedelta(seconds=1)
+        shorter = (await api.patch(f"/v1/grid/orders/{order['id']}", json={"duration_s": 60})).json()
+        url = f"/v1/grid/orders/{ahead['id']}"
+        over = await api.patch(url, json={"start_at": "2020-01-01T00:00:00Z"})
+        later = (await api.patch(url, json={"start_at": (before + timedelta(days=1)).isoformat()})).json()
+        sooner = (await api.patch(url, json={"start_at": (before + timedelta(minutes=1)).isoformat()})).json()
+        await api.delete(url)
+        nothing = await api.get(f"{url}/report")
+    assert shorter["state"] == "ended"
+    assert datetime.fromisoformat(shorter["end_at"]) >= before, "what it had limited until now is no other past"
+    assert (over.status_code, over.json()["errors"][0]["pointer"]) == (422, "/start_at")
+    assert (later["state"], later["baseline_w"]) == ("announced", None), "what is drawn before is not known yet"
+    assert sooner["baseline_w"] is not None
+    assert (nothing.status_code, "withdrawn before it began" in nothing.json()["detail"]) == (409, True)
 
 
 async def test_the_same_key_is_the_same_order(world: World) -> None:
@@ -347,6 +396,13 @@ async def test_a_key_of_a_utility_reaches_the_orders_that_it_gave(world: World) 
     assert not any(
         Role.GRID.may(method, needed) for method in ("GET", "POST") for needed in Role if needed != Role.GRID
     )
+
+
+@pytest.mark.parametrize(
+    ("needed", "whom"), [(Role.USER, "a user"), (Role.OPERATOR, "an operator"), (Role.ADMIN, "an admin")]
+)
+def test_who_may_do_what_a_utility_may_not_is_said(needed: Role, whom: str) -> None:
+    assert forbidden(Role.GRID, needed).detail == f"Only {whom} may do this."
 
 
 async def test_users_give_no_orders(world: World) -> None:

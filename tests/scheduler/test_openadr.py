@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from services.contracts.grid import LONGEST_S
-from services.scheduler.grid.openadr import Event, OpenAdr, duration_s, spec_of
+from services.scheduler.grid.openadr import CALLER, Event, OpenAdr, duration_s, spec_of
 from services.scheduler.grid.orders import GridOrders
 from tests.scheduler.test_grid_orders import limit_w, node, running
 from tests.scheduler.world import World
@@ -29,6 +29,7 @@ class Vtn:
         self.tokens, self.left = 0, 0
         self.is_away = False
         self.has_pages = True
+        self.takes_reports = True
 
     async def answer(self, request: web.Request) -> web.Response:
         if self.is_away:
@@ -43,6 +44,8 @@ class Vtn:
         if request.headers.get("Authorization") != f"Bearer t{self.tokens}" or self.left < 0:
             return web.json_response({"title": "Unauthorized", "status": 401}, status=401)
         what = request.path.rpartition("/")[2]
+        if request.method == "POST" and not self.takes_reports:
+            return web.json_response({"title": "Forbidden", "status": 403}, status=403)
         if request.method == "POST":
             self.reports.append(await request.json())
             return web.json_response(self.reports[-1], status=201)
@@ -85,6 +88,20 @@ async def vtn() -> AsyncIterator[tuple[Vtn, str]]:
     port = runner.addresses[0][1]
     yield made, f"http://127.0.0.1:{port}/openadr3"
     await runner.cleanup()
+
+
+async def over(world: World) -> None:
+    """Make the orders end an hour ago, after an hour in which 1 kWh was used."""
+    await world.fetch(
+        "UPDATE grid_orders SET announced_at = now() - interval '2 hours', start_at = now() - interval '2 hours', "
+        "end_at = now() - interval '1 hour', baseline_at = now() - interval '2 hours' RETURNING 1"
+    )
+    await world.fetch(
+        "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, start_at, end_at, gpus, gpu_energy_j, "
+        "cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, "
+        "carbon_gco2) SELECT 'n1', 'b', 1, '', now() - interval '2 hours', now() - interval '1 hour', 4, 3.6e6, 0, "
+        "0, 'counter', 'Z', 'average', 300, false, 1, 0 RETURNING 1"
+    )
 
 
 def door(world: World, url: str) -> OpenAdr:
@@ -138,6 +155,72 @@ async def test_an_event_is_an_order_as_long_as_it_is_there(world: World, vtn: tu
     assert server.tokens >= 2
 
 
+async def test_an_event_that_limits_nothing_any_more_releases_what_it_had_limited(
+    world: World, vtn: tuple[Vtn, str]
+) -> None:
+    server, url = vtn
+    await node(world)
+    job = await running(world, 4, flex=50)
+
+    async def look(*intervals: dict[str, Any], lasts: str = "PT1H") -> float | None:
+        server.events = [event(*intervals, intervalPeriod=now(lasts))]
+        async with aiohttp.ClientSession() as session:
+            await door(world, url).look(session)
+        await world.scheduler.turn()
+        return await limit_w(world, job)
+
+    assert await look(limit("SIMPLE", 0)) is None
+    assert await orders(world) == [], "an event without a limit is no order"
+    assert await look(limit("SIMPLE", 2)) is not None
+    assert await look(limit("SIMPLE", 0)) is None
+    assert (await GridOrders(world.database).page(None, 1, CALLER))[0].limit_w is None
+    assert await look(limit("SIMPLE", 2)) is not None, "it counts again"
+    assert await look(limit("PRICE", 0.3)) is None
+    assert await look(limit("SIMPLE", 2)) is not None
+    assert await look(limit("SIMPLE", 2), lasts="PT0S") is None
+    assert [gone for _, _, gone, _ in await orders(world)] == [True]
+
+
+HOSTILE = {
+    "a level without an end": event(limit("SIMPLE", float("inf")), event_id="bad", intervalPeriod=now("PT1H")),
+    "no number": event(limit("IMPORT_CAPACITY_LIMIT", float("nan")), event_id="bad", intervalPeriod=now("PT1H")),
+    "a value of another type": event(
+        {"payloads": [{"type": "SIMPLE", "values": [{}]}]}, event_id="bad", intervalPeriod=now("PT1H")
+    ),
+    "the end of time": event(
+        limit("SIMPLE", 2), event_id="bad", intervalPeriod={"start": "9999-12-31T23:59:59Z", "duration": "P9999Y"}
+    ),
+    "no text": event(limit("SIMPLE", 2), event_id="b\x00d", intervalPeriod=now("PT1H")),
+    "an endless id": event(
+        limit("SIMPLE", 2), event_id="".join(map(str, range(9_000))), intervalPeriod=now("PT1H"), eventName="x"
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", HOSTILE.values(), ids=HOSTILE)
+async def test_an_event_that_cannot_be_read_keeps_no_other_from_being_followed(
+    world: World, vtn: tuple[Vtn, str], bad: dict[str, Any]
+) -> None:
+    server, url = vtn
+    server.events = [bad, event(limit("SIMPLE", 2), intervalPeriod=now("PT1H"))]
+    async with aiohttp.ClientSession() as session:
+        await door(world, url).look(session)
+    assert ("openadr", [{"offset_s": 0, "cut": 0.25, "to_w": None}], False, 1) in await orders(world)
+
+
+async def test_a_report_that_is_refused_keeps_no_event_from_being_followed(world: World, vtn: tuple[Vtn, str]) -> None:
+    server, url = vtn
+    await node(world)
+    asked = event(limit("SIMPLE", 2), intervalPeriod=now("PT1H"), reportDescriptors=[{"payloadType": "USAGE"}])
+    server.events, server.takes_reports = [asked], False
+    async with aiohttp.ClientSession() as session:
+        await door(world, url).look(session)
+        await over(world)
+        server.events.append(event(limit("SIMPLE", 1), event_id="e2", intervalPeriod=now("PT1H")))
+        await door(world, url).look(session)
+    assert len(await orders(world)) == 2
+
+
 async def test_a_server_without_a_last_page_is_given_up_and_changes_nothing(world: World, vtn: tuple[Vtn, str]) -> None:
     server, url = vtn
     server.events = [event(limit("SIMPLE", 1), event_id=f"e{n}", intervalPeriod=now("PT1H")) for n in range(60)]
@@ -156,16 +239,7 @@ async def test_what_was_drawn_is_reported_once_where_that_is_asked(world: World,
     ]
     async with aiohttp.ClientSession() as session:
         await door(world, url).look(session)
-        await world.fetch(
-            "UPDATE grid_orders SET start_at = now() - interval '2 hours', end_at = now() - interval '1 hour', "
-            "baseline_at = now() - interval '2 hours' RETURNING 1"
-        )
-        await world.fetch(
-            "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, start_at, end_at, gpus, gpu_energy_j, "
-            "cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, "
-            "carbon_gco2) SELECT 'n1', 'b', 1, '', now() - interval '2 hours', now() - interval '1 hour', 4, 3.6e6, 0, "
-            "0, 'counter', 'Z', 'average', 300, false, 1, 0 RETURNING 1"
-        )
+        await over(world)
         for _ in range(2):
             await door(world, url).look(session)
     (report,) = server.reports

@@ -41,11 +41,15 @@ def mean_limit_w(curve: Curve, begin_s: float, end_s: float) -> float:
     return energy_j / (end_s - begin_s)
 
 
-def excess(lines: EnergyLines, curve: Curve, begin_s: float, end_s: float) -> float:
-    """Return by how much the draw of the worst whole five minutes exceeds their limit, as a share of it; 0 if none."""
+def excess(lines: EnergyLines, curve: Curve, begin_s: float, end_s: float, baseline_w: float) -> float:
+    """Return by how much the draw of the worst whole five minutes exceeds their limit; 0 if it does not.
+
+    It is a share of the limit, and where that is 0 W, of the baseline.
+    """
     worst, n_owners = 0.0, int(lines.owner.max(initial=-1)) + 1
     for since_s in np.arange(begin_s, end_s - BUCKET_S + 1e-6, BUCKET_S).tolist():
         drawn_w = float(lines.within(since_s, since_s + BUCKET_S, n_owners).sum()) / BUCKET_S
         limit_w = mean_limit_w(curve, since_s, since_s + BUCKET_S)
-        worst = max(worst, drawn_w / limit_w - 1 if limit_w > 0 else 0.0)
+        of_w = limit_w or baseline_w
+        worst = max(worst, (drawn_w - limit_w) / of_w if of_w > 0 else 0.0)
     return worst

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.contracts.grid import (
     LONGEST_S,
+    NO_LIMIT_W,
     GridOrder,
     GridOrderChange,
     GridOrderReport,
@@ -39,7 +40,6 @@ log = Log(__name__)
 SOURCE = "openadr"
 CALLER = Identity(tenant_id="default", role=Role.OPERATOR, key_id=SOURCE)
 PAGE, MOST = 50, 5_000  #: Objects that a VTN returns at once, and in all, at most
-NO_LIMIT_W = 1e12
 UNITS_W = {"W": 1.0, "KW": 1e3, "MW": 1e6}
 _DURATION = re.compile(
     r"P(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
@@ -48,7 +48,7 @@ _SECONDS = (365 * 86_400, 30 * 86_400, 604_800, 86_400, 3_600, 60, 1)
 
 
 FAILURES = (
-    *(aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError, ProblemError),
+    *(aiohttp.ClientError, TimeoutError, ValueError, ArithmeticError, LookupError, TypeError, ProblemError),
     *(asyncpg.PostgresError, *CONNECTION_ERRORS),
 )
 """After these, it is asked again."""
@@ -142,7 +142,7 @@ class OpenAdr:
             try:
                 await self._follow(session, Event.model_validate(each), known.get(each["id"]))
                 self._tell(each["id"], "")
-            except (ProblemError, ValueError) as error:  # a ValidationError is one
+            except FAILURES as error:  # of this event alone; a ValidationError is a ValueError
                 self._tell(each["id"], str(error))
         there = {each["id"] for each in events}
         self._told = {event_id: problem for event_id, problem in self._told.items() if event_id in there}
@@ -153,13 +153,16 @@ class OpenAdr:
 
     async def _follow(self, session: aiohttp.ClientSession, event: Event, order: GridOrder | None) -> None:
         spec = spec_of(event, self._settings.openadr_simple_cuts, self._settings.openadr_zone)
-        if spec is None:
-            return
         if order is None:
-            await self._orders.give(spec, CALLER, event.id, SOURCE)
+            if spec is not None and any(step.to_w != NO_LIMIT_W for step in spec.steps):
+                await self._orders.give(spec, CALLER, event.id, SOURCE)
         elif order.state is GridOrderState.ENDED:
             await self._report(session, event, order.id)
-        elif order.state is not GridOrderState.WITHDRAWN:
+        elif order.state is GridOrderState.WITHDRAWN:
+            return
+        elif spec is None:
+            await self._orders.withdraw(order.id, CALLER)
+        else:
             begins = spec.start_at if order.state is GridOrderState.ANNOUNCED else None
             is_later = begins is not None and begins != order.start_at
             longer_s = spec.duration_s - (order.end_at - order.start_at).total_seconds()
@@ -224,7 +227,7 @@ class OpenAdr:
 
 
 def spec_of(event: Event, simple_cuts: tuple[float, ...], zone: str | None) -> GridOrderSpec | None:
-    """Return the order that an event means; None if it limits nothing.
+    """Return the order that an event means, with ``NO_LIMIT_W`` where it limits nothing; None if it has no length.
 
     Args:
         simple_cuts: What levels 1, 2 and 3 of ``SIMPLE`` leave out of the baseline, as shares.
@@ -234,7 +237,7 @@ def spec_of(event: Event, simple_cuts: tuple[float, ...], zone: str | None) -> G
         ValueError: Its times or values cannot be read.
     """
     spans = [*_spans(event, simple_cuts)]
-    if not any(step is not None for _, _, step in spans):
+    if not spans:
         return None
     start, steps, end_s = spans[0][0], list[GridStep](), 0.0
     for begin, lasts_s, step in spans:

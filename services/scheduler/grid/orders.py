@@ -65,7 +65,8 @@ class GridOrders:
         """Change an order; what it was until now stays known.
 
         Raises:
-            ProblemError: 404 if there is none, 409 if it has ended, or has begun and is to begin at another time.
+            ProblemError: 404 if there is none, 409 if it has ended, or has begun and is to begin at another time, 422
+                if it would be over before it has begun.
         """
         async with self._database.transaction() as connection:
             row = await _own(connection, order_id, caller)
@@ -76,8 +77,12 @@ class GridOrders:
             steps = row.steps if change.steps is None else [step.model_dump(mode="json") for step in change.steps]
             if not await orders.amend(connection, order_id, start_at, start_at + timedelta(seconds=lasts_s), steps):
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, NOT_AGAIN)
+            await _prepare(connection)
             await audit.note(connection, caller, "grid.amend", order_id, **change.model_dump(mode="json"))
-            return await _found(connection, order_id)
+            amended = await _found(connection, order_id)
+            if amended.state is grid.GridOrderState.ENDED and row.start_at > row.now_at:
+                raise invalid("/start_at", "The order would be over before it is amended.")
+            return amended
 
     async def withdraw(self, order_id: str, caller: Identity) -> grid.GridOrder:
         """Withdraw an order; one that is withdrawn stays so.
@@ -105,12 +110,14 @@ class GridOrders:
             row = await orders.find(connection, order_id)
             if row is None:
                 raise not_found("order")
-            limits, baseline_at = curve(row), row.baseline_at
+            limits, baseline_at, since = curve(row), row.baseline_at, in_force_since(row)
+            if row.withdrawn_at is not None and row.withdrawn_at <= since:
+                raise conflict("It was withdrawn before it began, so there is nothing to report.")
             lines: list[LineRow] = []
-            if limits is not None and baseline_at is not None and row.start_at < row.now_at:
+            if limits is not None and baseline_at is not None and since < row.now_at:
                 until = datetime.fromtimestamp(limits[-1][0], UTC)
                 lines = await orders.lines(connection, baseline_at - timedelta(seconds=BEFORE_S), until, row.zone)
-        found = None if limits is None else reported(shown(row), limits, lines, row.withdrawn_at)
+        found = None if limits is None else reported(shown(row), limits, lines, since)
         if found is None:
             raise conflict("The ledger has no line yet of the time in which it held.")
         return found
@@ -179,6 +186,12 @@ def curve(row: OrderRow) -> Curve | None:
     return curve_of(row.start_at.timestamp(), row.end_at.timestamp(), steps, row.baseline_w)
 
 
+def in_force_since(row: OrderRow) -> datetime:
+    """Return when an order came into force, or is to: not before it was given, or was given a start that had passed."""
+    past = [{name: datetime.fromisoformat(each[name]) for name in ("until", "start_at")} for each in row.past]
+    return max(row.start_at, row.announced_at, *(each["until"] for each in past if each["start_at"] > each["until"]))
+
+
 def shown(row: OrderRow) -> grid.GridOrder:
     """Return an order as it is shown."""
     now_s, limits = row.now_at.timestamp(), curve(row)
@@ -192,5 +205,5 @@ def shown(row: OrderRow) -> grid.GridOrder:
     hidden = ("key_id", "past", "body_sha256", "idempotency_key", "ratio", "now_at")
     return grid.GridOrder.model_validate(
         {name: value for name, value in row._asdict().items() if name not in hidden}
-        | {"state": state, "limit_w": limit_w if limit_w < float("inf") else None}
+        | {"state": state, "limit_w": limit_w if limit_w < grid.NO_LIMIT_W else None}
     )

@@ -12,17 +12,16 @@ from services.core.domain.orders import Curve
 from services.scheduler.repository.orders import BEFORE_S, LineRow
 
 
-def reported(
-    order: GridOrder, limits: Curve, rows: Sequence[LineRow], withdrawn_at: datetime | None
-) -> GridOrderReport | None:
+def reported(order: GridOrder, limits: Curve, rows: Sequence[LineRow], since: datetime) -> GridOrderReport | None:
     """Return what came of an order; None if the ledger has no line yet of the time in which it held.
 
     Args:
         limits: As ``curve_of``.
+        since: When it came into force.
         rows: The lines from ``BEFORE_S`` before its baseline until the time after it is over.
     """
-    begin_s, baseline_s = order.start_at.timestamp(), order.baseline_at.timestamp() if order.baseline_at else 0.0
-    ends_s = min(order.end_at.timestamp(), withdrawn_at.timestamp() if withdrawn_at else np.inf)
+    begin_s, baseline_s = since.timestamp(), order.baseline_at.timestamp() if order.baseline_at else 0.0
+    ends_s = min(order.end_at.timestamp(), order.withdrawn_at.timestamp() if order.withdrawn_at else np.inf)
     newest_s = max((row.end_s for row in rows), default=0.0)
     until_s = min(ends_s, newest_s)
     if until_s <= begin_s or order.baseline_w is None:
@@ -44,22 +43,23 @@ def reported(
         for row in whole:
             before_w[at[row.job_id or ""]] += row.energy_j / span_s
     during_w = lines.within(begin_s, until_s, len(owners)) / (until_s - begin_s)
-    limit_w, mean_w = mean_limit_w(limits, begin_s, until_s), float(during_w.sum())
-    after = ((ends_s, order.baseline_w), (np.inf, np.inf))
+    baseline_w, mean_w = order.baseline_w, float(during_w.sum())
+    limit_w = mean_limit_w(tuple((at_s, min(watts, baseline_w)) for at_s, watts in limits), begin_s, until_s)
+    after = ((ends_s, baseline_w), (np.inf, np.inf))
     recovered_s = min(newest_s, limits[-1][0])
     by_change = sorted(range(len(owners)), key=lambda each: (-abs(before_w[each] - during_w[each]), owners[each]))
     return GridOrderReport(
         order=order,
         nodes=sorted({row.node_id for row in rows}),
-        since=order.start_at,
+        since=since,
         until=datetime.fromtimestamp(until_s, UTC),
-        baseline_w=order.baseline_w,
+        baseline_w=baseline_w,
         limit_w=limit_w,
         mean_w=mean_w,
-        ordered_w=order.baseline_w - limit_w,
-        delivered_w=order.baseline_w - mean_w,
-        above_most=excess(lines, limits, begin_s, until_s) if until_s - begin_s >= BUCKET_S else None,
-        rebound=excess(lines, after, ends_s, recovered_s) if recovered_s - ends_s >= BUCKET_S else None,
+        ordered_w=baseline_w - limit_w,
+        delivered_w=baseline_w - mean_w,
+        above_most=excess(lines, limits, begin_s, until_s, baseline_w) if until_s - begin_s >= BUCKET_S else None,
+        rebound=excess(lines, after, ends_s, recovered_s, baseline_w) if recovered_s - ends_s >= BUCKET_S else None,
         jobs=[
             GridOrderJob(job_id=owners[each] or None, before_w=float(before_w[each]), during_w=float(during_w[each]))
             for each in by_change

@@ -20,10 +20,11 @@ SELECT id, key_id, source, name, zone, announced_at, start_at, end_at, notice_s,
 LIVE = f"{COLUMNS} WHERE withdrawn_at IS NULL AND end_at + make_interval(secs => $1) > now() ORDER BY id"
 
 # When the draw before an order is looked at: when the cluster may begin to prepare for it.
-PREPARES = f"start_at - make_interval(secs => greatest(notice_s, {STOPS_AHEAD_S}))"
+AHEAD = f"make_interval(secs => greatest(notice_s, {STOPS_AHEAD_S}))"
 
 UNPREPARED = f"""
-{COLUMNS} WHERE withdrawn_at IS NULL AND end_at > now() AND baseline_w IS NULL AND {PREPARES} <= now() ORDER BY id
+{COLUMNS} WHERE withdrawn_at IS NULL AND end_at > now() AND baseline_w IS NULL AND start_at - {AHEAD} <= now()
+ ORDER BY id
 """
 
 INSERT = """
@@ -63,11 +64,14 @@ SET_BASELINE = """
 UPDATE grid_orders SET baseline_w = $2, baseline_at = $3 WHERE id = $1 AND baseline_w IS NULL AND withdrawn_at IS NULL
 """
 
-AMEND = """
+# One that was to end before now ends now. What was drawn before is looked at again if the cluster is to prepare later.
+AMEND = f"""
 UPDATE grid_orders
    SET past = past || jsonb_build_array(jsonb_build_object(
            'until', now(), 'start_at', start_at, 'end_at', end_at, 'steps', steps)),
-       start_at = $2, end_at = $3, steps = $4, revision = revision + 1
+       start_at = $2, end_at = greatest($3, now()), steps = $4, revision = revision + 1,
+       baseline_w = CASE WHEN $2::timestamptz - {AHEAD} <= now() THEN baseline_w END,
+       baseline_at = CASE WHEN $2::timestamptz - {AHEAD} <= now() THEN baseline_at END
  WHERE id = $1 AND withdrawn_at IS NULL AND end_at > now() RETURNING id
 """
 
