@@ -127,13 +127,13 @@ async function showPower() {
   const gpus = up.reduce((sum, node) => sum + node.gpus, 0);
   const used = up.reduce((sum, node) => sum + node.gpus_in_use, 0);
   const lost = items.length - up.length;
-  const orders = (await get("/v1/grid/orders", { limit: 20 })).items.filter((order) => ["announced", "in_force"].includes(order.state));
+  const orders = (await get("/v1/grid/orders", { limit: 500 })).items.filter((order) => ["announced", "in_force"].includes(order.state));
   fill(by("power"),
     h("div", { class: "big" }, figure(drawn, power, { id: "power-now" }), h("small", {}, ` of ${power(limit)}`)),
     meter(drawn, limit, `${power(drawn)} of the GPUs' power limits, ${power(limit)}`),
     h("p", { class: "note" }, `${count(used)} of ${count(gpus)} GPUs in use`, lost ? h("span", { class: "problem" }, `, ${lost} of ${items.length} nodes lost`) : ` on ${count(up.length)} nodes`),
     ...orders.map((order) => h("p", { class: "note grid-order" }, `Order of the grid${order.zone ? ` in ${order.zone}` : ""}: `,
-      order.limit_w === null ? "from " : `at most ${power(order.limit_w)} until `, at(order.limit_w === null ? order.start_at : order.end_at))));
+      order.state === "announced" ? "from " : `${order.limit_w === null ? "no limit" : `at most ${power(order.limit_w)}`} until `, at(order.state === "announced" ? order.start_at : order.end_at))));
 }
 
 async function showPolicy() {
