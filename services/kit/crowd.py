@@ -2,9 +2,9 @@
 
 A newcomer is given the place of the oldest unknown connection that waits for its client, so that nobody can keep others
 out by occupying places; a connection whose request is being processed is not ended for another. Nor is one whose
-request has come and is to be read: of a peer that opens many at once, that is the delay of this process, and within a
-bound it has more places until they are read. Half of the files that the process may open are left to what it opens
-itself.
+request has come and is to be read, which is the delay of this process, nor one that has just come: who opens a thousand
+connections at once needs a moment until it has written to them all. Of these a peer may have more, within a bound. Half
+of the files that the process may open are left to what it opens itself.
 
 A peer is an address, for IPv6 a network of 64 bits; a proxy that uvicorn trusts (``FORWARDED_ALLOW_IPS``) stands for
 many clients. On loopback, one address is everybody, including jobs of all tenants: once it has used up its share, each
@@ -23,17 +23,19 @@ from typing import Any, Protocol
 
 from services.kit.logging import Log
 from services.kit.networks import peer_network
+from services.kit.sockets import BACKLOG
 
 log = Log(__name__)
 
-MOST_OF_PEER, MOST_AT_ONCE = 128, 512  #: Unknown connections; the second with those that are still to be read
-MOST_UNKNOWN = 1_024
+MOST_OF_PEER, MOST_UNKNOWN = 128, 1_024  #: Unknown connections that wait for their clients
+MOST_AT_ONCE = BACKLOG  #: Of a peer, with those that have just come or wait for this process: what the kernel keeps
+JUST_S = 10.0  #: As long as a head may take
 MOST_UNKNOWN_BYTES = 16 * 1024 * 1024
 """Sent by all unknown connections together in the requests that are under way."""
 CONNECTION = "wattshift.connection"  #: Where the state of a request has the number of its connection
 LOOPBACK = "loopback"
 TELL_S = 60.0
-LOOKED_AT = 8  #: If the oldest that wait are all to be read, so are the others
+LOOKED_AT, UNREAD_LOOKED_AT = 256, 8  #: If the oldest are all worked on, or are to be read, so are the others
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 
 
@@ -73,6 +75,7 @@ class Crowd:
         self._most = most
         self._numbers = itertools.count()
         self._unknown: dict[int, Guest] = {}
+        self._came_s: dict[int, float] = {}
         self._known: dict[int, Guest] = {}
         self._of_peer: dict[str, dict[int, Guest]] = {}
         self._peer_of: dict[int, str] = {}
@@ -85,15 +88,19 @@ class Crowd:
         peer = self._peer(transport, proxies)
         others = self._of_peer.get(peer, {})
         has_place = (
-            (not peer or len(others) < MOST_OF_PEER or self._has_room(others))
-            and (len(self._unknown) < MOST_UNKNOWN or self._end_oldest(self._unknown))
+            (not peer or len(others) < MOST_OF_PEER or self._has_room(others, min(MOST_AT_ONCE, self._most // 2)))
+            and (
+                len(self._unknown) < MOST_UNKNOWN
+                or self._has_room(self._unknown, MOST_UNKNOWN + MOST_AT_ONCE)
+                or self._end_oldest(self._unknown)
+            )
             and (len(self._unknown) + len(self._known) < self._most or self._end_oldest(self._unknown) or self._thin())
         )
         if not has_place:
             self._tell()
             return None
         number = next(self._numbers)
-        self._unknown[number] = guest
+        self._unknown[number], self._came_s[number] = guest, time.monotonic()
         if peer:
             self._of_peer.setdefault(peer, others)[number] = guest
             self._peer_of[number] = peer
@@ -110,6 +117,7 @@ class Crowd:
         """Remove a connection that has ended."""
         self._known.pop(number, None)
         self._unknown.pop(number, None)
+        self._came_s.pop(number, None)
         peer = self._peer_of.pop(number, None)
         if peer is not None:
             others = self._of_peer[peer]
@@ -126,13 +134,13 @@ class Crowd:
         ):
             pass
 
-    def _has_room(self, others: dict[int, Guest]) -> bool:
-        """End the oldest of a peer's connections that waits; or return whether it may have one more than usual."""
-        waiting = [
-            n for n, _ in itertools.islice((each for each in others.items() if each[1].waits_for_client), LOOKED_AT)
-        ]
-        read = (number for number in waiting if not others[number].is_unread)
-        return self._end(itertools.islice(read, 1)) or bool(waiting and len(others) < MOST_AT_ONCE)
+    def _has_room(self, others: dict[int, Guest], most: int) -> bool:
+        """End the oldest of these that keeps us waiting; if there is none, return whether there may be more."""
+        by_s = time.monotonic() - JUST_S
+        old = itertools.takewhile(lambda each: self._came_s[each[0]] <= by_s, others.items())
+        waiting = (n for n, each in itertools.islice(old, LOOKED_AT) if each.waits_for_client)
+        read = (n for n in itertools.islice(waiting, UNREAD_LOOKED_AT) if not others[n].is_unread)
+        return self._end(itertools.islice(read, 1)) or len(others) < most
 
     def _end_oldest(self, among: dict[int, Guest]) -> bool:
         return self._end(itertools.islice((n for n, guest in among.items() if guest.waits_for_client), 1))

@@ -20,8 +20,24 @@ def ended(guests: list[Guest]) -> list[int]:
     return [at for at, guest in enumerate(guests) if guest.is_ended]
 
 
+@pytest.fixture(autouse=True)
+def nobody_has_just_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "JUST_S", 0.0)
+
+
+def test_who_has_just_come_gives_way_to_none_within_the_bound_of_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "JUST_S", 10.0)
+    found = Crowd(1_000)
+    guests = [Guest(found) for _ in range(501)]
+    assert ended(guests) == []
+    assert [at for at, guest in enumerate(guests) if guest.number is None] == [500], "of half the places of all"
+    monkeypatch.setattr(crowd, "JUST_S", 0.0)
+    assert Guest(found).number is not None
+    assert ended(guests) == [0]
+
+
 def test_the_oldest_of_a_peer_that_waits_gives_way_and_other_peers_keep_theirs() -> None:
-    crowd = Crowd(10_000)
+    crowd = Crowd(20_000)
     other = Guest(crowd, "192.0.2.2")
     busy = Guest(crowd, waits=False)
     guests = [Guest(crowd) for _ in range(MOST_OF_PEER + 2)]
@@ -30,9 +46,9 @@ def test_the_oldest_of_a_peer_that_waits_gives_way_and_other_peers_keep_theirs()
     assert not other.is_ended
 
 
-def test_a_peer_whose_connections_are_all_worked_on_gets_no_further_one() -> None:
-    crowd = Crowd(10_000)
-    guests = [Guest(crowd, waits=False) for _ in range(MOST_OF_PEER)]
+def test_a_peer_whose_connections_are_all_worked_on_has_no_more_of_them_than_its_bound() -> None:
+    crowd = Crowd(20_000)
+    guests = [Guest(crowd, waits=False) for _ in range(MOST_AT_ONCE)]
     assert Guest(crowd).number is None
     assert Guest(crowd, "192.0.2.2").number is not None
     assert guests[0].number is not None
@@ -41,7 +57,7 @@ def test_a_peer_whose_connections_are_all_worked_on_gets_no_further_one() -> Non
 
 
 def test_what_has_come_and_is_to_be_read_gives_way_to_none_and_a_peer_has_no_more_of_it_than_its_bound() -> None:
-    crowd = Crowd(10_000)
+    crowd = Crowd(20_000)
     guests = list[Guest]()
     for _ in range(MOST_AT_ONCE + 3):
         guests.append(Guest(crowd))
@@ -51,8 +67,9 @@ def test_what_has_come_and_is_to_be_read_gives_way_to_none_and_a_peer_has_no_mor
     for guest in guests:
         guest.is_unread = False
     assert Guest(crowd).number is not None
-    assert ended(guests) == [0]
+    assert ended(guests) == [0, 1], "one for those of the peer, and one for those of all"
     assert Guest(crowd, "192.0.2.2").number is not None
+    assert ended(guests) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +82,7 @@ def test_what_has_come_and_is_to_be_read_gives_way_to_none_and_a_peer_has_no_mor
     ],
 )
 def test_a_peer_is_an_address_or_a_network_of_64_bits(one: str, other: str, is_same: bool) -> None:
-    crowd = Crowd(10_000)
+    crowd = Crowd(20_000)
     first = Guest(crowd, one)
     for _ in range(MOST_OF_PEER):
         Guest(crowd, other)
@@ -74,13 +91,13 @@ def test_a_peer_is_an_address_or_a_network_of_64_bits(one: str, other: str, is_s
 
 @pytest.mark.parametrize("options", [{"host": None}, {"proxies": {"192.0.2.1"}}], ids=["unix socket", "proxy"])
 def test_proxies_and_unix_sockets_are_limited_in_all_alone(options: dict[str, Any]) -> None:
-    crowd = Crowd(10_000)
+    crowd = Crowd(20_000)
     guests = [Guest(crowd, **options) for _ in range(MOST_UNKNOWN + 1)]
     assert ended(guests) == [0]
 
 
 def test_who_has_shown_a_key_counts_no_longer_as_unknown() -> None:
-    crowd = Crowd(10_000)
+    crowd = Crowd(20_000)
     known = [Guest(crowd) for _ in range(2 * MOST_OF_PEER)]
     for guest in known[-MOST_OF_PEER:]:
         crowd.know(guest.number)
@@ -105,7 +122,7 @@ def test_when_all_places_are_taken_unknown_ones_go_first_then_unused_known_ones_
 
 
 def test_what_unknown_clients_hold_together_is_bounded() -> None:
-    crowd = Crowd(10_000)
+    crowd = Crowd(20_000)
     idle, busy = Guest(crowd, "192.0.2.1"), Guest(crowd, "192.0.2.2", waits=False)
     crowd.hold(busy, 1_000)
     guests = [Guest(crowd, f"198.51.100.{at}") for at in range(10)]
@@ -126,7 +143,7 @@ async def test_on_loopback_a_user_of_the_machine_who_takes_all_places_leaves_oth
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crowd, "MOST_OF_PEER", 4)
-    found = Crowd(10_000)
+    found = Crowd(20_000)
     made: list[Guest] = []
 
     class Entering(asyncio.Protocol):

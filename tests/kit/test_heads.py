@@ -590,21 +590,27 @@ async def test_a_newcomer_is_answered_where_every_place_is_taken(
 
 
 @both
-@pytest.mark.parametrize("sends", [True, False], ids=["asks", "is silent"])
+@pytest.mark.parametrize("sends", ["at once", "later", ""], ids=["asks", "asks later", "is silent"])
 async def test_of_many_that_one_peer_opens_at_once_those_that_ask_are_answered(
-    protocol: type[asyncio.Protocol], sends: bool, monkeypatch: pytest.MonkeyPatch
+    protocol: type[asyncio.Protocol], sends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heads, "CROWD", Crowd(10_000))
-    count = crowd.MOST_AT_ONCE - 50
+    monkeypatch.setattr(crowd, "JUST_S", 60.0 if sends == "later" else 0.0)
+    count = 1_500  # fewer than the kernel keeps for a server
     async with a_server(protocol) as served, contextlib.AsyncExitStack() as stack:
-        held = list[socket.socket]()
+        held, request = list[socket.socket](), b"GET /1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
         for _ in range(count):  # before this loop turns again
             held.append(stack.enter_context(socket.create_connection(("127.0.0.1", served.port))))
-            if sends:
-                held[-1].sendall(b"GET /1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            if sends == "at once":
+                held[-1].sendall(request)
         for each in held:
             each.setblocking(False)
         opened = [await asyncio.open_connection(sock=each) for each in held]
+        if sends == "later":
+            while in_all() < count:  # noqa: ASYNC110, of the other end
+                await asyncio.sleep(0.01)
+            for _, writer in opened:
+                writer.write(request)
         if sends:
             answers = [await Client(*each).end() for each in opened]
             assert sum(b"</1 0>" in each for each in answers) == count
