@@ -68,6 +68,21 @@ def watts_before(lines: list[Line], at: float) -> dict[str, float]:
     return watts
 
 
+def silent(lines: list[Line], begin: float, until: float) -> float:
+    """Return the share of the nodes' time, each from its first line on, that is in no line."""
+    whole = missing = 0.0
+    for node in {line[0] for line in lines}:
+        at = first = max(min(line[2] for line in lines if line[0] == node), begin)
+        if first >= until:
+            continue
+        edges = sorted((line[2], line[3]) for line in lines if line[0] == node)
+        for since, end in [*edges, (until, until)]:
+            missing += max(min(since, until) - at, 0.0)
+            at = max(at, end)
+        whole += until - first
+    return missing / whole if whole else 0.0
+
+
 def problems(report: dict[str, Any], lines: list[Line]) -> list[str]:
     """Return every figure of a report that the lines do not give."""
     order = report["order"]
@@ -105,6 +120,7 @@ def problems(report: dict[str, Any], lines: list[Line]) -> list[str]:
         "mean_w": mean,
         "ordered_w": base - limit(begin, until, base),
         "delivered_w": base - mean,
+        "unheard": silent(lines, begin, until),
         "above_most": worst(begin, until, limit) if until - begin >= BUCKET_S else None,
         "rebound": worst(ends, over, lambda *_: base) if over - ends >= BUCKET_S else None,
     }

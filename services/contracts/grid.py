@@ -127,6 +127,10 @@ class GridOrderReport(Message):
     mean_w: float = said("The mean draw, watts.")
     ordered_w: float = said("`baseline_w` less `limit_w`.")
     delivered_w: float = said("`baseline_w` less `mean_w`.")
+    unheard: float = said(
+        "Share of its nodes' time without a line, from the first line of each on: what they drew then is not counted.",
+        default=0.0,
+    )
     above_most: float | None = said(
         "Excess of the worst whole five minutes, as a share of their limit, or of the baseline if that limit is 0."
     )

@@ -108,7 +108,7 @@ def test_a_report_adds_up_and_says_what_is_not_known_yet(monkeypatch: pytest.Mon
         "since": "2026-03-01T18:10:00Z",
         "until": "2026-03-01T21:00:00Z",
         **{"baseline_w": 700.0, "limit_w": 455.0, "mean_w": 460.0, "ordered_w": 245.0, "delivered_w": 240.0},
-        **{"above_most": 0.012, "rebound": None},
+        **{"above_most": 0.012, "rebound": None, "unheard": 0.25},
         "jobs": [{"job_id": job, "before_w": each[0], "during_w": each[1]} for job, each in jobs.items()],
     }
     monkeypatch.setattr(grid, "Gateway", lambda: SimpleNamespace(get=lambda _: report))
@@ -116,6 +116,7 @@ def test_a_report_adds_up_and_says_what_is_not_known_yet(monkeypatch: pytest.Mon
     assert "-35 %, no limit" in said
     assert "460 W drawn on average, a cut of 240 W; ordered: 455 W, a cut of 245 W" in " ".join(said.split())
     assert "worst five minutes: 1.2 % above the limit; after the order: not known yet" in said
+    assert "no meter readings for 25.0 % of its nodes' time" in said
     assert [line.split()[-4:] for line in said.splitlines() if line.startswith("all")] == [["700", "W", "460", "W"]]
 
 

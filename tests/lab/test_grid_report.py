@@ -98,6 +98,27 @@ def test_what_was_not_met_is_said_whatever_the_limit(tmp_path: Path, steps: list
     assert problems(found, lines_of(exported(tmp_path / "lines.csv", rows()))) == []
 
 
+@pytest.mark.parametrize(
+    ("lost", "unheard"),
+    [
+        ((0, 0), 0.0),
+        ((900, 9_000), 0.25),  # one of two nodes is silent in the second half
+        ((450, 900), 0.125),  # and for a quarter in the middle
+        ((-900, 900), 0.0),  # a node that joins
+    ],
+)
+def test_what_a_silent_node_drew_is_not_passed_off_as_delivered(
+    tmp_path: Path, lost: tuple[int, int], unheard: float
+) -> None:
+    first_s, last_s = (START.timestamp() + each for each in lost)
+    known = [row for row in rows() if row.node_id != "n2" or not first_s <= row.start_s < last_s]
+    found = report(known)
+    assert found["unheard"] == pytest.approx(unheard, abs=0.02)
+    differing = problems(found, lines_of(exported(tmp_path / "lines.csv", known)))
+    assert differing == ([] if lost[0] >= 0 else ["baseline_w"]), "the order's baseline is that of both nodes"
+    assert "unheard" in problems({**found, "unheard": unheard + 0.1}, lines_of(tmp_path / "lines.csv"))
+
+
 def test_a_line_that_says_something_else_shows(tmp_path: Path) -> None:
     changed = rows()
     at = next(index for index, row in enumerate(changed) if row.job_id == "a" and row.start_s > START.timestamp())

@@ -18,6 +18,7 @@ from services.kit.ids import new_id
 
 _WATTS = re.compile(r"(\d+(?:\.\d+)?)\s*([kM]?)W", re.IGNORECASE)
 SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
+UNHEARD = 0.02  #: Nodes report at different seconds: less than this is not said
 
 Duration = Annotated[str | None, typer.Option("--for", metavar="DURATION", help="How long: 90s, 15m, 3h.")]
 From = Annotated[
@@ -124,6 +125,8 @@ def report_order(order: Order, as_json: AsJson = False) -> None:
         for each, of in (("above_most", "limit"), ("rebound", "baseline"))
     )
     console.print(f"worst five minutes: {above}; after the order: {rebound}")
+    if found.get("unheard", 0.0) > UNHEARD:  # an older installation does not say
+        console.print(f"no meter readings for {100 * found['unheard']:.1f} % of its nodes' time, which count as 0 W")
     shown = output.table("job", "before", "during", right=("before", "during"))
     for job in found["jobs"]:
         shown.add_row(job["job_id"] or "(no job)", _power(job["before_w"]), _power(job["during_w"]))

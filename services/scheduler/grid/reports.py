@@ -58,6 +58,7 @@ def reported(order: GridOrder, limits: Curve, rows: Sequence[LineRow], since: da
         mean_w=mean_w,
         ordered_w=baseline_w - limit_w,
         delivered_w=baseline_w - mean_w,
+        unheard=_unheard(rows, begin_s, until_s),
         above_most=excess(lines, limits, begin_s, until_s, baseline_w) if until_s - begin_s >= BUCKET_S else None,
         rebound=excess(lines, after, ends_s, recovered_s, baseline_w) if recovered_s - ends_s >= BUCKET_S else None,
         jobs=[
@@ -66,3 +67,15 @@ def reported(order: GridOrder, limits: Curve, rows: Sequence[LineRow], since: da
             if before_w[each] or during_w[each]
         ],
     )
+
+
+def _unheard(rows: Sequence[LineRow], begin_s: float, until_s: float) -> float:
+    """Return the share of the nodes' time in which they have no line, each from its first one on."""
+    first_s, heard_s, gaps_s = dict[str, float](), dict[str, float](), 0.0
+    for row in sorted(rows, key=lambda row: row.start_s):
+        since_s, to_s = (min(max(each, begin_s), until_s) for each in (row.start_s, row.end_s))
+        at_s = heard_s.get(row.node_id, first_s.setdefault(row.node_id, since_s))
+        gaps_s += max(since_s - at_s, 0.0)
+        heard_s[row.node_id] = max(at_s, to_s)
+    time_s = sum(until_s - at_s for at_s in first_s.values())
+    return (gaps_s + sum(until_s - at_s for at_s in heard_s.values())) / time_s if time_s else 0.0
