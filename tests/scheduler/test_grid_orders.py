@@ -322,6 +322,22 @@ async def test_nothing_is_said_to_be_delivered_before_an_order_was_in_force(worl
         assert datetime.fromisoformat(report["since"]) == given
 
 
+async def test_a_node_that_is_said_to_be_elsewhere_changes_no_report(world: World) -> None:
+    await node(world)
+    job = await running(world, flex=50)
+    given = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=20)
+    for at in range(-10, 20):
+        await minute(world, job, given, at, 720.0 if at < 0 else 430.0)
+    order = await give(world, zone="Z", steps=cut(0.35), start_at=given.isoformat(), duration_s=3_600)
+    await world.fetch("UPDATE grid_orders SET baseline_at = $1, announced_at = $1 RETURNING 1", given)
+    async with grid(world) as api:
+        before = (await api.get(f"/v1/grid/orders/{order['id']}/report")).json()
+        await world.fetch("UPDATE nodes SET zone = 'Y' RETURNING 1")
+        after = (await api.get(f"/v1/grid/orders/{order['id']}/report")).json()
+    assert before["mean_w"] == pytest.approx(430)
+    assert {**after, "order": None} == {**before, "order": None}
+
+
 async def test_what_has_passed_is_not_amended(world: World) -> None:
     await node(world)
     order = await give(world, steps=cut(0.2), duration_s=7_200)

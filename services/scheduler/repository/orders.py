@@ -50,7 +50,7 @@ SELECT sum(energy_j / span_s) FROM (
     SELECT sum(l.energy_j) AS energy_j, extract(epoch FROM max(l.end_at) - min(l.start_at))::float8 AS span_s
       FROM energy_lines l JOIN known_nodes n ON n.id = l.node_id
      WHERE l.end_at <= $1 AND l.start_at >= $1::timestamptz - make_interval(secs => $3)
-       AND NOT n.measures_only AND ($2::text IS NULL OR n.zone = $2)
+       AND NOT n.measures_only AND ($2::text IS NULL OR l.zone = $2)
      GROUP BY l.node_id) AS drawn
  WHERE span_s > 0
 """
@@ -85,7 +85,7 @@ LINES = """
 SELECT l.job_id, extract(epoch FROM l.start_at)::float8 AS start_s, extract(epoch FROM l.end_at)::float8 AS end_s,
        l.energy_j, l.node_id
   FROM energy_lines l JOIN known_nodes n ON n.id = l.node_id
- WHERE l.end_at > $1 AND l.start_at < $2 AND NOT n.measures_only AND ($3::text IS NULL OR n.zone = $3)
+ WHERE l.end_at > $1 AND l.start_at < $2 AND NOT n.measures_only AND ($3::text IS NULL OR l.zone = $3)
 """
 
 
