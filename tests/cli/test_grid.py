@@ -101,7 +101,7 @@ def test_no_command_sends_a_number_that_json_lacks() -> None:
             Gateway("http://127.0.0.1:9", "key").call("POST", "/v1/grid/orders", body={"steps": [{"to_w": value}]})
 
 
-def test_a_report_adds_up_and_says_what_is_not_known_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_adds_up_and_says_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {"job_1": (600.0, 300.0), None: (100.0, 160.0)}
     report = {
         "order": {**ORDER, "steps": [{"cut": 0.35, "to_w": None}, {"cut": None, "to_w": NO_LIMIT_W}]},
@@ -115,7 +115,7 @@ def test_a_report_adds_up_and_says_what_is_not_known_yet(monkeypatch: pytest.Mon
     said = run("report", "grid_1")
     assert "-35 %, no limit" in said
     assert "460 W drawn on average, a cut of 240 W; ordered: 455 W, a cut of 245 W" in " ".join(said.split())
-    assert "worst five minutes: 1.2 % above the limit; after the order: not known yet" in said
+    assert "worst five minutes: 1.2 % above the limit; after the order: no whole five minutes" in said
     assert "no meter readings for 25.0 % of its nodes' time" in said
     assert [line.split()[-4:] for line in said.splitlines() if line.startswith("all")] == [["700", "W", "460", "W"]]
 

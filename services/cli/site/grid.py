@@ -121,7 +121,7 @@ def report_order(order: Order, as_json: AsJson = False) -> None:
         f"{_power(found['delivered_w'])}; ordered: {_power(found['limit_w'])}, a cut of {_power(found['ordered_w'])}"
     )
     above, rebound = (
-        "not known yet" if found[each] is None else f"{100 * found[each]:.1f} % above the {of}"
+        "no whole five minutes" if found[each] is None else f"{100 * found[each]:.1f} % above the {of}"
         for each, of in (("above_most", "limit"), ("rebound", "baseline"))
     )
     console.print(f"worst five minutes: {above}; after the order: {rebound}")
