@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.environments import programs_of
+from tests.support.lab import the_lab
 from tests.support.ray import ZONES, RayLab, RaySite, a_ray_site
 
-pytestmark = pytest.mark.slow
+assert the_lab  # the fixture
+pytestmark = [pytest.mark.usefixtures("the_lab"), pytest.mark.slow]
 
 COUNTS = """
 import json, os, pathlib, signal, sys, time

@@ -22,7 +22,7 @@ def test_a_rolling_restart_loses_nothing(installation: Installation) -> None:
     over = threading.Event()
 
     def submit() -> None:
-        while len(job_ids) < MOST_JOBS and not over.wait(2.0):
+        while len(job_ids) < MOST_JOBS and not over.wait(0.5):
             job_ids.append(submit_once(installation, 1_000 + len(job_ids), steps=40))
 
     submitter = threading.Thread(target=submit)

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.support import slurm
+from tests.support.lab import the_lab
 from tests.support.slurm_bridge import Site
 
+assert the_lab  # the fixture
 pytestmark = [
+    pytest.mark.usefixtures("the_lab"),
     pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
     pytest.mark.xdist_group("slurm_crashes"),
     pytest.mark.slow,

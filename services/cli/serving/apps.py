@@ -94,9 +94,7 @@ def set_app(
 def report(
     name: AppArgument,
     hours: Annotated[float, typer.Option(help="Hours before now.")] = 24,
-    step_s: Annotated[
-        float | None, typer.Option(help="Seconds per line; by default a twelfth of the time.")
-    ] = None,
+    step_s: Annotated[float | None, typer.Option(help="Seconds per line; by default a twelfth of the time.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Report an application's variants over time, its accuracy, latency and emissions, beside BASE.
