@@ -133,12 +133,13 @@ class OneChange(Message):
     this one were withdrawn. That was replayed with the present queue, and holds as long as the queue is the same.
     """
 
-    what: Literal["deadline", "preemptible", "flex", "model", "gpus", "zone"] = said(
+    what: Literal["deadline", "preemptible", "flex", "within", "model", "gpus", "zone"] = said(
         "What to ask for instead; `zone`: none."
     )
     gpus: int | None = maybe("That many GPUs.")
     model: str | None = maybe("GPUs of this model.")
     flex: Flex | None = maybe("This class towards orders of the grid.")
+    within: str | None = maybe("Within one domain of this level of the network; null with `within`: anywhere.")
     deadline: Instant | None = maybe("This deadline; null with `deadline`: none.")
     detail: str = said("The change in words, as at the end of `summary`.")
 

@@ -58,14 +58,16 @@ class Cluster:
     nodes: list[NodeRow]
     waits: JobRow
     flex: float  #: The class of the job that waits
+    within: int | None  #: The level of the network that it asks for
     finish: Callable[[Snapshot], Snapshot]
 
-    def snapshot(self, trigger: Trigger, row: JobRow, flex: float) -> Snapshot:
-        """Return the cluster with a job as the last of those that wait; ``flex``: its class."""
+    def snapshot(self, trigger: Trigger, row: JobRow, flex: float, within: int | None) -> Snapshot:
+        """Return the cluster with a job as the last of those that wait, with its class and its level."""
         made = self.finish(a_snapshot([*self.jobs, row], self.nodes, trigger=trigger, curve=CURVES[len(self.jobs)]))
         flexes = made.jobs.flex.copy()
         flexes[-1] = flex
-        return replace(made, jobs=replace(made.jobs, flex=flexes))
+        levels = {} if within is None else {row.name: within}
+        return replace(made, jobs=replace(made.jobs, flex=flexes), within={**made.within, **levels})
 
 
 def curve(seed: int) -> list[int]:
@@ -122,11 +124,19 @@ def a_cluster(draw: random.Random) -> Cluster:
     )
     share, quota = draw.choice((math.inf, math.inf, 0.3, 0.5, 0.7)), draw.choice(({}, {}, {}, {"red": 3}))
     flex = draw.choice((math.nan, 0.0, 0.1))
+    has_levels = draw.random() < 0.4
+    rack_of = np.array([draw.randint(0, 2) for _ in nodes])
+    domains = np.stack((np.arange(len(nodes)), rack_of, np.array([draw.randint(0, 1) for _ in range(3)])[rack_of]), 1)
+    requires = {each.name: draw.choice((0, 1, 2)) for each in jobs if draw.random() < 0.2}
+    within = draw.choice((0, 1, 2, -1, None))
 
     def finished(snapshot: Snapshot) -> Snapshot:
         n_models, everything_w = len(snapshot.gpu_models), 400.0 * int(snapshot.nodes.gpus.sum())
         limit_w = share * everything_w
         order = PowerOrder("o", -1, limit_w, limit_w, NOON_S + 60, NOON_S + HOUR_S)
+        if has_levels:
+            on = replace(snapshot.nodes, domains=domains)
+            snapshot = replace(snapshot, nodes=on, levels=("node", "rack", "block"), within=requires)
         return replace(
             snapshot,
             tenant_gpu_quota=quota,
@@ -136,16 +146,18 @@ def a_cluster(draw: random.Random) -> Cluster:
             orders=(order,) if share < 1 else (),
         )
 
-    return Cluster(jobs, nodes, replace(waits, waiting_since_s=waits.submitted_s), flex, finished)
+    waits = replace(waits, waiting_since_s=waits.submitted_s)
+    return Cluster(jobs, nodes, waits, flex, within if has_levels else None, finished)
 
 
 def named(name: str, parameters: dict[str, object], cluster: Cluster) -> tuple[Change | None, dict[str, Any]]:
     """Return the one change of a cluster's waiting job, and the memory of the policy then, as it is stored."""
     policy = build_policy(name, parameters)
-    before = cluster.snapshot(Trigger.ACTIVE, cluster.waits, cluster.flex)
+    asked = cluster.waits, cluster.flex, cluster.within
+    before = cluster.snapshot(Trigger.ACTIVE, *asked)
     memory = policy.dump(run_under_orders(policy, before, policy.initial()).memory)
     memory = json.loads(json.dumps(memory, allow_nan=False))
-    rounds = [cluster.snapshot(trigger, cluster.waits, cluster.flex) for trigger in (Trigger.PASSIVE, Trigger.ACTIVE)]
+    rounds = [cluster.snapshot(trigger, *asked) for trigger in (Trigger.PASSIVE, Trigger.ACTIVE)]
     plan = run_under_orders(policy, rounds[0], policy.load(memory)).plan
     why = next((each.reason for each in plan.actions if isinstance(each, Hold) and each.job_id == WAITS), None)
     if why is None:
@@ -173,8 +185,8 @@ def named(name: str, parameters: dict[str, object], cluster: Cluster) -> tuple[C
     return found, memory
 
 
-def asked_for(cluster: Cluster, change: Change) -> tuple[JobRow, float]:
-    """Return the row and the class of the job that its user would submit with a change."""
+def asked_for(cluster: Cluster, change: Change) -> tuple[JobRow, float, int | None]:
+    """Return the row, the class and the level of the job that its user would submit with a change."""
     row = replace(cluster.waits, name=AGAIN, submitted_s=NOON_S, waiting_since_s=NOON_S)
     if change.gpus is not None:
         gpu_s = row.remaining_s * row.min_gpus
@@ -184,7 +196,8 @@ def asked_for(cluster: Cluster, change: Change) -> tuple[JobRow, float]:
         row = replace(row, models=None if model is None else (model,), remaining_s=5_000.0 / row.min_gpus)
     if change.deadline_s is not None:
         row = replace(row, deadline_s=change.deadline_s)
-    return replace(row, preemptible=row.preemptible or change.preemptible), change.flex or cluster.flex
+    within = cluster.within if change.within is None else change.within if change.within < 3 else None
+    return replace(row, preemptible=row.preemptible or change.preemptible), change.flex or cluster.flex, within
 
 
 def kind_of(change: Change) -> str:
@@ -199,9 +212,9 @@ def held_against_rounds(name: str, parameters: dict[str, object], seeds: range) 
         change, memory = named(name, parameters, cluster)
         if change is None:
             continue
-        policy, (row, flex) = build_policy(name, parameters), asked_for(cluster, change)
+        policy, asked = build_policy(name, parameters), asked_for(cluster, change)
         for trigger in (Trigger.PASSIVE, Trigger.ACTIVE):
-            plan = run_under_orders(policy, cluster.snapshot(trigger, row, flex), policy.load(memory)).plan
+            plan = run_under_orders(policy, cluster.snapshot(trigger, *asked), policy.load(memory)).plan
             assert AGAIN in started(plan), (seed, trigger, change)
         kinds[kind_of(change)] += 1
     return kinds

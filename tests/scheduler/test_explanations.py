@@ -670,6 +670,8 @@ async def test_no_change_is_named_for_a_job_with_a_layout_or_one_that_has_run(wo
     [
         (Change(preemptible=True), {"what": "preemptible"}, "as preemptible"),
         (Change(flex=0.5), {"what": "flex", "flex": 50}, "with flex 50, so that orders of the grid may slow it down"),
+        (Change(within=2), {"what": "within", "within": "block"}, "within one block instead of one rack"),
+        (Change(within=3), {"what": "within"}, "on any nodes instead of one rack"),
         (Change(deadline_s=math.inf), {"what": "deadline"}, "without its deadline"),
         (
             Change(deadline_s=1_800_000_000.0),
@@ -677,10 +679,11 @@ async def test_no_change_is_named_for_a_job_with_a_layout_or_one_that_has_run(wo
             "with a deadline at Fri 08:00 UTC, in dirtier hours",
         ),
     ],
-    ids=["preemptible", "flex", "no deadline", "deadline"],
+    ids=["preemptible", "flex", "level", "no level", "no deadline", "deadline"],
 )
 def test_a_change_is_said_in_words(change: Change, fields: dict[str, Any], words: str) -> None:
-    found = shown(change, JobSpec(name="a", command=["true"]))
+    spec = JobSpec.model_validate({"name": "a", "command": ["true"], "gpus": {"min": 4, "max": 4, "within": "rack"}})
+    found = shown(change, spec, ("node", "rack", "block"))
 
     assert found.model_dump(exclude={"detail"}, exclude_none=True) == fields
     assert found.detail == f"Withdrawn and submitted again {words}, it would start now."

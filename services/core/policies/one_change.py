@@ -8,10 +8,11 @@ the user gives up; the first that starts the job is the answer:
 
 1. no deadline; then that it may be preempted: the run itself stays as it is;
 2. under an order of the grid, a larger class: orders may slow it down by more;
-3. another GPU model of the cluster, in alphabetical order;
-4. half its GPUs, a quarter and so on down to one, if its user gave it one size;
-5. for a job that names a grid zone, any zone;
-6. for a job that is kept for greener hours, a deadline: the latest that starts it of those in 24, 12, 6, 3 and 1 h. It
+3. for a job that must lie within one domain of a level of the network, a wider level; then none;
+4. another GPU model of the cluster, in alphabetical order;
+5. half its GPUs, a quarter and so on down to one, if its user gave it one size;
+6. for a job that names a grid zone, any zone;
+7. for a job that is kept for greener hours, a deadline: the latest that starts it of those in 24, 12, 6, 3 and 1 h. It
    comes last, since it gives up these hours.
 
 What users cannot choose (quotas, budgets, dependencies) and what would only put others behind it (priority, class 0)
@@ -66,6 +67,7 @@ class Change:
     elsewhere: Elsewhere | None = None
     preemptible: bool = False  #: That it may be preempted
     flex: float | None = None  #: A class, as a share of the job's speed
+    within: int | None = None  #: A level, as in ``Snapshot.within``; their number: none
     deadline_s: float | None = None  #: UTC seconds; inf: none
 
 
@@ -132,6 +134,9 @@ def _candidates(
         yield Change(preemptible=True)
     if snapshot.orders:
         yield from (Change(flex=each) for each in CLASSES if each > (FLEX if math.isnan(flex) else flex))
+    if (level := snapshot.within.get(jobs.ids[job])) is not None:
+        wider = range(level + 1, len(snapshot.levels)) if level >= 0 else ()
+        yield from (Change(within=each) for each in (*wider, len(snapshot.levels)))
     models = {each.gpu_model: each for each in elsewhere}
     any_zone = models.pop(None, None)
     yield from (Change(elsewhere=each) for _, each in sorted(models.items(), key=lambda item: str(item[0])))
@@ -169,10 +174,14 @@ def resubmitted(snapshot: Snapshot, job: int, change: Change, predicted: Predict
         columns[name] = columns[name].copy()
         columns[name][job] = value
     spreads = {each: spread for each, spread in snapshot.length_spreads.items() if each != was}
+    within = {as_id if each == was else each: level for each, level in snapshot.within.items()}
+    if change.within is not None:
+        within[as_id] = change.within
+        within = {each: level for each, level in within.items() if level < len(snapshot.levels)}
     return snapshot.again(
         jobs=JobTable.of_columns(columns),
         graphs={as_id if each == was else each: graph for each, graph in snapshot.graphs.items()},
-        within={as_id if each == was else each: level for each, level in snapshot.within.items()},
+        within=within,
         near={as_id if each == was else each: level for each, level in snapshot.near.items()},
         endings={as_id if each == was else each: ending for each, ending in snapshot.endings.items()},
         length_spreads=spreads if predicted.spread is None else {**spreads, as_id: predicted.spread},

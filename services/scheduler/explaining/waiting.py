@@ -308,7 +308,7 @@ def change_of(
         one_size=spec.gpus.largest == spec.gpus.min and spec.layout is None,
         elsewhere=_elsewhere(view, live, row, spec),
     )
-    return None if found is None else shown(found, spec)
+    return None if found is None else shown(found, spec, dry.snapshot.levels)
 
 
 def _predicted(view: LiveView, row: JobRow, spec: JobSpec) -> Predicted:
@@ -330,8 +330,13 @@ def _elsewhere(view: LiveView, live: Live, row: JobRow, spec: JobSpec) -> list[E
     return found
 
 
-def shown(change: Change, spec: JobSpec) -> OneChange:
-    """Return a change for the API and in words; ``spec``: of the job as it is."""
+def shown(change: Change, spec: JobSpec, levels: Sequence[str]) -> OneChange:
+    """Return a change for the API and in words.
+
+    Args:
+        spec: Of the job as it is.
+        levels: Those of the network.
+    """
     if change.gpus is not None:
         return _worded(f"with {gpus_words(change.gpus)} instead of {spec.gpus.min}", what="gpus", gpus=change.gpus)
     if change.elsewhere is not None:
@@ -342,6 +347,10 @@ def shown(change: Change, spec: JobSpec) -> OneChange:
     if change.flex is not None:
         flex = round(100 * change.flex)
         return _worded(f"with flex {flex}, so that orders of the grid may slow it down", what="flex", flex=flex)
+    if change.within is not None:
+        level = dict(enumerate(levels)).get(change.within)
+        words = f"within one {level}" if level else "on any nodes"
+        return _worded(f"{words} instead of one {spec.gpus.within}", what="within", within=level)
     if change.deadline_s is None:
         return _worded("as preemptible", what="preemptible")
     if math.isinf(change.deadline_s):

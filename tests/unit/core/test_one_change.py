@@ -38,6 +38,7 @@ class Choosy(StatelessPolicy):
         jobs = snapshot.jobs
         assert OLD not in jobs.index
         asked = {name: getattr(jobs, name)[jobs.index[NEW]].tolist() for name in MINE}
+        asked["within"] = snapshot.within.get(NEW)
         self.shown.append(asked | {"trigger": snapshot.trigger})
         if not self.wants(self.shown[-1]):
             return Plan(snapshot.version, (Hold(NEW, Reason.NOT_ENOUGH_FREE_GPUS),)), None
@@ -125,3 +126,20 @@ def test_jobs_that_hold_gpus_or_are_bound_get_no_answer() -> None:
     assert answer(policy, replace(snapshot, bound={OLD: (NodeId("n0"),)})) is None
     assert answer(policy, a_queue(attained_gpu_s=1.0)) is None
     assert not policy.shown
+
+
+@pytest.mark.parametrize(("level", "tried"), [(0, [0, 1, 2, None]), (2, [2, None]), (-1, [-1, None])])
+def test_a_job_within_one_domain_is_tried_in_wider_ones_and_then_anywhere(level: int, tried: list[int | None]) -> None:
+    policy = Choosy()
+    found = a_queue(preemptible=True)
+    domains = np.array([[0, 0, 0], [1, 0, 0]])
+    tree = replace(found.nodes, domains=domains)
+    snapshot = replace(found, nodes=tree, levels=("node", "rack", "block"), within={OLD: level})
+
+    assert answer(policy, snapshot) is None
+
+    assert [each["within"] for each in policy.shown[: len(tried)]] == tried
+    assert {each["within"] for each in policy.shown[len(tried) :]} == {level}, "the others change that alone"
+
+    policy = Choosy(wants=lambda asked: asked["within"] is None)
+    assert answer(policy, snapshot) == Change(within=3)

@@ -1066,6 +1066,7 @@ class OneChange:
         gpus: That many GPUs.
         model: GPUs of this model.
         flex: This class towards orders of the grid.
+        within: Within one domain of this level of the network; null with `within`: anywhere.
         deadline: This deadline; null with `deadline`: none.
         detail: The change in words, as at the end of `summary`.
     """
@@ -1074,6 +1075,7 @@ class OneChange:
     gpus: int | None = None
     model: str | None = None
     flex: str | None = None
+    within: str | None = None
     deadline: datetime | None = None
     detail: str
 
