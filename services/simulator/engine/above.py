@@ -19,7 +19,7 @@ class AboveLimit:
     limit_w: float = math.inf  #: The limit in force since the last round; inf for none
     seconds: float = 0.0
     energy_j: float = 0.0
-    most: float = 0.0  #: The largest excess as a share of the limit
+    most: float = 0.0  #: The largest excess as a share of a limit above 0 W
     most_of_error: float = 0.0
     """The largest ratio of the excess to the error that the models stated then; NaN if they stated none."""
 
@@ -28,7 +28,8 @@ class AboveLimit:
         if excess_w > ROUNDING * self.limit_w:
             self.seconds += seconds
             self.energy_j += excess_w * seconds
-            self.most = max(self.most, excess_w / self.limit_w)
+            if self.limit_w > 0:  # it is 0 where a share of the cluster's power is set, and all nodes are away
+                self.most = max(self.most, excess_w / self.limit_w)
 
     def held(self, power_w: float, limit_w: float) -> bool:
         """Set the limit of a round; return whether the cluster's power after the round stays within it."""

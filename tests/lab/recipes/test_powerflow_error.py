@@ -126,3 +126,12 @@ def test_what_is_above_the_limit_is_added_up() -> None:
     above.stated(1_200.0, 0.0)
     above.stated(1_200.0, 400.0)
     assert np.isnan(above.figures(1.0)["above_limit_of_error"])
+
+
+def test_a_limit_of_nothing_is_exceeded_without_a_share() -> None:
+    above = AboveLimit()
+    assert not above.held(100.0, 0.0)
+    above.draw(100.0, 3_600.0)
+
+    found = above.figures(3_600.0)
+    assert (found["above_limit_share"], found["above_limit_kwh"], found["above_limit_most"]) == (1.0, 0.1, 0.0)
