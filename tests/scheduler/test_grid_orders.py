@@ -299,12 +299,18 @@ async def test_a_report_says_what_was_cut_and_whose_part_that_is(world: World) -
     ]
 
 
-async def test_nothing_is_said_to_be_delivered_before_an_order_was_in_force(world: World) -> None:
+async def cut_at(world: World) -> datetime:
+    """Return when a job began to draw 430 W instead of 720 W: twenty minutes ago."""
     await node(world)
     job = await running(world, flex=50)
     given = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=20)
     for at in range(-40, 20):
         await minute(world, job, given, at, 720.0 if at < 0 else 430.0)
+    return given
+
+
+async def test_nothing_is_said_to_be_delivered_before_an_order_was_in_force(world: World) -> None:
+    given = await cut_at(world)
     begun = {"start_at": (given - timedelta(minutes=20)).isoformat(), "duration_s": 3_600}
     late = await give(world, steps=cut(0.35), **begun)
     moved = await give(world, steps=cut(0.35), start_at=(given + timedelta(hours=3)).isoformat())
@@ -323,11 +329,7 @@ async def test_nothing_is_said_to_be_delivered_before_an_order_was_in_force(worl
 
 
 async def test_a_node_that_is_said_to_be_elsewhere_changes_no_report(world: World) -> None:
-    await node(world)
-    job = await running(world, flex=50)
-    given = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=20)
-    for at in range(-10, 20):
-        await minute(world, job, given, at, 720.0 if at < 0 else 430.0)
+    given = await cut_at(world)
     order = await give(world, zone="Z", steps=cut(0.35), start_at=given.isoformat(), duration_s=3_600)
     await world.fetch("UPDATE grid_orders SET baseline_at = $1, announced_at = $1 RETURNING 1", given)
     async with grid(world) as api:
