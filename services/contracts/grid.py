@@ -103,6 +103,9 @@ class GridOrder(Message):
     baseline_w: float | None = said("What its scope drew before it by the ledger, watts; null until it is known.")
     baseline_at: Instant | None = said("The baseline is the mean of the ten minutes before this time.")
     limit_w: float | None = said("What may be drawn now, watts; null: nothing limits it now.")
+    drawn_w: float | None = maybe("What its scope draws now by the newest readings, watts; null once it is over.")
+    least_w: float | None = maybe("What that can come down to now by all means that orders have, watts.")
+    shortfall: str | None = maybe("Why it is not met, or cannot be; null: nothing is known against it.")
     withdrawn_at: Instant | None
     revision: int = said("1, and one more after each change.")
 

@@ -27,6 +27,7 @@ from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.figures import show_figures
 from services.scheduler.grid.openadr import OpenAdr
 from services.scheduler.grid.orders import GridOrders
+from services.scheduler.grid.reach import Judging
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.dry_run import DryRuns, LiveView
@@ -65,6 +66,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.service = SchedulerService(database)
             app.state.grid_orders = GridOrders(database)
             view = LiveView(database, settings, carbon, hook)
+            app.state.grid_judging = Judging(view)
             app.state.reservations = Reservations(database, view)
             app.state.dry_runs = DryRuns(database, view)
             simulator = client_of(session, settings, "simulator")

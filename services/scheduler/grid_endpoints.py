@@ -13,6 +13,7 @@ from services.kit.identity import Caller, GridCaller, Operator
 from services.kit.redis import hint
 from services.kit.routes import IdempotencyKey, from_state, one_page, read_cursor
 from services.scheduler.grid.orders import GridOrders
+from services.scheduler.grid.reach import Judging
 from services.scheduler.reservations import Reservations
 
 ORDER_ID, RESERVATION_ID = r"grid_[0-9a-z]{26}", r"res_[0-9a-z]{26}"
@@ -21,6 +22,7 @@ router = APIRouter(prefix="/v1/grid", tags=["grid"])
 reservations = APIRouter(prefix="/v1/reservations", tags=["reservations"])
 
 Orders = Annotated[GridOrders, from_state("grid_orders")]
+Judged = Annotated[Judging, from_state("grid_judging")]
 Reserving = Annotated[Reservations, from_state("reservations")]
 Hints = Annotated[Redis, from_state("redis")]
 
@@ -34,6 +36,7 @@ async def give_grid_order(
     body: GridOrderSpec,
     caller: GridCaller,
     orders: Orders,
+    judging: Judged,
     redis: Hints,
     response: Response,
     idempotency_key: IdempotencyKey = None,
@@ -47,21 +50,23 @@ async def give_grid_order(
     if not is_new:
         response.status_code = 200
     await hint(redis, "grid")
-    return order
+    return await judging.one(order)
 
 
 @router.get("/orders")
-async def list_grid_orders(caller: GridCaller, orders: Orders, query: Annotated[PageQuery, Query()]) -> GridOrderList:
+async def list_grid_orders(
+    caller: GridCaller, orders: Orders, judging: Judged, query: Annotated[PageQuery, Query()]
+) -> GridOrderList:
     """List orders of the grid, the newest first."""
     found = await orders.page(read_cursor(query.cursor, ORDER_ID), query.limit + 1, caller)
     items, following = one_page(found, query.limit, lambda order: order.id)
-    return GridOrderList(items=items, next_cursor=following)
+    return GridOrderList(items=await judging.all(items), next_cursor=following)
 
 
 @router.get("/orders/{order_id}")
-async def get_grid_order(order_id: Name, caller: GridCaller, orders: Orders) -> GridOrder:
+async def get_grid_order(order_id: Name, caller: GridCaller, orders: Orders, judging: Judged) -> GridOrder:
     """Get an order of the grid."""
-    return await orders.find(order_id, caller)
+    return await judging.one(await orders.find(order_id, caller))
 
 
 @router.get(
@@ -78,12 +83,12 @@ async def report_grid_order(order_id: Name, _: Operator, orders: Orders) -> Grid
     responses={409: {"description": "The order has ended, or has begun and is to begin later: `invalid_transition`."}},
 )
 async def amend_grid_order(
-    order_id: Name, body: GridOrderChange, caller: GridCaller, orders: Orders, redis: Hints
+    order_id: Name, body: GridOrderChange, caller: GridCaller, orders: Orders, judging: Judged, redis: Hints
 ) -> GridOrder:
     """Change an order of the grid that has not ended."""
     order = await orders.amend(order_id, body, caller)
     await hint(redis, "grid")
-    return order
+    return await judging.one(order)
 
 
 @router.delete("/orders/{order_id}", responses={409: {"description": "The order has ended: `invalid_transition`."}})

@@ -20,7 +20,7 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder
 from services.core.domain.reasons import Reason
-from services.core.policies.orders.layer import run_under_orders
+from services.core.policies.orders.layer import reach_of, run_under_orders
 from services.core.policies.orders.tables import OrderTables
 from services.core.policies.orders.widths import without_growth
 from services.core.policies.powerflow.watts import Idle, draw_of
@@ -109,6 +109,9 @@ def test_an_order_is_met_in_the_stated_order_of_means(
 
     jobs, index = snapshot.jobs, snapshot.jobs.index
     calm_w = drawn_w(snapshot, plan) + stopped_idle_w(snapshot, plan)
+    reach = reach_of(snapshot, replace(snapshot.orders[0], other_w=7.0))
+    assert reach.least_w == pytest.approx(least_w(snapshot) + 7.0)
+    assert calm_w >= least_w(snapshot) - 1e-6, "less can be reached than is said"
     if least_w(snapshot) <= limit_w:
         assert calm_w <= limit_w + 1e-6, "an order that could be met is exceeded"
     changed = [each for each in plan.actions if each not in before.actions]

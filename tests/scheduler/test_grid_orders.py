@@ -20,8 +20,11 @@ from services.kit.problems import install_problem_handlers
 from services.scheduler import grid_endpoints
 from services.scheduler.figures import show_figures
 from services.scheduler.grid.orders import GridOrders
+from services.scheduler.grid.reach import Judging
 from services.scheduler.loop import Scheduler
+from services.scheduler.planning.dry_run import LiveView
 from tests.scheduler.test_device_controls import active_round, set_of
+from tests.scheduler.test_explanations import explain
 from tests.scheduler.test_power_limit import seen
 from tests.scheduler.world import World
 from tests.support.tokens import ActingAs
@@ -35,6 +38,8 @@ async def grid(world: World, role: Role = Role.OPERATOR, key_id: str = "key-1") 
     install_problem_handlers(app)
     app.include_router(grid_endpoints.router)
     app.state.grid_orders, app.state.redis = GridOrders(world.database), world.redis
+    loop = world.scheduler
+    app.state.grid_judging = Judging(LiveView(world.database, world.settings, loop._carbon, loop._nodes.hook))
     identity = Identity(tenant_id="default", role=role, key_id=key_id)
     transport = httpx.ASGITransport(ActingAs(app, identity))
     async with httpx.AsyncClient(transport=transport, base_url="http://scheduler") as api:
@@ -178,6 +183,79 @@ async def test_what_a_gang_draws_is_not_taken_from_when_it_was_limited(world: Wo
         await world.scheduler.turn()
     assert await world.state(soft) == "starting", "it runs again"
     assert await drawn_w(soft) == (BUSY_W if known else 200.0), "another model draws another power"
+
+
+async def found(world: World, order: dict[str, Any]) -> dict[str, Any]:
+    async with grid(world) as api:
+        (listed,) = [each for each in (await api.get("/v1/grid/orders")).json()["items"] if each["id"] == order["id"]]
+        assert (await api.get(f"/v1/grid/orders/{order['id']}")).json() == listed
+    return listed
+
+
+@pytest.mark.parametrize("starts_in_s", [0, 3_600])
+async def test_what_cannot_be_met_is_said_with_the_answer(world: World, starts_in_s: int) -> None:
+    await node(world, "n1", 6)
+    await running(world, flex=0, preemptible=False)
+    await running(world, flex=50)
+    await world.fetch(
+        "UPDATE nodes SET readings = $1 RETURNING 1",
+        [reading(gpu, BUSY_W) if gpu < 4 else {**reading(gpu, IDLE_W), "utilization": 0.0} for gpu in range(6)],
+    )
+    start_at = (datetime.now(UTC) + timedelta(seconds=starts_in_s)).isoformat() if starts_in_s else None
+
+    order = await give(world, steps=cut(0.9), start_at=start_at)
+
+    least_w = 2 * 100 + 4 * IDLE_W
+    assert (order["drawn_w"], order["least_w"]) == (4 * BUSY_W + 2 * IDLE_W, pytest.approx(least_w))
+    allows = "At its lowest it will allow" if starts_in_s else "It allows"
+    assert order["shortfall"] == (
+        f"{allows} 156 W; 1,560 W are drawn, and 440 W can at least be reached: 240 W by idle GPUs and hosts, "
+        "200 W by jobs that may not be stopped, at their lowest limits."
+    )
+    assert (await found(world, order))["shortfall"] == order["shortfall"]
+    async with grid(world) as api:
+        eased = (await api.patch(f"/v1/grid/orders/{order['id']}", json={"steps": [{"to_w": least_w}]})).json()
+        gone = (await api.delete(f"/v1/grid/orders/{order['id']}")).json()
+    assert (eased["least_w"], eased["shortfall"]) == (pytest.approx(least_w), None)
+    assert (gone["drawn_w"], gone["least_w"], gone["shortfall"]) == (None, None, None)
+
+
+async def test_a_job_that_waits_is_told_why_its_order_is_not_met(world: World) -> None:
+    await node(world)
+    await running(world, preemptible=False)
+    order = await give(world, steps=cut(0.9))
+    job = await world.job(2)
+    await active_round(world)
+    detail = (await explain(world, job)).detail or ""
+    assert f"The order {order['id']} allows 144 W; 310 W can at least be reached: " in detail
+    async with grid(world) as api:
+        await api.patch(f"/v1/grid/orders/{order['id']}", json={"steps": [{"to_w": 400.0}]})
+    assert "can at least be reached" not in ((await explain(world, job)).detail or "")
+
+
+async def test_limits_that_are_not_kept_are_said(world: World) -> None:
+    await node(world)
+    await running(world, 4, flex=50, preemptible=False)
+    order = await give(world, steps=cut(0.2))
+    assert order["shortfall"] is None, "there is time yet"
+    await world.fetch(
+        "UPDATE grid_orders SET announced_at = announced_at - interval '5 min', "
+        "start_at = start_at - interval '5 min' RETURNING 1"
+    )
+    assert "GPUs do not keep the limits" in (await found(world, order))["shortfall"]
+    await world.fetch("UPDATE nodes SET readings = $1 RETURNING 1", [reading(gpu, 0.8 * BUSY_W) for gpu in range(4)])
+    assert (await found(world, order))["shortfall"] is None
+    await world.fetch("UPDATE nodes SET readings = '[]' RETURNING 1")
+    assert "None of its nodes says" in (await found(world, order))["shortfall"]
+
+
+async def test_an_order_for_a_zone_whose_nodes_have_gone_says_so(world: World) -> None:
+    await node(world, zone="Z")
+    await node(world, "n2", zone="Y")
+    order = await give(world, zone="Y", steps=cut(0.2))
+    assert order["shortfall"] is None
+    await world.fetch("UPDATE nodes SET zone = 'Z' RETURNING 1")
+    assert (await found(world, order))["shortfall"] == "The zone Y has no nodes now: nothing can draw less."
 
 
 async def test_a_limit_of_the_cluster_is_kept_without_an_order(world: World) -> None:

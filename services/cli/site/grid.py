@@ -37,13 +37,15 @@ def register(app: typer.Typer) -> None:
 def list_orders(as_json: AsJson = False) -> None:
     """Show the orders, the newest first."""
     found = Gateway().pages("/v1/grid/orders", 50)
-    shown = output.table("order", "state", "zone", "from", "until", "limit", "baseline", right=("limit", "baseline"))
+    columns = ("limit", "baseline", "drawn", "least")
+    shown = output.table("order", "state", "zone", "from", "until", *columns, right=columns)
     for order in found:
         times = _time(order["start_at"]), _time(order["end_at"])
-        shown.add_row(
-            order["id"], order["state"], order["zone"] or "(all)", *times, _limits(order), _power(order["baseline_w"])
-        )
+        figures = (_power(order.get(name)) for name in ("baseline_w", "drawn_w", "least_w"))
+        shown.add_row(order["id"], order["state"], order["zone"] or "(all)", *times, _limits(order), *figures)
     output.tell(found, as_json, shown if found else "no orders")
+    for order in [] if as_json else found:
+        _tell_shortfall(order, f"{order['id']}: ")
 
 
 @dataclass
@@ -180,6 +182,14 @@ def _tell(order: dict[str, Any], as_json: bool) -> None:
     where = f"the zone {order['zone']}" if order["zone"] else "the cluster"
     console.print(f"{where} from {_time(order['start_at'])} until {_time(order['end_at'])}: {_limits(order)}")
     console.print(f"baseline {_power(order['baseline_w'])}, limit now {_power(order['limit_w'])}")
+    if order.get("drawn_w") is not None:
+        console.print(f"drawn now {_power(order['drawn_w'])}, can come down to {_power(order['least_w'])}")
+    _tell_shortfall(order)
+
+
+def _tell_shortfall(order: dict[str, Any], of: str = "") -> None:
+    if order.get("shortfall"):  # an older installation does not say
+        console.print(f"[yellow]{of}{order['shortfall']}[/yellow]")
 
 
 def _time(text: str) -> str:

@@ -22,6 +22,7 @@ class PowerOrder:
         measured_w: What the scope draws by its meters; NaN: unknown, or something has just changed.
         falls_s, falls_w: When its limit next falls below ``soon_w``, UTC seconds, and to what; inf: never, or not
             before the cluster may prepare for it.
+        other_w: What else is drawn there, which nothing in the round can change: service instances, nodes asleep.
     """
 
     id: str
@@ -34,6 +35,7 @@ class PowerOrder:
     ratio: float = 1.0  #: Measured over modelled draw, by the last rounds in which both were known
     falls_s: float = math.inf
     falls_w: float = math.inf
+    other_w: float = 0.0
 
     @property
     def limits(self) -> bool:
@@ -76,13 +78,14 @@ def least_of(curve: Curve, begin_s: float, end_s: float) -> float:
 
 def standing(limit_w: float, *, other_w: float, measured_w: float) -> PowerOrder:
     """Return what a cluster may draw at any time, as an order; arguments as for ``order_at``."""
-    return PowerOrder("limit", -1, limit_w - other_w, limit_w - other_w, math.inf, math.inf, measured_w)
+    left_w = limit_w - other_w
+    return PowerOrder("limit", -1, left_w, left_w, math.inf, math.inf, measured_w, other_w=other_w)
 
 
 def order_at(
     order_id: str, zone: int, curve: Curve, now_s: float, *, other_w: float = 0.0, measured_w: float = math.nan
 ) -> PowerOrder:
-    """Return an order as a round at ``now_s`` sees it; ``other_w`` is what nothing in the round can change, watts."""
+    """Return an order as a round at ``now_s`` sees it."""
     leads = (0.0, LEAD_S, STOPS_AHEAD_S)
     changes = [at_s - lead_s for at_s, _ in curve for lead_s in leads if at_s - lead_s > now_s]
     soon_w = least_of(curve, now_s, now_s + STOPS_AHEAD_S)
@@ -97,4 +100,5 @@ def order_at(
         measured_w,
         falls_s=falls_s,
         falls_w=least_of(curve, falls_s, falls_s + FALL_S) - other_w if falls_s < math.inf else math.inf,
+        other_w=other_w,
     )

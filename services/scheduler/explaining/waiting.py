@@ -28,6 +28,7 @@ from services.core.policies.registry import entry_of
 from services.scheduler.explaining.lengths import Remaining, remaining
 from services.scheduler.explaining.levers import of_round
 from services.scheduler.explaining.story import gpus_words, sentence
+from services.scheduler.grid.reach import words_of
 from services.scheduler.planning.dry_run import (
     DRAFT,
     DryRound,
@@ -173,7 +174,8 @@ def why_it_waits(
     if start:
         detail = "Its GPUs are free: the next round starts it."
     if hold:
-        detail = " ".join(filter(None, (detail, *guarantee_words(dry, job_id))))
+        by_order = words_of(snapshot) if reason is Reason.GRID_ORDER else ()
+        detail = " ".join(filter(None, (detail, *by_order, *guarantee_words(dry, job_id))))
     place = place_of(dry, job_id) if seen_by_policy else None
     effects = of_round(dry, job_id) if seen_by_policy else []
     return WhyItWaits(explanation, None if reason is None else reason.value, detail, place, assumptions, effects)

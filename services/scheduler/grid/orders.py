@@ -192,6 +192,11 @@ def in_force_since(row: OrderRow) -> datetime:
     return max(row.start_at, row.announced_at, *(each["until"] for each in past if each["start_at"] > each["until"]))
 
 
+def changed_at(row: OrderRow) -> datetime:
+    """Return when an order came into force, or is to, or was amended last."""
+    return max([in_force_since(row), *(datetime.fromisoformat(each["until"]) for each in row.past[-1:])])
+
+
 def shown(row: OrderRow) -> grid.GridOrder:
     """Return an order as it is shown."""
     now_s, limits = row.now_at.timestamp(), curve(row)

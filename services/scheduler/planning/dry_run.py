@@ -111,10 +111,15 @@ class LiveView:
         """Return the nodes that plans may use."""
         return Cluster.of(live.rows, self._hook.covers)
 
-    def snapshot(self, live: Live, trigger: Trigger) -> Snapshot:
-        """Return the snapshot of a round with this trigger; this is slow with many jobs, so call it in a thread."""
+    def snapshot(self, live: Live, trigger: Trigger, *, at_rest: bool = False) -> Snapshot:
+        """Return the snapshot of a round; this is slow with many jobs, so call it in a thread.
+
+        Args:
+            at_rest: Whether what is drawn now is wanted in it.
+        """
         return snapshot_of(
-            live.rows, self.cluster(live), trigger, live.outlooks, self.settings, self._curves, live.predictions
+            *(live.rows, self.cluster(live), trigger, live.outlooks, self.settings, self._curves, live.predictions),
+            at_rest=at_rest,
         )
 
     def round(self, live: Live, trigger: Trigger) -> DryRound:

@@ -327,20 +327,20 @@ def power_orders(
     for row in rows:
         if row.zone is not None and row.zone not in zones:
             continue
-        limits = curve(row)
-        if limits is None:
-            prepares_s = row.start_at.timestamp() - max(row.notice_s, STOPS_AHEAD_S)
-            again_s = prepares_s if prepares_s > now_s else math.inf
-            found.append(PowerOrder(row.id, -1, math.inf, math.inf, again_s, row.end_at.timestamp()))
-            continue
         scope, beside_w = cluster, asleep_w
         if row.zone is not None:
             nodes = [node for node in cluster.nodes if node.zone == row.zone]
             ids = {node.id for node in nodes}
             hosts_w = {node: watts for node, watts in cluster.hosts_w.items() if node in ids}
             scope, beside_w = replace(cluster, nodes=nodes, hosts_w=hosts_w), 0.0
-        zone = -1 if row.zone is None else zones.index(row.zone)
-        found.append(replace(order_at(row.id, zone, limits, now_s, **seen(scope, beside_w)), ratio=row.ratio))
+        zone, limits = -1 if row.zone is None else zones.index(row.zone), curve(row)
+        if limits is None:
+            prepares_s = row.start_at.timestamp() - max(row.notice_s, STOPS_AHEAD_S)
+            again_s, ends_s = prepares_s if prepares_s > now_s else math.inf, row.end_at.timestamp()
+            made = PowerOrder(row.id, zone, math.inf, math.inf, again_s, ends_s, **seen(scope, beside_w))
+        else:
+            made = order_at(row.id, zone, limits, now_s, **seen(scope, beside_w))
+        found.append(replace(made, ratio=row.ratio))
     return tuple(found)
 
 

@@ -133,7 +133,8 @@ async function showPower() {
     meter(drawn, limit, `${power(drawn)} of the GPUs' power limits, ${power(limit)}`),
     h("p", { class: "note" }, `${count(used)} of ${count(gpus)} GPUs in use`, lost ? h("span", { class: "problem" }, `, ${lost} of ${items.length} nodes lost`) : ` on ${count(up.length)} nodes`),
     ...orders.map((order) => h("p", { class: "note grid-order" }, `Order of the grid${order.zone ? ` in ${order.zone}` : ""}: `,
-      order.state === "announced" ? "from " : `${order.limit_w === null ? "no limit" : `at most ${power(order.limit_w)}`} until `, at(order.state === "announced" ? order.start_at : order.end_at))));
+      order.state === "announced" ? "from " : `${order.limit_w === null ? "no limit" : `at most ${power(order.limit_w)}`} until `, at(order.state === "announced" ? order.start_at : order.end_at),
+      order.shortfall ? h("span", { class: "problem" }, ` ${order.shortfall}`) : "")));
 }
 
 async function showPolicy() {

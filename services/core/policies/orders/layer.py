@@ -78,6 +78,26 @@ def run_under_orders(policy: Policy[Memory], snapshot: Snapshot, memory: Memory)
     return run_cycle(Obeying(policy), snapshot, memory)
 
 
+@dataclass(frozen=True)
+class Reach:
+    """What the scope of an order draws once every means is used, by the models as they are corrected, watts."""
+
+    idle_w: float  #: Free GPUs and their hosts
+    bound_w: float  #: Gangs that may not be stopped, at their lowest limits
+    other_w: float  #: As ``PowerOrder.other_w``
+
+    @property
+    def least_w(self) -> float:
+        return self.idle_w + self.bound_w + self.other_w
+
+
+def reach_of(snapshot: Snapshot, order: PowerOrder) -> Reach:
+    """Return how far orders can bring down what the scope of one draws, as the cluster is."""
+    meeting = _Meeting(snapshot, [], {}, OrderTables.of_round(snapshot), order, resizes=False)
+    idle_w, bound_w = meeting.least_w()
+    return Reach(order.ratio * idle_w, order.ratio * bound_w, order.other_w)
+
+
 class Obeying(Layer[Memory]):
     """A policy whose plans keep within orders; its memory is the policy's own."""
 
@@ -208,6 +228,14 @@ class _Meeting:
         self.again_s = float(later_s.min(initial=math.inf))
         rows: list[int] = np.flatnonzero(goes & now).tolist()
         yield from self._changed({snapshot.jobs.ids[draw.jobs.item(row)]: sizes.item(row) for row in rows})
+
+    def least_w(self) -> tuple[float, float]:
+        """Return what idle devices and gangs draw where nothing is allowed."""
+        idle_w, released_w = self._look(self.snapshot.now_s)
+        allowed, sizes = self._means(flex_of(self.snapshot)[self.draw.jobs], -math.inf, self.snapshot.now_s)
+        stays, lowest_w = sizes > 0, np.where(allowed, self.power_w, np.inf).min(axis=1, initial=np.inf)
+        freed_w = float((self._idle_each_w() * self.draw.gpus)[~stays].sum())
+        return idle_w + released_w + freed_w, float(lowest_w[stays].sum())
 
     def _look(self, until_s: float) -> tuple[float, float]:
         """Look at the gangs that go on or start and do not end until then, as far as is known.
