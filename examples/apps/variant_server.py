@@ -33,8 +33,8 @@ from typing import Any
 
 from aiohttp import web
 
-from services.core.domain.gpus import SLICE_SEVENTHS, gpu_model
-from services.simulator.inference.profiles import read_application
+from services.cli.serving.families import measured_families
+from services.core.domain.gpus import gpu_model
 
 LABELS = ("wind turbine", "solar panel", "dam", "chimney", "pylon", "battery", "geyser", "barge")
 REPORT_S = 1.0
@@ -77,19 +77,14 @@ class Misbehaviour:
 
 def timing_of(family: str, variant: str, slice_name: str, model: str) -> Timing:
     """Return the measured timing of a variant on a slice; exit with a line that says what there is."""
-    application = read_application(family)
-    known = {name.rpartition("-")[2]: row for row, name in enumerate(application.variants)}
-    sevenths = {f"{size}g": column for column, size in enumerate(SLICE_SEVENTHS)}
-    if variant not in known or slice_name not in sevenths:
-        sys.exit(f"{family} has the variants {', '.join(known)} on the slices {', '.join(sevenths)}")
-    at = known[variant], sevenths[slice_name]
-    service_s, jitter_s = float(application.service_s[at]), float(application.jitter_s[at])
-    if not service_s < float("inf"):
-        sys.exit(f"{variant} does not fit on a slice {slice_name}")
-    board = gpu_model(model)
-    share = SLICE_SEVENTHS[at[1]] / WHOLE
-    gpu_load = float(application.busy_w[at]) / ((board.peak_w - board.idle_w) * share)
-    return Timing(service_s, jitter_s, min(gpu_load, 1.0))
+    known = measured_families()[family]
+    if variant not in known or slice_name not in known[variant]["slices"]:
+        slices = dict.fromkeys(name for of in known.values() for name in of["slices"])
+        sys.exit(f"{family} has the variants {', '.join(known)} on the slices {', '.join(slices)}")
+    at, board = known[variant]["slices"][slice_name], gpu_model(model)
+    share = int(slice_name[0]) / WHOLE
+    gpu_load = at["busy_w"] / ((board.peak_w - board.idle_w) * share)
+    return Timing(at["service_s"], at["jitter_s"], min(gpu_load, 1.0))
 
 
 class Instance:

@@ -10,6 +10,9 @@ file                       what                                                 
 ``freesh_pools.json``      GPUs, modes, partitions and profiles of FREESH's authors, as a pool                MIT
 ``freesh_rates.csv``       a day of their three places' marginal intensities, gCO2/kWh                        MIT
 ``ciso_march.csv`` ...     Clover's authors' three traces of 49 hours, gCO2/kWh                               MIT
+``inference_slices.csv``   one EfficientNet instance on fractions of an H200: latency and power               ours
+``inference_shared.csv``   the same with several instances at once                                            ours
+``accuracy_*.json``        accuracy of the variants that Clover's authors serve, in per cent                  MIT
 ``one_gpu_h200.json``      what ``lab.hardware.measure`` read on a host with one H200                         ours
 ========================== ================================================================================== =========
 

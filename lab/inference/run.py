@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lab.inference.hours import HOUR_S, read_hours
+from lab.inference.profiles import read_application
 from lab.inference.schemes import best_measured, co2opt, random_search, uniform_graphs
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
@@ -24,7 +25,6 @@ from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.prediction import predict
 from services.core.policies.clover.screen import Screen, search_screened
-from services.simulator.inference.profiles import read_application
 
 PUE = 1.5
 _HOPELESS = 1.5  # predictions of latency are a few per cent off

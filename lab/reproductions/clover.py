@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.inference.profiles import read_application
 from lab.inference.run import InferenceRun, Scheme
 from lab.inference.schemes import best_measured
 from lab.reproductions.marked import fill
@@ -31,7 +32,6 @@ from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.prediction import predict
 from services.core.policies.clover.screen import Screen, ScreenConfig, search_screened
-from services.simulator.inference.profiles import read_application
 
 SEEDS = (1, 2, 3)
 TRACES = ("ciso-march", "ciso-september", "eso-march")

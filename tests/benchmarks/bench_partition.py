@@ -15,11 +15,11 @@ import time
 
 import numpy as np
 
+from lab.inference.profiles import read_application
 from services.core.domain.solving import Progress
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.partition import Demand, Fleet, partition
-from services.simulator.inference.profiles import read_application
 from tests.benchmarks.results import write_result
 
 GPUS, APPLICATIONS = 64, 8

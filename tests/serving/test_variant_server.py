@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from lab.inference.profiles import read_application
 from services.contracts.apps import AppSpec
 from services.core.domain.gpus import SLICE_SEVENTHS, gpu_model
-from services.simulator.inference.profiles import read_application
 from tests.support.app_instances import until
 from tests.support.servers import ROOT
 

@@ -9,9 +9,11 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group
 from services.cli.output import console
+from services.cli.serving.families import measured_families
 from services.cli.serving.fleets import configuration, plan_line, show_configuration, show_search
 from services.cli.values import filled, json_document
-from services.core.domain.errors import DomainError
+
+P95 = 1.6449  #: Standard deviations from the mean to the 95th percentile of a normal distribution
 
 AppArgument = Annotated[str, typer.Argument(metavar="NAME", help="The application's name.")]
 
@@ -176,37 +178,29 @@ def _completed(file: Path, document: dict[str, Any]) -> dict[str, Any]:
 
 def _of_family(file: Path, family: Any, variants: list[Any]) -> list[Any]:
     """Return variants, with the family's accuracy and profiles filled in; all of the family's if none is named."""
-    import numpy as np
-
-    from services.core.domain.gpus import SLICE_SEVENTHS
-    from services.simulator.inference.profiles import read_application
-
-    try:
-        known = read_application(str(family))
-    except DomainError as error:
-        raise CliError(f"{file}: family: {error}", EXIT_USAGE) from None
-    rows = {name.rsplit("-", 1)[-1]: row for row, name in enumerate(known.variants)}
-    rows |= {name: row for row, name in enumerate(known.variants)}
+    families = measured_families()
+    if family not in families:
+        raise CliError(f"{file}: there is no family {family}, only {', '.join(families)}", EXIT_USAGE)
+    known = families[family]
     found: list[Any] = []
-    for each in variants or [{"name": name} for name in known.variants]:
+    for each in variants or [{"name": name} for name in known]:
         if not isinstance(each, dict) or each.get("profiles"):
             found.append(each)
             continue
-        row = rows.get(str(each.get("name")))
-        if row is None:
-            names = ", ".join(known.variants)
+        measured = known.get(str(each.get("name")))
+        if measured is None:
+            names = ", ".join(known)
             raise CliError(f"{file}: family {family} has no variant {each.get('name')}; it has {names}", EXIT_USAGE)
         profiles = [
             {
-                "slice": f"{size}g",
-                "service_ms": round(1_000 * float(known.service_s[row, column]), 3),
-                "p95_ms": round(1_000 * float(known.service_s[row, column] + 1.6449 * known.jitter_s[row, column]), 3),
-                "busy_w": round(float(known.busy_w[row, column]), 1),
+                "slice": name,
+                "service_ms": round(1_000 * at["service_s"], 3),
+                "p95_ms": round(1_000 * (at["service_s"] + P95 * at["jitter_s"]), 3),
+                "busy_w": round(at["busy_w"], 1),
             }
-            for column, size in enumerate(SLICE_SEVENTHS)
-            if np.isfinite(known.service_s[row, column])
+            for name, at in measured["slices"].items()
         ]
-        found.append({"accuracy_pct": float(known.accuracy[row]), **each, "profiles": profiles})
+        found.append({"accuracy_pct": measured["accuracy_pct"], **each, "profiles": profiles})
     return found
 
 

@@ -12,9 +12,6 @@ file                       what                                                 
 ``slice_speeds.csv``       measured training speed on MIG slices by model and batch                           MIT
 ``sia_work.csv``           samples needed to train a model, by batch size                                     see NOTICE
 ``noise.csv``              gradient noise scale by model, tenth of the training and batch size                see NOTICE
-``inference_slices.csv``   one EfficientNet instance on fractions of an H200: latency and power               our own
-``inference_shared.csv``   the same with several instances at once                                            our own
-``accuracy_*.json``        accuracy of the variants that Clover's authors serve, in per cent                  MIT
 ========================== ================================================================================== =========
 
 The days are drawn from GAIA's sample of Alibaba's PAI trace. ``lab/reproductions/make_traces.py`` builds the

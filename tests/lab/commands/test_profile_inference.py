@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lab.bundles import path_of
 from lab.commands import closed_loop, profile_inference
 from lab.commands.profile_inference import Bench, Settings
 from lab.commands.slice_profiles import (
@@ -26,11 +27,11 @@ from lab.commands.slice_profiles import (
     row_of,
     slice_sizes,
 )
+from lab.inference.profiles import read_application
 from services.cli.commands import CliError
 from services.cli.serving.own_server import GaveUp, free_port
 from services.cli.serving.profiling import Reading, mean_power_w, program
 from services.core.domain.mig import placed, slice_index
-from services.simulator.inference.profiles import bundled, read_application
 
 SERVER = """
 import os, sys, time
@@ -197,7 +198,7 @@ def test_power_is_that_of_the_counter_while_requests_ran() -> None:
 
 
 def test_the_columns_are_those_of_the_bundled_profile() -> None:
-    assert bundled("inference_slices.csv").read_text().splitlines()[0].split(",") == COLUMNS
+    assert path_of("inference_slices.csv").read_text().splitlines()[0].split(",") == COLUMNS
 
 
 def test_a_file_goes_on_where_a_killed_run_left_it(tmp_path: Path) -> None:

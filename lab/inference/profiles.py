@@ -5,6 +5,8 @@ alone. On a smaller slice the neighbours slow an instance down and share the GPU
 table of instances measured together. Among several mixes with the same size, the one with the most instances counts.
 The GPU's power above idle is split over the instances of a mix by their size. A size that was only measured alone, 3g
 in the bundled tables, takes a slowdown and power between those of its neighbours.
+
+``python -m lab.inference.profiles`` writes the bundled ones for the product, as ``wattshift apps set`` fills them in.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lab.bundles import path_of
+from services.cli.serving import families
 from services.core.domain.gpus import SLICE_SEVENTHS, SLICE_SM_PERCENT, GpuModel, likeliest_gpu_model, slice_memory_gib
 from services.core.policies.clover.application import Application
 from services.simulator.raw import ReadReport, TraceFormatError
@@ -49,10 +52,6 @@ class Measured:
     memory_gib: float  #: What the variant needs; 0 if the profile does not say
 
 
-def bundled(name: str) -> Path:
-    return Path(str(resources.files("services.simulator.bundles").joinpath(name)))
-
-
 def read_application(
     family: str, profile: Path | None = None, shared: Path | None = None, accuracy: Path | None = None
 ) -> Application:
@@ -68,9 +67,9 @@ def read_application(
         TraceFormatError: A file cannot be used; the message names its line or variant.
         DomainError: The numbers do not make an application.
     """
-    alone = _read_rows(profile or bundled("inference_slices.csv"), family)
+    alone = _read_rows(profile or path_of("inference_slices.csv"), family)
     if shared is None and profile is None:
-        shared = bundled("inference_shared.csv")
+        shared = path_of("inference_shared.csv")
     together = _read_rows(shared, family) if shared else []
     board = _board({row.gpu for row in (*alone, *together)})
     variants = tuple(dict.fromkeys(row.variant for row in alone))
@@ -193,7 +192,7 @@ def _board(names: set[str]) -> GpuModel:
 
 
 def _bundled_accuracy(family: str) -> Path:
-    path = bundled(f"accuracy_{family}.json")
+    path = path_of(f"accuracy_{family}.json")
     if not path.is_file():
         raise TraceFormatError(f"no accuracies of family {family!r} are bundled; give a file of them (--accuracy)")
     return path
@@ -217,3 +216,26 @@ def _accuracies(path: Path, variants: tuple[str, ...]) -> np.ndarray[Any, np.dty
             raise TraceFormatError(f"{path.name}: the accuracy of {key} must be a percentage above 0, not {value}")
         values.append(float(value))
     return np.array(values)
+
+
+def for_the_product(family: str) -> dict[str, dict[str, Any]]:
+    """Return a family's variants, with their figures by slice, as ``services.cli.serving.families`` reads them."""
+    measured = read_application(family)
+
+    def figures(row: int, column: int) -> dict[str, float]:
+        of = {"service_s": measured.service_s, "jitter_s": measured.jitter_s, "busy_w": measured.busy_w}
+        return {name: float(values[row, column]) for name, values in of.items()}
+
+    return {
+        variant: {
+            "accuracy_pct": float(measured.accuracy[row]),
+            "slices": {
+                f"{SLICE_SEVENTHS[at]}g": figures(row, at) for at in np.flatnonzero(measured.fits[row]).tolist()
+            },
+        }
+        for row, variant in enumerate(measured.variants)
+    }
+
+
+if __name__ == "__main__":
+    families.FILE.write_text(json.dumps({"efficientnet": for_the_product("efficientnet")}, indent=1) + "\n")

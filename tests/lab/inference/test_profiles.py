@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.inference.profiles import for_the_product, read_application
+from services.cli.serving.families import measured_families
 from services.core.domain.errors import DomainError
-from services.simulator.inference.profiles import read_application
 
 HEADER = "gpu,family,variant,sm_percent,concurrent_instances,mean_ms,p95_ms,gpu_power_w"
 ROWS = (
@@ -112,3 +113,7 @@ def test_what_no_slice_can_hold_is_named(written: Callable[..., Path]) -> None:
 def test_bad_accuracies_are_named(written: Callable[..., Path], text: str, message: str) -> None:
     with pytest.raises(DomainError, match=message):
         read_application("bert", written("a.csv", HEADER, *ROWS), accuracy=written("b.json", text))
+
+
+def test_the_product_has_the_families_as_measured() -> None:
+    assert measured_families() == {"efficientnet": for_the_product("efficientnet")}

@@ -1,1 +1,0 @@
-"""Measured profiles of model variants: how fast each is on a slice, and what it draws."""
