@@ -32,7 +32,7 @@ from gpu_agent.kept_files import KeptFiles
 from gpu_agent.latency_clocks import LatencyClocks, LatencyInbox, Measured
 from gpu_agent.launch import Launcher
 from gpu_agent.learned_clocks import LearnedClocks
-from gpu_agent.listeners import Ports
+from gpu_agent.listeners import Ports, is_taken
 from gpu_agent.partitions import Partitions
 from gpu_agent.ranks import RankFolder
 from gpu_agent.reporting import BATCH, HOUSEKEEPING_S, Loops, ReportingAgent, wait_for
@@ -99,6 +99,7 @@ class Agent(ReportingAgent):
             is_clean=lambda devices: self.controls.is_clean(devices) and not self.partitions.is_open(devices),
             fetch=self._fetch,
             checkpoints=self.checkpoints,
+            is_taken=is_taken,
         )
         self.partitions = Partitions(
             self.driver,

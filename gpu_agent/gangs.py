@@ -26,10 +26,10 @@ from gpu_agent.controls import Order
 from gpu_agent.inputs import Inputs, fetch_nothing
 from gpu_agent.launch import Launcher
 from gpu_agent.progress import ProgressReader, Report, parse_report
-from gpu_agent.ranks import COMMAND, Leaving, RankFolder
+from gpu_agent.ranks import COMMAND, Exit, Leaving, RankFolder
 from gpu_agent.secrets import CannotStartError, InputError
 from services.contracts.commands import SetDevices, StartGang, StopGang, command_document, read_accepted_start
-from services.contracts.nodes import DeviceControls, EndedBy, Listener, RankState, RankStatus
+from services.contracts.nodes import PORT_TAKEN, DeviceControls, EndedBy, Listener, RankState, RankStatus
 from services.core.domain.mig import parent_of
 from services.core.profiles.sharing import pace_beside
 from services.kit import traces
@@ -42,6 +42,7 @@ DEFAULT_LOAD = 0.9  #: Load of a simulated device whose job does not report one
 OnOwners = Callable[[dict[int, str], dict[int, str]], Awaitable[None]]
 """Is told which allocation holds which device, and which shares it."""
 
+_PORT_KNOWN_S = 5.0  #: So long after a server's end whoever listens on its port had it before
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SIGTERM_CODE, _REFUSED_CODE = -15, 126
 _LOOK_S = 0.2  #: How often it is checked whether a gang still may start while what it needs is fetched
@@ -78,6 +79,11 @@ class Gang:
     holds_checkpoint: bool | None = None  #: Whether only this node has a checkpoint of its job, once it has ended
     listener: Listener = Listener.NONE
     """Who listens on its port, if it is a server; nobody until that has been checked."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether a port of this node is that of its server."""
+        return self.start is not None and self.start.spec.service is not None and not self.start.node_rank
 
     @property
     def is_over(self) -> bool:
@@ -121,7 +127,7 @@ class Gang:
             saved_at=datetime.fromtimestamp(saved.saved_at, UTC) if saved and saved.saved_at else None,
             save_s=saved.save_s if saved else None,
             holds_checkpoint=self.holds_checkpoint,
-            listener=self.listener if self.start and self.start.spec.service and not self.start.node_rank else None,
+            listener=self.listener if self.serves else None,
         )
 
 
@@ -138,6 +144,7 @@ class Gangs:
         is_clean: Callable[[tuple[int, ...]], bool] = lambda _: True,
         fetch: Callable[[StartGang, Path], Awaitable[Inputs]] = fetch_nothing,
         checkpoints: Checkpoints | None = None,
+        is_taken: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Create an empty register; ``load`` fills it from disk.
 
@@ -148,6 +155,7 @@ class Gangs:
             fetch: Fetches what a gang needs before it starts. It may take a while: a gang that is stopped meanwhile
                 never starts.
             checkpoints: Say what became of a gang's checkpoint before its end is reported.
+            is_taken: Whether somebody listens on a port.
         """
         self.folder = folder / "allocations"
         self._generations = folder / "generations"
@@ -157,6 +165,7 @@ class Gangs:
         self._is_clean = is_clean
         self._fetch = fetch
         self._checkpoints = checkpoints
+        self._is_taken = is_taken
         self._gangs: dict[str, Gang] = {}
         self._told: tuple[dict[int, str], dict[int, str]] | None = None
         self._lease_s = 0.0
@@ -433,7 +442,8 @@ class Gangs:
                 gang.state = RankState.STOPPING
                 return made_first_progress or gang.state is not before
             gang.state, gang.exit_code, gang.ended_by = RankState.EXITED, ended.code, ended.ended_by
-            gang.detail = "; ".join(note for note in (ended.detail or gang.detail, copied) if note)
+            taken = self._lacked_its_port(gang, ended)
+            gang.detail = "; ".join(note for note in (ended.detail or gang.detail, taken, copied) if note)
             gang.ended_at = ended.ended_at
             gang.holds_checkpoint = self._checkpoints.is_held_here(gang.start) if self._checkpoints else None
             log.info("gang.exited", allocation_id=gang.allocation_id, code=ended.code, ended_by=ended.ended_by)
@@ -442,6 +452,18 @@ class Gangs:
         elif started is not None:
             gang.state = RankState.RUNNING
         return made_first_progress or gang.state is not before
+
+    def _lacked_its_port(self, gang: Gang, ended: Exit) -> str:
+        """Return what is to be said of a server that failed while another process held its port; else nothing.
+
+        A server that cannot listen may have ended before anybody looked. Long afterwards, the port may be another's.
+        """
+        if gang.start is None or not gang.serves or gang.listener is Listener.OWN:
+            return ""
+        is_late = (datetime.now(UTC) - ended.ended_at).total_seconds() > _PORT_KNOWN_S
+        if is_late or ended.ended_by is not EndedBy.ITSELF or not ended.code:
+            return ""
+        return f"{PORT_TAKEN}, {gang.start.master_port}." if self._is_taken(gang.start.master_port) else ""
 
     def _take_devices(self, gang: Gang) -> None:
         """Give a gang that may start its devices, if they are free."""

@@ -55,7 +55,7 @@ class Ports:
         found: dict[str, Port] = {}
         for gang in gangs:
             start = gang.start
-            if start is None or start.spec.service is None or start.node_rank or gang.state is not RankState.RUNNING:
+            if start is None or not gang.serves or gang.state is not RankState.RUNNING:
                 continue
             group = self._group_of(gang.allocation_id)
             roots = {gang.shim_pid} - {0} if group is None else set[int]()
@@ -84,6 +84,11 @@ def who_listens(ports: Mapping[str, Port], proc: Path = PROC, known: Known | Non
     for name in [name for name in known if found.get(name) is not Listener.OWN]:
         del known[name]
     return found
+
+
+def is_taken(port: int) -> bool:
+    """Return whether somebody listens on a port, as far as the kernel says."""
+    return bool((_listening(PROC) or {}).get(port))
 
 
 def _look(ports: Mapping[str, Port], proc: Path, known: Known) -> dict[str, Listener]:

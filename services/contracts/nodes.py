@@ -46,6 +46,8 @@ SLICE_GONE = "Its MIG slice is gone"
 OUT_OF_MEMORY = "used more memory than its limit"
 """What the detail has of a rank of which the kernel killed a process for that; no value of ``EndedBy``, because a
 control plane of an earlier release would refuse it together with the heartbeat."""
+PORT_TAKEN = "Another process listens on its port"
+"""How the sentence begins that the detail has of a server that failed while another process held its port."""
 NOT_COPIED = "Its checkpoint was not copied"
 """How the sentence begins by which a node says that what a gang has kept last is on that node alone."""
 RUNS_AS = "runs-as.json"

@@ -20,8 +20,8 @@ LEFT JOIN LATERAL (
     SELECT sum(gpus * extract(epoch FROM ended_at - coalesce(running_at, started_at)))::float8 AS gpu_s
       FROM allocations
      WHERE job_id = j.id AND state = 'ended'
-       AND end_reason NOT IN ('failed', 'out_of_memory', 'node_lost', 'start_failed', 'slice_lost', 'gpu_lost',
-           'node_drained', 'node_not_woken', 'installation_stopped', 'node_losses')
+       AND end_reason NOT IN ('failed', 'out_of_memory', 'port_taken', 'node_lost', 'start_failed', 'slice_lost',
+           'gpu_lost', 'node_drained', 'node_not_woken', 'installation_stopped', 'node_losses')
 ) a ON true
 """
 """The joins that ``AMOUNT`` needs, of a job ``j``."""

@@ -16,7 +16,7 @@ import pytest
 from gpu_agent import listeners
 from gpu_agent.cgroups import Cgroups, Limits
 from gpu_agent.listeners import Known, Port, who_listens
-from services.contracts.nodes import Listener
+from services.contracts.nodes import PORT_TAKEN, Listener
 from tests.agent.conftest import Node, eventually
 from tests.support.ports import Ports
 
@@ -225,6 +225,23 @@ async def test_who_was_there_first_is_foreign(node: Node, port: int) -> None:
         other = await node.run(*SLEEPS, devices=[1], master_port=port)
         await eventually(lambda: node.plane.state(other) == "running")
         assert listener_of(node, other) is None, "it is no server"
+
+
+async def test_a_server_that_fails_because_its_port_is_taken_says_so_however_soon_it_ends(
+    node: Node, port: int
+) -> None:
+    """It may have ended before the first look at its port; one that fails for another reason lacked no port."""
+    await node.start()
+
+    async def detail_of(gang: str) -> str:
+        await eventually(lambda: node.plane.state(gang) == "exited")
+        return next(rank.detail for rank in node.plane.heartbeats[-1].ranks if rank.allocation_id == gang) or ""
+
+    with listening(port):
+        assert await detail_of(await a_server(node, port)) == f"{PORT_TAKEN}, {port}."
+        assert PORT_TAKEN not in await detail_of(await a_server(node, port, "true"))
+        assert PORT_TAKEN not in await detail_of(await node.run("false", devices=[1], master_port=port)), "no server"
+    assert PORT_TAKEN not in await detail_of(await a_server(node, port, "false"))
 
 
 async def test_an_instance_has_its_key_as_the_variables_of_servers_and_nobody_else_can_read_it(

@@ -80,6 +80,7 @@ def test_a_job_on_the_ports_of_model_servers_gets_no_prompt(chat: Chat) -> None:
     router = chat.installation.process("router")
     headers = {"authorization": f"Bearer {(chat.installation.folder / 'admin.key').read_text().strip()}"}
     with (
+        contextlib.ExitStack() as leaving,
         httpx.Client(base_url=gateway.url, headers={"authorization": f"Bearer {made['secret']}"}, timeout=30) as thief,
         httpx.Client(base_url=f"http://127.0.0.1:{router.port}", headers=headers, timeout=30) as client,
     ):
@@ -93,9 +94,10 @@ def test_a_job_on_the_ports_of_model_servers_gets_no_prompt(chat: Chat) -> None:
         nodes = chat.installation.nodes()
         is_kept = all(each["holds"] for node in nodes for each in node["protections"] if each["name"] == "network")
         assert (int(of_job().partition("holds ")[2].split()[0]) <= 1) == is_kept, "but the one of its own gang"
-        said = (chat.installation.folder / "outsider").open("w+")
         words = ["/usr/bin/python3", "-c", THIEF, f"{PORTS[0]}-{PORTS[-1]}"]
-        outsider = subprocess.Popen(words, stdout=said, user=65_534, cwd="/")
+        said = leaving.enter_context((chat.installation.folder / "outsider").open("w+"))
+        outsider = leaving.enter_context(subprocess.Popen(words, stdout=said, user=65_534, cwd="/"))
+        leaving.callback(outsider.kill)
 
         def printed() -> str:
             return of_job() + (chat.installation.folder / "outsider").read_text()
@@ -118,8 +120,6 @@ def test_a_job_on_the_ports_of_model_servers_gets_no_prompt(chat: Chat) -> None:
         assert PROMPT not in printed()
         thief.post(f"/v1/jobs/{job}/cancel")
         outsider.kill()
-        outsider.wait()
-        said.close()
         wait_until(lambda: chat.ready() == ["west"], 180)
         (ready,) = chat.instances("ready")
         assert (ready["listener"], ready["checks_key"]) == ("own", True)

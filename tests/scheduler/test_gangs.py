@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.contracts.nodes import OUT_OF_MEMORY, EndedBy, RankState
+from services.contracts.nodes import OUT_OF_MEMORY, PORT_TAKEN, EndedBy, RankState
 from services.core.domain.jobs import JobState
 from services.scheduler.ingest.gangs import End, EndReason, Gang, GangState, Run, ShareReport, Stop, fate_of
 
@@ -18,6 +18,7 @@ FAILED = ShareReport(RankState.EXITED, 3, EndedBy.ITSELF, "boom")
 STOPPED = ShareReport(RankState.EXITED, 0, EndedBy.STOP)
 KILLED = ShareReport(RankState.EXITED, -9, EndedBy.STOP)
 FENCED = ShareReport(RankState.EXITED, -15, EndedBy.LEASE)
+UNHEARD = ShareReport(RankState.EXITED, 1, EndedBy.ITSELF, f"{PORT_TAKEN}, 31480.")
 HUNGRY = ShareReport(RankState.EXITED, -9, EndedBy.ITSELF, f"It was killed because it {OUT_OF_MEMORY} of 3.0 GiB.")
 OVERDUE = ShareReport(RankState.EXITED, 0, EndedBy.TIME_LIMIT, "It reached its time limit of 60 s.")
 REFUSED = ShareReport(RankState.EXITED, None, EndedBy.REFUSED, "no such device")
@@ -81,6 +82,7 @@ def test_while_a_part_of_it_lives(before: Gang, fate: object) -> None:
         (gang(FAILED, max_restarts=1), JobState.QUEUED, EndReason.FAILED),
         (gang(FAILED, max_restarts=1, restarts=1), JobState.FAILED, EndReason.FAILED),
         (gang(FAILED, max_restarts=1, hold_requested=True), JobState.HELD, EndReason.FAILED),
+        (gang(UNHEARD, FAILED), JobState.FAILED, EndReason.PORT_TAKEN),
         (gang(FAILED, HUNGRY), JobState.FAILED, EndReason.OUT_OF_MEMORY),
         (stopping(EndReason.FAILED, HUNGRY, KILLED), JobState.FAILED, EndReason.OUT_OF_MEMORY),
         (gang(HUNGRY, max_restarts=1), JobState.QUEUED, EndReason.OUT_OF_MEMORY),

@@ -14,6 +14,7 @@ ENDINGS: dict[str, str] = {
     EndReason.FINISHED: "All its processes exited with status 0.",
     EndReason.FAILED: "One of its processes failed.",
     EndReason.OUT_OF_MEMORY: "It was killed because it used more memory than its limit.",
+    EndReason.PORT_TAKEN: "It failed while another process listened on its port.",
     EndReason.CANCELLED: "Its owner cancelled it.",
     EndReason.HELD: "Its owner put it on hold.",
     EndReason.PREEMPTED: "It was stopped with its grace period, and continues from its checkpoint.",

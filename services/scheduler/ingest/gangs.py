@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from services.contracts.nodes import NOT_COPIED, OUT_OF_MEMORY, SLICE_GONE, EndedBy, RankState
+from services.contracts.nodes import NOT_COPIED, OUT_OF_MEMORY, PORT_TAKEN, SLICE_GONE, EndedBy, RankState
 from services.core.domain.jobs import JobState
 
 
@@ -23,6 +23,7 @@ class EndReason(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     OUT_OF_MEMORY = "out_of_memory"
+    PORT_TAKEN = "port_taken"
     CANCELLED = "cancelled"
     HELD = "held"
     PREEMPTED = "preempted"
@@ -289,9 +290,11 @@ def _counted(gang: Gang, end: End) -> End:
 
 
 def _failure(gang: Gang) -> End:
-    killed = [share for share in gang.shares if OUT_OF_MEMORY in (share.detail or "")]
-    reason = EndReason.OUT_OF_MEMORY if killed else EndReason.FAILED
-    gang = replace(gang, shares=killed or gang.shares)  # whatever the others made of that
+    reason = EndReason.FAILED
+    for words, cause in ((OUT_OF_MEMORY, EndReason.OUT_OF_MEMORY), (PORT_TAKEN, EndReason.PORT_TAKEN)):
+        if concerned := [share for share in gang.shares if words in (share.detail or "")]:
+            reason, gang = cause, replace(gang, shares=concerned)  # whatever the others made of that
+            break
     code = _exit_code(gang)
     detail = _detail(gang) or f"It exited with status {code}."
     if gang.restarts < gang.max_restarts:

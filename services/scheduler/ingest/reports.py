@@ -346,7 +346,13 @@ STOP_SENTENCES: dict[EndReason, str] = {
     EndReason.INSTALLATION_STOPPED: "The installation was stopped; the rest of it is being stopped.",
 }
 EXPLAINED = frozenset(
-    {EndReason.FAILED, EndReason.OUT_OF_MEMORY, EndReason.NODE_LOSSES, EndReason.INSTALLATION_STOPPED}
+    {
+        EndReason.FAILED,
+        EndReason.OUT_OF_MEMORY,
+        EndReason.PORT_TAKEN,
+        EndReason.NODE_LOSSES,
+        EndReason.INSTALLATION_STOPPED,
+    }
 )
 """Ends whose events have the sentence too."""
 
