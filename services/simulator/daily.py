@@ -265,7 +265,11 @@ def total_of(days: Sequence[DaySavings]) -> SavingsTotals | None:
         high_gco2=sum(day.high_gco2 for day in days),
         later_s=mean([(day.jobs, day.later_s) for day in days]),
         levers=levers,
-        why="" if saved > 0 else Counter(whys).most_common(1)[0][0] if whys else "No job ran.",
+        why=""
+        if saved > 0
+        else Counter(whys).most_common(1)[0][0]
+        if whys
+        else "No job ran on the days that were replayed so far.",
         slack_s=slacks[-1].slack_s if slacks else None,
         slack_saved_gco2=sum(day.slack_saved_gco2 or 0.0 for day in slacks) if slacks else None,
         slack_later_s=mean([(day.jobs, day.slack_later_s) for day in slacks]),

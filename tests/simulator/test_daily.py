@@ -130,6 +130,9 @@ def test_days_add_up_and_days_without_jobs_count_for_nothing() -> None:
     assert total.baseline_gco2 - total.emitted_gco2 == pytest.approx(total.saved_gco2)
     assert (total.jobs, total.later_s) == (8, 120.0)
     assert total_of([]) is None
+    none = total_of([empty])
+    assert none is not None
+    assert "on the days that were replayed" in none.why, "jobs of today may have run"
 
 
 def a_state() -> LiveState:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -158,6 +159,8 @@ def print_up(url: str, folder: Path, is_first_start: bool) -> None:
     if detail := stack.read_status(folder).detail:
         console.print(detail, markup=False)
     print_admin_key(folder / "admin.key", is_first_start)
+    if folder.resolve() != data_dir().resolve():
+        console.print(f"for the other commands: export WATTSHIFT_DATA_DIR={shlex.quote(str(folder.resolve()))}")
     with contextlib.suppress(CliError):  # the installation is up, whatever became of the key
         identity = Gateway(url, _own_key(folder / "admin.key")).get("/v1/whoami")
         if (runner := runner_of(identity, folder)) is not None:
