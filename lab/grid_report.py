@@ -18,7 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-BEFORE_S, BUCKET_S, RECOVERY_S = 600, 300, 3_600
+BEFORE_S, BUCKET_S, SHORTEST_S, RECOVERY_S, LOST_S = 600, 300, 60, 3_600, 120
+NO_LIMIT_W = 1e12
 TOLERANCE = 1e-6  #: Of sums of the same numbers in another order
 
 Line = tuple[str, str, float, float, float]  #: Node, job, begin, end, joules
@@ -68,6 +69,12 @@ def watts_before(lines: list[Line], at: float) -> dict[str, float]:
     return watts
 
 
+def known_until(lines: list[Line]) -> float:
+    """Return until when all nodes have lines, but for those that had none in the two minutes before the newest."""
+    newest = {node: max(line[3] for line in lines if line[0] == node) for node in {line[0] for line in lines}}
+    return min((at for at in newest.values() if at >= max(newest.values()) - LOST_S), default=0.0)
+
+
 def silent(lines: list[Line], begin: float, until: float) -> float:
     """Return the share of the nodes' time, each from its first line on, that is in no line."""
     whole = missing = 0.0
@@ -88,32 +95,44 @@ def problems(report: dict[str, Any], lines: list[Line]) -> list[str]:
     order = report["order"]
     lines = [line for line in lines if line[0] in report["nodes"]]
     start, end = seconds(order["start_at"]), seconds(order["end_at"])
-    begin, until = seconds(report["since"]), seconds(report["until"])
+    begin, until, counted = (seconds(report[each]) for each in ("since", "until", "counted_until"))
     ends = min(end, seconds(order["withdrawn_at"])) if order["withdrawn_at"] else end
     base = order["baseline_w"]
 
-    def limit(since: float, upto: float, most: float = float("inf")) -> float:
-        watts = 0.0
-        for at, step in enumerate(order["steps"]):
-            first = start + step["offset_s"]
-            last = start + order["steps"][at + 1]["offset_s"] if at + 1 < len(order["steps"]) else end
-            value = base * (1 - step["cut"]) if step["cut"] is not None else step["to_w"]
-            watts += min(value, most) * max(min(last, upto) - max(first, since), 0.0)
-        return watts / (upto - since)
+    ends_of = [start + step["offset_s"] for step in order["steps"][1:]] + [end]
+    steps = [
+        (start + step["offset_s"], last, step["to_w"] if step["cut"] is None else base * (1 - step["cut"]))
+        for step, last in zip(order["steps"], ends_of, strict=True)
+    ]
 
-    def worst(since: float, upto: float, allowed: Any) -> float:
-        found, at = 0.0, since
-        while at + BUCKET_S <= upto + 1e-6:
-            drawn = sum(joules(lines, at, at + BUCKET_S).values()) / BUCKET_S
-            allowed_w = allowed(at, at + BUCKET_S)
-            found = max(found, (drawn - allowed_w) / (allowed_w or base))
-            at += BUCKET_S
-        return found
+    def limit(since: float, upto: float, most: float = float("inf")) -> float:
+        parts = ((max(min(last, upto) - max(first, since), 0.0), watts) for first, last, watts in steps)
+        return sum(seconds * min(watts, most) for seconds, watts in parts) / (upto - since)
+
+    def worst(stretches: list[list[float]], allowed: Any) -> float | None:
+        found: list[float] = []
+        for since, upto in stretches:
+            times = [
+                (since + BUCKET_S * at, since + BUCKET_S * (at + 1)) for at in range(int((upto - since) // BUCKET_S))
+            ]
+            times.append((max(upto - BUCKET_S, since), upto))
+            for first, last in times if upto - since >= SHORTEST_S else []:
+                drawn, allowed_w = sum(joules(lines, first, last).values()) / (last - first), allowed(first, last)
+                found.append((drawn - allowed_w) / (allowed_w or base))
+        return max(0.0, *found) if found else None
+
+    limited: list[list[float]] = []
+    for first, last, watts in steps:
+        first, last = max(first, begin), min(last, until)
+        if first < last and watts < NO_LIMIT_W:
+            if limited and limited[-1][1] == first:
+                limited[-1][1] = last
+            else:
+                limited.append([first, last])
 
     at = seconds(order["baseline_at"])
     during, before = joules(lines, begin, until), watts_before(lines, at)
     mean = sum(during.values()) / (until - begin)
-    over = min(max((line[3] for line in lines), default=0.0), end + min(end - start, RECOVERY_S))
     figures = {
         "baseline_w": sum(before.values()),
         "limit_w": limit(begin, until, base),
@@ -121,10 +140,13 @@ def problems(report: dict[str, Any], lines: list[Line]) -> list[str]:
         "ordered_w": base - limit(begin, until, base),
         "delivered_w": base - mean,
         "unheard": silent(lines, begin, until),
-        "above_most": worst(begin, until, limit) if until - begin >= BUCKET_S else None,
-        "rebound": worst(ends, over, lambda *_: base) if over - ends >= BUCKET_S else None,
+        "above_most": worst(limited, limit),
+        "rebound": worst([[ends, counted]] if counted > ends else [], lambda *_: base),
     }
     found = [name for name, value in figures.items() if not _same(report[name], value)]
+    latest = min(known_until(lines), end + min(end - start, RECOVERY_S))
+    found += ["counted_until"] if counted > latest + 1e-3 else []
+    found += ["until"] if until != min(ends, counted) else []
     for job in report["jobs"]:
         name = job["job_id"] or ""
         parts = {"before_w": before.get(name, 0.0), "during_w": during.get(name, 0.0) / (until - begin)}

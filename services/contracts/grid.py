@@ -1,5 +1,6 @@
 """Orders of the grid: less power, from when on, for how long, and where; and how far they may slow a job down."""
 
+import math
 from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Literal, Self
@@ -29,8 +30,10 @@ class GridStep(Message):
         return self
 
     def limit_w(self, baseline_w: float) -> float:
-        """Return what may be drawn, watts."""
-        return self.to_w if self.to_w is not None else baseline_w * (1 - (self.cut or 0.0))
+        """Return what may be drawn, watts; inf where nothing is limited."""
+        if self.to_w is not None:
+            return self.to_w if self.to_w < NO_LIMIT_W else math.inf
+        return baseline_w * (1 - (self.cut or 0.0))
 
 
 def _check_steps(steps: list[GridStep] | None) -> None:
@@ -124,7 +127,11 @@ class GridOrderReport(Message):
     order: GridOrder
     nodes: list[str] = said("The nodes whose lines are counted.")
     since: Instant = said("Its start, or when it was given or amended to that start if that was later.")
-    until: Instant = said("Its end, or the end of the newest line that it has.")
+    until: Instant = said("Its end, or `counted_until` if that is earlier.")
+    counted_until: Instant | None = maybe(
+        "Lines count up to this time: until when every node has some that had any in the two minutes before the "
+        "newest, or the end of the time after the order."
+    )
     baseline_w: float
     limit_w: float = said("The mean of its limits, watts; one above the baseline counts as the baseline.")
     mean_w: float = said("The mean draw, watts.")
@@ -135,10 +142,11 @@ class GridOrderReport(Message):
         default=0.0,
     )
     above_most: float | None = said(
-        "Excess of the worst whole five minutes, as a share of their limit, or of the baseline if that limit is 0."
+        "Excess of the worst five minutes, as a share of their limit, or of the baseline if that limit is 0; null "
+        "while nothing was limited for a minute."
     )
     rebound: float | None = said(
-        "Excess of the worst five minutes in the time after it, as a share of the baseline; null while there are none."
+        "Excess of the worst five minutes in the time after it, as a share of the baseline; null in its first minute."
     )
     jobs: list[GridOrderJob] = said("Those that changed most first.")
 

@@ -115,7 +115,7 @@ def test_a_report_adds_up_and_says_what_is_not_known(monkeypatch: pytest.MonkeyP
     said = run("report", "grid_1")
     assert "-35 %, no limit" in said
     assert "460 W drawn on average, a cut of 240 W; ordered: 455 W, a cut of 245 W" in " ".join(said.split())
-    assert "worst five minutes: 1.2 % above the limit; after the order: no whole five minutes" in said
+    assert "worst five minutes: 1.2 % above the limit; after the order: less than a minute to judge" in said
     assert "no meter readings for 25.0 % of its nodes' time" in said
     assert [line.split()[-4:] for line in said.splitlines() if line.startswith("all")] == [["700", "W", "460", "W"]]
 

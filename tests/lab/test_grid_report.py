@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
-from lab.grid_report import lines_of, problems
+from lab.grid_report import lines_of, problems, seconds
 from services.contracts.grid import NO_LIMIT_W, GridOrder, GridOrderState, GridStep
 from services.core.domain.orders import curve_of
 from services.scheduler.grid.reports import reported
@@ -139,7 +141,65 @@ def test_the_parts_of_a_baseline_come_to_it_however_young_the_cluster_is(tmp_pat
     assert problems(found, lines_of(exported(tmp_path / "lines.csv", young))) == []
 
 
-def test_an_order_of_less_than_five_minutes_has_no_worst_five_minutes(tmp_path: Path) -> None:
-    found = report(rows(), held_s=240)
-    assert found["above_most"] is None
+@pytest.mark.parametrize(("held_s", "exceeded"), [(240, 0.0449), (59, None)])
+def test_an_order_of_less_than_five_minutes_is_judged_as_a_whole(
+    tmp_path: Path, held_s: float, exceeded: float | None
+) -> None:
+    found = report(rows(), held_s=held_s)
+    assert found["above_most"] == (exceeded if exceeded is None else pytest.approx(exceeded, abs=1e-3))
     assert problems(found, lines_of(exported(tmp_path / "lines.csv", rows()))) == []
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> tuple[float, list[GridStep]]:
+    """Return how long an order is, and its steps, of which some limit nothing."""
+    held_s = draw(st.integers(60, 3_000))
+    offsets = sorted(draw(st.sets(st.integers(1, held_s), max_size=4)) | {0})
+    watts = [draw(st.sampled_from([0.0, 700.0, 1_000.0, 1_160.0, NO_LIMIT_W])) for _ in offsets]
+    return held_s, [GridStep(offset_s=at, to_w=each) for at, each in zip(offsets, watts, strict=True)]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=orders(), given_s=st.integers(0, 1_000), silent_s=st.sampled_from([0, 30, 120, 150, 300]))
+def test_every_minute_under_a_limit_is_judged_and_no_other(
+    tmp_path: Path, order: tuple[float, list[GridStep]], given_s: int, silent_s: int
+) -> None:
+    """1,170 W are drawn throughout, above every limit; the newest lines of one node are not booked yet."""
+    held_s, steps = order
+    assume(given_s < held_s)
+    lines = [
+        LineRow(
+            *("a", START.timestamp() + since_s, START.timestamp() + since_s + 30),
+            30 * (720 if since_s < 0 else 585),
+            name,
+        )
+        for name, newest_s in (("n1", 3_600), ("n2", 3_600 - silent_s))
+        for since_s in range(-600, newest_s, 30)
+    ]
+    found = report(lines, held_s, steps, given_s)
+
+    edges = [*(step.offset_s for step in steps), held_s]
+    limited: list[list[float]] = []
+    for step, last_s in zip(steps, edges[1:], strict=True):
+        if step.to_w != NO_LIMIT_W and max(step.offset_s, given_s) < last_s:
+            first_s = max(step.offset_s, given_s)
+            if limited and limited[-1][1] == first_s:
+                limited[-1][1] = last_s
+            else:
+                limited.append([first_s, last_s])
+    if any(last_s - first_s >= 60 for first_s, last_s in limited):
+        assert found["above_most"] > 0.008, "more was drawn than any of its limits allowed"
+    else:
+        assert found["above_most"] is None
+    counted_s = seconds(found["counted_until"]) - START.timestamp()
+    assert counted_s == min(3_600 - silent_s if silent_s <= 120 else 3_600, held_s + min(held_s, 3_600))
+    assert problems(found, lines_of(exported(tmp_path / "lines.csv", lines))) == []
+    assert problems({**found, "counted_until": "2026-03-02T00:00:00Z"}, lines_of(tmp_path / "lines.csv"))
+
+
+def test_the_report_of_an_order_in_force_counts_no_node_as_silent_that_is_about_to_book(tmp_path: Path) -> None:
+    known = [row for row in rows() if row.start_s < START.timestamp() + (900 if row.node_id == "n1" else 820)]
+    found = report(known)
+    assert (found["unheard"], found["until"]) == (0.0, found["counted_until"])
+    assert seconds(found["until"]) == max(row.end_s for row in known if row.node_id == "n2")
+    assert problems(found, lines_of(exported(tmp_path / "lines.csv", rows()))) == [], "lines that came in later"

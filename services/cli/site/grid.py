@@ -123,10 +123,12 @@ def report_order(order: Order, as_json: AsJson = False) -> None:
         f"{_power(found['delivered_w'])}; ordered: {_power(found['limit_w'])}, a cut of {_power(found['ordered_w'])}"
     )
     above, rebound = (
-        "no whole five minutes" if found[each] is None else f"{100 * found[each]:.1f} % above the {of}"
+        "less than a minute to judge" if found[each] is None else f"{100 * found[each]:.1f} % above the {of}"
         for each, of in (("above_most", "limit"), ("rebound", "baseline"))
     )
     console.print(f"worst five minutes: {above}; after the order: {rebound}")
+    if found.get("counted_until"):
+        console.print(f"by the lines of the ledger until {_time(found['counted_until'])}, when all nodes have some")
     if found.get("unheard", 0.0) > UNHEARD:  # an older installation does not say
         console.print(f"no meter readings for {100 * found['unheard']:.1f} % of its nodes' time, which count as 0 W")
     shown = output.table("job", "before", "during", right=("before", "during"))

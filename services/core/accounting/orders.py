@@ -4,6 +4,7 @@ A line's energy counts evenly over its interval. What is drawn in a time is the 
 its length; five minutes are compared with the mean limit in them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from services.core.domain.arrays import Floats, Ints
 from services.core.domain.orders import Curve
 
 BUCKET_S = 300.0
+SHORTEST_S = 60.0  #: Of less, lines that reach beyond it say too little
 
 
 @dataclass(frozen=True)
@@ -35,21 +37,42 @@ class EnergyLines:
 def mean_limit_w(curve: Curve, begin_s: float, end_s: float) -> float:
     """Return the mean of a step curve over a time in which it is finite, watts."""
     energy_j = 0.0
-    for at, (since_s, watts) in enumerate(curve):
-        until_s = curve[at + 1][0] if at + 1 < len(curve) else end_s
-        energy_j += watts * max(min(until_s, end_s) - max(since_s, begin_s), 0.0) if np.isfinite(watts) else 0.0
+    for since_s, until_s, watts in _steps(curve, begin_s, end_s):
+        energy_j += watts * (until_s - since_s)
     return energy_j / (end_s - begin_s)
 
 
-def excess(lines: EnergyLines, curve: Curve, begin_s: float, end_s: float, baseline_w: float) -> float:
-    """Return by how much the draw of the worst whole five minutes exceeds their limit; 0 if it does not.
+def excess(lines: EnergyLines, curve: Curve, begin_s: float, end_s: float, baseline_w: float) -> float | None:
+    """Return by how much the draw of the worst five minutes exceeds their limit; 0 if it does not.
 
-    It is a share of the limit, and where that is 0 W, of the baseline.
+    It is a share of the limit, and where that is 0 W, of the baseline. Each stretch of time in which there is a limit
+    is judged by itself: in five minutes from its start, and by its last five minutes; a shorter one as a whole, unless
+    it is below ``SHORTEST_S``. None: there is nothing to judge.
     """
-    worst, n_owners = 0.0, int(lines.owner.max(initial=-1)) + 1
-    for since_s in np.arange(begin_s, end_s - BUCKET_S + 1e-6, BUCKET_S).tolist():
-        drawn_w = float(lines.within(since_s, since_s + BUCKET_S, n_owners).sum()) / BUCKET_S
-        limit_w = mean_limit_w(curve, since_s, since_s + BUCKET_S)
+    worst, n_owners = list[float](), int(lines.owner.max(initial=-1)) + 1
+    for since_s, until_s in _judged(curve, begin_s, end_s):
+        drawn_w = float(lines.within(since_s, until_s, n_owners).sum()) / (until_s - since_s)
+        limit_w = mean_limit_w(curve, since_s, until_s)
         of_w = limit_w or baseline_w
-        worst = max(worst, (drawn_w - limit_w) / of_w if of_w > 0 else 0.0)
-    return worst
+        worst.append((drawn_w - limit_w) / of_w if of_w > 0 else 0.0)
+    return max(*worst, 0.0) if worst else None
+
+
+def _judged(curve: Curve, begin_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+    stretches: list[tuple[float, float]] = []
+    for since_s, until_s, _ in _steps(curve, begin_s, end_s):
+        follows = bool(stretches) and stretches[-1][1] == since_s
+        stretches.append((stretches.pop()[0] if follows else since_s, until_s))
+    for since_s, until_s in stretches:
+        if until_s - since_s >= SHORTEST_S:
+            last_s = max(until_s - BUCKET_S, since_s)
+            for at_s in (*np.arange(since_s, last_s, BUCKET_S).tolist(), last_s):
+                yield at_s, min(at_s + BUCKET_S, until_s)
+
+
+def _steps(curve: Curve, begin_s: float, end_s: float) -> Iterator[tuple[float, float, float]]:
+    """Yield the parts of a time in which a curve has a limit: from, until, watts."""
+    for at, (at_s, watts) in enumerate(curve):
+        since_s, until_s = max(at_s, begin_s), min(curve[at + 1][0] if at + 1 < len(curve) else np.inf, end_s)
+        if since_s < until_s and np.isfinite(watts):
+            yield since_s, until_s, watts

@@ -1,6 +1,7 @@
 """What may be done with orders; each is one transaction, and is noted in the audit log."""
 
 import hashlib
+import math
 from datetime import UTC, datetime, timedelta
 
 from services.contracts import grid
@@ -210,5 +211,5 @@ def shown(row: OrderRow) -> grid.GridOrder:
     hidden = ("key_id", "past", "body_sha256", "idempotency_key", "ratio", "now_at")
     return grid.GridOrder.model_validate(
         {name: value for name, value in row._asdict().items() if name not in hidden}
-        | {"state": state, "limit_w": limit_w if limit_w < grid.NO_LIMIT_W else None}
+        | {"state": state, "limit_w": limit_w if math.isfinite(limit_w) else None}
     )

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 import numpy as np
 
 from services.contracts.grid import GridOrder, GridOrderJob, GridOrderReport
-from services.core.accounting.orders import BUCKET_S, EnergyLines, excess, mean_limit_w
+from services.core.accounting.orders import EnergyLines, excess, mean_limit_w
 from services.core.domain.orders import Curve
 from services.scheduler.repository.orders import BEFORE_S, LineRow
+
+LOST_S = 120.0  #: A node that has no line for so long before the newest one is not waited for
 
 
 def reported(order: GridOrder, limits: Curve, rows: Sequence[LineRow], since: datetime) -> GridOrderReport | None:
@@ -22,8 +24,8 @@ def reported(order: GridOrder, limits: Curve, rows: Sequence[LineRow], since: da
     """
     begin_s, baseline_s = since.timestamp(), order.baseline_at.timestamp() if order.baseline_at else 0.0
     ends_s = min(order.end_at.timestamp(), order.withdrawn_at.timestamp() if order.withdrawn_at else np.inf)
-    newest_s = max((row.end_s for row in rows), default=0.0)
-    until_s = min(ends_s, newest_s)
+    counted_s = min(known_until_s(rows), limits[-1][0])
+    until_s = min(ends_s, counted_s)
     if until_s <= begin_s or order.baseline_w is None:
         return None
     owners = sorted({row.job_id or "" for row in rows})
@@ -46,27 +48,36 @@ def reported(order: GridOrder, limits: Curve, rows: Sequence[LineRow], since: da
     baseline_w, mean_w = order.baseline_w, float(during_w.sum())
     limit_w = mean_limit_w(tuple((at_s, min(watts, baseline_w)) for at_s, watts in limits), begin_s, until_s)
     after = ((ends_s, baseline_w), (np.inf, np.inf))
-    recovered_s = min(newest_s, limits[-1][0])
     by_change = sorted(range(len(owners)), key=lambda each: (-abs(before_w[each] - during_w[each]), owners[each]))
     return GridOrderReport(
         order=order,
         nodes=sorted({row.node_id for row in rows}),
         since=since,
         until=datetime.fromtimestamp(until_s, UTC),
+        counted_until=datetime.fromtimestamp(counted_s, UTC),
         baseline_w=baseline_w,
         limit_w=limit_w,
         mean_w=mean_w,
         ordered_w=baseline_w - limit_w,
         delivered_w=baseline_w - mean_w,
         unheard=_unheard(rows, begin_s, until_s),
-        above_most=excess(lines, limits, begin_s, until_s, baseline_w) if until_s - begin_s >= BUCKET_S else None,
-        rebound=excess(lines, after, ends_s, recovered_s, baseline_w) if recovered_s - ends_s >= BUCKET_S else None,
+        above_most=excess(lines, limits, begin_s, until_s, baseline_w),
+        rebound=excess(lines, after, ends_s, counted_s, baseline_w),
         jobs=[
             GridOrderJob(job_id=owners[each] or None, before_w=float(before_w[each]), during_w=float(during_w[each]))
             for each in by_change
             if before_w[each] or during_w[each]
         ],
     )
+
+
+def known_until_s(rows: Sequence[LineRow]) -> float:
+    """Return until when every node has lines that is not lost, UTC seconds; 0 without any."""
+    last_s = dict[str, float]()
+    for row in rows:
+        last_s[row.node_id] = max(row.end_s, last_s.get(row.node_id, 0.0))
+    newest_s = max(last_s.values(), default=0.0)
+    return min((at_s for at_s in last_s.values() if at_s >= newest_s - LOST_S), default=0.0)
 
 
 def _unheard(rows: Sequence[LineRow], begin_s: float, until_s: float) -> float:
