@@ -22,7 +22,6 @@ from pathlib import Path
 
 import psutil
 
-from services.cli.reports import verify
 from services.db.database import Database
 from services.db.sealing import Sealer
 from services.telemetry.repository.line_export import write_lines
@@ -30,6 +29,7 @@ from services.telemetry.repository.reports import Subject
 from services.telemetry.seals import Signer, close_days
 from tests.benchmarks.results import write_result
 from tests.support.servers import fresh_database, postgres_server
+from wattshift import verify
 
 NODES, JOBS, AT_ONCE = 20, 2, 10
 LINES = int(os.environ.get("LINES", "300000"))

@@ -166,8 +166,6 @@ def test_every_door_is_known() -> None:
         ("load_sweep.py", "print"),  # on a node, for the command that reads it
         ("own_server.py", "sys.stderr"),  # on a node
         ("report.py", "sys.stdout"),  # write_row
-        ("verify.py", "print"),  # one file that auditors run alone: what comes of a file is made printable there
-        ("verify.py", "sys.stderr"),
         ("terminal.py", "os.write"),  # the user's own terminal of `exec` and `shell`
     }
     streams = {"sys.stdout", "sys.stderr", "typer.echo", "typer.secho", "click.echo", "os.write"}

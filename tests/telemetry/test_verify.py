@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.cli.reports import verify
 from services.db.sealing import Sealer
 from services.kit.ids import utc_now
 from services.telemetry.repository.corrections import return_late
@@ -31,6 +30,7 @@ from tests.support.control_plane import (
     usage,
 )
 from tests.support.ledger import end_day, fold_now
+from wattshift import verify
 
 DAY_S = 86_400.0
 SIGNED = r"(day|sum|end) [0-9a-f]{64} [0-9a-f]{128} "

@@ -44,9 +44,9 @@ def verify(
 ) -> None:
     """Check an export of the ledger: every line, total, hash and signature.
 
-    services/cli/reports/verify.py does it on its own: `python verify.py FILE`.
+    The users' package does it on its own: `python -m wattshift.verify FILE`.
     """
-    from services.cli.reports import verify as program
+    from wattshift import verify as program
 
     raise typer.Exit(program.verify(str(file), key=key))
 
