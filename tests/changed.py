@@ -17,8 +17,8 @@ from pathlib import PurePath
 
 import pytest
 
-from services.standalone.bootstrap import ALL_TESTS, ROOT
 from tests.architecture.rules import imports_of
+from tools.bootstrap import ALL_TESTS, ROOT
 
 ALWAYS = "tests/architecture"
 OF_ALL = "tests.conftest"

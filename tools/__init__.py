@@ -1,1 +1,1 @@
-"""What is run in a checkout and is no part of the product: makes checked-in files from the code."""
+"""What is run in a checkout and is no part of the product: sets it up, shows it, makes checked-in files from code."""

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -49,7 +50,6 @@ ROOMS = {
     "planning.export": ("export",),
     "planning.simulate": ("simulate",),
     "planning.plan": ("plan",),
-    "site.demo": ("demo",),
 }
 """The commands of each module, which is loaded when one of them is named: all of them take a second of CPU time."""
 ROOM_OF = {command: room for room, commands in ROOMS.items() for command in commands}
@@ -81,7 +81,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-add_moved(app, "", ("fit",))
+add_moved(app, {"fit": "wattshift lab fit", "demo": "./run"})
 
 
 def _print_version(asked: bool) -> None:
@@ -107,11 +107,16 @@ def wattshift(
 
 
 def main() -> None:
-    """Run one command; an expected failure prints one line on standard error and has an exit code of its own."""
+    """Run one command."""
+    if sys.argv[1:] != ["--version"]:
+        run(lambda: add_commands(app, sys.argv[1:], ROOM_OF))
+    run(app)
+
+
+def run(command: Callable[[], object]) -> None:
+    """Run a command; an expected failure prints one line on standard error and has an exit code of its own."""
     try:
-        if sys.argv[1:] != ["--version"]:
-            add_commands(app, sys.argv[1:], ROOM_OF)
-        app()
+        command()
     except CliError as error:
         console.file.flush()
         output.say(f"wattshift: {error}")

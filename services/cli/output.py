@@ -219,13 +219,6 @@ def age(text: str | None) -> str:
     return duration((datetime.now(UTC) - at).total_seconds()) if at else "-"
 
 
-def completion_s(job: dict[str, Any]) -> float | None:
-    """Return a job's completion time (JCT), submission to end, in seconds; None until it ends."""
-    ended = instant(job.get("ended_at"))
-    submitted = instant(job["submitted_at"])
-    return (ended - submitted).total_seconds() if ended and submitted else None
-
-
 def progress_share(job: dict[str, Any]) -> float | None:
     """Return the share of the job's work that is done, 0..1, where it is known."""
     progress = job.get("progress")

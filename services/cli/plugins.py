@@ -1,6 +1,6 @@
 """What installed packages add to the command line: policies, for commands that simulate, and commands."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import typer
 
@@ -20,16 +20,15 @@ def add_plugins() -> None:
         raise CliError(str(error), EXIT_USAGE) from None
 
 
-def add_moved(group: typer.Typer, before: str, names: Iterable[str], after: str = "") -> None:
-    """Have names of former releases, after ``before``, answer with those, after ``after``, of the lab."""
+def add_moved(group: typer.Typer, now: Mapping[str, str]) -> None:
+    """Have names of former releases answer with what to type ``now``."""
 
     def moved(context: typer.Context) -> None:
-        name = f"{context.command.name}"
-        now = after + name
-        raise CliError(f"`{before}{name}` is now `wattshift lab {now}`", EXIT_USAGE)
+        before = context.command_path.removeprefix(context.find_root().command_path).strip()
+        raise CliError(f"`{before}` is now `{now[context.command.name or '']}`", EXIT_USAGE)
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    for name in names:
+    for name in now:
         group.command(name, hidden=True, context_settings=anything, add_help_option=False)(moved)
 
 

@@ -57,7 +57,7 @@ WORKLOAD = "services.simulator.workload"
 LAB = "lab"
 """What only compares and remakes papers: may import every room, and no room of the product imports it."""
 TOOLS = "tools"
-"""What makes checked-in files from the code; no part of the product."""
+"""What sets a checkout up, shows it, and makes checked-in files from its code; no part of the product."""
 PURE = ("services.core", "lab.policies")
 """What computes and does nothing else."""
 
@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     ENGINE: {"services.core", ENGINE, WORKLOAD},
     WORKLOAD: {"services.core", WORKLOAD},
     LAB: {*LIBRARIES, *PROCESSES, *FRONT_DOORS, *MIGRATIONS, LAB},
-    TOOLS: {*LIBRARIES, *PROCESSES, TOOLS},
+    TOOLS: {*LIBRARIES, *PROCESSES, *FRONT_DOORS, TOOLS},
 }
 """Per room, the rooms of ours that it may import. The longest name that fits a module is its room."""
 

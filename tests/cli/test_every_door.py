@@ -40,7 +40,7 @@ def walk(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 COMMANDS = dict(walk(whole()))
 
 LOCAL = {
-    *("up", "down", "demo", "backup", "restore", "rotate-secret", "admin-key", "ca init", "ca issue", "credential"),
+    *("up", "down", "backup", "restore", "rotate-secret", "admin-key", "ca init", "ca issue", "credential"),
     *("join", "leave", "downgrade"),
     *("status", "clusters use", "logout", "engine slurm", "engine ray", "engine slurm-history"),
     *("plan allocation", "plan partition", "plan placement", "plan pools", "carbon forecast"),

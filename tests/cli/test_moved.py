@@ -37,6 +37,11 @@ def test_a_placement_is_asked_of_the_lab() -> None:
         app(["plan", "placement", "--model", "vgg19", "--gpus", "8"], standalone_mode=False)
 
 
+def test_the_demonstration_is_started_as_a_checkout_is() -> None:
+    with pytest.raises(CliError, match=r"^`demo` is now `\./run`$"):
+        app(["demo", "--exit"], standalone_mode=False)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

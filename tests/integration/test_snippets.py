@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from services.standalone import bootstrap, stack
+from services.standalone import stack
 from tests.support.servers import ROOT, scratch_folder
 from tests.support.snippets import Snippet, snippets_of
+from tools import bootstrap
 
 REPLAYED = ("start.md", "recipes.md")
 """With what they print: test_start.py."""

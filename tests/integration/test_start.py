@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from services.cli.client import Gateway
-from services.standalone import bootstrap, stack
+from services.standalone import stack
 from tests.support.servers import ROOT, scratch_folder, wait_until
 from tests.support.sessions import ANY_LINES, environment_of, matches, on_a_terminal, replay, steps_of
+from tools import bootstrap
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from services.standalone import bootstrap
 from tests.support.servers import ROOT, scratch_folder
+from tools import bootstrap
 
 ALL = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
 LOCK = (ROOT / "requirements.lock").read_text()
@@ -103,7 +103,7 @@ def test_run_hands_everything_on(handed_over: list[str]) -> None:
     assert not handed_over
     with pytest.raises(SystemExit):
         bootstrap._run(["--exit", "--nodes", "2x4"])
-    assert handed_over == [str(ROOT / ".venv" / "bin" / "wattshift"), "demo", "--exit", "--nodes", "2x4"]
+    assert handed_over == [*map(str, (bootstrap.PYTHON, "-P", ROOT / "tools" / "demo.py")), "--exit", "--nodes", "2x4"]
 
 
 def test_no_python_is_said_clearly(tmp_path: Path) -> None:

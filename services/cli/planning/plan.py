@@ -12,4 +12,4 @@ from services.cli.plugins import add_moved
 def register(app: typer.Typer) -> None:
     plan = Group(app, "plan", "Plan without a control plane.")
     plan.add(partition, allocation, pools=pools)
-    add_moved(plan, "plan ", ("placement",))
+    add_moved(plan, {"placement": "wattshift lab placement"})

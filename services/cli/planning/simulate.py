@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     simulate = Group(app, "simulate", "Ask what policies would have done with past jobs.")
     simulate.add(training)
-    add_moved(simulate, "simulate ", ("experiment", "inference", "serving"))
+    add_moved(simulate, {name: f"wattshift lab {name}" for name in ("experiment", "inference", "serving")})
 
 
 def training(

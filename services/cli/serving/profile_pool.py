@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError, Group
 from services.cli.jobs.names import ENDED
 from services.cli.jobs.submit import submit_all
+from services.cli.planning.solving import checked
 from services.cli.plugins import add_moved
 from services.cli.serving import load_sweep
 from services.cli.serving.profiling import Reading, mean_power_w, printed, program, reading_of
 from services.cli.values import filled, json_document
-from services.contracts.invalid import first_error
 from services.contracts.jobs import GpuRequest, JobSpec, Processes
 from services.contracts.pools import ClassTerms
 from services.contracts.serving import PoolPartition, PoolSpec, ServerMode
@@ -33,7 +32,7 @@ SINGLE_CLASS_TOKENS = 512, 256  #: Of a request where no thresholds say what is 
 def register(app: typer.Typer) -> None:
     profile = Group(app, "profile", "Measure profiles on GPUs of the cluster.")
     profile.add(pool)
-    add_moved(profile, "profile ", ("inference",), "profile ")
+    add_moved(profile, {"inference": "wattshift lab profile inference"})
 
 
 def pool(
@@ -55,7 +54,7 @@ def pool(
 ) -> None:
     """Measure the latency, rate and power of a pool's modes by class and load, and write profiles into its file."""
     document = json_document(file)
-    spec = _spec(document, file)
+    spec = checked(document, PoolSpec, str(file))
     unknown = sorted(set(modes or ()) - {mode.name for mode in spec.modes})
     if unknown:
         raise CliError(f"{file} has no mode {unknown[0]}", EXIT_NOT_FOUND)
@@ -79,17 +78,10 @@ def pool(
         measured = _Measuring(Gateway(), mode, plan, filled(python), quiet=as_json).result()
         rows += measured["rows"]
         _fill(document, mode.name, measured)
-        _spec(document, file)
+        checked(document, PoolSpec, str(file))
         with whole(out or file) as part:  # after each mode: a later one may fail
             part.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     output.tell({"file": str(out or file), "measured": rows}, as_json, f"{out or file}: {len(rows)} measurements")
-
-
-def _spec(document: Any, file: Path) -> PoolSpec:
-    try:
-        return PoolSpec.model_validate(document)
-    except ValidationError as error:
-        raise CliError(f"{file}: {first_error(error, whole='the file')}", EXIT_USAGE) from None
 
 
 def _levels(text: str) -> list[int]:

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
     Group(app, "policy", "Show the policies, or change the one in force.", list_policies).add(set_policy)
     grids = Group(app, "carbon", "Show a zone's carbon intensity.", cls=_ZoneOrCommand)
     grids.command("show")(carbon)
-    add_moved(grids, "carbon ", ("forecast",))
+    add_moved(grids, {"forecast": "wattshift lab forecast"})
     app.command()(check)
 
 

@@ -1,15 +1,13 @@
-"""Commands for this machine's installation: up, down, status; and what the demonstration needs."""
+"""Commands for this machine's installation: up, down, status and others."""
 
 import asyncio
 import contextlib
 import importlib
 import os
 import shlex
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -31,7 +29,6 @@ from services.cli.site.cluster import print_invitation
 from services.cli.values import duration_s
 from services.kit.callers import SERVICES
 from services.kit.extras import first_missing
-from services.kit.pulse import EVERY_S
 from services.standalone import joining, root_secret, stack
 from services.standalone.data_folder import DataFolder, StackStatus
 from services.standalone.process import BadInputError, StackError
@@ -128,7 +125,7 @@ def up(
         console.print(f"changed: {change}")
     print_up(started.gateway_url, folder, is_first_start)
     if listen:
-        print_invitation(Gateway(started.gateway_url, _own_key(folder / "admin.key")))
+        print_invitation(Gateway(started.gateway_url, own_key(folder / "admin.key")))
 
 
 def _proposed(yes: bool) -> dict[str, str]:
@@ -162,7 +159,7 @@ def print_up(url: str, folder: Path, is_first_start: bool) -> None:
     if folder.resolve() != data_dir().resolve():
         console.print(f"for the other commands: export WATTSHIFT_DATA_DIR={shlex.quote(str(folder.resolve()))}")
     with contextlib.suppress(CliError):  # the installation is up, whatever became of the key
-        identity = Gateway(url, _own_key(folder / "admin.key")).get("/v1/whoami")
+        identity = Gateway(url, own_key(folder / "admin.key")).get("/v1/whoami")
         if (runner := runner_of(identity, folder)) is not None:
             how = ", not as root; submit opens the folder that it is called in to it" if os.geteuid() == 0 else ""
             console.print(f"jobs run as the account {runner.name}{how}")
@@ -237,7 +234,7 @@ def _marked_intervals(found: StackStatus, folder: Path) -> dict[str, int] | None
     if not found.gateway_url or found.state != "running":
         return None
     try:
-        nodes = Gateway(found.gateway_url, _own_key(folder / "admin.key"), 5.0).get("/v1/nodes")["items"]
+        nodes = Gateway(found.gateway_url, own_key(folder / "admin.key"), 5.0).get("/v1/nodes")["items"]
     except CliError:
         return None
     return {node["id"]: node["marked_intervals"] for node in nodes if node.get("marked_intervals")}
@@ -285,7 +282,7 @@ def admin_key(
         with stack_errors(), console.status("replacing the key"):
             key_file = stack.new_admin_key(folder or data_dir())
     else:
-        _own_key(key_file)
+        own_key(key_file)
     print_admin_key(key_file, is_first_start=new)
 
 
@@ -369,84 +366,11 @@ def _print_status(found: StackStatus) -> None:
             console.print(f"{name}: {detail}" if name else detail, markup=False)
 
 
-class StopAskedError(Exception):
-    """The user asked to stop."""
-
-
-class Stop:
-    """Set by Ctrl-C or SIGTERM; everything else that waits meanwhile waits through it."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Event()
-
-    def ask(self) -> None:
-        """Ask to stop."""
-        self._asked.set()
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Return after ``seconds``, or never; raise StopAskedError as soon as a stop is asked for."""
-        if self._asked.wait(seconds):
-            raise StopAskedError
-
-
-def run_with_stack(
-    show: Callable[[Gateway, Stop], int],
-    *,
-    folder: Path | None,
-    nodes: str | None,
-    port: int | None,
-    environment: Mapping[str, str],
-) -> int:
-    """Start everything in this process, call ``show`` in a thread, stop everything; return what ``show`` returned.
-
-    The stack stays with the main thread, because its processes die with the thread that started them.
-    """
-
-    async def run() -> int:
-        stop, loop = Stop(), asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
-        running = stack.Stack(folder or data_dir(), nodes=nodes, port=port, env=environment)
-        with waiting_shown() as waiting:
-
-            async def tell() -> None:
-                while True:
-                    waiting(running.status())
-                    await asyncio.sleep(EVERY_S)
-
-            telling = asyncio.create_task(tell())
-            try:
-                await running.start()
-            finally:
-                telling.cancel()  # no await: whoever cancels here would leave it running
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, stop.ask)
-            key = _own_key(running.folder.path / "admin.key")
-            return await asyncio.to_thread(_interruptible, show, Gateway(running.gateway_url, key), stop)
-        finally:
-            with console.status("stopping"):
-                await running.stop()
-
-    try:
-        with stack_errors():
-            return asyncio.run(run())
-    except asyncio.CancelledError:
-        return 130
-
-
-def _own_key(key_file: Path) -> str:
+def own_key(key_file: Path) -> str:
+    """Return the admin key of an installation on this machine."""
     try:
         return key_file.read_text().strip()
     except OSError:
         raise CliError(
             f"no admin key in {key_file}: put it back, or run `wattshift admin-key --new`", EXIT_USAGE
         ) from None
-
-
-def _interruptible(show: Callable[[Gateway, Stop], int], gateway: Gateway, stop: Stop) -> int:
-    with contextlib.suppress(StopAskedError):
-        return show(gateway, stop)
-    return 130

@@ -1,4 +1,4 @@
-"""Make `.venv`, then become `wattshift demo` or pytest: what `./run` and `./test` start.
+"""Make `.venv`, then become `tools/demo.py` or pytest: what `./run` and `./test` start.
 
 It runs by its file path under the system's Python, before anything is installed, so it imports only the standard
 library. `./run` installs what runs (`deploy/standalone.lock`), `./test` adds the rest of `requirements.lock` and the
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "deploy" / "standalone.lock"
@@ -57,7 +57,7 @@ def _run(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="run",
         description="Set up Wattshift in .venv if need be, then start everything on this machine with example work. "
-        "All options except --setup are passed to `wattshift demo`; see `.venv/bin/wattshift demo --help`.",
+        "All options except --setup are those of tools/demo.py.",
     )
     parser.add_argument("--setup", action="store_true", help="only set up")
     parser.add_argument("--exit", action="store_true", help="stop again when the demonstration is over")
@@ -67,7 +67,7 @@ def _run(arguments: list[str]) -> None:
     options, _ = parser.parse_known_args(arguments)
     set_up()
     if not options.setup:
-        _become([VENV / "bin" / "wattshift", "demo", *arguments])
+        _become([PYTHON, "-P", ROOT / "tools" / "demo.py", *arguments])
 
 
 def _test(arguments: list[str]) -> None:

@@ -1,8 +1,11 @@
 """The example workload, live: what `./run` shows."""
 
+import asyncio
+import signal
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,14 +24,16 @@ from services.cli.commands import EXIT_FAILED, CliError
 from services.cli.jobs.names import ENDED
 from services.cli.jobs.specs import read_specs
 from services.cli.jobs.submit import submit_all
+from services.cli.main import run
 from services.cli.output import console
 from services.cli.plots import sparkline
 from services.cli.site import local
 from services.core.domain.units import J_PER_KWH
+from services.kit.pulse import EVERY_S
 from services.standalone import stack
 from services.standalone.processes import lack_of_gpus
 
-WORKLOAD = Path(__file__).parents[3] / "examples" / "workload.json"
+WORKLOAD = Path(__file__).parents[1] / "examples" / "workload.json"
 
 GRID_S_PER_S = 900  #: A recorded day of the grid passes in 96 s: the workload sees both dirty and green hours
 
@@ -44,10 +49,6 @@ POLICY = {"name": "green", "parameters": {"curve_window_s": 86_400 / GRID_S_PER_
 """GREEN compares the intensity with the mean of a day; the replayed day is this long."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(demo)
-
-
 def demo(
     exit_after: Annotated[
         bool, typer.Option("--exit", help="Stop after the workload; exit 0 if every job succeeded.")
@@ -61,7 +62,7 @@ def demo(
     where = folder or data_dir()
     is_first_start = not (where / "admin.key").exists()
 
-    def show(gateway: Gateway, stop: local.Stop) -> int:
+    def show(gateway: Gateway, stop: Stop) -> int:
         local.print_up(gateway.url, where, is_first_start)
         gateway.call("PUT", "/v1/policies/active", body=POLICY)
         accepted = submit_all(gateway, read_specs(WORKLOAD), f"demo-{uuid.uuid4().hex}")
@@ -72,13 +73,87 @@ def demo(
         if not exit_after:
             console.print(f"\n[green]up[/] at [bold]{gateway.url}[/]  ({gateway.url}/docs); Ctrl-C stops it")
             console.print("in another terminal, after .venv/bin/wattshift: jobs, nodes, carbon, policy, report, submit")
-            with suppress(local.StopAskedError):
+            with suppress(StopAskedError):
                 stop.wait()
         return 0 if succeeded else EXIT_FAILED
 
     if nodes is None and stack.remembered_options(where).nodes is None and lack_of_gpus():
         nodes = "2x4"  # simulated, and remembered: a plain `up` on the same folder brings them back
-    raise typer.Exit(local.run_with_stack(show, folder=where, nodes=nodes, port=port, environment=ENVIRONMENT))
+    raise typer.Exit(run_with_stack(show, folder=where, nodes=nodes, port=port, environment=ENVIRONMENT))
+
+
+class StopAskedError(Exception):
+    """The user asked to stop."""
+
+
+class Stop:
+    """Set by Ctrl-C or SIGTERM; everything else that waits meanwhile waits through it."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    def ask(self) -> None:
+        """Ask to stop."""
+        self._asked.set()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Return after ``seconds``, or never; raise StopAskedError as soon as a stop is asked for."""
+        if self._asked.wait(seconds):
+            raise StopAskedError
+
+
+def run_with_stack(
+    show: Callable[[Gateway, Stop], int],
+    *,
+    folder: Path | None,
+    nodes: str | None,
+    port: int | None,
+    environment: Mapping[str, str],
+) -> int:
+    """Start everything in this process, call ``show`` in a thread, stop everything; return what ``show`` returned.
+
+    The stack stays with the main thread, because its processes die with the thread that started them.
+    """
+
+    async def run() -> int:
+        stop, loop = Stop(), asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        running = stack.Stack(folder or data_dir(), nodes=nodes, port=port, env=environment)
+        with local.waiting_shown() as waiting:
+
+            async def tell() -> None:
+                while True:
+                    waiting(running.status())
+                    await asyncio.sleep(EVERY_S)
+
+            telling = asyncio.create_task(tell())
+            try:
+                await running.start()
+            finally:
+                telling.cancel()  # no await: whoever cancels here would leave it running
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, stop.ask)
+            key = local.own_key(running.folder.path / "admin.key")
+            return await asyncio.to_thread(_interruptible, show, Gateway(running.gateway_url, key), stop)
+        finally:
+            with console.status("stopping"):
+                await running.stop()
+
+    try:
+        with local.stack_errors():
+            return asyncio.run(run())
+    except asyncio.CancelledError:
+        return 130
+
+
+def _interruptible(show: Callable[[Gateway, Stop], int], gateway: Gateway, stop: Stop) -> int:
+    with suppress(StopAskedError):
+        return show(gateway, stop)
+    return 130
 
 
 @dataclass
@@ -87,7 +162,7 @@ class View:
 
     gateway: Gateway
     job_ids: list[str]
-    stop: local.Stop
+    stop: Stop
     intensities: list[float] = field(default_factory=list[float])
     seen: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     started_s: float = field(default_factory=time.monotonic)
@@ -182,7 +257,7 @@ class View:
                 job["name"],
                 output.state(job["state"]),
                 f"{job['preemptions']} x" if job["preemptions"] else "",
-                output.duration(output.completion_s(job) or 0),
+                output.duration(_completion_s(job) or 0),
                 *used,
                 f"{footprint['carbon_gco2'] / kwh:.0f}" if kwh else "-",
             )
@@ -222,8 +297,26 @@ class View:
         raise CliError("the ledger has not received every job's energy; see `wattshift nodes`")
 
 
+def _completion_s(job: dict[str, Any]) -> float | None:
+    """Return a job's completion time (JCT), submission to end, in seconds; None until it ends."""
+    ended = output.instant(job.get("ended_at"))
+    submitted = output.instant(job["submitted_at"])
+    return (ended - submitted).total_seconds() if ended and submitted else None
+
+
 def _used(jobs: list[Any]) -> tuple[list[str], list[str]]:
     footprints = [job["footprint"] for job in jobs]
     return output.energies(each["energy_j"] for each in footprints), output.emissions(
         each["carbon_gco2"] for each in footprints
     )
+
+
+def main() -> None:
+    """Show it; an expected failure prints one line on standard error."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(demo)
+    run(lambda: app(prog_name="./run"))
+
+
+if __name__ == "__main__":
+    main()
