@@ -1,4 +1,4 @@
-"""GPUs for jobs: the input and output of ``POST /v1/optimize/allocation`` and ``wattshift plan allocation``."""
+"""GPUs for jobs: the input and output of ``POST /v1/optimize/allocation`` and ``wattshift lab allocation``."""
 
 from collections import Counter
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Variants on slices: the input and output of ``POST /v1/optimize/partition`` and ``wattshift plan partition``."""
+"""Variants on slices: the input and output of ``POST /v1/optimize/partition`` and ``wattshift lab partition``."""
 
 from typing import Annotated, Literal, Self
 

@@ -32,9 +32,10 @@ def test_a_former_name_answers_with_the_new_one(name: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_a_placement_is_asked_of_the_lab() -> None:
-    with pytest.raises(CliError, match=r"^`plan placement` is now `wattshift lab placement`$"):
-        app(["plan", "placement", "--model", "vgg19", "--gpus", "8"], standalone_mode=False)
+@pytest.mark.parametrize("name", ["allocation", "partition", "placement"])
+def test_a_single_plan_is_asked_of_the_lab(name: str) -> None:
+    with pytest.raises(CliError, match=rf"^`plan {name}` is now `wattshift lab {name}`$"):
+        app(["plan", name, "--model", "vgg19", "--gpus", "8"], standalone_mode=False)
 
 
 def test_the_demonstration_is_started_as_a_checkout_is() -> None:
@@ -82,7 +83,7 @@ def test_the_lab_adds_its_commands_where_it_is_installed() -> None:
 
     (group,) = (each for each in commands.registered_groups if each.name == "lab")
     assert {each.callback.__name__ for each in group.typer_instance.registered_commands if each.callback} == {
-        *("experiment", "forecast", "inference", "placement", "serving")
+        *("allocation", "experiment", "forecast", "inference", "partition", "placement", "serving")
     }
     assert {each.name for each in group.typer_instance.registered_groups} == {"fit", "profile"}
 

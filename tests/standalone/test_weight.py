@@ -48,7 +48,7 @@ for command in {commands}:
 @pytest.mark.parametrize(
     ("command", "extras", "says"),
     [
-        ("plan allocation jobs.json", (), "wattshift-control-plane[control]"),
+        ("plan pools jobs.json", (), "wattshift-control-plane[control]"),
         (
             "simulate training --policy fifo --jobs green-day --carbon GB",
             ("agent",),

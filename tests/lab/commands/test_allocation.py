@@ -1,4 +1,4 @@
-"""``wattshift plan allocation``: what it prints, and how it refuses."""
+"""``wattshift lab allocation``: what it prints, and how it refuses."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from lab.commands import app
 from services.cli.commands import CliError
-from services.cli.main import app
 from tests.support.api_examples import EXAMPLES
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "allocation" / "five-jobs.json"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "allocation" / "five-jobs.json"
 Document = dict[str, Any]
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """Return what the command prints as JSON."""
-    app(["plan", "allocation", *arguments, "--json"], standalone_mode=False)
+    app(["allocation", *arguments, "--json"], standalone_mode=False)
     return json.loads(capsys.readouterr().out)
 
 
@@ -76,7 +76,7 @@ def test_a_known_gpu_model_needs_no_idle_power(capsys: pytest.CaptureFixture[str
 
 
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str], written: Callable[..., str]) -> None:
-    app(["plan", "allocation", written(lambda document: document.update(power_limit_w=700))], standalone_mode=False)
+    app(["allocation", written(lambda document: document.update(power_limit_w=700))], standalone_mode=False)
 
     shown = capsys.readouterr().out
     assert "waits: the power limit leaves too little" in shown

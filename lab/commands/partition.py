@@ -1,4 +1,4 @@
-"""``wattshift plan partition``: model variants on slices of GPUs, without a control plane."""
+"""``wattshift lab partition``: model variants on slices of GPUs, without a control plane."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def partition(
     from services.solving.partition import solve_partition
 
     if graph is not None:
-        from services.cli.graphs import check_graph_file
+        from lab.commands.graphs import check_graph_file
 
         check_graph_file(graph)
     request = checked(json_document(file), PartitionRequest, str(file))
     problem = PartitionProblem.model_validate(request.model_dump())
     result, solve_s = solved(file, lambda report: solve_partition(problem, report), quiet=as_json)
     if graph is not None:
-        from services.cli.graphs import configuration_graphs, write_graphs
+        from lab.commands.graphs import configuration_graphs, write_graphs
 
         write_graphs(graph, configuration_graphs(request, result))
     if as_json:

@@ -1,4 +1,4 @@
-"""``wattshift plan allocation``: GPUs, control values and places for jobs, without a control plane."""
+"""``wattshift lab allocation``: GPUs, control values and places for jobs, without a control plane."""
 
 from __future__ import annotations
 

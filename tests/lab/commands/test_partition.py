@@ -1,4 +1,4 @@
-"""``wattshift plan partition``: what it prints, and how it refuses."""
+"""``wattshift lab partition``: what it prints, and how it refuses."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import networkx as nx
 import pytest
 
+from lab.commands import app
 from services.cli.commands import CliError
-from services.cli.main import app
 from services.core.policies.clover.layouts import LAYOUTS
 from tests.support.api_examples import EXAMPLES
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "partition" / "two-applications.json"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "partition" / "two-applications.json"
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """Return what the command prints as JSON."""
-    app(["plan", "partition", *arguments, "--json"], standalone_mode=False)
+    app(["partition", *arguments, "--json"], standalone_mode=False)
     return json.loads(capsys.readouterr().out)
 
 
@@ -83,7 +83,7 @@ def test_an_sla_that_nothing_keeps_is_an_answer(
 
 
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str], written: Callable[..., str]) -> None:
-    app(["plan", "partition", written()], standalone_mode=False)
+    app(["partition", written()], standalone_mode=False)
 
     shown = capsys.readouterr().out
     assert "photos" in shown
