@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import aiohttp
 import pytest
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -26,13 +27,13 @@ from services.serving.batches.sending import Room, Sender, Sent
 from services.serving.batches.service import Batches
 from services.serving.batches.worker import BatchWorker, Forecasts, Points, curve_within
 from services.serving.repository import Queries, ServingRepository
-from services.serving.repository.batch_work import ClaimedLine, Outcome
+from services.serving.repository.batch_work import ClaimedLine, OpenBatch, Outcome
 from services.serving.repository.batches import BatchRows
 from services.serving.routing import Routing
 from services.serving.settings import ServingSettings
 from tests.serving.batches import line, written
 from tests.support.routers import MODEL
-from tests.support.tokens import TOKEN
+from tests.support.tokens import TOKEN, tokens
 
 CALLER = Identity(tenant_id="acme", role=Role.USER, key_id="key_acme")
 OTHER = Identity(tenant_id="umbra", role=Role.USER, key_id="key_umbra")
@@ -401,3 +402,68 @@ def test_a_forecast_with_gaps_is_filled_with_what_is_usual() -> None:
     ]
     assert curve_within([], 0.0, 20.0, 9.0) == [(0.0, 20.0, 9.0)]
     assert curve_within([(30.0, 40.0, 1.0)], 0.0, 20.0, 9.0) == [(0.0, 20.0, 9.0)]
+
+
+async def test_a_batch_that_cannot_be_checked_keeps_no_other_from_ending(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = await place.submit([line("a")]), await place.submit([line("b")])
+    check = BatchWorker._check
+
+    async def failing(self: BatchWorker, batch: OpenBatch, table: RoutingTable) -> None:
+        if batch.id == bad:
+            raise ZeroDivisionError
+        await check(self, batch, table)
+
+    monkeypatch.setattr(BatchWorker, "_check", failing)
+    worker = place.worker(Answering())
+    for _ in range(4):
+        await worker.turn()
+    assert [(await place.batches.find(CALLER, each)).status for each in (bad, good)] == ["validating", "completed"]
+
+
+WEIRD = ["a\0b", "\ufffe", "\U0001f4a9" * 300, "\x1b[31m", "'; DROP TABLE batches; --", "{0}", "%s"]
+
+
+@pytest.mark.parametrize("weird", WEIRD, ids=ascii)
+async def test_no_text_in_a_file_keeps_other_batches_from_ending(place: Place, weird: str) -> None:
+    poisoned = [
+        await place.submit([line("a", body={"model": weird})]),
+        await place.submit([line(weird[:512])]),
+        await place.submit([{**line("a"), "method": weird, "url": weird}]),
+    ]
+    good = await place.submit([line("b")])
+    worker = place.worker(Answering())
+    for _ in range(4):
+        await worker.turn()
+    assert (await place.batches.find(CALLER, good)).status == "completed"
+    assert {(await place.batches.find(CALLER, each)).status for each in poisoned} <= {"failed", "completed"}
+
+
+HEADERS = [
+    b"retry-after: \xb2",
+    b"retry-after: nan",
+    b"x-request-id: \xff\xfe",
+    b"x-wattshift-wh: nan",
+    b"x-wattshift-gco2: -1",
+]
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=ascii)
+@pytest.mark.parametrize("status", [200, 400, 429])
+async def test_no_answer_makes_sending_raise(header: bytes, status: int) -> None:
+    """What a line's task raised was never asked for, and the line was awaited until its batch expired."""
+
+    async def answer(_: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+        out.write(b"HTTP/1.1 %d X\r\ncontent-length: 2\r\nconnection: close\r\n%s\r\n\r\n{}" % (status, header))
+        await out.drain()
+        out.close()
+
+    claimed = ClaimedLine("batch_1", 1, 1, "a", MODEL, "{}", 0)
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+        port = server.sockets[0].getsockname()[1]
+        sender = Sender(session, f"http://127.0.0.1:{port}", tokens("router", issuer="serving"))
+        sent = await sender.send(claimed, "/v1/chat/completions", CALLER, "here")
+    assert sent.outcome.state == {200: "succeeded", 400: "failed", 429: "waiting"}[status]
+    assert (sent.outcome.energy_j, sent.outcome.carbon_gco2, sent.retry_after_s) in [(0.0, 0.0, None), (0.0, 0.0, 1.0)]
+    assert sent.outcome.result is None or json.loads(sent.outcome.result)["response"]["status_code"] == status

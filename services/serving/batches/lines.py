@@ -75,4 +75,5 @@ class LineReader:
 
     def _note(self, number: int | None, code: str, message: str, param: str | None = None) -> None:
         if len(self.errors) < MOST_ERRORS:
-            self.errors.append(LineError(code=code, message=message, line=number, param=param))
+            stored = message.replace("\0", "\N{SYMBOL FOR NULL}")  # PostgreSQL has no U+0000
+            self.errors.append(LineError(code=code, message=stored, line=number, param=param))

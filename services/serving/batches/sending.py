@@ -3,6 +3,7 @@
 The router takes them as requests that come after all others.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def _read(line: ClaimedLine, status: int, headers: Mapping[str, str], content: b
     """Return what an answer says of a line; ``headers`` ignore case."""
     if status in NO_ROOM:
         after = headers.get("retry-after", "1")
-        return Sent(Outcome(line, "waiting"), float(after) if after.isdigit() else 1.0)
+        return Sent(Outcome(line, "waiting"), _number(after, 1.0))
     if status in (401, 404):
         log.warning(
             "batches.line_not_known", line=line.id, status=status, answer=content[:200].decode(errors="replace")
@@ -78,7 +79,8 @@ def _read(line: ClaimedLine, status: int, headers: Mapping[str, str], content: b
         body = orjson.loads(content)
     except orjson.JSONDecodeError:
         body, status = {"error": {"message": "The answer is not JSON.", "code": "upstream_failed"}}, max(status, 502)
-    response = {"status_code": status, "request_id": headers.get("x-request-id", ""), "body": body}
+    request_id = headers.get("x-request-id", "").encode(errors="replace").decode()
+    response = {"status_code": status, "request_id": request_id, "body": body}
     result = {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": response, "error": None}
     outcome = Outcome(
         line,
@@ -90,8 +92,12 @@ def _read(line: ClaimedLine, status: int, headers: Mapping[str, str], content: b
     return Sent(outcome)
 
 
-def _number(value: str | None) -> float:
-    return 0.0 if value is None else float(value)
+def _number(value: str | None, default: float = 0.0) -> float:
+    """Return a header's number; the default if it has none."""
+    try:
+        return found if math.isfinite(found := float(value or "")) and found >= 0.0 else default
+    except ValueError:
+        return default
 
 
 FIRST, LEAST = 4.0, 1.0

@@ -17,6 +17,7 @@ from services.contracts.routing import RoutedServer, RoutingTable
 from services.core.policies.cleanest_fill import Due, Slot, amounts_now, fill_in_time
 from services.core.policies.freesh.server_choice import Work, energy_profile
 from services.db.database import Connection, connect, ping
+from services.db.engine import is_connection_error
 from services.db.locks import BATCHES, try_session_lock
 from services.kit.carbon import Carbon
 from services.kit.ids import new_id
@@ -161,22 +162,33 @@ class BatchWorker:
         table = await self._routing.table()
         running: list[OpenBatch] = []
         for batch in batches:
-            if batch.status == "validating":
-                await self._check(batch, table)
-            elif batch.status == "cancelling":
-                await self._end(batch, "cancelled", "batch_cancelled", "The batch was cancelled.")
-            elif batch.left_s <= 0:
-                detail = "This request could not be executed before the completion window expired."
-                await self._end(batch, "expired", "batch_expired", detail)
-            elif not batch.waiting and not batch.sent:
-                await self._end(batch, "completed", "", "")
-            else:
-                running.append(batch)
+            try:
+                if not await self._begin_or_end(batch, table):
+                    running.append(batch)
+            except Exception as error:  # one batch's trouble stays its own
+                if is_connection_error(error):
+                    raise
+                log.exception("batches.batch_failed", batch=batch.id)
         await self._send(running, table)
         if time.monotonic() >= self._forget_at_s:
             async with self._repository.writing() as queries:
                 await queries.batch_work.forget(self._settings.batch_keep_days * 86_400)
             self._forget_at_s = time.monotonic() + FORGET_S
+
+    async def _begin_or_end(self, batch: OpenBatch, table: RoutingTable) -> bool:
+        """Check a new batch, end one that is to end, or return False: its lines are to be sent."""
+        if batch.status == "validating":
+            await self._check(batch, table)
+        elif batch.status == "cancelling":
+            await self._end(batch, "cancelled", "batch_cancelled", "The batch was cancelled.")
+        elif batch.left_s <= 0:
+            detail = "This request could not be executed before the completion window expired."
+            await self._end(batch, "expired", "batch_expired", detail)
+        elif not batch.waiting and not batch.sent:
+            await self._end(batch, "completed", "", "")
+        else:
+            return False
+        return True
 
     async def _record(self) -> None:
         """Write what has become of lines; what fails to be written is written next time."""
@@ -296,13 +308,13 @@ class BatchWorker:
             sent = await self._sender.send(line, batch.endpoint, batch.caller, place)
         finally:
             room.in_flight -= 1
+            self._tasks.pop(line.id, None)
         now_s = time.monotonic()
         if sent.retry_after_s is not None:
             room.refused(now_s, sent.retry_after_s)
         elif sent.outcome.state == "succeeded":
             room.answered(now_s - began_s)
         self._outcomes.append(sent.outcome)
-        self._tasks.pop(line.id, None)
 
     def _rooms_of(self, demand: Demand) -> dict[str, Room]:
         by_place: dict[str, list[RoutedServer]] = {}
