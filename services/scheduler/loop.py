@@ -230,6 +230,7 @@ class Scheduler:
         """Drop what was cached: another scheduler may have decided, or something went wrong."""
         self._kept.forget()
         self._memory = None
+        self._points_unread = True
 
     async def prepare(self) -> None:
         """Make sure that there is a policy; only a new installation has none."""

@@ -48,12 +48,12 @@ from tests.support.servers import ROOT
 
 ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "router": {
-        "services/router/lanes.py": ("router",),
-        "services/router/dispatch.py": ("router",),
-        "services/router/answers.py": ("router",),
+        "services/router/lanes.py": ("router", "limits"),
+        "services/router/dispatch.py": ("router", "limits"),
+        "services/router/answers.py": ("router", "limits"),
         "services/router/upstream.py": ("router",),
         "services/router/breaker.py": ("router", "apps"),
-        "services/router/gate.py": ("router",),
+        "services/router/gate.py": ("router", "limits"),
     },
     "apps": {
         "services/router/apps/queue.py": ("apps",),
@@ -64,7 +64,7 @@ ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "services/kit/edge/edge.py": ("router", "edge"),
         "services/kit/edge/bodies.py": ("router",),
         "services/kit/edge/keys.py": ("keys", "edge"),
-        "services/kit/edge/limits.py": ("edge", "router"),
+        "services/kit/edge/limits.py": ("edge", "limits"),
         "services/kit/edge/shared_limits.py": ("edge",),
     },
     "admission": {
@@ -79,7 +79,7 @@ ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "services/kit/background/work_queue.py": ("work",),
         "services/kit/background/worker.py": ("work",),
     },
-    "scheduler": {"services/scheduler/loop.py": ("node",)},
+    "scheduler": {"services/scheduler/loop.py": ("rounds", "node")},
     "serving": {
         "services/serving/controller/server_jobs.py": ("serving",),
         "services/serving/controller/controller.py": ("serving",),

@@ -20,7 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
@@ -709,6 +709,10 @@ def _dispose(loop: SimulatedLoop) -> None:
                     pass
                 finally:
                     asyncio.events._set_running_loop(None)
+        for task in loop._tasks:  # what does not end by itself, as when it waits in its ``finally``, ends here
+            if not task.done() and inspect.iscoroutine(work := task.get_coro()):
+                with suppress(BaseException):
+                    work.close()
         loop._process_of.clear()
-        loop._tasks.clear()  # what does not end by itself, as when it waits in its ``finally``, ends here
+        loop._tasks.clear()
     loop.close()

@@ -1,19 +1,24 @@
-"""Submissions on their way: the gateway's gatherer, a request between processes, admission's shared commits."""
+"""Submissions on their way: the gateway's gatherer, a request between processes, admission's checks and commits."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import aiohttp
 import asyncpg
 import orjson
 
 from gateway.gather import ATTEMPTS, Entry, Gatherer
-from services.admission.service import Committer
-from services.admission.submissions import Draft, DraftJob
+from services.admission import service
+from services.admission.capacity import CapacityCache, DeviceKind
+from services.admission.service import Committer, References, Submissions
+from services.admission.submissions import Draft, refused
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
 from services.kit.problems import ProblemError
 from tests.simulation.kept import kept
@@ -22,6 +27,15 @@ from tests.simulation.loop import Simulation
 GROUPS, GROUP_BYTES = 2, 1_000
 PATIENCE_S = 0.4
 LONG = "x" * 600
+KNOWN_S = 0.1
+"""Capacity is not read again for so long."""
+LARGE = 99
+THERE, GONE = "there", "gone"
+"""A job, a secret or a cell that there is, and one that there is not."""
+LOST = asyncpg.ConnectionDoesNotExistError("connection was closed")  # pyright: ignore[reportAttributeAccessIssue]
+
+_GROUP: ContextVar[tuple[str, ...]] = ContextVar("group", default=())
+"""The bodies of the entries that are answered together, in the task that does so."""
 
 
 class _Database:
@@ -33,6 +47,7 @@ class _Database:
         self.keyed: dict[str, str] = {}
         self.told = 0
         self.has_failed = False
+        self.failed: set[str] = set()
         self._asked_s: dict[str, float] = {}
         self._is_refused = False
 
@@ -41,18 +56,18 @@ class _Database:
         self._is_refused = False
         for draft in drafts:
             self._asked_s.setdefault(draft.jobs[0].id, self._simulation.loop.time())
-        if any(draft.entry.body == "bad" for draft in drafts):
+        if any(draft.jobs[0].spec.name.startswith("bad") for draft in drafts):
             await asyncio.sleep(0)
             self._is_refused = True
             raise asyncpg.DataError("a value that cannot be held")
-        lost = asyncpg.ConnectionDoesNotExistError("connection was closed")  # pyright: ignore[reportAttributeAccessIssue]
         try:
             return await self._simulation.boundary(
-                lambda: [self._store(draft) for draft in drafts], lost, RuntimeError("a fault of ours")
+                lambda: [self._store(draft) for draft in drafts], LOST, RuntimeError("a fault of ours")
             )
         except Exception as error:
             self.has_failed = True
-            self._is_refused = error is not lost
+            self.failed.update(draft.entry.body for draft in drafts)
+            self._is_refused = error is not LOST
             raise
 
     def tell(self) -> None:
@@ -65,6 +80,8 @@ class _Database:
         job_id, key = draft.jobs[0].id, draft.entry.idempotency_key
         if key is not None and self.keyed.setdefault(key, job_id) != job_id:
             return SubmissionAnswer(status=201, body=self.keyed[key], replayed=True)
+        if draft.problem is not None:
+            return refused(draft.problem)
         self.jobs[job_id] = draft.entry.body
         return SubmissionAnswer(status=201, body=job_id)
 
@@ -78,13 +95,85 @@ class _Database:
         await asyncio.sleep(0)
 
 
+class _Known:
+    """What admission's checks ask the database: capacity, and what jobs refer to.
+
+    Attributes:
+        has_large_s: When a node registers that can hold the largest jobs.
+        lost: Bodies for whose sake it was asked in vain.
+        broken: Tasks for which it was asked what is our own fault.
+        open: Spans that have not ended.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.has_large_s = float("inf")
+        self.lost: set[str] = set()
+        self.broken: set[Any] = set()
+        self.open = 0
+        self.capacity = CapacityCache(self._read, KNOWN_S)
+        self.references = References(cast(Any, self))
+
+    @property
+    def has_large(self) -> bool:
+        return self._simulation.loop.time() >= self.has_large_s
+
+    async def _ask(self, answer: Callable[[], Any], what: str) -> Any:
+        is_wanted = any(what in body for body in _GROUP.get())
+        self._simulation.check("nothing is asked for nobody", is_wanted, f"{what}: {_GROUP.get()}")
+        try:
+            return await self._simulation.boundary(answer, LOST, RuntimeError("a fault of ours"))
+        except Exception as error:
+            if error is LOST:
+                self.lost.update(_GROUP.get())
+            else:
+                self.broken.add(asyncio.current_task())
+            raise
+
+    async def _read(self) -> Sequence[DeviceKind]:
+        is_old = self._simulation.loop.time() - self.capacity._read_at_s > KNOWN_S
+        return await self._ask(lambda: self._kinds(), "command" if is_old else "large")
+
+    def _kinds(self) -> Sequence[DeviceKind]:
+        return [DeviceKind("a", 80.0, "here", LARGE if self.has_large else 2)]
+
+    async def find(self, tenant: str, project: str | None, words: Collection[str]) -> dict[str, list[str]]:
+        """Return the jobs that words mean."""
+        return await self._ask(lambda: {each: [each] if each == THERE else [] for each in words}, '"after"')
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[_Known]:
+        """Yield a transaction."""
+        await self._ask(lambda: None, GONE if not any(THERE in each for each in _GROUP.get()) else THERE)
+        yield self
+
+    async def missing(self, tenant: str, wanted: Sequence[Any]) -> list[tuple[int, str]]:
+        """As of the repository of secrets."""
+        return await self._ask(
+            lambda: [(each.position, each.name) for each in wanted if each.name == GONE], '"secrets"'
+        )
+
+    async def cells(self) -> list[Any]:
+        """As of the repository of cells."""
+        return await self._ask(lambda: [SimpleNamespace(name=THERE)], '"cells"')
+
+    def span(self, *_: Any) -> Any:
+        """Begin one."""
+        self.open += 1
+
+        def end() -> None:
+            self.open -= 1
+
+        return SimpleNamespace(traceparent=None, end=end)
+
+
 class _Admission:
     """Admission as the gateway's session reaches it."""
 
-    def __init__(self, simulation: Simulation, database: _Database, committer: Committer) -> None:
-        self._simulation, self._committer = simulation, committer
-        self.database = database
-        self._numbers = 0
+    def __init__(self, simulation: Simulation, database: _Database, known: _Known, committer: Committer) -> None:
+        self._simulation = simulation
+        self._submissions = Submissions(committer, known.capacity, known.references, known.find)
+        self.database, self.known = database, known
         self.has_ended = False
         self.sent: dict[str, list[str]] = {}
         self.open = 0
@@ -104,18 +193,18 @@ class _Admission:
     def post(self, url: str, *, data: bytes, headers: Any, timeout: Any) -> _Post:
         return _Post(self._simulation, self, orjson.loads(data)["entries"])
 
-    async def answer(self, entries: list[Entry]) -> bytes:
-        """Return what admission answers."""
+    async def answer(self, entries: list[Entry]) -> bytes | None:
+        """Return what admission answers; None where it has failed, as its handler has it."""
         if self.has_ended:
             raise asyncio.CancelledError
-        drafts = [self._draft(entry) for entry in entries]
-        answers = await asyncio.gather(*(self._committer.submit([draft]) for draft in drafts))
-        return orjson.dumps({"answers": [answer[0].model_dump(mode="json") for answer in answers]})
-
-    def _draft(self, entry: Entry) -> Draft:
-        self._numbers += 1
-        job = DraftJob(f"job{self._numbers}", cast(Any, SimpleNamespace(hold=False)), "{}", "{}")
-        return Draft(SubmissionEntry.model_validate(entry), (job,), hashlib.sha256(entry["body"].encode()).digest())
+        _GROUP.set(tuple(each["body"] for each in entries))
+        try:
+            answers = await self._submissions.submit([SubmissionEntry.model_validate(each) for each in entries])
+        except RuntimeError:
+            return None
+        is_sound = asyncio.current_task() not in self.known.broken
+        self._simulation.check("a fault of ours is not taken for a lost connection", is_sound)
+        return orjson.dumps({"answers": [each.model_dump(mode="json") for each in answers]})
 
 
 class _Post:
@@ -164,8 +253,12 @@ class _Post:
         if work.cancelled():  # admission ended, and its connections with it
             self._admission.note(self._entries, "lost")
             raise aiohttp.ServerDisconnectedError
+        if (answered := work.result()) is None:
+            self._admission.note(self._entries, "failed")
+            self.status, self._body = 500, b'{"code": "internal"}'
+            return self
         self._admission.note(self._entries, "answered")
-        self._body = work.result()
+        self._body = answered
         return self
 
     async def __aexit__(self, *_: object) -> None: ...
@@ -181,7 +274,16 @@ async def play(simulation: Simulation) -> None:
     database = _Database(simulation)
     committer = Committer(cast(Any, database), database.tell, max_jobs=1 + draw(4), patience_s=PATIENCE_S)
     running = simulation.loop.create_task(committer.run())
-    admission = _Admission(simulation, database, committer)
+    known = _Known(simulation)
+    known.has_large_s = 0.01 * draw(12) if draw(2) else float("inf")
+    stand_ins = {
+        "traces": SimpleNamespace(begin=known.span, within=lambda _: nullcontext()),
+        **dict.fromkeys(("SecretRepository", "CellRepository"), lambda connection: connection),
+    }
+    patched = patch.multiple(service, **stand_ins)
+    patched.start()
+    simulation.at_end(patched.stop)
+    admission = _Admission(simulation, database, known, committer)
     gatherer = Gatherer(
         cast(Any, admission),
         "http://admission",
@@ -206,23 +308,42 @@ async def play(simulation: Simulation) -> None:
     simulation.check("nothing is kept of who has gone", not left, str(left))
     for body, jobs in accepted.items():
         simulation.check("accepted is kept", jobs <= set(database.jobs), f"{body}: {jobs}")
-        if body.startswith("keyed"):
+        if "keyed" in body:
             simulation.check("a key is one job", len(jobs) == 1, f"{body}: {jobs}")
     is_told = database.told == len(database.jobs) or database.has_failed
     simulation.check("what is new is told", is_told or admission.has_ended, f"{database.told} of {database.jobs}")
     stored = list(database.jobs.values())
     for body in set(stored):
         simulation.check("nothing is stored twice", stored.count(body) == 1, f"{body}: {stored.count(body)} jobs")
+    simulation.check("what has begun ends", not known.open, str(known.open))
     running.cancel()
     await asyncio.wait([running])
+
+
+def _body(kind: str, name: str, *, is_there: bool, is_long: bool) -> str:
+    """Return the body of a submission, which names what is there or is not."""
+    if kind == "invalid":
+        return "{" + name
+    word = THERE if is_there else GONE
+    more: dict[str, dict[str, Any]] = {
+        "large": {"gpus": {"min": LARGE}},
+        "after": {"after": {"ok": [word]}},
+        "secret": {"secrets": [{"name": word, "env": "WORD"}]},
+        "cell": {"cells": [word]},
+    }
+    spec = {"name": name, "command": ["work", LONG] if is_long else ["work"]} | more.get(kind, {})
+    return orjson.dumps(spec).decode()
 
 
 async def _client(
     simulation: Simulation, gatherer: Gatherer, admission: _Admission, number: int, accepted: dict[str, set[str]]
 ) -> None:
     draw = simulation.choices.below
-    kind = ("plain", "keyed", "bad")[draw(3)]
-    body = "bad" if kind == "bad" else f"{kind}{number}{LONG if draw(3) == 1 else ''}"
+    kind = ("plain", "keyed", "bad", "large", "after", "secret", "cell", "invalid")[draw(8)]
+    is_there = draw(2) == 1
+    body = _body(kind, f"{kind}{number}", is_there=is_there, is_long=draw(3) == 1 and kind != "bad")
+    may_fail = kind in ("bad", "invalid", "large") or (kind in ("after", "secret", "cell") and not is_there)
+    may_succeed = kind not in ("bad", "invalid") and (kind == "large" or not may_fail)
     entry = Entry(
         tenant_id="acme",
         key_id="key",
@@ -235,6 +356,7 @@ async def _client(
     await asyncio.sleep(0.01 * draw(6))
     for attempt in range(3 if kind == "keyed" else 1):
         entry["key_id"] = f"{number}.{attempt}"
+        asked_s = simulation.loop.time()
         try:
             answer = await gatherer.submit(entry.copy())
         except ProblemError:
@@ -242,9 +364,13 @@ async def _client(
             is_final = sent[-1:] in (["failed"], ["late"]) or (kind != "keyed" and sent[-1:] == ["lost"])
             simulation.check("who is refused was not answered", is_final or len(sent) == ATTEMPTS, f"{number}: {sent}")
             continue
-        has_failed = answer["status"] == 503 and admission.database.has_failed
-        right = answer["status"] == (422 if kind == "bad" else 201) or has_failed
-        simulation.check("an answer is a true one", right, f"{kind}: {answer}")
+        was_away = body in admission.known.lost or body in admission.database.failed
+        is_true = {201: may_succeed, 400: kind == "invalid", 422: may_fail, 503: was_away}.get(answer["status"], False)
+        if kind == "large":
+            has_room = asked_s >= admission.known.has_large_s
+            is_true &= (answer["status"] == 201) <= (admission.known.has_large or was_away)
+            is_true &= (answer["status"] == 422) <= (not has_room)
+        simulation.check("an answer is a true one", is_true, f"{body}: {answer}")
         if answer["status"] == 201:
             accepted.setdefault(body, set()).add(answer["body"])
             if draw(2):
