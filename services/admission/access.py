@@ -38,6 +38,7 @@ class Access:
         return found
 
     async def create_tenant(self, caller: identity.Identity, spec: identity.TenantSpec) -> identity.Tenant:
+        _check(spec.limits)
         async with self._engine.begin() as connection:
             tenant = await AccessRepository(connection).insert_tenant(spec)
             if tenant is None:
@@ -58,6 +59,8 @@ class Access:
             if tenant is None:
                 raise not_found("tenant")
             limits = change.limits.applied_to(tenant.limits)
+            if change.limits.model_fields_set & {"guaranteed_gpus", "max_gpus"}:  # others may change as ever
+                _check(limits)
             await repository.set_limits(tenant_id, limits)
             before, after = tenant.limits.model_dump(), limits.model_dump()
             await write_audit(connection, caller, "tenant.changed", tenant_id, before=before, after=after)
@@ -305,6 +308,13 @@ class Users:
             project=caller.project,
             user=user.name if user else None,
             account=user.account if user else None,
+        )
+
+
+def _check(limits: identity.TenantLimits) -> None:
+    if limits.max_gpus is not None and limits.guaranteed_gpus > limits.max_gpus:
+        raise invalid(
+            "/limits/guaranteed_gpus", f"A tenant is guaranteed at most its max_gpus, which are {limits.max_gpus}."
         )
 
 

@@ -88,6 +88,28 @@ async def test_limits_change_one_by_one(admission: Admission) -> None:
     assert answer.json() in (await admission.ask("GET", "/v1/tenants", role="operator")).json()["items"]
 
 
+@pytest.mark.parametrize("change", [{"guaranteed_gpus": 9}, {"max_gpus": 3}, {"guaranteed_gpus": 2, "max_gpus": 1}])
+async def test_no_more_is_guaranteed_than_may_be_held_unless_it_was_so(
+    admission: Admission, change: dict[str, int]
+) -> None:
+    tenant = await admission.make_tenant(f"g{len(change)}-{min(change.values())}", guaranteed_gpus=4, max_gpus=8)
+    path, admin = f"/v1/tenants/{tenant}", {"role": "admin"}
+    before = (await admission.ask("GET", path, **admin)).json()
+
+    refused = await admission.ask("PATCH", path, **admin, json={"limits": change})
+    made = await admission.ask(
+        "POST", "/v1/tenants", **admin, json={"id": "new", "limits": {"max_gpus": 0, **change, "guaranteed_gpus": 9}}
+    )
+
+    for answer in (refused, made):
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/limits/guaranteed_gpus")
+    assert (await admission.ask("GET", path, **admin)).json() == before
+    old = {**before["limits"], "guaranteed_gpus": 20}
+    await admission.database.fetch("UPDATE tenants SET limits = $2 WHERE id = $1 RETURNING 1", tenant, json.dumps(old))
+    kept = await admission.ask("PATCH", path, **admin, json={"limits": {"burst": 7}})
+    assert (kept.status_code, kept.json()["limits"]) == (200, {**old, "burst": 7})
+
+
 async def test_a_tenant_is_made_once(admission: Admission) -> None:
     await admission.make_tenant("twice")
     again = await admission.ask("POST", "/v1/tenants", role="admin", json={"id": "twice"})
