@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from carbon_service.providers.recorded import ZONES as RECORDINGS
 from services.contracts.schema import Instant, maybe, said
 from services.core.domain.carbon import Signal
 from services.kit.settings import SharedSettings
@@ -96,6 +97,9 @@ class Settings(SharedSettings):
             raise ValueError(f"CARBON_PROVIDERS names {', '.join(unused)}, which CARBON_ZONES does not")
         if strangers := sorted(set(self.location_aliases.values()) - set(self.zones)):
             raise ValueError(f"CARBON_LOCATION_ALIASES points to {strangers[0]}, which CARBON_ZONES does not name")
+        for zone, names in self.sources.items():
+            if "recorded" in names and zone not in RECORDINGS:
+                raise ValueError(f"there is no recording of {zone}; name a provider in CARBON_PROVIDERS")
         return self
 
     @property

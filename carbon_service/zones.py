@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carbon_service.providers.protocol import Feed, Provider
-from carbon_service.repository import RECORDED, SourceKey
+from carbon_service.repository import SourceKey
 from services.contracts.codes import ProblemCode
 from services.contracts.invalid import no_such_zone
 from services.core.domain.carbon import Signal
@@ -80,7 +80,7 @@ def build_zones(
         sources: dict[Signal, Source] = {}
         for provider in (providers[name] for name in names):
             if provider.feed(zone) is None:
-                raise ZoneConfigError(_nothing_for(zone, provider))
+                raise ZoneConfigError(f"CARBON_PROVIDERS: {provider.name} has nothing for zone {zone}")
             _add(sources, zone, provider)
         if default_signal not in sources:
             raise ZoneConfigError(
@@ -103,12 +103,6 @@ def _add(sources: dict[Signal, Source], zone: str, provider: Provider) -> None:
                 f"CARBON_PROVIDERS: {other} and {provider.name} both offer {signal} for {zone}; keep one of them"
             )
         sources[signal] = Source(SourceKey(zone, signal, provider.name), provider)
-
-
-def _nothing_for(zone: str, provider: Provider) -> str:
-    if provider.name == RECORDED:  # the provider of zones that name none
-        return f"there is no recording of {zone}; name a provider in CARBON_PROVIDERS"
-    return f"CARBON_PROVIDERS: {provider.name} has nothing for zone {zone}"
 
 
 def _listed(signals: Iterable[Signal]) -> str:

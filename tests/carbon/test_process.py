@@ -94,6 +94,8 @@ def test_a_zone_without_credentials_ends_the_start_with_what_is_missing() -> Non
         ({"replay_speed": "nan"}, "finite"),
         ({"replay_start": "9999-01-01T00:00:00Z"}, "between the years"),
         ({"location_aliases": "eastus=DE"}, "points to DE"),
+        ({"zones": "GB,XX"}, "there is no recording of XX"),
+        ({"zones": "XX", "providers": "XX=uk+recorded"}, "there is no recording of XX"),
         ({"default_signal": "red"}, "average_direct"),
     ],
 )
@@ -107,7 +109,6 @@ def test_settings_that_do_not_hold_together(chosen: dict[str, str], complaint: s
     [
         ({"default_signal": "marginal"}, "marginal is not among the signals of US-CAL-CISO"),
         ({"zones": "GB", "providers": "GB=recorded+uk"}, "recorded and uk both offer average_direct for GB"),
-        ({"zones": "XX"}, "there is no recording of XX"),
         (
             {"zones": "US-MIDA-PJM", "providers": "US-MIDA-PJM=pjm", "default_signal": "marginal"},
             "US-MIDA-PJM has no average_direct, by which its emissions are accounted",
