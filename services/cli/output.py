@@ -213,6 +213,15 @@ def instant(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
+SECONDS = "%Y-%m-%d %H:%M:%S"
+
+
+def clock(at: str | datetime | None, form: str = "%a %Y-%m-%d %H:%M", *, otherwise: str = "-") -> str:
+    """Return a moment, such as an API time, on this machine's clock and with its zone; ``otherwise`` without one."""
+    moment = instant(at) if isinstance(at, str) else at
+    return f"{moment.astimezone():{form} %Z}" if moment else otherwise
+
+
 def age(text: str | None) -> str:
     """Return how long ago an API time was."""
     at = instant(text)

@@ -6,6 +6,8 @@ from datetime import datetime
 
 from rich.text import Text
 
+from services.cli.output import clock
+
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 BARS = EIGHTHS[1:]
 FULL = EIGHTHS[-1]
@@ -92,7 +94,7 @@ SCALE = 8  #: Columns to the left of the bars
 
 def _times(curve: Sequence[Piece], columns: int, values: Sequence[tuple[float, bool]]) -> str:
     """Return the line below a plot: when it begins and ends, in this machine's zone, and where now is."""
-    first, last = (f"{moment.astimezone():%a %H:%M}" for moment in (curve[0].start, curve[-1].end))
+    first, last = (clock(moment, "%a %H:%M") for moment in (curve[0].start, curve[-1].end))
     line = [" "] * columns
     line[: len(first)] = first
     line[-len(last) :] = last

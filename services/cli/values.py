@@ -171,6 +171,7 @@ def past_time(text: str, option: str) -> datetime:
 def text_of(file: Path) -> str:
     """Return the text of a file that a caller names."""
     try:
-        return file.read_text(encoding="utf-8")
+        return decoded(file.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"{file} cannot be read: {error}", EXIT_USAGE) from None
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise CliError(f"{file} cannot be read: {reason}", EXIT_USAGE) from None

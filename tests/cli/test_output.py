@@ -1,5 +1,8 @@
 """Figures as people read them."""
 
+import re
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +99,25 @@ def test_a_column_keeps_the_unit_of_its_largest_value() -> None:
     assert output.emissions([0.01, 1_500, -3e-7]) == ["0.00001 kg", "1.500 kg", "-0.0000000003 kg"]
     assert output.times([323, 2_369]) == ["5.38 min", "39.48 min"]
     assert (output.energy(432), output.carbon(0.0115), output.emissions([])) == ("432 J", "11.5 mg", [])
+
+
+def test_a_moment_is_on_this_machines_clock_and_says_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "CET-1")
+    time.tzset()
+    try:
+        assert output.clock("2026-03-01T23:30:00Z") == "Mon 2026-03-02 00:30 CET"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert output.clock(None) == "-"
+
+
+def test_every_time_of_day_that_is_printed_says_its_zone() -> None:
+    """It is printed by `clock`, or its zone is written with it."""
+    texts = [path.read_text() for path in Path(output.__file__).parent.rglob("*.py") if path.name != "forms.py"]
+    lines = [line for text in texts for line in text.splitlines() if "%H:%M" in line]
+    said = re.compile(r"clock\(|^SECONDS|UTC|tzname|^    (first|last) = ")  # the last two stand before `UTC`
+
+    assert len(lines) > 10
+    assert [line for line in lines if not said.search(line)] == []
+    assert not any(re.search(r"_at\"\].*\[:1[69]\]", text) for text in texts)

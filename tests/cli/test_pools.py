@@ -192,7 +192,15 @@ def test_clocks_are_shown_as_they_are_and_as_they_were(wattshift: Any, database_
     (found,) = wattshift("clocks", "clocked", "--json")
     assert (found["instance"], found["decisions"]) == (instance, 60)
     shown = wattshift("clocks", "clocked", "--instance", instance, "--since", "2026-03-01T12:00")
-    parts = ("2026-03-01 12:00", "learned, dry run", "900 MHz", "795 .. 1410", " 2 of 60", "15 of 60", "few_clocks")
+    parts = (
+        "Sun 2026-03-01 12:00 UTC",
+        "learned, dry run",
+        "900 MHz",
+        "795 .. 1410",
+        " 2 of 60",
+        "15 of 60",
+        "few_clocks",
+    )
     for part in parts:
         assert part in shown
     assert wattshift("clocks", "clocked", "--since", "1min", "--json") == []

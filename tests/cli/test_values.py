@@ -12,7 +12,7 @@ import pytest
 from lab.commands.fit import read_points
 from services.cli.commands import CliError
 from services.cli.serving.pools import LOG_COLUMNS, _read_log
-from services.cli.values import parameter_value
+from services.cli.values import parameter_value, text_of
 
 
 def test_a_value_is_json_or_text() -> None:
@@ -73,3 +73,14 @@ def test_every_door_for_tables_reads_every_dialect(tmp_path: Path, door: str) ->
     file.write_bytes(",".join(rows[0]).encode() + b"\n" + ",".join(rows[1]).encode() + b"\n\xff,1\n")
     with pytest.raises(CliError, match="line 3: bytes that are not UTF-8"):
         read(file)
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file or directory"), (b"\x80\xd5", "it is not text")])
+def test_a_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    file = tmp_path / "given"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(CliError) as caught:
+        text_of(file)
+    assert str(caught.value) == f"{file} cannot be read: {reason}"

@@ -135,7 +135,7 @@ def list_keys(
     shown = output.table("key", "tenant", *words, "created", "last used", "expires")
     for key in found:
         used = f"{output.age(key['last_used_at'])} ago" if key["last_used_at"] else "never"
-        expires = (key["expires_at"] or "never")[:16].replace("T", " ")
+        expires = output.clock(key["expires_at"], otherwise="never")
         created = f"{output.age(key['created_at'])} ago"
         role = key["role"].replace("_", "-")
         cells = key["user"] or "-", role, key["project"] or "-", key["label"] or "-", key_state(key)
@@ -343,7 +343,7 @@ def audit(
     shown = output.table("at", "tenant", "key", "action", "target", "details")
     for entry in found:
         details = ", ".join(f"{name} {value}" for name, value in entry["data"].items())
-        at = entry["at"][:19].replace("T", " ")
+        at = output.clock(entry["at"], output.SECONDS)
         shown.add_row(at, entry["tenant_id"] or "-", entry["key_id"] or "-", entry["action"], entry["target"], details)
     output.tell(found, as_json, shown if found else "no entries")
 

@@ -56,7 +56,7 @@ def show_webhook(webhook: str, as_json: AsJson = False) -> None:
         console.print(f"disabled: {found['disabled_reason']}; `wattshift webhooks enable {found['id']}`")
     shown = output.table("message", "event", "made", "state", "attempts", "next", "outcome", right=("attempts",))
     for delivery in found["deliveries"]:
-        upcoming = (delivery["next_attempt_at"] or "-")[:19].replace("T", " ")
+        upcoming = output.clock(delivery["next_attempt_at"])
         words = delivery["event"], f"{output.age(delivery['created_at'])} ago", delivery["state"]
         shown.add_row(delivery["id"], *words, str(delivery["attempts"]), upcoming, _outcome(delivery))
     console.print(shown if found["deliveries"] else "no messages yet")

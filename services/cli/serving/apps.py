@@ -116,7 +116,7 @@ def report(
         total = max(sum(step["by_variant"].values()), 1)
         mix = sorted(step["by_variant"].items(), key=lambda each: -each[1])
         shown.add_row(
-            f"{output.instant(step['start_at']):%H:%M:%S}",
+            output.clock(step["start_at"], "%H:%M:%S"),
             "-" if step["gco2_per_kwh"] is None else f"{step['gco2_per_kwh']:.0f}",
             str(step["requests"]),
             _percent(step["accuracy_pct"]),

@@ -154,7 +154,7 @@ def list_plans(
         took = "-" if plan["plan_s"] is None else f"{plan['plan_s']:.1f} s"
         why = plan["failure"]["detail"] if plan["failure"] else ""
         asked = ASKED_BY.get(plan["trigger"], plan["trigger"].replace("_", " "))
-        begins = plan["from_at"][:19].replace("T", " ")
+        begins = output.clock(plan["from_at"])
         shown.add_row(plan["id"], begins, asked, str(plan["revision"]), _outcome(plan), took, why)
     output.tell(found, as_json, shown if found else "no plans")
 
@@ -196,7 +196,7 @@ def list_clocks(
     limit: Annotated[int, typer.Option(min=1, help="How many lines to show, newest first.")] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """Show the clocks that followed latency, minute by minute (UTC), newest first."""
+    """Show the clocks that followed latency, minute by minute, newest first."""
     since_at = past_time(since, "--since").isoformat() if since else None
     found = Gateway().pages(f"/v1/pools/{name}/clocks", limit, instance=instance, since=since_at)
     shown = output.table(
@@ -214,7 +214,7 @@ def list_clocks(
         unused = f", not used: {each['unused']}" if each["unused"] else ""
         known = "-" if each["model_error"] is None and not unused else f"{_percent(each['model_error'])}{unused}"
         shown.add_row(
-            each["start_at"][:16].replace("T", " "),
+            output.clock(each["start_at"]),
             each["instance"],
             each["policy"] + (", dry run" if each["dry_run"] else ""),
             f"{each['mean_mhz']:.0f} MHz",

@@ -7,8 +7,9 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group
+from services.cli.commands import AsJson, Group
 from services.cli.output import console
+from services.cli.values import text_of
 
 Name = Annotated[str, typer.Argument(metavar="CELL", help="Its name here.")]
 
@@ -53,11 +54,8 @@ def add_cell(
     as_json: AsJson = False,
 ) -> None:
     """Have another installation run jobs of this one that may run there (submit --cells)."""
-    try:
-        key = key_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"--key-file {key_file}: cannot be read: {error}", EXIT_USAGE) from None
-    made = Gateway().call("POST", "/v1/cells", body={"name": name, "url": url, "key": key})
+    body = {"name": name, "url": url, "key": text_of(key_file).strip()}
+    made = Gateway().call("POST", "/v1/cells", body=body)
     words = f"{name} is a cell: jobs run there as {made['tenant_id']}'s"
     output.tell(made, as_json, words + (f", in the project {made['project']}" if made["project"] else ""))
 

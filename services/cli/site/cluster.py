@@ -309,9 +309,8 @@ def _show_curve(curve: list[Piece], method: str, time_scale: float) -> None:
     console.print(f"  [cyan]█[/] until now   [green]█[/] expected ({method})")
     if found := greenest(curve, WINDOW_S / time_scale):
         start, mean = found
-        console.print(
-            f"  greenest four hours of the grid ahead: from {start.astimezone():%a %H:%M}, {mean:.0f} gCO2/kWh"
-        )
+        begins = output.clock(start, "%a %H:%M")
+        console.print(f"  greenest four hours of the grid ahead: from {begins}, {mean:.0f} gCO2/kWh")
 
 
 def list_policies(

@@ -195,7 +195,7 @@ def _tell_shortfall(order: dict[str, Any], of: str = "") -> None:
 
 
 def _time(text: str) -> str:
-    return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return output.clock(text, output.SECONDS)
 
 
 def _limits(order: dict[str, Any]) -> str:
@@ -263,7 +263,7 @@ def list_reservations(as_json: AsJson = False) -> None:
     found = Gateway().pages("/v1/reservations", 50)
     shown = output.table("reservation", "for", "state", "from", "until", "GPUs", "nodes", right=("GPUs",))
     for each in found:
-        times = _hour(each["start_at"]), _hour(each["end_at"])
+        times = output.clock(each["start_at"]), output.clock(each["end_at"])
         gpus = str(sum(each["gpus"].values()))
         shown.add_row(each["id"], _holder(each), each["state"], *times, gpus, " ".join(sorted(each["gpus"])))
     output.tell(found, as_json, shown if found else "nothing is reserved")
@@ -297,16 +297,15 @@ def _tell_reserved(made: dict[str, Any], as_json: bool) -> None:
         return output.print_json(made)
     console.print(f"{made['id']}  {made['state']}")
     on = ", ".join(f"{node} ({gpus} GPUs)" for node, gpus in sorted(made["gpus"].items()))
-    console.print(f"{_holder(made)} from {_hour(made['start_at'])} until {_hour(made['end_at'])} on {on}")
+    console.print(f"{_holder(made)} from {output.clock(made['start_at'])} until {output.clock(made['end_at'])} on {on}")
     if made["stays"]:
         console.print(f"may run on, as they may not be stopped: {', '.join(made['stays'])}")
     if made["slots"]:
         shown = output.table("from", "zone", "gCO2/kWh", "gCO2", "", right=("gCO2/kWh", "gCO2"))
         for slot in made["slots"][:SLOTS]:
             figures = f"{slot['intensity_gco2_per_kwh']:.0f}", f"{slot['carbon_gco2']:.0f}"
-            shown.add_row(
-                _hour(slot["start_at"]), slot["zone"], *figures, "beyond the forecast" if slot["estimated"] else ""
-            )
+            known = "beyond the forecast" if slot["estimated"] else ""
+            shown.add_row(output.clock(slot["start_at"]), slot["zone"], *figures, known)
         console.print(shown)
         if len(made["slots"]) > SLOTS:
             console.print(f"and {len(made['slots']) - SLOTS} more slots; --json has all")
@@ -314,7 +313,3 @@ def _tell_reserved(made: dict[str, Any], as_json: bool) -> None:
 
 def _holder(made: dict[str, Any]) -> str:
     return made["tenant_id"] or "maintenance"
-
-
-def _hour(text: str) -> str:
-    return datetime.fromisoformat(text).astimezone().strftime("%a %Y-%m-%d %H:%M")

@@ -124,7 +124,7 @@ class Picture:
         jobs = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no jobs"
         head = Text.assemble(("wattshift ", "bold"), (self._gateway.url, "cyan"), f"  policy {self._policy}  {jobs}  ")
         if self._problem:
-            head.append(f"{self._problem} (as of {self._seen_at.astimezone():%H:%M:%S})", style="bold red")
+            head.append(f"{self._problem} (as of {output.clock(self._seen_at, '%H:%M:%S')})", style="bold red")
         return head
 
     def _saved_lines(self) -> list[RenderableType]:
@@ -146,7 +146,7 @@ class Picture:
                 if part:
                     line.append(sparkline([value for value, _ in resampled(part, SPARK // 2)]), style=style)
             if found := greenest(curve, WINDOW_S / outlook["time_scale"]):
-                line.append(f"  greenest from {found[0].astimezone():%a %H:%M} at {found[1]:.0f}")
+                line.append(f"  greenest from {output.clock(found[0], '%a %H:%M')} at {found[1]:.0f}")
             lines.append(line)
         return lines
 
