@@ -195,7 +195,8 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
     if options.placement not in PLACERS:
         raise OptionError("placement", f"unknown placement {options.placement!r}; known: {', '.join(PLACERS)}")
     with _of("topology"):
-        levels = (NODE, *read_topology(options.topology).levels)
+        topology = read_topology(options.topology)
+        levels = (NODE, *topology.levels)
         if options.within is not None and options.within not in levels:
             raise OptionError("within", f"there is no level {options.within}; there are {', '.join(levels)}")
     with _of("round_minutes"):
@@ -208,7 +209,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             host_idle_w=options.host_idle_w,
             horizon_s=3_600.0 * options.horizon_hours,
             placement=options.placement,
-            topology=options.topology,
+            topology=topology,
             within=options.within or "",
             batch_tuning=options.batch_tuning,
             tenant_guarantees=options.tenant_guarantees,

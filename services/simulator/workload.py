@@ -194,6 +194,9 @@ class Workload:
     flex: Floats | None = None  #: How much slower orders of the grid may make each, as a share, NaN: unsaid; None: all
     gpu_model: tuple[str, ...] | None = None  #: The model each job must have, empty for any; None: any for all
     zone: tuple[str, ...] | None = None  #: The zone in which each job's data are, empty for any; None: any for all
+    within: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The level of the network in one domain of which a job must lie, by its id; -1: one that there is not."""
+    near: Mapping[str, int] = field(default_factory=dict[str, int])  #: The same of jobs that should
     recurrence: Recurrence | None = None  #: What predictors learn from; None: no job is known to recur
     gates: Gates | None = None  #: Arrays and dependencies; None: every job may start once it is submitted
     slice_sevenths: Ints | None = None

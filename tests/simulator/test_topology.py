@@ -17,6 +17,7 @@ from services.core.cycle.packing import REST_S, moves
 from services.core.cycle.plan import Preempt
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.placement import Placement
+from services.core.domain.topology import read_topology
 from services.core.parallel.graph import data_parallel
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, simulate
@@ -25,7 +26,7 @@ from services.simulator.workload import ClusterSpec
 from tests.support.workloads import a_profile, a_trace, a_workload
 
 CLUSTER = ClusterSpec.parse("6x2:RTX3090")
-RACKS = "rack a: n[0-1]\nrack b: n[2-3]\nrack c: n[4-5]\nblock x: a, b\n"
+RACKS = read_topology("rack a: n[0-1]\nrack b: n[2-3]\nrack c: n[4-5]\nblock x: a, b\n")
 
 
 def a_week(jobs: int = 120) -> Any:
@@ -90,7 +91,7 @@ def test_one_level_of_single_nodes_changes_nothing(policy: str) -> None:
     options = EngineOptions(rigid=not POLICIES[policy].elastic)
 
     plain, levels = (
-        simulate(policy, a_week(60), CLUSTER, a_trace(), options=replace(options, topology=text))
+        simulate(policy, a_week(60), CLUSTER, a_trace(), options=replace(options, topology=read_topology(text)))
         for text in ("", each_alone)
     )
 
@@ -105,7 +106,13 @@ def test_a_gang_runs_as_fast_as_its_rack_lets_it() -> None:
     apart = "rack a: n0\nrack b: n1\nbandwidth rack 400\n"
 
     near, far, unsaid = (
-        simulate("a-srpt", jobs, ClusterSpec.parse("2x2:RTX3090"), a_trace(), options=EngineOptions(topology=text))
+        simulate(
+            "a-srpt",
+            jobs,
+            ClusterSpec.parse("2x2:RTX3090"),
+            a_trace(),
+            options=EngineOptions(topology=read_topology(text)),
+        )
         for text in (fast, apart, "")
     )
 

@@ -11,6 +11,7 @@ from services.core.cycle.placers import PLACERS
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
+from services.core.domain.topology import Topology
 from services.core.domain.transfers import Transfer
 from services.core.domain.windows import Window
 from services.simulator.engine.orders import SimulatedOrder
@@ -72,14 +73,14 @@ class EngineOptions:
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s. They determine
             what gangs whose profile has a graph lose when they are spread, and what graph-aware placers expect.
-        topology: The levels of the network, as a file of operators (``core.domain.topology``); nodes are n0, n1 and so
-            on, in the order of the cluster. Empty: none.
+        topology: The levels of the network; nodes are n0, n1 and so on, in the order of the cluster.
         within: The level in one domain of which every gang must lie; empty: anywhere.
         transfer: What it takes to move a job's checkpoint to another zone.
         power_limit_w: The limit of every GPU unless the policy sets one; None: the board's own limit.
         batch_tuning: Which jobs may tune their batch size to the gang, under policies that support it
             (``PolicyEntry.tunes_batch``): a name in ``TUNING_SHARES``; the jobs are drawn using the seed.
-        tenant_guarantees: GPUs that tenants of the trace are guaranteed, under any policy.
+        tenant_gpu_quota: The most GPUs that tenants of the trace may hold at once.
+        tenant_guarantees: GPUs that they are guaranteed, under any policy.
         tenant_weights: Relative GPU shares of the trace's tenants under policies that share between tenants
             (``fair+``); 1 where none is given.
         rigid: Whether every job is fixed at the size its user asked for.
@@ -113,11 +114,12 @@ class EngineOptions:
     placement: str = "consolidated"
     inter_gbps: float = 10.0
     intra_gbytes: float = 300.0
-    topology: str = ""
+    topology: Topology = field(default_factory=Topology)
     within: str = ""
     transfer: Transfer = field(default_factory=Transfer)
     power_limit_w: float | None = None
     rigid: bool = False
+    tenant_gpu_quota: Mapping[str, int] = field(default_factory=dict[str, int])
     tenant_guarantees: Mapping[str, int] = field(default_factory=dict[str, int])
     tenant_weights: Mapping[str, float] | None = None
     batch_tuning: str = "all"

@@ -23,7 +23,6 @@ from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
 from services.core.domain.reasons import Reason
-from services.core.domain.topology import read_topology
 from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.orders.layer import run_under_orders
@@ -132,8 +131,9 @@ class Simulation:
         self.workload = workload.rigid() if options.rigid else workload
         if predictor is not None:
             self.workload = replace(self.workload, predicted_work_s=None)
-        topology = read_topology(options.topology) if options.topology or options.within else None
-        self.nodes = Nodes(cluster, options.host_idle_w, topology)
+        topology = options.topology
+        has_levels = topology.levels or options.within or workload.within or workload.near
+        self.nodes = Nodes(cluster, options.host_idle_w, topology if has_levels else None)
         self._devices = cluster.devices
         of_zone = {"": trace} | {each.zone: each for each in (trace, *elsewhere)}
         if unknown := [zone for zone in self.nodes.zones if zone not in of_zone]:
@@ -148,10 +148,12 @@ class Simulation:
             zones, at_home = [traces[at].zone for at in self.nodes.zone_of], np.array(self.workload.zone)
             eligible &= (at_home[:, None] == "") | (at_home[:, None] == np.array(zones)[None, :])
         inter = options.inter_gbps * 1e9 / 8
-        within = () if topology is None else topology.bytes_per_s(self.nodes.levels, inter)
+        within = topology.bytes_per_s(self.nodes.levels, inter)
         self.network = Network(inter, options.intra_gbytes * 1e9, cluster.widest_node_gpus, within)
-        wide = zip(map(JobId, self.workload.ids), self.workload.max_gpus.tolist(), strict=True)
-        level = self.nodes.levels.index(options.within) if options.within else -1
+        if options.within:
+            level = self.nodes.levels.index(options.within)
+            wide = zip(self.workload.ids, self.workload.max_gpus.tolist(), strict=True)
+            self.workload = replace(self.workload, within={each: level for each, most in wide if most > 1})
         tuning, shown_curves = None, dict[str, Any]()
         if self._tunes is not None:
             tuned = tuned_curves(self.workload, models)
@@ -177,7 +179,7 @@ class Simulation:
             jobs=self.live.table(),
             nodes=self.nodes.table(),
             outlooks=(),
-            tenant_gpu_quota={},
+            tenant_gpu_quota=dict(options.tenant_gpu_quota),
             tenant_guarantees=options.tenant_guarantees,
             tenant_weights=options.tenant_weights or {},
             speed_curves=speed_curves(self.workload, models),
@@ -188,7 +190,8 @@ class Simulation:
             graphs={job_id: graphs[kind] for job_id, kind in kinds if kind in graphs},
             network=self.network,
             levels=self.nodes.levels,
-            within={job_id: level for job_id, most in wide if most > 1} if options.within else {},
+            within={JobId(each): level for each, level in self.workload.within.items()},
+            near={JobId(each): level for each, level in self.workload.near.items()},
             transfer=options.transfer,
             length_spreads={} if self._foresight is None else self._foresight.spreads,
             min_run_s=options.min_run_s,
@@ -229,15 +232,14 @@ class Simulation:
         self._next_active_s = self._began_s
         self._idle_since: dict[int, float] = {}
         self._random = np.random.default_rng(options.seed)
-        largest = [
-            sum(g for g, m in zip(self.nodes.gpus, self.nodes.model, strict=True) if m == at)
-            for at in range(len(models))
-        ]
-        if options.within:
-            its = [np.where(self.nodes.table().gpu_model == at, self.nodes.gpus, 0) for at in range(len(models))]
-            largest = [int(sums(self.nodes.domains[:, level], each).max()) for each in its]
-        wide_enough = np.array(largest)[None, :] >= self.workload.min_gpus[:, None]
-        fits: Bools = np.any(eligible & wide_enough, axis=1)
+        gpus, min_gpus = np.array(self.nodes.gpus), self.workload.min_gpus
+        its = [np.where(np.array(self.nodes.model) == at, gpus, 0) for at in range(len(models))]
+        fits: Bools = np.any(eligible & (np.array([each.sum() for each in its])[None, :] >= min_gpus[:, None]), axis=1)
+        held, of = () if beginning is None else beginning.held, self.workload.within
+        for level in set(of.values()):
+            room = [int(sums(self.nodes.domains[:, level], each).max()) if level >= 0 else 0 for each in its]
+            rows = [at for at, each in enumerate(workload.ids) if of.get(each) == level and at not in held]
+            fits[rows] = np.any(eligible[rows] & (np.array(room)[None, :] >= min_gpus[rows, None]), axis=1)
         self._slices = self._slices_of(cluster, eligible)
         if self._slices is not None:
             for row in filter(self._slices.asks, range(len(workload))):
