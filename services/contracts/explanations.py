@@ -122,15 +122,17 @@ class ExplanationQuery(Message):
     """What to look for besides."""
 
     one_change: bool = said(
-        "The smallest change that would start a waiting job now, in `waiting.one_change`.", default=False
+        "The smallest change that would start a waiting job now or else earlier, in `waiting.one_change`.",
+        default=False,
     )
 
 
 class OneChange(Message):
-    """The smallest change that would start a waiting job now.
+    """The smallest change that would start a waiting job now or, where none does, earlier.
 
     An accepted job is not changed: the same job, submitted again with this change, would start in the next round if
-    this one were withdrawn. That was replayed with the present queue, and holds as long as the queue is the same.
+    this one were withdrawn. That was replayed with the present queue, and holds as long as the queue is the same. Where
+    none does, it is a minute or more earlier by a simulation of the queue, under the policy in force.
     """
 
     what: Literal["deadline", "preemptible", "flex", "within", "model", "gpus", "zone"] = said(
@@ -141,6 +143,7 @@ class OneChange(Message):
     flex: Flex | None = maybe("This class towards orders of the grid.")
     within: str | None = maybe("Within one domain of this level of the network; null with `within`: anywhere.")
     deadline: Instant | None = maybe("This deadline; null with `deadline`: none.")
+    starts_at: Instant | None = maybe("When it would start, by a simulation of the queue; null: now.")
     detail: str = said("The change in words, as at the end of `summary`.")
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from services.contracts.jobs import Share
-from services.contracts.schema import Message, maybe, said
+from services.contracts.schema import Message, many, maybe, said
 from services.core.domain.signal import Signal
 
 
@@ -22,6 +22,7 @@ class LiveNode(Message):
     kind: int = said("Index into the kinds.", ge=0)
     gpus: int = said("GPUs that are not cut.", ge=0)
     takes_work: bool = said("False while it is drained.")
+    domains: list[int] = many("Its domain at each level of the network.")
 
 
 class LiveSlice(Message):
@@ -32,6 +33,16 @@ class LiveSlice(Message):
     sevenths: int
     start: int = said("Its first memory slot.", ge=0)
     memory_gib: float
+
+
+class LiveWindow(Message):
+    """A reservation or a maintenance. Times are UTC seconds."""
+
+    id: str
+    start_s: float
+    end_s: float
+    gpus: dict[int, int] = said("How many GPUs of each node, by its index.")
+    holder: str | None = said("The tenant whose jobs get them; null for maintenance.")
 
 
 class LiveRates(Message):
@@ -64,6 +75,8 @@ class LiveJob(Message):
     preemptible: bool
     may_share_gpu: bool = False
     deadline_s: float | None
+    within: int | None = maybe("Index of the level in one domain of which it must lie; -1: there is no such level.")
+    near: int | None = maybe("Index of the level in one domain of which it should lie.")
     work_s: float = said("All its work, in seconds on its smallest gang.", gt=0)
     progress: float = said("Share of it that is done.", ge=0, le=1)
     length_from: Literal["progress", "prediction", "time_limit", "assumed"]
@@ -92,7 +105,28 @@ class LiveState(Message):
     end_s: float
     kinds: list[LiveKind]
     nodes: list[LiveNode]
+    levels: list[str] = many("The levels of the network, narrowest first; none without a topology.")
+    tenant_gpu_quota: dict[str, int] = said("The most that tenants may hold.", default_factory=dict)
+    tenant_guarantees: dict[str, int] = said("GPUs that tenants are guaranteed.", default_factory=dict)
+    windows: list[LiveWindow] = many("Reservations and maintenance that are not over.")
     slices: list[LiveSlice] = Field(default_factory=list[LiveSlice])
     profiles: list[LiveProfile]
     jobs: list[LiveJob]
     notes: list[str] = said("What was assumed or left out, in sentences.")
+
+
+class EarlierRequest(Message):
+    """Which of some jobs, each submitted in place of one that waits, would start earlier than that one."""
+
+    state: LiveState
+    job_id: str
+    instead: list[LiveJob | None] = said("The job as it is, then with each change; null: it could run nowhere.")
+    planned_s: float | None = maybe("When the policy plans to start the one that waits, if it can tell.")
+
+
+class Earlier(Message):
+    """The first that starts earlier, by the simulation that tells when jobs start."""
+
+    change: int | None = maybe("Index into `instead`; null: none does.")
+    starts_s: float | None = maybe("When it starts.")
+    planned_s: float | None = maybe("When the one that waits starts; null: not within the horizon.")

@@ -70,7 +70,7 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
     "router": {"serving": _calls(r"POST /v1/(chat/completions|completions|embeddings)", roles=(USER,))},
     "simulator": {
         "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),
-        "scheduler": _calls(r"GET /internal/comparisons/[^/]+"),
+        "scheduler": _calls(r"GET /internal/comparisons/[^/]+", r"POST /internal/earlier"),
     },
     "telemetry": {
         "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),

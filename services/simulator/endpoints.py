@@ -6,8 +6,10 @@ from fastapi import APIRouter, Query, Response
 
 from services.contracts.background import WorkState
 from services.contracts.explanations import PolicyComparison
+from services.contracts.live import Earlier, EarlierRequest
 from services.contracts.queries import SavingsQuery
 from services.contracts.savings import SavingsReport
+from services.contracts.schema import Instant
 from services.contracts.simulations import (
     Simulation,
     SimulationList,
@@ -68,10 +70,16 @@ async def cancel_simulation(simulation_id: str, caller: Caller, service: Service
 
 @internal.get("/internal/comparisons/{job_id}")
 async def read_comparison(
-    job_id: str, comparisons: Annotated[Comparisons, from_state("comparisons")]
+    job_id: str, since: Instant, comparisons: Annotated[Comparisons, from_state("comparisons")]
 ) -> PolicyComparison:
-    """Return what each policy would do with a live job, as far as it is known."""
-    return await comparisons.of(job_id)
+    """Return what each policy would do with a live job, as far as it is known since then."""
+    return await comparisons.of(job_id, since)
+
+
+@internal.post("/internal/earlier")
+async def find_earlier(body: EarlierRequest, comparisons: Annotated[Comparisons, from_state("comparisons")]) -> Earlier:
+    """Return which of some jobs would start earlier than one that waits, had they been submitted in its place."""
+    return await comparisons.earlier(body)
 
 
 @reports.get("/savings")

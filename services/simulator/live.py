@@ -5,7 +5,7 @@ A policy that takes too long, or fails, affects only its own answer.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from services.contracts.live import LiveJob, LiveProfile, LiveState
+from services.contracts.live import Earlier, EarlierRequest, LiveJob, LiveProfile, LiveState, LiveWindow
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError, WattshiftError
@@ -21,14 +21,21 @@ from services.core.domain.gpus import GpuModel, gpu_model, likeliest_gpu_model
 from services.core.domain.ids import NodeId
 from services.core.domain.mig import WHOLE, SlicePlace, slice_index
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.topology import Topology
+from services.core.domain.windows import Window
 from services.core.policies.registry import policy_entry
+from services.kit.logging import Log
 from services.simulator.engine import Beginning, EngineOptions, SimulationResult, simulate
 from services.simulator.workload import Behaviour, CarbonTrace, ClusterSpec, JobProfile, NodeGroup, Workload
 
 HOUR_S = 3_600.0
 HORIZON_S = 14 * 86_400.0
 LONGEST_S = 20.0  #: Most wall-clock time for one policy
+EARLIER_S = 5.0  #: Most wall-clock time for all simulations of one look for an earlier start
+EARLIER_BY_S = 60.0  #: A start is earlier if it is by so much
 ANY_BOARD = "A100-SXM4-40GB"
+
+log = Log(__name__)
 
 Report = Callable[[str, int, int], None]
 
@@ -59,6 +66,11 @@ def read_live(path: Path) -> LiveRun:
         state = LiveState.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise DomainError(f"this is not a live state: {error.error_count()} fields are wrong") from error
+    return live_run(state)
+
+
+def live_run(state: LiveState) -> LiveRun:
+    """Return the run described by a live state; ``DomainError``: nothing waits or runs in it."""
     if not state.jobs:
         raise DomainError("no job waits or runs here now")
     if not state.nodes:
@@ -69,7 +81,15 @@ def read_live(path: Path) -> LiveRun:
         for kind, name in zip(state.kinds, names, strict=True)
     ]
     jobs = sorted(state.jobs, key=lambda job: (job.submitted_s, job.id))
-    engine = EngineOptions(round_interval_s=state.round_interval_s, host_idle_w=0.0, until_s=state.at_s + HORIZON_S)
+    engine = EngineOptions(
+        round_interval_s=state.round_interval_s,
+        host_idle_w=0.0,
+        until_s=state.at_s + HORIZON_S,
+        topology=_topology(state),
+        tenant_gpu_quota=state.tenant_gpu_quota,
+        tenant_guarantees=state.tenant_guarantees,
+        windows=tuple(map(_window, state.windows)),
+    )
     trace = CarbonTrace(state.zone, state.signal, _curve(state))
     return LiveRun(
         state, _workload(state, jobs, names), _cluster(state, boards), trace, _beginning(state, jobs), engine
@@ -103,31 +123,69 @@ def live_document(run: LiveRun, parameters: Mapping[str, Mapping[str, Any]], rep
 
 
 def _outcome(run: LiveRun, name: str, parameters: Mapping[str, Any], report: Report) -> dict[str, Any]:
-    until_s = time.perf_counter() + LONGEST_S
-
-    def progress(done: int, total: int) -> None:
-        report(name, done, total)
-        if time.perf_counter() > until_s:
-            raise TooLongError(f"it took longer than {LONGEST_S:g} s")
-
-    rigid, workload = not policy_entry(name).elastic and "gang" not in parameters, run.workload
-    if rigid:  # as they are on the cluster: at their smallest gangs
-        workload = replace(workload, requested_gpus=workload.min_gpus)
     try:
-        result = simulate(
-            name,
-            workload,
-            run.cluster,
-            run.trace,
-            parameters=parameters,
-            options=replace(run.engine, rigid=rigid),
-            progress=progress,
-            beginning=run.beginning,
-        )
+        result = _simulated(run, name, parameters, lambda done, total: report(name, done, total), LONGEST_S)
     except WattshiftError as error:
         return {"policy": name, "failure": str(error)}
     report(name, result.completed, result.jobs)
     return {"policy": name, "summary": result.summary(), "jobs": _columns(run, result)}
+
+
+def _simulated(
+    run: LiveRun, name: str, parameters: Mapping[str, Any], report: Callable[[int, int], None], most_s: float
+) -> SimulationResult:
+    until_s = time.perf_counter() + most_s
+
+    def progress(done: int, total: int) -> None:
+        report(done, total)
+        if time.perf_counter() > until_s:
+            raise TooLongError(f"it took longer than {most_s:g} s")
+
+    rigid, workload = not policy_entry(name).elastic and "gang" not in parameters, run.workload
+    if rigid:  # as they are on the cluster: at their smallest gangs
+        workload = replace(workload, requested_gpus=workload.min_gpus)
+    return simulate(
+        name,
+        workload,
+        run.cluster,
+        run.trace,
+        parameters=parameters,
+        options=replace(run.engine, rigid=rigid),
+        progress=progress,
+        beginning=run.beginning,
+    )
+
+
+def earlier(asked: EarlierRequest) -> Earlier:
+    """Return the first of some jobs that starts earlier than the one in whose place it would be submitted.
+
+    None does where the first, which is the job as it is, would: then it needs no change. Each is simulated up to the
+    planned start alone, under the policy in force.
+    """
+    until_s, name = time.perf_counter() + EARLIER_S, asked.state.policy
+
+    def start_s(jobs: Sequence[LiveJob], job_id: str, before_s: float) -> float:
+        run = live_run(asked.state.model_copy(update={"jobs": [*jobs]}))
+        run = replace(run, engine=replace(run.engine, until_s=before_s))
+        left_s = until_s - time.perf_counter()
+        found = _simulated(run, name, asked.state.parameters, lambda *_: None, left_s).columns.started_s
+        at_s = found[run.workload.ids.index(job_id)]
+        return float(at_s) if math.isfinite(at_s) else math.inf
+
+    others = [job for job in asked.state.jobs if job.id != asked.job_id]
+    planned_s = math.inf if asked.planned_s is None else asked.planned_s
+    end_s = asked.state.at_s + HORIZON_S
+    try:
+        if len(others) < len(asked.state.jobs):
+            planned_s = min(planned_s, start_s(asked.state.jobs, asked.job_id, end_s))
+        before_s = min(planned_s - EARLIER_BY_S, end_s)
+        for at, job in enumerate(asked.instead if before_s >= asked.state.at_s else ()):
+            if job is not None and (starts_s := start_s([*others, job], job.id, before_s)) <= before_s:
+                found = Earlier(change=at, starts_s=starts_s, planned_s=_open(planned_s))
+                return found if at else Earlier()
+    except WattshiftError as error:
+        log.info("earlier.unknown", error=str(error))
+    return Earlier()
 
 
 def _columns(run: LiveRun, result: SimulationResult) -> dict[str, list[float | None]]:
@@ -141,7 +199,11 @@ def _columns(run: LiveRun, result: SimulationResult) -> dict[str, list[float | N
 
 
 def _rounded(column: Floats, digits: int) -> list[float | None]:
-    return [round(value, digits) if math.isfinite(value) else None for value in column.tolist()]
+    return [_open(round(value, digits) if math.isfinite(value) else value) for value in column.tolist()]
+
+
+def _open(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _curve(state: LiveState) -> CarbonCurve:
@@ -171,6 +233,8 @@ def _workload(state: LiveState, jobs: list[LiveJob], names: list[str]) -> Worklo
         preemptible=np.array([job.preemptible for job in jobs], dtype=np.bool_),
         shareable=np.array([job.may_share_gpu for job in jobs], dtype=np.bool_),
         deadline_s=np.array([math.inf if job.deadline_s is None else job.deadline_s for job in jobs]),
+        within={job.id: job.within for job in jobs if job.within is not None},
+        near={job.id: job.near for job in jobs if job.near is not None},
         slice_sevenths=ints([job.sevenths or 0 for job in jobs]) if any(job.sevenths for job in jobs) else None,
         slice_memory_gib=np.array([job.memory_gib or 0.0 for job in jobs]),
         name="live",
@@ -189,6 +253,19 @@ def _profile(at: int, profile: LiveProfile, names: list[str]) -> JobProfile:
 
 def _cluster(state: LiveState, boards: list[GpuModel]) -> ClusterSpec:
     return ClusterSpec(tuple(_group(state, at, boards[node.kind]) for at, node in enumerate(state.nodes)))
+
+
+def _topology(state: LiveState) -> Topology:
+    """Return the levels wider than a node, with the domains' numbers as their names."""
+    return Topology(
+        tuple(state.levels[1:]),
+        {f"n{at}": tuple(map(str, node.domains[1:])) for at, node in enumerate(state.nodes)},
+    )
+
+
+def _window(found: LiveWindow) -> Window:
+    gpus = {NodeId(f"n{at}"): gpus for at, gpus in found.gpus.items()}
+    return Window(found.id, found.start_s, found.end_s, gpus, found.holder)
 
 
 def _group(state: LiveState, at: int, board: GpuModel) -> NodeGroup:

@@ -14,6 +14,7 @@ from services.contracts.codes import ProblemCode
 from services.contracts.explanations import Outcome, PolicyComparison, PolicyOutcome
 from services.contracts.identity import Identity, Role
 from services.contracts.invalid import NAME_PATTERN
+from services.contracts.live import Earlier, EarlierRequest
 from services.contracts.simulations import LIVE, MAX_POLICIES, TrainingRequest
 from services.core.domain.errors import DomainError
 from services.core.policies.registry import POLICIES
@@ -24,6 +25,7 @@ from services.kit.release import RELEASE
 from services.kit.tasks import end_tasks
 from services.simulator.bundles import BUNDLED_ZONES
 from services.simulator.catalogue import catalogue, unknown
+from services.simulator.live import earlier
 from services.simulator.readers.carbon import signal_named
 from services.simulator.readers.text import utc_s
 from services.simulator.repository import SimulationRepository
@@ -241,6 +243,10 @@ class Known:
     result: Mapping[str, Any]
     row: Mapping[str, int]
 
+    @property
+    def as_of(self) -> datetime:
+        return datetime.fromtimestamp(self.result["as_of_s"], UTC)
+
     def outcomes(self, job_id: str) -> list[PolicyOutcome]:
         """Return the outcomes of one of its jobs, the policy in force first."""
         row, result = self.row[job_id], self.result
@@ -271,28 +277,37 @@ class Comparisons:
         self._min_age = timedelta(seconds=min_age_s)
         self._known: Known | None = None
         self._beginning: asyncio.Task[None] | None = None
+        self._looking = asyncio.Semaphore(1)
         self._problem: str | None = None
         self._tried_at = datetime.min.replace(tzinfo=UTC)
+
+    async def earlier(self, asked: EarlierRequest) -> Earlier:
+        """Return which of some jobs would start earlier than one that waits; one look at a time."""
+        async with self._looking:
+            return await asyncio.to_thread(earlier, asked)
 
     async def close(self) -> None:
         if self._beginning is not None:
             await end_tasks([self._beginning])
 
-    async def of(self, job_id: str) -> PolicyComparison:
-        """Return what is known about a job; if nothing is, start a comparison and answer ``pending``."""
+    async def of(self, job_id: str, since: datetime) -> PolicyComparison:
+        """Return what is known about a job; if nothing is, start a comparison and answer ``pending``.
+
+        Args:
+            since: Since when the job has waited, or held its GPUs; what was simulated before knows it otherwise.
+        """
         newest = await self._repository.page(OWNER.tenant_id, (), None, 3)
         last = newest[0] if newest else None
         under_way = last is not None and last.state in (WorkState.QUEUED, WorkState.RUNNING)
         done = next((each for each in newest if each.state is WorkState.SUCCEEDED), None)
         known = None if done is None else await self._read(done)
-        knows = known is not None and job_id in known.row
+        knows = known is not None and job_id in known.row and known.as_of >= since
         if not under_way and self._is_due(last, knows=knows):
             self._begin()
             under_way = True
         if known is not None and knows:
-            as_of = datetime.fromtimestamp(known.result["as_of_s"], UTC)
-            notes = [*known.result["notes"], *ASSUMPTIONS]
-            return PolicyComparison(status=Outcome.READY, as_of=as_of, items=known.outcomes(job_id), assumptions=notes)
+            notes, items = [*known.result["notes"], *ASSUMPTIONS], known.outcomes(job_id)
+            return PolicyComparison(status=Outcome.READY, as_of=known.as_of, items=items, assumptions=notes)
         if last is not None and last.state in (WorkState.FAILED, WorkState.CANCELLED) and not under_way:
             why = "It was cancelled." if last.failure is None else last.failure.detail
             return PolicyComparison(status=Outcome.FAILED, detail=why)

@@ -42,6 +42,7 @@ NOT_PUBLIC = {
     ("POST", "/internal/apps/observations"): "routers say what they saw of applications' requests",
     ("GET", "/internal/live"): "the simulator asks the scheduler for the queue",
     ("GET", "/internal/comparisons/{job_id}"): "the scheduler asks the simulator what it has of a job",
+    ("POST", "/internal/earlier"): "the scheduler asks the simulator which change would start a job earlier",
     ("POST", "/v1/nodes/{node_id}/enroll"): "nodes ask telemetry directly, with a token for one of them",
     ("POST", "/v1/nodes/{node_id}/rotate"): "nodes ask telemetry directly, with their own credential",
     ("POST", "/v1/nodes/register"): "nodes ask telemetry directly, with their own credential",

@@ -62,12 +62,12 @@ def test_a_waiting_job_is_asked_what_would_start_it(open_page: OpenPage, site: I
     waits = site.gateway.call("POST", "/v1/jobs", body={**spec, "name": "wide", "gpus": {"min": 8}})["id"]
     page = open_page(f"/jobs/{waits}")
 
-    page.get_by_role("button", name="What would start it now?").click()
+    page.get_by_role("button", name="What would start it now or earlier?").click()
     expect(page.locator("#why")).to_contain_text("submitted again with 4 GPUs instead of 8, it would start now.")
     site.gateway.call("POST", f"/v1/jobs/{waits}/hold")
     expect(page.locator("#summary .badge")).to_have_text("held")
     expect(page.locator("#why")).not_to_contain_text("it would start now")
-    expect(page.get_by_role("button", name="What would start it now?")).to_have_count(0)
+    expect(page.get_by_role("button", name="What would start it now or earlier?")).to_have_count(0)
     for job_id in (waits, first):
         site.gateway.call("POST", f"/v1/jobs/{job_id}/cancel")
     site.wait_for_ends([waits, first], 60)

@@ -24,7 +24,7 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.orders import PowerOrder
 from services.core.policies import one_change as module
-from services.core.policies.one_change import Change, Elsewhere, Predicted, one_change, resubmitted
+from services.core.policies.one_change import Change, Elsewhere, Predicted, changes, one_change, resubmitted
 from services.core.policies.orders.layer import run_under_orders
 from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import NOON_S, JobRow, NodeRow, a_job, a_node, a_snapshot, hourly_curve, started
@@ -176,11 +176,9 @@ def named(name: str, parameters: dict[str, object], cluster: Cluster) -> tuple[C
         rounds,
         policy.load(memory),
         WAITS,
+        changes(rounds[0], WAITS, why=why, one_size=fixed, elsewhere=others),
         as_id=AGAIN,
         predicted=Predicted(cluster.waits.remaining_s * cluster.waits.min_gpus),
-        why=why,
-        one_size=fixed,
-        elsewhere=others,
     )
     return found, memory
 

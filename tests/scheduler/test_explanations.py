@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from fastapi import FastAPI
 from services.contracts.explanations import Explanation, OneChange
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import JobSpec
+from services.contracts.live import Earlier, EarlierRequest, LiveJob, LiveState
 from services.contracts.nodes import OUT_OF_MEMORY
 from services.core.cycle.plan import Preempt
 from services.core.cycle.snapshot import Trigger
@@ -22,7 +24,7 @@ from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.policies.one_change import Change
 from services.kit.http import ServiceClient, new_session
-from services.kit.problems import install_problem_handlers
+from services.kit.problems import install_problem_handlers, unavailable
 from services.scheduler import explaining_endpoints
 from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.explaining.waiting import next_step, shown
@@ -687,3 +689,62 @@ def test_a_change_is_said_in_words(change: Change, fields: dict[str, Any], words
 
     assert found.model_dump(exclude={"detail"}, exclude_none=True) == fields
     assert found.detail == f"Withdrawn and submitted again {words}, it would start now."
+
+
+def test_an_earlier_start_is_said_with_both_times() -> None:
+    spec = JobSpec.model_validate({"name": "a", "command": ["true"], "gpus": {"min": 4, "max": 4}})
+    at_s = 1_800_000_000.0
+
+    found = shown(Change(gpus=2), spec, (), Earlier(change=3, starts_s=at_s, planned_s=at_s + 6_600))
+    never = shown(Change(gpus=2), spec, (), Earlier(change=3, starts_s=at_s))
+
+    words = "Withdrawn and submitted again with 2 GPUs instead of 4, it would start at Fri 08:00 UTC: "
+    assert found.starts_at == datetime.fromtimestamp(at_s, UTC)
+    assert found.detail == f"{words}1 h 50 min before Fri 09:50 UTC, as simulated."
+    assert never.detail == f"{words}not within two weeks, as it is."
+
+
+@dataclass
+class Simulator:
+    """What is asked of the what-if service, which answers nothing."""
+
+    asked: list[EarlierRequest] = field(default_factory=list)
+
+    async def call(self, method: str, path: str, answers: type[Any], **options: Any) -> Any:
+        if path == "/internal/earlier":
+            self.asked.append(options["body"])
+        raise unavailable("The simulator")
+
+
+async def test_what_is_simulated_in_a_jobs_place_is_what_its_user_would_submit(world: World) -> None:
+    """Of each change: the job of the live state that there is once it was made."""
+    await world.scheduler.prepare()
+    for node, model in (("n1", "A100"), ("n2", "V100")):
+        await world.node(node, model=model)
+        await world.running(gpus={"min": 4, "model": model}, preemptible=False)
+    asked: dict[str, Any] = {"gpus": {"min": 4, "model": "A100"}, "preemptible": False, "time_limit_s": 4_000}
+    waits = await world.job(**asked)
+    simulator, carbon = Simulator(), world.scheduler._carbon
+    view = LiveView(world.database, world.settings, carbon, NoHook())
+    explaining = Explanations(world.database, view, carbon, simulator)  # type: ignore[arg-type]
+    submitted: list[dict[str, Any]] = [asked, {**asked, "preemptible": True}]
+    submitted += [{**asked, "gpus": {"min": 4, "model": "V100"}}]
+    submitted += [{**asked, "gpus": {"min": gpus, "model": "A100"}} for gpus in (2, 1)]
+
+    def shape(job: LiveJob | None, state: LiveState) -> dict[str, Any]:
+        assert job is not None
+        return job.model_dump(exclude={"id", "submitted_s", "since_s", "profile"}) | {"on": state.profiles[job.profile]}
+
+    await explaining.explain(Identity(tenant_id="default", role=Role.OPERATOR, key_id="k"), waits, one_change=True)
+
+    (request,) = simulator.asked
+    assert request.job_id == waits
+    assert waits in {job.id for job in request.state.jobs}
+    simulated = [shape(job, request.state) for job in request.instead]
+    made: list[dict[str, Any]] = []
+    for spec in submitted:
+        await world.fetch("UPDATE jobs SET state = 'cancelled' WHERE id = $1 RETURNING 1", waits)
+        waits = await world.job(**spec)
+        state = await explaining.live_state()
+        made.append(shape(next(job for job in state.jobs if job.id == waits), state))
+    assert simulated[: len(made)] == made

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from services.contracts.jobs import Share
-from services.contracts.live import LiveJob, LiveKind, LiveNode, LiveProfile, LiveRates, LiveState
+from services.contracts.live import LiveJob, LiveKind, LiveNode, LiveProfile, LiveRates, LiveState, LiveWindow
 from services.core.domain.errors import DomainError
+from services.core.domain.placement import Placement
 from services.core.domain.signal import Signal
 from services.core.policies.registry import POLICIES
 from services.simulator import live
+from services.simulator.engine.cluster import Nodes
 from services.simulator.live import live_document, parameters_of, read_live
 from tests.support.workloads import START_S
 
@@ -51,6 +53,19 @@ def outcomes(tmp_path: Path, state: LiveState, *policies: str) -> dict[str, Any]
     run = read_live(path)
     chosen = parameters_of(run, {name: {} for name in policies or ("fifo",)})
     return live_document(run, chosen, lambda *_: None)
+
+
+@pytest.fixture
+def on_nodes(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """The nodes of each gang that starts."""
+    seen, take = list[set[int]](), Nodes.take
+
+    def noting(self: Nodes, placement: Placement, *rest: Any) -> Any:
+        seen.append({int(share.node_id[1:]) for share in placement.shares})
+        return take(self, placement, *rest)
+
+    monkeypatch.setattr(Nodes, "take", noting)
+    return seen
 
 
 RUNS = a_job("runs", gpus=2, work_s=2 * HOUR_S, progress=0.5, gang=[Share(node_id="0", devices=[0, 1])])
@@ -162,3 +177,65 @@ def test_a_policy_of_fixed_gangs_has_the_smallest_and_joint_knows_what_was_asked
     ends_s = {name: document["jobs"]["ends_at_s"][0] - state.at_s for name, document in documents.items()}
     assert ends_s["fifo"] == pytest.approx(2 * HOUR_S, abs=60.0)
     assert ends_s["joint"] < ends_s["fifo"]
+
+
+def started_at(document: dict[str, Any]) -> dict[str, float | None]:
+    (outcome,) = document["policies"]
+    return dict(zip(document["job_ids"], outcome["jobs"]["starts_at_s"], strict=True))
+
+
+@pytest.mark.parametrize("policy", [*POLICIES])
+def test_gangs_lie_within_the_domains_that_they_ask_for(policy: str, tmp_path: Path, on_nodes: list[set[int]]) -> None:
+    """Two racks of two nodes with two GPUs each; on the first node of each, a gang holds a GPU that it keeps."""
+    nodes = tuple(LiveNode(kind=0, gpus=2, takes_work=True, domains=[at, at // 2]) for at in range(4))
+    stays = [
+        a_job(
+            f"stays{at}", at_s=float(at), preemptible=False, gang=[Share(node_id=str(at), devices=[0])], within=within
+        )
+        for at, within in ((0, 1), (2, -1))
+    ]
+    waits = [a_job("rack", gpus=4, at_s=10.0, within=1), a_job("any", gpus=3, at_s=20.0)]
+    waits += [a_job("none", at_s=30.0, within=-1), a_job("large", gpus=5, at_s=40.0, within=1)]
+    sizes = LiveProfile(gpus=[1, 8], rates={0: LiveRates(speed=[1.0, 8.0], power_w=[100.0, 100.0])})
+    state = a_state(*stays, *waits, nodes=nodes, levels=["node", "rack"], profiles=[sizes])
+
+    starts = started_at(outcomes(tmp_path, state, policy))
+
+    assert starts["none"] is starts["large"] is None
+    assert starts["rack"] is not None
+    assert starts["rack"] > state.at_s + HOUR_S / 2, "six GPUs are free, but no rack has four of them"
+    assert starts["stays2"] == state.at_s, "a gang that runs stays, though its level is gone"
+    assert all(len({at // 2 for at in nodes}) == 1 for nodes in on_nodes)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES])
+def test_gpus_that_are_reserved_or_out_of_service_are_not_there(policy: str, tmp_path: Path) -> None:
+    times = {"start_s": START_S, "end_s": START_S + 4 * HOUR_S}
+    mine, theirs = a_job("mine", gpus=2, tenant="t"), a_job("theirs", gpus=2, tenant="other", at_s=1.0)
+    kept = LiveWindow(id="w", gpus={0: 2}, holder="other", **times)
+
+    reserved = started_at(outcomes(tmp_path, a_state(mine, theirs, windows=[kept]), policy))
+    closed = started_at(outcomes(tmp_path, a_state(mine, windows=[kept.model_copy(update={"holder": None})]), policy))
+
+    assert reserved["theirs"] == START_S + HOUR_S
+    assert reserved["mine"] is not None
+    assert reserved["mine"] > START_S + HOUR_S
+    assert closed["mine"] is not None
+    assert closed["mine"] >= START_S + 4 * HOUR_S
+
+
+@pytest.mark.parametrize("policy", [*POLICIES])
+def test_tenants_hold_no_more_than_they_may_and_no_less_than_they_are_guaranteed(policy: str, tmp_path: Path) -> None:
+    both = [a_job(f"mine{at}", at_s=float(at)) for at in range(2)]
+
+    free, limited = (
+        started_at(outcomes(tmp_path, a_state(*both, tenant_gpu_quota=quota), policy)) for quota in ({}, {"t": 1})
+    )
+    owner = a_job("owner", at_s=30.0, tenant="other", gpus=2)
+    borrows = RUNS.model_copy(update={"work_s": 20 * HOUR_S})
+    guaranteed = started_at(outcomes(tmp_path, a_state(borrows, owner, tenant_guarantees={"other": 2}), policy))
+
+    assert free["mine0"] == free["mine1"]
+    assert limited["mine0"] != limited["mine1"]
+    assert guaranteed["owner"] is not None
+    assert guaranteed["owner"] < START_S + 2 * HOUR_S, "long before the gang that borrows would end"

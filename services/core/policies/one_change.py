@@ -1,5 +1,7 @@
 """The one change: what the user of a waiting job could ask for instead, so that it would start in the next round.
 
+Where none starts it then, the simulator asks the same candidates, in the same order, for one that starts it earlier.
+
 An accepted job is never changed; so a change means to submit it again with that, and to withdraw it. Each candidate is
 replayed in exactly this way: the same rounds, with a job that was submitted now in place of the one that waits. It is
 named only if the policy in force starts it in all of them (``rounds``: whichever is held next), and none is named where
@@ -74,36 +76,46 @@ class Change:
 AS_IT_IS = Change()
 
 
+def changes(
+    snapshot: Snapshot, job_id: JobId, *, why: Reason | None, one_size: bool, elsewhere: Sequence[Elsewhere] = ()
+) -> list[Change]:
+    """Return what to ask for instead of a waiting job, ``AS_IT_IS`` first; empty where there is no answer.
+
+    Args:
+        why: Why it waits.
+        one_size: Whether its user gave it one size that is not tied to a layout.
+    """
+    jobs = snapshot.jobs
+    job = jobs.index.get(job_id)
+    if job is None or jobs.phase[job] != QUEUED or jobs.attained_gpu_s[job] != 0 or not _decided(snapshot, job_id):
+        return []
+    return [AS_IT_IS, *_candidates(snapshot, job, why, elsewhere, one_size=one_size)]
+
+
 def one_change(
     policy: Policy[Memory],
     rounds: Sequence[Snapshot],
     memory: Memory,
     job_id: JobId,
+    tried: Sequence[Change],
     *,
     as_id: JobId,
     predicted: Predicted,
-    why: Reason | None,
-    one_size: bool,
-    elsewhere: Sequence[Elsewhere] = (),
 ) -> Change | None:
     """Return the smallest change that starts a waiting job; None: none is known.
 
     Args:
         rounds: The rounds that may be held next: the same jobs and nodes, with each trigger.
+        tried: Its ``changes``.
         as_id: The id of the job that is submitted in its place; sorts behind all others.
         predicted: Its length, as it would be predicted now.
-        why: Why it waits.
-        one_size: Whether its user gave it one size that is not tied to a layout.
 
     Raises:
         PlanError: as for ``run_cycle``.
     """
-    jobs = rounds[0].jobs
-    job = jobs.index.get(job_id)
-    if job is None or jobs.phase[job] != QUEUED or jobs.attained_gpu_s[job] != 0 or not _decided(rounds[0], job_id):
-        return None
-    left = min(MOST_ROUNDS, MOST_JOBS // len(jobs))
-    for change in (AS_IT_IS, *_candidates(rounds[0], job, why, elsewhere, one_size=one_size)):
+    job = rounds[0].jobs.index.get(job_id, -1)
+    left = min(MOST_ROUNDS, MOST_JOBS // len(rounds[0].jobs))
+    for change in tried:
         for snapshot in rounds:
             if not left:
                 return None

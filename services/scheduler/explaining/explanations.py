@@ -13,6 +13,7 @@ from services.contracts.explanations import (
     Explanation,
     JobAhead,
     LeverEffect,
+    OneChange,
     Outcome,
     PolicyComparison,
     QueuePlace,
@@ -20,7 +21,7 @@ from services.contracts.explanations import (
 )
 from services.contracts.identity import Identity
 from services.contracts.jobs import JobFootprint, JobSpec
-from services.contracts.live import LiveState
+from services.contracts.live import Earlier, LiveState
 from services.core.cycle.snapshot import Phase, Trigger
 from services.core.domain.ids import JobId
 from services.core.domain.jobs import JobState
@@ -31,7 +32,7 @@ from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.scheduler.explaining import levers
 from services.scheduler.explaining.lengths import remaining
-from services.scheduler.explaining.live_state import live_state
+from services.scheduler.explaining.live_state import in_its_place, live_state, mean_length
 from services.scheduler.explaining.story import gpus_words, length_words, sentence, story_of
 from services.scheduler.explaining.waiting import (
     Place,
@@ -41,6 +42,7 @@ from services.scheduler.explaining.waiting import (
     how_it_runs,
     next_step,
     on_slice_step,
+    shown,
     why_it_waits,
 )
 from services.scheduler.planning.carbon import CarbonWatch
@@ -64,6 +66,8 @@ log = Log(__name__)
 
 SHOWN_AHEAD = 5
 COMPARISON_TIMEOUT_S = 1.0
+EARLIER_JOBS = 5_000  #: With more jobs, no change is looked for that would start one earlier
+EARLIER_TIMEOUT_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -111,11 +115,35 @@ class Explanations:
 
     async def live_state(self) -> LiveState:
         """Return the live queue and cluster for the what-if service."""
-        live = await self._view.read()
+        return (await self._state(await self._view.read()))[0]
+
+    async def _state(self, live: Live) -> tuple[LiveState, dict[str, float]]:
+        """Return the live state, and the time limits of the jobs that have one, seconds."""
         async with self._database.connection() as connection:
             limits_s = await explanations.time_limits_s(connection)
             queued = await explanations.queued(connection)
-        return await asyncio.to_thread(live_state, self._view, live, limits_s, queued)
+        return await asyncio.to_thread(live_state, self._view, live, limits_s, queued), limits_s
+
+    async def _earlier(self, facts: Facts, live: Live, why: WhyItWaits) -> OneChange | None:
+        """Return the change that starts a job earlier than planned, if the what-if service finds one in time."""
+        tried, planned = why.tried, why.explanation.expected_start_at
+        if tried is None or tried.now is not None or len(live.rows.jobs) > EARLIER_JOBS:
+            return None
+        state, limits_s = await self._state(live)
+        mean_gpu_s, limit_s = mean_length(live.rows.jobs), limits_s.get(facts.row.id)
+        asked = await asyncio.to_thread(
+            in_its_place, state, tried.snapshot, tried.row, tried.changes, tried.predicted, limit_s, mean_gpu_s
+        )
+        asked = asked.model_copy(update={"planned_s": None if planned is None else planned.timestamp()})
+        try:
+            found = await self._simulator.call(
+                "POST", "/internal/earlier", Earlier, body=asked, attempts=1, timeout_s=EARLIER_TIMEOUT_S
+            )
+        except (ProblemError, ValidationError) as error:
+            log.warning("earlier.unknown", job=facts.row.id, error=str(error))
+            return None
+        change = None if found.change is None else tried.changes[found.change]
+        return None if change is None else shown(change, facts.spec, tried.snapshot.levels, found)
 
     async def _facts(self, caller: Identity, job_id: str) -> Facts:
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
@@ -139,9 +167,12 @@ class Explanations:
             )
 
     async def _waiting(self, facts: Facts, state: JobState, caller: Identity, *, one_change: bool) -> Explanation:
-        live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id))
+        since = facts.row.queued_at or facts.row.submitted_at
+        live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id, since))
         seen = any(row.id == facts.row.id for row in live.rows.jobs)
         why = await asyncio.to_thread(self._why, facts, live, seen_by_policy=seen, one_change=one_change and seen)
+        if found := await self._earlier(facts, live, why):
+            why = replace(why, explanation=why.explanation.model_copy(update={"one_change": found}))
         waiting, reason, detail = why.explanation, why.reason or facts.row.reason, why.detail
         if detail is None:
             detail = facts.row.detail or sentence(facts.row.reason) or None
@@ -152,7 +183,7 @@ class Explanations:
         expected_at = waiting.expected_start_at
         if seen and expected_at is None:
             own = next((each for each in comparison.items if each.in_force), None)
-            if own is not None and own.starts_at is not None:
+            if own is not None and own.starts_at is not None and own.starts_at.timestamp() > live.rows.state.now_s:
                 waiting = waiting.model_copy(
                     update={"expected_start_at": own.starts_at, "expected_start_from": "simulation"}
                 )
@@ -202,8 +233,9 @@ class Explanations:
             seen_by_policy=seen_by_policy,
         )
         if one_change and not why.explanation.starts_now:
-            found = change_of(self._view, live, dry, job_id, spec, why.reason)
-            why = replace(why, explanation=why.explanation.model_copy(update={"one_change": found}))
+            tried = change_of(self._view, live, dry, job_id, spec, why.reason)
+            found = None if tried is None or tried.now is None else shown(tried.now, spec, dry.snapshot.levels)
+            why = replace(why, explanation=why.explanation.model_copy(update={"one_change": found}), tried=tried)
         return why
 
     async def _named(self, place: Place, caller: Identity, live: Live) -> QueuePlace:
@@ -231,7 +263,7 @@ class Explanations:
         )
 
     async def _running(self, facts: Facts, gang: GangRow, state: JobState) -> Explanation:
-        live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id))
+        live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id, gang.started_at))
         run, effects, assumptions = await asyncio.to_thread(self._run, facts, gang, state, live)
         if facts.row.engine == OURS:
             run = run.model_copy(update={"stop_at": facts.spec.stop_at(gang.running_at, gang.stop_requested_at)})
@@ -337,11 +369,16 @@ class Explanations:
         known = [part.kwh * mean for part, mean in zip(facts.by_zone, means, strict=True) if mean is not None]
         return sum(known) if len(known) == len(means) else None
 
-    async def _comparison(self, job_id: str) -> PolicyComparison:
-        """Return what the what-if service has; if it is down, the rest of the answer is not affected."""
+    async def _comparison(self, job_id: str, since: datetime) -> PolicyComparison:
+        """Return what the what-if service has; if it is down, the rest of the answer is not affected.
+
+        Args:
+            since: Since when the job has waited, or held its GPUs.
+        """
+        path, asked = f"/internal/comparisons/{job_id}", {"since": since.isoformat()}
         try:
             return await self._simulator.call(
-                "GET", f"/internal/comparisons/{job_id}", PolicyComparison, attempts=1, timeout_s=COMPARISON_TIMEOUT_S
+                "GET", path, PolicyComparison, params=asked, attempts=1, timeout_s=COMPARISON_TIMEOUT_S
             )
         except (ProblemError, ValidationError) as error:
             log.warning("comparison.unknown", job=job_id, error=str(error))

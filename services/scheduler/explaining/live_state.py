@@ -12,15 +12,26 @@ from typing import Any, Literal
 import numpy as np
 
 from services.contracts.jobs import Share
-from services.contracts.live import LiveJob, LiveKind, LiveNode, LiveProfile, LiveRates, LiveSlice, LiveState
+from services.contracts.live import (
+    EarlierRequest,
+    LiveJob,
+    LiveKind,
+    LiveNode,
+    LiveProfile,
+    LiveRates,
+    LiveSlice,
+    LiveState,
+    LiveWindow,
+)
 from services.core.cycle.snapshot import PREEMPTING, Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools
-from services.core.domain.ids import NodeId
+from services.core.domain.ids import JobId, NodeId
 from services.core.domain.mig import FIRST_SLICE_INDEX, MEMORY_SLOTS, WHOLE, sevenths_of
+from services.core.policies.one_change import Change, Predicted, resubmitted
 from services.core.profiles.priors import usual_w
 from services.scheduler.explaining.lengths import LEAST_PROGRESS
 from services.scheduler.planning.cluster import Cluster, takes_work
-from services.scheduler.planning.dry_run import Live, LiveView
+from services.scheduler.planning.dry_run import DRAFT, Live, LiveView
 from services.scheduler.planning.job_table import eligible_kinds, hold_devices, phase_of, progress_of
 from services.scheduler.planning.slices import CutGpus, cut_gpus
 from services.scheduler.repository.kept_jobs import JobRows
@@ -98,7 +109,7 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
     rows = {row.id: row for row in live.rows.jobs}
     nodes, served = _nodes(JobRows.of(live.rows.jobs), snapshot)
     profiles, jobs, notes = Profiles(snapshot), list[LiveJob](), list[str]()
-    mean_gpu_s = _mean_length(rows.values())
+    mean_gpu_s = mean_length(rows.values())
     on_slices, slices = live_slices(live, cluster, snapshot, nodes, served, profiles, time_limits_s, mean_gpu_s)
     nowhere = len(on_slices) - sum(job is not None for job in on_slices)
     jobs += [job for job in on_slices if job is not None]
@@ -111,7 +122,7 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
             nowhere += 1
             continue
         jobs.append(_job(snapshot, at, row, profile, time_limits_s.get(job_id), mean_gpu_s, served))
-    zone = _zone(snapshot)
+    zone, place = _zone(snapshot), {node_id: at for (node_id, _), (at, _) in served.items()}
     outlook, settings, state = snapshot.outlooks[zone], view.settings, live.rows.state
     if jobs_on_slices := sum(job.sevenths is not None for job in jobs):
         notes.append(f"Slices: {jobs_on_slices} of the jobs ask for one; a power not measured is its share of a GPU's.")
@@ -145,11 +156,54 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
             for name, idle_w in zip(snapshot.gpu_models, snapshot.idle_w.tolist(), strict=True)
         ],
         nodes=nodes,
+        levels=list(snapshot.levels),
+        windows=[
+            LiveWindow(
+                id=each.id,
+                start_s=each.start_s,
+                end_s=each.end_s,
+                gpus={place[node_id]: gpus for node_id, gpus in each.gpus.items() if node_id in place},
+                holder=each.holder,
+            )
+            for each in snapshot.windows
+        ],
+        tenant_gpu_quota=snapshot.tenant_gpu_quota,
+        tenant_guarantees=dict(snapshot.tenant_guarantees),
         slices=slices,
         profiles=profiles.found,
         jobs=jobs,
         notes=notes,
     )
+
+
+def in_its_place(
+    state: LiveState,
+    snapshot: Snapshot,
+    row: JobRow,
+    tried: Sequence[Change],
+    predicted: Predicted,
+    time_limit_s: float | None,
+    mean_gpu_s: float | None,
+) -> EarlierRequest:
+    """Return the state, with what each change would make of a job in it that waits, submitted now as ``DRAFT``."""
+    profiles, at = Profiles(snapshot, [*state.profiles]), snapshot.jobs.index[JobId(row.id)]
+    instead = list[LiveJob | None]()
+    for change in tried:
+        profiles.snapshot = made = resubmitted(snapshot, at, change, predicted, DRAFT)
+        profile, jobs = profiles.of(at), made.jobs
+        there = predicted if change.elsewhere is None else change.elsewhere.predicted
+        asked = row._replace(
+            id=DRAFT,
+            submitted_s=made.now_s,
+            asked_gpus=int(jobs.asked_gpus[at]),
+            preemptible=bool(jobs.preemptible[at]),
+            deadline_s=float(jobs.deadline_s[at]),
+            predicted_gpu_s=None if math.isnan(there.gpu_s) else there.gpu_s,
+        )
+        job = None if profile is None else _job(made, at, asked, profile, time_limit_s, mean_gpu_s, {})
+        instead.append(job)
+    state = state.model_copy(update={"profiles": profiles.found})
+    return EarlierRequest(state=state, job_id=row.id, instead=instead)
 
 
 def _nodes(rows: JobRows, snapshot: Snapshot) -> tuple[list[LiveNode], dict[tuple[str, int], tuple[int, int]]]:
@@ -173,8 +227,13 @@ def _nodes(rows: JobRows, snapshot: Snapshot) -> tuple[list[LiveNode], dict[tupl
         if not mine:
             continue
         served |= {device: (len(made), place) for place, device in enumerate(mine)}
-        made.append(LiveNode(kind=int(table.gpu_model[at]), gpus=len(mine), takes_work=bool(table.schedulable[at])))
+        made.append(_node(snapshot, at, len(mine), takes_work=bool(table.schedulable[at])))
     return made, served
+
+
+def _node(snapshot: Snapshot, at: int, gpus: int, *, takes_work: bool) -> LiveNode:
+    domains: list[int] = snapshot.nodes.domains[at].tolist() if snapshot.levels else []
+    return LiveNode(kind=int(snapshot.nodes.gpu_model[at]), gpus=gpus, takes_work=takes_work, domains=domains)
 
 
 def _job(
@@ -210,6 +269,8 @@ def _job(
         gpus=(smallest, int(jobs.max_gpus[at]), int(jobs.step_gpus[at])),
         length_from=source,
         gang=gang,
+        within=snapshot.within.get(jobs.ids[at]),
+        near=snapshot.near.get(jobs.ids[at]),
     )
 
 
@@ -313,9 +374,8 @@ def _slices(
         if owner is not None or is_gone or unit.device < FIRST_SLICE_INDEX:
             continue
         if node_id not in place:
-            kind, takes = int(snapshot.nodes.gpu_model[unit.node]), takes_work(cluster.nodes[unit.node])
             place[node_id] = len(nodes)
-            nodes.append(LiveNode(kind=kind, gpus=0, takes_work=takes))
+            nodes.append(_node(snapshot, unit.node, 0, takes_work=takes_work(cluster.nodes[unit.node])))
         of_node = sum(other == node_id for other, _ in gpus)
         gpu = gpus.setdefault((node_id, unit.gpu), of_node)
         at_device[node_id, unit.device] = len(found)
@@ -348,7 +408,7 @@ def _left(
     return max(left if time_limit_s is None else min(left, time_limit_s * smallest), 1.0), source
 
 
-def _mean_length(rows: Iterable[JobRow]) -> float | None:
+def mean_length(rows: Iterable[JobRow]) -> float | None:
     """Return the mean predicted length of the jobs that have one, GPU seconds."""
     known = [row.predicted_gpu_s for row in rows if row.predicted_gpu_s]
     return sum(known) / len(known) if known else None

@@ -18,16 +18,17 @@ from services.contracts.explanations import (
     WaitingExplanation,
 )
 from services.contracts.jobs import JobSpec, Share
+from services.contracts.live import Earlier
 from services.core.cycle.plan import Hold, Preempt, Start, queue_order
-from services.core.cycle.snapshot import QUEUED, Trigger
+from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
 from services.core.cycle.standing import Standing
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
-from services.core.policies.one_change import Change, Elsewhere, Predicted, one_change
+from services.core.policies.one_change import Change, Elsewhere, Predicted, changes, one_change
 from services.core.policies.registry import entry_of
 from services.scheduler.explaining.lengths import Remaining, remaining
 from services.scheduler.explaining.levers import of_round
-from services.scheduler.explaining.story import gpus_words, sentence
+from services.scheduler.explaining.story import gpus_words, length_words, sentence
 from services.scheduler.grid.reach import words_of
 from services.scheduler.planning.dry_run import (
     DRAFT,
@@ -67,6 +68,7 @@ class WhyItWaits:
     place: Place | None
     assumptions: list[str]
     levers: list[LeverEffect]
+    tried: "Tried | None" = None  #: What may be asked for instead, if that was looked for
 
     @property
     def change_words(self) -> str:
@@ -285,10 +287,21 @@ def _control_words(gang: GangRow, events: Sequence[EventRow]) -> list[str]:
     return [f"{' and '.join(values)}. {why}".strip()]
 
 
+@dataclass(frozen=True)
+class Tried:
+    """The changes that may be asked for instead of a job that waits, and the first that starts it now."""
+
+    row: JobRow
+    snapshot: Snapshot
+    changes: list[Change]
+    predicted: Predicted
+    now: Change | None
+
+
 def change_of(
     view: LiveView, live: Live, dry: DryRound, job_id: JobId, spec: JobSpec, reason: str | None
-) -> OneChange | None:
-    """Return the smallest change that starts a job that waits, None if none is known; call it in a thread.
+) -> Tried | None:
+    """Return what may be asked for instead of a job that waits, None if nothing; call it in a thread.
 
     Args:
         dry: The round in which it waits, passive.
@@ -299,18 +312,16 @@ def change_of(
     row = next(each for each in live.rows.jobs if each.id == job_id)
     if row.engine != OURS or row.leaves:  # its own engine's users and limits decide, or it is going anyhow
         return None
-    found = one_change(
-        dry.policy,
-        (dry.snapshot, view.snapshot(live, Trigger.ACTIVE)),
-        dry.before,
+    tried = changes(
+        dry.snapshot,
         job_id,
-        as_id=DRAFT,
-        predicted=_predicted(view, row, spec),
         why=None if reason is None else Reason(reason),
         one_size=spec.gpus.largest == spec.gpus.min and spec.layout is None,
         elsewhere=_elsewhere(view, live, row, spec),
     )
-    return None if found is None else shown(found, spec, dry.snapshot.levels)
+    rounds, predicted = (dry.snapshot, view.snapshot(live, Trigger.ACTIVE)), _predicted(view, row, spec)
+    found = one_change(dry.policy, rounds, dry.before, job_id, tried, as_id=DRAFT, predicted=predicted)
+    return Tried(row, dry.snapshot, tried, predicted, found) if tried else None
 
 
 def _predicted(view: LiveView, row: JobRow, spec: JobSpec) -> Predicted:
@@ -332,35 +343,45 @@ def _elsewhere(view: LiveView, live: Live, row: JobRow, spec: JobSpec) -> list[E
     return found
 
 
-def shown(change: Change, spec: JobSpec, levels: Sequence[str]) -> OneChange:
+def shown(change: Change, spec: JobSpec, levels: Sequence[str], when: Earlier | None = None) -> OneChange:
     """Return a change for the API and in words.
 
     Args:
         spec: Of the job as it is.
         levels: Those of the network.
+        when: When the job would start with it; None: now.
     """
+    words, found = _asked_instead(change, spec, levels)
+    starts = "now"
+    if when is not None and when.starts_s is not None:
+        found["starts_at"] = at = datetime.fromtimestamp(when.starts_s, UTC)
+        later = "not within two weeks, as it is"
+        if when.planned_s is not None:
+            planned = datetime.fromtimestamp(when.planned_s, UTC)
+            later = f"{length_words(when.planned_s - when.starts_s)} before {planned:%a %H:%M} UTC, as simulated"
+        starts = f"at {at:%a %H:%M} UTC: {later}"
+    detail = f"Withdrawn and submitted again {words}, it would start {starts}."
+    return OneChange.model_validate({**found, "detail": detail})
+
+
+def _asked_instead(change: Change, spec: JobSpec, levels: Sequence[str]) -> tuple[str, dict[str, object]]:
     if change.gpus is not None:
-        return _worded(f"with {gpus_words(change.gpus)} instead of {spec.gpus.min}", what="gpus", gpus=change.gpus)
+        return f"with {gpus_words(change.gpus)} instead of {spec.gpus.min}", {"what": "gpus", "gpus": change.gpus}
     if change.elsewhere is not None:
         model = change.elsewhere.gpu_model
         if model is None:
-            return _worded(f"for any zone instead of {spec.gpus.zone}", what="zone")
-        return _worded(f"for {model} instead of {spec.gpus.model}", what="model", model=model)
+            return f"for any zone instead of {spec.gpus.zone}", {"what": "zone"}
+        return f"for {model} instead of {spec.gpus.model}", {"what": "model", "model": model}
     if change.flex is not None:
         flex = round(100 * change.flex)
-        return _worded(f"with flex {flex}, so that orders of the grid may slow it down", what="flex", flex=flex)
+        return f"with flex {flex}, so that orders of the grid may slow it down", {"what": "flex", "flex": flex}
     if change.within is not None:
         level = dict(enumerate(levels)).get(change.within)
         words = f"within one {level}" if level else "on any nodes"
-        return _worded(f"{words} instead of one {spec.gpus.within}", what="within", within=level)
+        return f"{words} instead of one {spec.gpus.within}", {"what": "within", "within": level}
     if change.deadline_s is None:
-        return _worded("as preemptible", what="preemptible")
+        return "as preemptible", {"what": "preemptible"}
     if math.isinf(change.deadline_s):
-        return _worded("without its deadline", what="deadline")
+        return "without its deadline", {"what": "deadline"}
     at = datetime.fromtimestamp(change.deadline_s, UTC)
-    return _worded(f"with a deadline at {at:%a %H:%M} UTC, in dirtier hours", what="deadline", deadline=at)
-
-
-def _worded(words: str, **found: object) -> OneChange:
-    detail = f"Withdrawn and submitted again {words}, it would start now."
-    return OneChange.model_validate({**found, "detail": detail})
+    return f"with a deadline at {at:%a %H:%M} UTC, in dirtier hours", {"what": "deadline", "deadline": at}

@@ -64,8 +64,8 @@ async def queued(simulator: Installation, count: int) -> list[str]:
     return ids
 
 
-async def answer(simulator: Installation, job_id: str, tenant: str = "acme") -> httpx.Response:
-    url = f"{simulator.stack.urls['scheduler']}/v1/jobs/{job_id}/explain"
+async def answer(simulator: Installation, job_id: str, tenant: str = "acme", query: str = "") -> httpx.Response:
+    url = f"{simulator.stack.urls['scheduler']}/v1/jobs/{job_id}/explain{query}"
     identity = Identity(tenant_id=tenant, role=Role.USER, key_id="key_test")
     return await simulator.http.get(
         url, headers=outgoing(simulator.stack.identities.credential("gateway"), "scheduler").headers(identity)
@@ -89,6 +89,41 @@ async def explained(
 
 def is_ready(found: Explanation) -> bool:
     return found.under_policies is not None and found.under_policies.status == "ready"
+
+
+async def test_a_change_that_starts_a_job_earlier_is_named_where_none_starts_it_now(simulator: Installation) -> None:
+    first, second, wide = await queued(simulator, 3)
+    async with simulator.database() as connection:
+        await connection.execute(NODE.replace("'n1'", "'n2'"))
+        await connection.execute("UPDATE jobs SET spec = spec || '{\"time_limit_s\": 7200}' WHERE id = $1", second)
+        await connection.execute('UPDATE jobs SET spec = spec || \'{"gpus": {"min": 2}}\' WHERE id = $1', wide)
+    for job in (first, second):
+        await explained(simulator, job, lambda found: found.state != "queued")
+
+    found = Explanation.model_validate_json((await answer(simulator, wide, query="?one_change=true")).content)
+
+    assert found.waiting is not None
+    change = found.waiting.one_change
+    assert change is not None
+    assert (change.what, change.gpus) == ("gpus", 1)
+    assert change.starts_at is not None
+    assert 2_400 < (change.starts_at - found.as_of).total_seconds() < 4_800, "when the first ends, not the second"
+    assert found.summary.endswith(change.detail)
+    assert "instead of 2, it would start at" in change.detail
+    plain = Explanation.model_validate_json((await answer(simulator, wide)).content)
+    assert plain.waiting is not None
+    assert plain.waiting.one_change is None
+
+    before = await explained(simulator, wide, is_ready)
+    async with simulator.database() as connection:
+        await connection.execute("UPDATE jobs SET queued_at = now() WHERE id = $1", wide)
+    stopped = Explanation.model_validate_json((await answer(simulator, wide)).content)
+    assert stopped.waiting is not None
+    assert stopped.waiting.expected_start_at is None, "what was simulated before it was stopped says nothing of it"
+    again = await explained(simulator, wide, is_ready)
+    assert before.under_policies is not None
+    assert again.under_policies is not None
+    assert before.under_policies.as_of < again.under_policies.as_of  # type: ignore[operator]
 
 
 async def runs(simulator: Installation) -> list[Any]:

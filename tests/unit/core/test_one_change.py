@@ -19,7 +19,7 @@ from services.core.domain.orders import PowerOrder
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.reasons import Reason
 from services.core.policies import one_change as module
-from services.core.policies.one_change import Change, Elsewhere, Predicted, one_change
+from services.core.policies.one_change import Change, Elsewhere, Predicted, changes, one_change
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot
 
 OLD, NEW = JobId("old"), JobId("zz-new")
@@ -56,8 +56,8 @@ def a_queue(**job: object) -> Snapshot:
 def answer(policy: Choosy, snapshot: Snapshot, why: Reason = Reason.NOT_ENOUGH_FREE_GPUS) -> Change | None:
     rounds = [replace(snapshot, trigger=trigger) for trigger in (Trigger.PASSIVE, Trigger.ACTIVE)]
     there = Elsewhere("V100", np.array([False, True]), Predicted(60.0))
-    known, sized = Predicted(800.0), {"one_size": True, "elsewhere": [there]}
-    return one_change(policy, rounds, None, OLD, as_id=NEW, predicted=known, why=why, **sized)  # type: ignore[arg-type]
+    tried = changes(snapshot, OLD, why=why, one_size=True, elsewhere=[there])
+    return one_change(policy, rounds, None, OLD, tried, as_id=NEW, predicted=Predicted(800.0))
 
 
 def test_candidates_come_from_the_smallest_to_the_largest() -> None:

@@ -237,7 +237,7 @@ class Client:
 
         Args:
             job: The job.
-            one_change: Whether to look for the smallest change that would start a waiting job now
+            one_change: Whether to look for the smallest change that would start a waiting job now, or else earlier
                 (``waiting.one_change``).
         """
         params = {"one_change": "true"} if one_change else None

@@ -1056,10 +1056,11 @@ class NodeTrend:
 
 @dataclass(frozen=True, kw_only=True)
 class OneChange:
-    """The smallest change that would start a waiting job now.
+    """The smallest change that would start a waiting job now or, where none does, earlier.
 
     An accepted job is not changed: the same job, submitted again with this change, would start in the next round if
-    this one were withdrawn. That was replayed with the present queue, and holds as long as the queue is the same.
+    this one were withdrawn. That was replayed with the present queue, and holds as long as the queue is the same. Where
+    none does, it is a minute or more earlier by a simulation of the queue, under the policy in force.
 
     Attributes:
         what: What to ask for instead; `zone`: none.
@@ -1068,6 +1069,7 @@ class OneChange:
         flex: This class towards orders of the grid.
         within: Within one domain of this level of the network; null with `within`: anywhere.
         deadline: This deadline; null with `deadline`: none.
+        starts_at: When it would start, by a simulation of the queue; null: now.
         detail: The change in words, as at the end of `summary`.
     """
 
@@ -1077,6 +1079,7 @@ class OneChange:
     flex: str | None = None
     within: str | None = None
     deadline: datetime | None = None
+    starts_at: datetime | None = None
     detail: str
 
 

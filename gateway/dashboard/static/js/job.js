@@ -153,7 +153,7 @@ function emission(text, estimate) {
 /** Ask which one change would start a waiting job: the queue is replayed for it, so only when somebody wants to know. */
 async function showChange(button) {
   const why = await busy(button, () => trying(() => get(`${path}/explain`, { one_change: true })));
-  if (why) fill(change, h("p", {}, why.waiting?.one_change?.detail ?? "No one change is known with which it would start now."), h("p", { class: "note" }, "By the queue of ", at(new Date().toISOString()), ". The job itself is not changed."));
+  if (why) fill(change, h("p", {}, why.waiting?.one_change?.detail ?? "No one change is known with which it would start now or earlier."), h("p", { class: "note" }, "By the queue of ", at(new Date().toISOString()), ". The job itself is not changed."));
 }
 
 async function showWhy() {
@@ -172,7 +172,7 @@ async function showWhy() {
     length?.seconds ? ["Still runs", duration(length.seconds), h("span", { class: "sub" }, `by its ${words(length.source)}`)] : null,
     over ? ["Waited", duration(over.waited_s)] : null, over ? ["Held GPUs", duration(over.held_gpus_s)] : null,
     why.baseline_gco2 !== null ? ["At the mean intensity", carbon(why.baseline_gco2)] : null,
-  ].filter((each) => each)), mayChange ? h("div", { class: "buttons" }, h("button", { type: "button", "data-focus": "change", onclick: (event) => showChange(event.currentTarget) }, "What would start it now?")) : null, mayChange ? change : null,
+  ].filter((each) => each)), mayChange ? h("div", { class: "buttons" }, h("button", { type: "button", "data-focus": "change", onclick: (event) => showChange(event.currentTarget) }, "What would start it now or earlier?")) : null, mayChange ? change : null,
   running?.why.length ? h("ul", { class: "small" }, running.why.map((line) => h("li", {}, line))) : null,
   why.levers.length ? h("details", {}, h("summary", {}, "What each lever of the policy does for it"), table("Levers", [["Lever"], ["Carbon saved", "number"], ["Later by", "number"], ["Against"]],
     why.levers.map((each) => h("tr", {}, h("td", {}, words(each.lever)), h("td", { class: "number" }, figure(each.carbon_saved_gco2, carbon.of(why.levers.map((lever) => lever.carbon_saved_gco2)))),
@@ -187,9 +187,8 @@ function showOthers(others) {
   if (!others) return;
   if (others.status !== "ready") return void fill(by("policies"), h("p", { class: "note" }, others.detail ?? words(others.status)));
   const ours = others.items.find((each) => each.in_force);
-  const isOld = !ours || ours.failure || (job.started_at && others.as_of < job.started_at); // the queue of then had it waiting
-  by("others").hidden = isOld;
-  if (isOld) return;
+  by("others").hidden = !ours || Boolean(ours.failure);
+  if (by("others").hidden) return;
   const rest = others.items.filter((each) => !each.in_force && !each.failure && each.ends_at && each.carbon_gco2 !== null).sort((a, b) => a.carbon_gco2 - b.carbon_gco2);
   const compared = [...new Set([rest.find((each) => each.policy === "fifo"), rest[0]])].filter(Boolean);
   const later = (each) => (new Date(each.ends_at) - new Date(ours.ends_at)) / 1000;

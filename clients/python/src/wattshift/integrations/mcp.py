@@ -55,7 +55,7 @@ def server(client: AsyncClient, clock_s: Callable[[], float] = time.monotonic, p
     async def explain(job_id: str) -> dict[str, Any]:
         """Say why a job waits, how it runs or how it ended, what it emits, and what other policies would do with it.
 
-        `waiting.one_change` is the smallest change that would start a waiting job now, if one is known.
+        `waiting.one_change` is the smallest change that would start a waiting job now or earlier, if one is known.
         """
         return await ask("GET", f"/v1/jobs/{quote(job_id, safe='')}/explain", params={"one_change": "true"})
 
