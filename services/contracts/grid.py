@@ -36,9 +36,12 @@ class GridStep(Message):
         return baseline_w * (1 - (self.cut or 0.0))
 
 
-def _check_steps(steps: list[GridStep] | None) -> None:
+def check_steps(steps: list[GridStep] | None, duration_s: float | None = None) -> None:
+    """Check that steps follow one another and, if that is known, begin before the order is over; else ``ValueError``."""
     if steps is None:
         return
+    if duration_s is not None and steps[-1].offset_s >= duration_s:
+        raise ValueError(f"a step begins after {steps[-1].offset_s:g} s, but the order is over after {duration_s:g} s")
     if steps[0].offset_s:
         raise ValueError("the first step begins with the order: its offset_s is 0")
     if any(later.offset_s <= sooner.offset_s for sooner, later in pairwise(steps)):
@@ -62,7 +65,7 @@ class GridOrderSpec(Message):
 
     @model_validator(mode="after")
     def _steps_ascend(self) -> Self:
-        _check_steps(self.steps)
+        check_steps(self.steps, self.duration_s)
         return self
 
 
@@ -75,7 +78,7 @@ class GridOrderChange(Message):
 
     @model_validator(mode="after")
     def _steps_ascend(self) -> Self:
-        _check_steps(self.steps)
+        check_steps(self.steps, self.duration_s)
         if self.start_at is None and self.duration_s is None and self.steps is None:
             raise ValueError("give start_at, duration_s or steps")
         return self

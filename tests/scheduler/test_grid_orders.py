@@ -441,6 +441,27 @@ async def test_what_has_passed_is_not_amended(world: World) -> None:
     assert (nothing.status_code, "withdrawn before it began" in nothing.json()["detail"]) == (409, True)
 
 
+async def test_a_step_that_would_never_begin_is_refused_and_an_order_may_be_cut_short(world: World) -> None:
+    await node(world)
+    order = await give(world, steps=cut(0.2), duration_s=7_200)
+    late = [{"cut": 0.2}, {"offset_s": 3_600, "cut": 0.3}]
+    async with grid(world) as api:
+        url = f"/v1/grid/orders/{order['id']}"
+        answers = [
+            await api.patch(url, json=change)
+            for change in (
+                {"steps": late, "duration_s": 3_600},
+                {"steps": late},
+                {"duration_s": 1_800},
+                {"steps": late},
+            )
+        ]
+        kept = (await api.get(url)).json()
+    assert [each.status_code for each in answers] == [422, 200, 200, 422]
+    assert "begins after 3600 s, but the order is over after 1800 s" in answers[-1].text
+    assert [step["offset_s"] for step in kept["steps"]] == [0, 3_600], "it is as it was"
+
+
 async def test_the_same_key_is_the_same_order(world: World) -> None:
     await node(world)
     body = {"duration_s": 600, "steps": cut(0.2)}
@@ -462,6 +483,7 @@ async def test_the_same_key_is_the_same_order(world: World) -> None:
         ({"duration_s": 600, "steps": [{"cut": 1.2}]}, "/steps/0/cut"),
         ({"duration_s": 600, "steps": [{"offset_s": 60, "cut": 0.2}]}, ""),
         ({"duration_s": 600, "steps": [{"cut": 0.2}, {"cut": 0.3}]}, ""),
+        ({"duration_s": 600, "steps": [{"cut": 0.2}, {"offset_s": 600, "cut": 0.3}]}, ""),
         ({"steps": [{"cut": 0.2}]}, "/duration_s"),
         ({"duration_s": 600, "steps": [{"cut": 0.2}], "zone": "X"}, "/zone"),
         ({"duration_s": 600, "steps": [{"cut": 0.2}], "start_at": "2026-01-01T00:00:00Z"}, "/start_at"),

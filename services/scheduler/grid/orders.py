@@ -67,7 +67,7 @@ class GridOrders:
 
         Raises:
             ProblemError: 404 if there is none, 409 if it has ended, or has begun and is to begin at another time, 422
-                if it would be over before it has begun.
+                if it would be over before it has begun, or before a step that is given.
         """
         async with self._database.transaction() as connection:
             row = await _own(connection, order_id, caller)
@@ -75,6 +75,10 @@ class GridOrders:
             if start_at != row.start_at and row.start_at <= row.now_at:
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, "The order has begun: its start is past.")
             lasts_s = change.duration_s or (row.end_at - row.start_at).total_seconds()
+            try:
+                grid.check_steps(change.steps, lasts_s)
+            except ValueError as error:
+                raise invalid("/steps", f"{error}.") from error
             steps = row.steps if change.steps is None else [step.model_dump(mode="json") for step in change.steps]
             if not await orders.amend(connection, order_id, start_at, start_at + timedelta(seconds=lasts_s), steps):
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, NOT_AGAIN)
