@@ -37,7 +37,7 @@ class GridStep(Message):
 
 
 def check_steps(steps: list[GridStep] | None, duration_s: float | None = None) -> None:
-    """Check that steps follow one another and, if that is known, begin before the order is over; else ``ValueError``."""
+    """Check that steps follow one another and begin before the order is over, if that is known; else ``ValueError``."""
     if steps is None:
         return
     if duration_s is not None and steps[-1].offset_s >= duration_s:

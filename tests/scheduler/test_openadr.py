@@ -90,17 +90,21 @@ async def vtn() -> AsyncIterator[tuple[Vtn, str]]:
     await runner.cleanup()
 
 
-async def over(world: World) -> None:
-    """Make the orders end an hour ago, after an hour in which 1 kWh was used."""
+async def over(world: World, ago_s: float = 3_600, lacks_s: float = 0) -> None:
+    """Make the orders end some time ago, after an hour in which 1 kWh was used; its last seconds are not booked yet."""
     await world.fetch(
-        "UPDATE grid_orders SET announced_at = now() - interval '2 hours', start_at = now() - interval '2 hours', "
-        "end_at = now() - interval '1 hour', baseline_at = now() - interval '2 hours' RETURNING 1"
+        "UPDATE grid_orders SET announced_at = now() - interval '2 hours', baseline_at = now() - interval '2 hours', "
+        "start_at = now() - make_interval(hours => 1, secs => $1), end_at = now() - make_interval(secs => $1) "
+        "RETURNING 1",
+        ago_s,
     )
     await world.fetch(
         "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, start_at, end_at, gpus, gpu_energy_j, "
         "cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, "
-        "carbon_gco2) SELECT 'n1', 'b', 1, '', now() - interval '2 hours', now() - interval '1 hour', 4, 3.6e6, 0, "
-        "0, 'counter', 'Z', 'average', 300, false, 1, 0 RETURNING 1"
+        "carbon_gco2) SELECT 'n1', 'b', 1, '', start_at, end_at - make_interval(secs => $1), 4, "
+        "3.6e6 - 1000 * $1::float8, 0, 0, 'counter', 'Z', 'average', 300, false, 1, 0 FROM grid_orders LIMIT 1 "
+        "RETURNING 1",
+        lacks_s,
     )
 
 
@@ -246,6 +250,24 @@ async def test_what_was_drawn_is_reported_once_where_that_is_asked(world: World,
     assert (report["programID"], report["eventID"], report["clientName"]) == ("p1", "e1", "wattshift")
     (interval,) = report["resources"][0]["intervals"]
     assert interval["payloads"][0] == {"type": "USAGE", "values": [pytest.approx(1.0, abs=0.001)]}
+
+
+@pytest.mark.parametrize(("ago_s", "lacks_s", "is_sent"), [(20, 15, False), (20, 0, True), (601, 900, True)])
+async def test_a_report_waits_for_the_last_lines_and_not_for_ever(
+    world: World, vtn: tuple[Vtn, str], ago_s: float, lacks_s: float, is_sent: bool
+) -> None:
+    server, url = vtn
+    await node(world)
+    asked = event(limit("SIMPLE", 2), intervalPeriod=now("PT1H"), reportDescriptors=[{"payloadType": "USAGE"}])
+    server.events = [asked]
+    async with aiohttp.ClientSession() as session:
+        await door(world, url).look(session)
+        await over(world, ago_s, lacks_s)
+        await door(world, url).look(session)
+    said = [each["resources"][0] for each in server.reports]
+    assert [each["intervalPeriod"]["duration"] for each in said] == [f"PT{3_600 - lacks_s}S"] * is_sent
+    used = [each["intervals"][0]["payloads"][0]["values"] for each in said]
+    assert used == [[pytest.approx(1 - lacks_s / 3_600, abs=1e-3)]] * is_sent, "it is of the time that it names"
 
 
 def test_intervals_follow_each_other_unless_they_say_when() -> None:

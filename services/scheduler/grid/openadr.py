@@ -40,6 +40,7 @@ log = Log(__name__)
 SOURCE = "openadr"
 CALLER = Identity(tenant_id="default", role=Role.OPERATOR, key_id=SOURCE)
 PAGE, MOST = 50, 5_000  #: Objects that a VTN returns at once, and in all, at most
+BOOKED_S = 600.0  #: So long after an event its last lines are waited for
 UNITS_W = {"W": 1.0, "KW": 1e3, "MW": 1e6}
 _DURATION = re.compile(
     r"P(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
@@ -157,7 +158,7 @@ class OpenAdr:
             if spec is not None and any(step.to_w != NO_LIMIT_W for step in spec.steps):
                 await self._orders.give(spec, CALLER, event.id, SOURCE)
         elif order.state is GridOrderState.ENDED:
-            await self._report(session, event, order.id)
+            await self._report(session, event, order)
         elif order.state is GridOrderState.WITHDRAWN:
             return
         elif spec is None:
@@ -175,14 +176,16 @@ class OpenAdr:
             log.warning("openadr.problem" if problem else "openadr.well_again", event_id=event_id, error=problem)
         self._told[event_id] = problem
 
-    async def _report(self, session: aiohttp.ClientSession, event: Event, order_id: str) -> None:
-        """Report what was drawn in an event that asks for it, unless the VTN has a report already."""
+    async def _report(self, session: aiohttp.ClientSession, event: Event, order: GridOrder) -> None:
+        """Report what was drawn in an event that asks for it, once it is booked, unless the VTN has a report of it."""
         name = self._settings.openadr_client_name
         if not event.reports or event.id in self._reported:
             return
         if not await self._all(session, "reports", eventID=event.id, clientName=name):
-            report = report_of(await self._orders.report(order_id), event, name)
-            await self._ask(session, "POST", "reports", json=report)
+            found = await self._orders.report(order.id)
+            if found.until < order.end_at and datetime.now(UTC) < order.end_at + timedelta(seconds=BOOKED_S):
+                return
+            await self._ask(session, "POST", "reports", json=report_of(found, event, name))
         self._reported.add(event.id)
 
     async def _all(self, session: aiohttp.ClientSession, what: str, **asked: str) -> list[dict[str, Any]]:
