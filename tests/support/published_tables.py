@@ -32,6 +32,7 @@ from lab.reproductions import (
     joint_zones,
     lost_work,
     one_gpu,
+    orders,
     powerflow,
     powerflow_day,
     powerflow_fitted,
@@ -487,10 +488,18 @@ POWERFLOW = [
         "energy",
     ),
     Again(
-        "../powerflow",
+        "../../docs/powerflow",
         "marginal",
         lambda: of_day(powerflow_day.MARGINAL, powerflow_day.marginal_table, ("powerflow, eta 0.7",), (1,)),
     ),
+]
+
+
+# Orders of the grid
+
+ORDERS = [
+    Again("../../docs/grid", "notice", partial(orders.of_notice, "fifo", 600.0)),
+    Again("../../docs/grid", "ten-hours", partial(orders.of_hours, "las")),
 ]
 
 
@@ -570,4 +579,4 @@ OTHERS = [
     *(Again("traffic", "hour", without_lstm, ("Code, partition b", row)) for row in (LAST, "gradient boosting |")),
     *(Again("traffic", "hour-lstm", last_minutes, ("Code, partition b", LAST), head) for head in ("SS", "LS", "spare")),
 ]
-AGAIN = [*ASRPT, *CLOVER, *FORECASTS, *POOLS, *SERVING, *POWERFLOW, *OTHERS]
+AGAIN = [*ASRPT, *CLOVER, *FORECASTS, *POOLS, *SERVING, *POWERFLOW, *ORDERS, *OTHERS]

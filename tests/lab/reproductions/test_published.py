@@ -1,4 +1,4 @@
-"""What pages of results say is what the code does: of every published table something cheap is run again.
+"""What pages of results and of docs say is what the code does: of every published table something cheap is run again.
 
 ``AGAIN`` (``tests/support/published_tables.py``) says what of which table: a figure of a page that is changed by hand,
 and code that has come to give another, both fail. ``SIMULATIONS`` are the tables whose rows are means of many
@@ -21,6 +21,7 @@ from tests.benchmarks import bench_peers
 from tests.support.published import (
     MARK,
     PAGES,
+    ROOT,
     Again,
     Table,
     body,
@@ -141,8 +142,10 @@ def text_of(page: str) -> str:
 def test_every_table_is_made_again_or_is_of_times_alone() -> None:
     again = [(each.page, each.table) for each in AGAIN]
     there = {(page.stem, name) for page in PAGES.glob("*.md") for name in tables(page.stem)}
+    pages = (f"../../docs/{page.stem}" for page in (ROOT / "docs").glob("*.md"))
+    of_docs = {(page, name) for page in pages for name in tables(page)}
 
-    assert there | {("../powerflow", "marginal")} == {*again, *SIMULATIONS, *MEASURED, *DERIVED}
+    assert there | of_docs == {*again, *SIMULATIONS, *MEASURED, *DERIVED}
     assert {page.stem for page in PAGES.glob("*.md")} == {page for page, _ in there} | set(TEXT)
     empty = re.compile(r"<!-- ((?!end )[^>]+) -->\s*<!-- end -->")
     assert [
