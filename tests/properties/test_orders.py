@@ -18,7 +18,7 @@ from services.core.cycle.snapshot import PREEMPTING, QUEUED, JobTable, Saves, Sn
 from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
-from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder
+from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder, curve_of, order_at
 from services.core.domain.reasons import Reason
 from services.core.policies.orders.layer import reach_of, run_under_orders
 from services.core.policies.orders.tables import OrderTables
@@ -82,6 +82,14 @@ def least_w(snapshot: Snapshot) -> float:
         lowest_w = float(tables.of(int(job), int(model)).at(np.array([gpus]))[1].min())
         watts += 50.0 * int(gpus) if jobs.preemptible[job] else lowest_w
     return watts
+
+
+@given(lasts_s=st.floats(1.0, 10_000.0), part=st.floats(-1.0, 0.999))
+def test_what_waits_for_an_order_is_never_expected_in_the_past(lasts_s: float, part: float) -> None:
+    curve = curve_of(NOON_S, NOON_S + lasts_s, ((0.0, 100.0),), 200.0)
+    for now_s in (NOON_S + part * lasts_s, NOON_S + lasts_s + part * (curve[-1][0] - NOON_S - lasts_s)):
+        order = order_at("o", -1, curve, now_s)
+        assert now_s < order.ends_s == (NOON_S + lasts_s if now_s < NOON_S + lasts_s else curve[-1][0])
 
 
 @pytest.mark.parametrize("name", EVERYONE)

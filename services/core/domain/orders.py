@@ -30,7 +30,7 @@ class PowerOrder:
     limit_w: float
     soon_w: float
     changes_s: float  #: When one of the two changes next, UTC seconds; inf: never
-    ends_s: float  #: When the order ends, UTC seconds; inf: never, it is the cluster's own limit
+    ends_s: float  #: When it ends, or the time after it, UTC seconds; inf: never, it is the cluster's own limit
     measured_w: float = math.nan
     ratio: float = 1.0  #: Measured over modelled draw, by the last rounds in which both were known
     falls_s: float = math.inf
@@ -96,7 +96,7 @@ def order_at(
         least_of(curve, now_s, now_s + LEAD_S) - other_w,
         soon_w - other_w,
         min(changes, default=math.inf),
-        curve[-2][0],
+        next((at_s for at_s, _ in curve[-2:] if at_s > now_s), curve[-1][0]),
         measured_w,
         falls_s=falls_s,
         falls_w=least_of(curve, falls_s, falls_s + FALL_S) - other_w if falls_s < math.inf else math.inf,
