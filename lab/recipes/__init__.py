@@ -11,13 +11,13 @@ from lab.readers.sia import Sia
 from lab.readers.swf import Swf
 from lab.readers.tiresias import Tiresias
 from lab.recipes.green import green_assuming, green_users
+from lab.recipes.measured import Assumed
 from lab.recipes.powerflow import powerflow, powerflow_fitted, powerflow_strong, powerflow_strong_fitted
 from lab.recipes.recurrent import recurrent
 from lab.recipes.sia import sia
 from services.simulator.bundles import Bundle
 from services.simulator.catalogue import Catalogue
 from services.simulator.recipes import Recipe
-from services.simulator.recipes.measured import Assumed
 
 PAI = (Pai("pai"), Pai("pai-hours"), Pai("pai-seconds"))
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from lab.recipes.measured import Assumed, profile, tuning_profile
 from services.core.domain.arrays import Floats, Ints
 from services.simulator.raw import RawJobs
-from services.simulator.recipes.green import with_models
-from services.simulator.recipes.measured import Assumed
-from services.simulator.recipes.recipe import Recipe
-from services.simulator.workload import Workload
+from services.simulator.recipes.green import EDGES_S, MAX_GPUS, NOTE, kinds
+from services.simulator.recipes.measured import KINDS, REFERENCE_GPU
+from services.simulator.recipes.recipe import Recipe, reference_work_s, workload
+from services.simulator.workload import JobProfile, Workload
 
 PHILLY_SIZES = (1, 2, 4, 8)
 PHILLY_SHARES = (
@@ -31,7 +32,9 @@ PHILLY_SHARES = (
 
 def green_users(raw: RawJobs, seed: int) -> Workload:
     """Return the same with gangs as users of Philly asked for, where the trace does not say."""
-    return with_models(raw, seed, "green-users", asked_for=users_sizes)
+    kind, draw = kinds(raw, seed)
+    asked = users_sizes(np.digitize(raw.duration_s, EDGES_S), draw)
+    return _workload(raw, "green-users", kind, asked, tuple(tuning_profile(*each, each[1]) for each in KINDS))
 
 
 def green_assuming(name: str, assumed: Assumed) -> Recipe:
@@ -39,7 +42,18 @@ def green_assuming(name: str, assumed: Assumed) -> Recipe:
     words = "GPUs of a gang on links as fast as an A100 node's"
     if not assumed.fast_links:
         words = f"GPUs that wait drawing {100 * assumed.waiting_fraction:g} % of their range"
-    return Recipe(name, f"`green` with {words}", lambda raw, seed: with_models(raw, seed, name, assumed=assumed))
+
+    def make(raw: RawJobs, seed: int) -> Workload:
+        kind, _ = kinds(raw, seed)
+        return _workload(raw, name, kind, np.ones_like(kind), tuple(profile(*each, assumed) for each in KINDS))
+
+    return Recipe(name, f"`green` with {words}", make)
+
+
+def _workload(raw: RawJobs, name: str, kind: Ints, asked: Ints, profiles: tuple[JobProfile, ...]) -> Workload:
+    requested = np.where(raw.gpus > 0, raw.gpus, asked)
+    work_s = reference_work_s(raw, profiles, kind, requested, REFERENCE_GPU)
+    return workload(raw, profiles, kind, work_s, requested, max_gpus=MAX_GPUS, notes=(NOTE.format(name),))
 
 
 def users_sizes(category: Ints, draw: Floats) -> Ints:

@@ -38,6 +38,7 @@ import numpy as np
 
 from lab.bundles import json_of
 from lab.recipes.green import users_sizes
+from lab.recipes.measured import batches_of, profile
 from lab.recipes.strong import strong_profile
 from services.core.domain.arrays import Floats
 from services.core.domain.control_curves import ControlCurve
@@ -46,7 +47,6 @@ from services.core.profiles.capped import fit_capped
 from services.core.profiles.observations import Observations
 from services.simulator.raw import RawJobs, TraceFormatError
 from services.simulator.recipes.green import EDGES_S
-from services.simulator.recipes.measured import batches_of, profile
 from services.simulator.recipes.recipe import reference_work_s, workload
 from services.simulator.workload import Behaviour, JobProfile, Workload
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from lab.recipes.measured import SPEED_OF, batches_of, samples_to_train, speeds, tuning_profile
 from services.core.domain.arrays import Ints
 from services.simulator.raw import RawJobs, TraceFormatError
-from services.simulator.recipes.measured import SPEED_OF, batches_of, samples_to_train, speeds, tuning_profile
 from services.simulator.recipes.recipe import workload
 from services.simulator.workload import Workload
 

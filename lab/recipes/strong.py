@@ -16,22 +16,12 @@ from math import ceil
 
 import numpy as np
 
+from lab.recipes.best_batch import StepTimes
+from lab.recipes.measured import SPEED_OF, WAITING_FRACTION, dynamic_fraction, power_limits, steps
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import GPU_MODELS
-from services.core.profiles.goodput import StepTimes
-from services.simulator.recipes.measured import (
-    HOST_W_PER_GPU,
-    REFERENCE_GPU,
-    SIZES,
-    SPEED_OF,
-    WAITING_FRACTION,
-    dynamic_fraction,
-    power_limits,
-    power_w,
-    speed_tag,
-    steps,
-)
+from services.simulator.recipes.measured import HOST_W_PER_GPU, REFERENCE_GPU, SIZES, power_w, speed_tag
 from services.simulator.workload import ANY_MODEL, Behaviour, JobProfile
 
 SLACK = 1e-9

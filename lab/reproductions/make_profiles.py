@@ -7,7 +7,7 @@ sources' rows: samples per second at a few batch sizes, from the median step whe
 and from the one row where it was not; the samples a model needed until trained; its gradient noise over tenths of the
 training; medians of power over optimizers; the speed of training on a MIG slice over
 that on the whole GPU, from median steps. ``NOTICE`` counts the rows. The files are written to
-``services/simulator/bundles``.
+``lab/bundles``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.simulator import bundles
-from services.simulator.recipes.measured import BATCHES, STAGES
+from lab import bundles
+from lab.recipes.measured import BATCHES, STAGES
 
 BUNDLES = Path(bundles.__file__).parent
 GPU_TAGS = ("rtx", "aws", "dgx-ext")

@@ -15,9 +15,9 @@ from typing import Any
 
 from lab.bundles import path_of
 from lab.recipes.green import PHILLY_SIZES
+from lab.recipes.measured import batches_of
 from lab.recipes.powerflow import FITS, TABLE_1, fit_now
 from services.core.domain.controls import ControlKind
-from services.simulator.recipes.measured import batches_of
 
 
 def row_of(model: str, batch: int, gang: int | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.simulator.engine import EngineOptions, Simulation, SimulationResult
-from services.simulator.recipes.measured import profile
+from services.simulator.recipes.measured import tuning_profile
 from services.simulator.workload import ANY_MODEL, Behaviour, ClusterSpec, JobProfile, Workload
 from tests.support.workloads import START_S, a_trace, a_workload
 
@@ -189,7 +189,7 @@ def test_predictions_are_shown_where_they_are_known_from_the_beginning() -> None
 
 def test_measured_models_answer_to_limits_of_every_board() -> None:
     for board, model in GPU_MODELS.items():
-        kind = profile("resnet50", 115).truth(board)
+        kind = tuning_profile("resnet50", 115).truth(board)
         assert kind is not None
         curve = kind.controls[ControlKind.POWER_LIMIT]
         assert curve.values[-1] == pytest.approx(model.peak_w)
@@ -199,6 +199,6 @@ def test_measured_models_answer_to_limits_of_every_board() -> None:
         speed, power = kind.factors_at({ControlKind.POWER_LIMIT: float(curve.values[0])})
         assert 0.4 < speed < 1.0
         assert 0.2 < power < 1.0
-    unmeasured = profile("gpt2", 8).truth("H200-SXM-141GB")
+    unmeasured = tuning_profile("gpt2", 8).truth("H200-SXM-141GB")
     assert unmeasured is not None
     assert unmeasured.factors_at({ControlKind.POWER_LIMIT: 300.0}) == (1.0, 1.0)

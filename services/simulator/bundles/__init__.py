@@ -7,15 +7,11 @@ file                       what                                                 
 ``forecasts_*.csv.gz``     96-hour forecasts of direct intensity for the same zones, issued daily in 2023     BSD-3
 ``green_year.csv``         one day's 400 arrivals, repeated every day of the year                              MIT
 ``green_day.csv``          one day's 791 arrivals                                                             MIT
-``speeds.csv``             measured training speed by model, batch, gang and placement                        see NOTICE
-``powers.csv``             measured training power by model, batch and power limit                            see NOTICE
-``slice_speeds.csv``       measured training speed on MIG slices by model and batch                           MIT
-``sia_work.csv``           samples needed to train a model, by batch size                                     see NOTICE
-``noise.csv``              gradient noise scale by model, tenth of the training and batch size                see NOTICE
+``measured.npz``           measured speed, power and batches of five models, from the lab's tables            see NOTICE
 ========================== ================================================================================== =========
 
 The days are drawn from GAIA's sample of Alibaba's PAI trace. ``lab/reproductions/make_traces.py`` builds the
-traces from their sources, ``lab/reproductions/make_profiles.py`` the measured tables.
+traces from their sources.
 
 ``green-year``: among the days with at least 400 arrivals, the one whose shares of jobs in four duration categories are
 closest to those the paper prints for its own day (16, 38, 36 and 8 %); 400 of its arrivals, drawn without replacement.

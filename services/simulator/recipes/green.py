@@ -20,13 +20,11 @@ highest for every profile but resnet50's, which on one node get 1 to 4 % more ou
 are open to policies that scale.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.simulator.raw import RawJobs, TraceFormatError
-from services.simulator.recipes.measured import REFERENCE_GPU, Assumed, batches_of, profile, tuning_profile
+from services.simulator.recipes.measured import BATCHES, KINDS, REFERENCE_GPU, tuning_profile
 from services.simulator.recipes.recipe import reference_work_s, workload
 from services.simulator.workload import Workload
 
@@ -37,47 +35,29 @@ CATEGORIES: tuple[tuple[str, ...], ...] = (
     ("shufflenet", "bert", "deepspeech2"),
     ("deepspeech2", "resnet50", "gpt2"),
 )
-MODELS = ("shufflenet", "bert", "deepspeech2", "resnet50", "gpt2")
+MODELS = tuple(BATCHES)
+NOTE = "models by duration (recipe {}); power of RTX boards scaled from V100"
 MAX_GPUS = 8
 
 
 def green(raw: RawJobs, seed: int) -> Workload:
     """Return the jobs with measured models chosen by duration; see the module."""
-    return with_models(raw, seed, "green")
+    kind, _ = kinds(raw, seed)
+    profiles = tuple(tuning_profile(*each) for each in KINDS)
+    requested = np.where(raw.gpus > 0, raw.gpus, 1)
+    work_s = reference_work_s(raw, profiles, kind, requested, REFERENCE_GPU)
+    return workload(raw, profiles, kind, work_s, requested, max_gpus=MAX_GPUS, notes=(NOTE.format("green"),))
 
 
-def with_models(
-    raw: RawJobs,
-    seed: int,
-    name: str,
-    *,
-    asked_for: Callable[[Ints, Floats], Ints] | None = None,
-    assumed: Assumed | None = None,
-) -> Workload:
-    """Return the jobs with measured models chosen by duration.
-
-    Args:
-        asked_for: The GPUs that jobs ask for if the trace does not say, from the duration category and a draw in 0..1;
-            one by default.
-        assumed: What the measured models leave open; if given, jobs keep their batch.
-    """
+def kinds(raw: RawJobs, seed: int) -> tuple[Ints, Floats]:
+    """Return each job's index in ``KINDS``, and a draw of 0..1 that is still free; (n_jobs,) each."""
     if np.isnan(raw.duration_s).any():
         raise TraceFormatError("recipes 'green' need durations, which this trace does not state")
-    rng = np.random.default_rng(seed)
-    kinds = [(model, batch) for model in MODELS for batch in batches_of(model)]
-    profiles = tuple(
-        tuning_profile(model, batch, batch) if assumed is None else profile(model, batch, assumed)
-        for model, batch in kinds
-    )
     category = np.digitize(raw.duration_s, EDGES_S)
-    model_draw, batch_draw, size_draw = rng.random((3, len(raw)))
+    model_draw, batch_draw, free_draw = np.random.default_rng(seed).random((3, len(raw)))
     kind = np.zeros(len(raw), dtype=np.int64)
     for index, models in enumerate(CATEGORIES):
         rows = np.flatnonzero(category == index)
         model = np.array([MODELS.index(name) for name in models])[(model_draw[rows] * len(models)).astype(np.int64)]
         kind[rows] = 3 * model + (batch_draw[rows] * 3).astype(np.int64)
-    asked = np.ones(len(raw), dtype=np.int64) if asked_for is None else asked_for(category, size_draw)
-    requested = np.where(raw.gpus > 0, raw.gpus, asked)
-    work_s = reference_work_s(raw, profiles, kind, requested, REFERENCE_GPU)
-    note = f"models by duration (recipe {name}); power of RTX boards scaled from V100"
-    return workload(raw, profiles, kind, work_s, requested, max_gpus=MAX_GPUS, notes=(note,))
+    return kind, free_draw

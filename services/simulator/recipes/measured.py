@@ -1,47 +1,23 @@
 """The measured models as job profiles: speed from Sia's tables, power from Zeus's and our own.
 
-========== ======================= ============================== ================= =========================
-model      speed by gang           samples per GPU                power             measured power limit, GPU
-========== ======================= ============================== ================= =========================
-shufflenet cifar10 (ResNet-18)     64, 257, 1024                  shufflenetv2      V100, 250 W (Zeus)
-bert       bert (SQuAD)            4, 8, 12                       bert, SQuAD       V100, 250 W (Zeus)
-deepspeech2 deepspeech2            10, 20, 40                     deepspeech2       V100, 250 W (Zeus)
-resnet50   imagenet (ResNet-50)    57, 115, 200                   resnet50          V100, 250 W (Zeus)
-gpt2       bert (SQuAD)            4, 8, 12 for 8, 16, 32         gpt2, bf16        H200, 700 W (own)
-yolov3     yolov3                  4, 6, 8 for 16, 32, 64         inception_v3      H200, 700 W (own)
-========== ======================= ============================== ================= =========================
+``lab/recipes/measured.py`` makes them from the sources' tables, says which model stands for which and why, and writes
+``measured.npz``, which is read here. It has no board: every power is a share of a board's dynamic range, mapped to that
+of the simulated board, ``idle + share * (peak - idle)``, by the idle draws and limits of ``services.core.domain.gpus``.
 
-The first five are the models the GREEN paper names. Where both sources did not measure one, the nearest stands in:
-ShuffleNet scales as ResNet-18 on the same images, GPT-2 as BERT (both transformers of some 110 M parameters); YOLOv3
-borrows the power of another convolutional network, as its own was not measured. Batches are paired small, medium,
-large.
-
-**Speed.** A gang keeps the samples per GPU its user chose (progress counts samples), so speed is samples per second
-relative to one GPU. Up to 8 GPUs on one node or on two are measured; beyond that, two or three nodes of eight. A gang
-on more and smaller nodes (such as 4 x 2) was not measured and takes the two-node figure; a gang larger than any
-measured at its batch goes no faster. The source's tag ``rtx`` stands for all GPUs but T4 (``aws``) and A100, H100,
-H200 (``dgx-ext``), which differ in speed and in scaling.
-
-**Power.** No table has an RTX 3090. Each measurement is taken as a fraction of the measured board's dynamic range,
-``(P - idle) / (limit - idle)``, and mapped to the range of the simulated board, ``idle + fraction * (peak - idle)``.
-The idle draws and limits of both are those of ``services.core.domain.gpus``. During the part of a step in which the
-GPUs of a gang wait for each other, ``1 - speed / (n * speed of one)``, they draw ``WAITING_FRACTION``: boards that
-block on communication were measured at 70 W (A40, the RTX 3090's chip, 300 W) and 85 W (A100, 400 W), according to
-github.com/ml-energy/kareus at commit 98f0255823bd993399866c64efdea8ccb1ab5a09, file ``model_config.py`` in the folder
-``bayesian/common`` of its tests (``p2p_power_w``, "the measured power while the GPU is blocked on P2P communication").
-The effect of 0.05 and 0.3 instead on GREEN's day is in ``lab/results/green.md`` (experiment ``green-waiting``).
-
-**Power limits.** Zeus measured four of the models at seven limits of a V100 (100 to 250 W) and six of a P100 (125 to
-250 W). Speed and power of the nearest batch are taken, relative to 250 W; limits are mapped to another board's range as
-powers are, so that the V100's 100 W is 126 W on an RTX 3090. P100 boards use the P100's table, all others the V100's.
-GPT-2 and YOLOv3 were measured only at their board's own limit: a limit has no effect on them, and a policy that
-profiles them learns nothing. **Clocks** were not measured by any source: a clock has no effect in any of these recipes.
-Jobs of ``plain`` and ``measured`` name no model and have neither.
-
-**Slices.** MISO measured the steps of four models on MIG slices of a 40 GB A100, each alone on its slice; their speeds
-relative to the whole GPU stand for all GPUs that can be cut, at the nearest batch. MobileNet's stand for ShuffleNet's
-and a transformer's for GPT-2's; DeepSpeech2 and YOLOv3 have none. A size that was not measured, because
-the model did not fit there, takes its share of the compute.
+========================= ======================================== ====================================================
+array                     shape                                    what
+========================= ======================================== ====================================================
+``speed``                 (kinds, tags, 2, sizes)                  on one node and over several; 1: one reference GPU
+``power``                 (kinds, tags, 2, sizes)                  mean draw of each GPU, share of the range
+``tuned_speed``, ``_power`` (kinds, tags, stages, 2, sizes)        the same with the batch tuned, by stage
+``tuned_batch``           (kinds, tags, stages, 2, sizes)          total batch, samples
+``batch_range``           (kinds, 2)                               smallest and largest total batch
+``limit``                 (curves, 3, limits)                      power limit, share; speed; power, share; NaN: none
+``curve``                 (kinds, tags, 2)                         index of ``limit``; of a P100 the second; -1: none
+``tuned_curve``           (kinds, tags, stages, 2)                 the same with the batch tuned
+``slice_speed``           (kinds, 8)                               by sevenths, relative to a whole GPU; NaN: none
+``median_power``          ()                                       median over kinds, one GPU on its board, share
+========================= ======================================== ====================================================
 
 **Host.** A node draws ``HOST_IDLE_W_PER_GPU`` for each of its GPUs, busy or not, and as much again for each busy one:
 60 W idle and 120 W at work on a node of two. The paper gives no watts; its 28 kW peak on 64 boards of 350 W leaves at
@@ -50,176 +26,101 @@ GB), gives the paper's 20 cores and 64 GB 51 W idle and 193 W at full load, 122 
 node's GPUs is charged n shares of the node's static draw, as the agents' meter splits it.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
-from services.core.domain.gpus import GPU_MODELS, GpuModel
-from services.core.profiles.goodput import BestBatch, NoiseScale, StepTimes, best_batch
-from services.simulator.bundles import rows_of
+from services.core.domain.gpus import GPU_MODELS
+from services.simulator import bundles
 from services.simulator.workload import ANY_MODEL, Behaviour, JobProfile
 
 HOST_IDLE_W_PER_GPU = 30.0
 HOST_W_PER_GPU = 2 * HOST_IDLE_W_PER_GPU
-WAITING_FRACTION = 0.15
-"""(70 - 30) / (300 - 30) of an A40's dynamic range, taking 30 W for its idle draw; an A100's (85 - 55) / (400 - 55) is
-0.09."""
-FAST_LINKS = "dgx-ext"  #: The tag of Sia's tables whose nodes have the fastest links
 SIZES: Ints = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], dtype=np.int64)
 MOST_GPUS = 1 << 20  #: More than any gang has
 REFERENCE_GPU = "RTX3090"
-_TAGS = {"T4": "aws", "A100": "dgx-ext", "H100": "dgx-ext", "H200": "dgx-ext"}
-POWER_BOARDS = {"V100": "V100-PCIE-32GB", "P100": "P100-PCIE-16GB", "H200": "H200-SXM-141GB"}
-"""The boards on which the power table's GPUs were measured."""
-SPEED_OF = {
-    "shufflenet": "cifar10",
-    "bert": "bert",
-    "deepspeech2": "deepspeech2",
-    "resnet50": "imagenet",
-    "gpt2": "bert",
-    "yolov3": "yolov3",
-}
+Power = TypeVar("Power", float, Floats)
+TAGS = ("rtx", "aws", "dgx-ext")  #: Of Sia's tables
+_TAG_OF = {"T4": "aws", "A100": "dgx-ext", "H100": "dgx-ext", "H200": "dgx-ext"}
 BATCHES = {
-    "cifar10": (64, 257, 1024),
+    "shufflenet": (64, 257, 1024),
     "bert": (4, 8, 12),
     "deepspeech2": (10, 20, 40),
-    "imagenet": (57, 115, 200),
-    "yolov3": (4, 6, 8),
+    "resnet50": (57, 115, 200),
+    "gpt2": (4, 8, 12),
 }
-"""Per application the samples per GPU: small, medium and large among those measured."""
-POWER_OF = {"yolov3": "inception_v3"}
-POWER_BATCHES = {"gpt2": (8, 16, 32), "yolov3": (16, 32, 64)}
-"""Where the batch of the power table is not that of the speed table: small, medium, large."""
+"""By model the samples per GPU: small, medium and large among those measured."""
+KINDS = tuple((model, batch) for model, batches in BATCHES.items() for batch in batches)
+FILE = Path(bundles.__file__).with_name("measured.npz")
+
+
+@cache
+def _table() -> dict[str, np.ndarray[Any, Any]]:
+    with np.load(FILE) as stored:
+        return dict(stored)
 
 
 def speed_tag(gpu_model: str) -> str:
     """Return the tag of Sia's tables whose speeds stand for a board: ``rtx`` for all but four chips."""
-    return _TAGS.get(GPU_MODELS[gpu_model].chip, "rtx")
+    return _TAG_OF.get(GPU_MODELS[gpu_model].chip, "rtx")
 
 
-@cache
-def speeds() -> dict[tuple[str, str, int], dict[tuple[str, int], float]]:
-    """Return samples per second by (application, tag, batch), then by (placement, gang size)."""
-    table: dict[tuple[str, str, int], dict[tuple[str, int], float]] = defaultdict(dict)
-    for row in rows_of("speeds.csv"):
-        key = row["application"], row["gpu"], int(row["batch_per_gpu"])
-        table[key][(row["placement"], int(row["gpus"]))] = float(row["samples_per_s"])
-    return dict(table)
-
-
-def batches_of(model: str) -> tuple[int, ...]:
-    """Return the samples per GPU that a job of this model may have, ascending."""
-    return BATCHES[SPEED_OF[model]]
-
-
-@cache
-def dynamic_fraction(model: str, batch: float) -> float:
-    """Return the share of a board's dynamic range (0 to 1) a model draws at full limit; nearest batch per GPU."""
-    name = POWER_OF.get(model, model)
-    if model in POWER_BATCHES:
-        named = batches_of(model)
-        batch = POWER_BATCHES[model][min(range(len(named)), key=lambda at: abs(np.log(named[at] / batch)))]
-    rows = [row for row in rows_of("powers.csv") if row["model"] == name and row["gpu"] != "P100"]
-    rows = [row for row in rows if float(row["power_limit_w"]) == _measured_board(row["gpu"]).peak_w]
-    nearest = min(rows, key=lambda row: abs(np.log(float(row["batch"]) / batch)))
-    return min(max(_fraction(float(nearest["power_w"]), nearest["gpu"]), 0.0), 1.0)
-
-
-def _measured_board(measured_gpu: str) -> GpuModel:
-    return GPU_MODELS[POWER_BOARDS[measured_gpu]]
-
-
-def _fraction(power_w: float, measured_gpu: str) -> float:
-    board = _measured_board(measured_gpu)
-    return (power_w - board.idle_w) / (board.peak_w - board.idle_w)
-
-
-@cache
-def power_limits(model: str, batch: int, gpu_model: str) -> ControlCurve | None:
-    """Return a model's speed and power by power limit on a board, at the nearest batch; None if it was not measured."""
-    measured_gpu = "P100" if GPU_MODELS[gpu_model].chip == "P100" else "V100"
-    rows = [row for row in rows_of("powers.csv") if row["model"] == model and row["gpu"] == measured_gpu]
-    if not rows:
-        return None
-    nearest = min({int(row["batch"]) for row in rows}, key=lambda size: abs(np.log(size / batch)))
-    rows = sorted((row for row in rows if int(row["batch"]) == nearest), key=lambda row: float(row["power_limit_w"]))
-    limits_w = [power_w(_fraction(float(row["power_limit_w"]), measured_gpu), gpu_model) for row in rows]
-    powers_w = [power_w(_fraction(float(row["power_w"]), measured_gpu), gpu_model) for row in rows]
-    times = np.array([float(row["relative_time"]) for row in rows], dtype=np.float64)
-    return ControlCurve(np.round(limits_w), 1.0 / times, np.array(powers_w, dtype=np.float64))
-
-
-def power_w(fraction: float, gpu_model: str) -> float:
-    """Return what a board draws at a share of its dynamic range, watts."""
+def power_w(share: Power, gpu_model: str) -> Power:
+    """Return what a board draws at a share of its dynamic range, or at each of several shares, watts."""
     board = GPU_MODELS[gpu_model]
-    return board.idle_w + fraction * (board.peak_w - board.idle_w)
-
-
-@dataclass(frozen=True)
-class Assumed:
-    """What the measured models leave open; the defaults are those of the recipes."""
-
-    waiting_fraction: float = WAITING_FRACTION  #: Share of its dynamic range that a board draws while its gang waits
-    fast_links: bool = False  #: Whether gangs on any board speed up as on nodes with the fastest links (``FAST_LINKS``)
-
-
-MEASURED = Assumed()
-
-
-def behaviour(model: str, batch: int, gpu_model: str, assumed: Assumed = MEASURED) -> Behaviour:
-    """Return how a model runs at one batch per GPU on one kind of board; speed 1 is one board of the reference tag."""
-    table = speeds()[(SPEED_OF[model], speed_tag(gpu_model), batch)]
-    if assumed.fast_links:
-        fast, alone = speeds()[(SPEED_OF[model], FAST_LINKS, batch)], table[("one", 1)]
-        table = {gang: alone * speed / fast[("one", 1)] for gang, speed in fast.items()}
-    base = speeds()[(SPEED_OF[model], "rtx", batch)][("one", 1)]
-    one = _column(table, "one", "spread")
-    spread = _column(table, "spread", "one")
-    spread = np.minimum(spread, one)
-    shares = dynamic_fraction(model, batch), assumed.waiting_fraction
-    busy_w, waiting_w = (power_w(each, gpu_model) for each in shares)
-
-    def drawn_w(speed: Floats) -> Floats:
-        """Return the mean draw of a gang's GPUs, which work for part of a step and wait for the rest."""
-        working = np.minimum(speed / (SIZES * one[0]), 1.0)
-        return working * busy_w + (1.0 - working) * min(waiting_w, busy_w)
-
-    limits = power_limits(model, batch, gpu_model)
-    controls = {} if limits is None else {ControlKind.POWER_LIMIT: limits}
-    return Behaviour(SIZES, one / base, drawn_w(one), spread / base, drawn_w(spread), controls)
-
-
-def _column(table: dict[tuple[str, int], float], first: str, second: str) -> Floats:
-    known = {size: table.get((first, size), table.get((second, size))) for size in SIZES.tolist()}
-    sizes = [size for size, value in known.items() if value is not None]
-    return np.interp(SIZES, sizes, [value for value in known.values() if value is not None])
+    return board.idle_w + share * (board.peak_w - board.idle_w)
 
 
 @cache
-def profile(model: str, batch: int, assumed: Assumed = MEASURED) -> JobProfile:
-    """Return a measured model at one batch per GPU, on every board we know."""
-    true = {name: behaviour(model, batch, name, assumed) for name in GPU_MODELS}
+def tuning_profile(model: str, batch: int) -> JobProfile:
+    """Return a measured model at one batch per GPU, on every board we know; it can tune its batch."""
+    kind, table = KINDS.index((model, batch)), _table()
+    true = {name: _behaviour("", (kind,), name) for name in GPU_MODELS}
     true[ANY_MODEL] = true[REFERENCE_GPU]
-    speeds_on_slices = slice_speeds(model, batch)
-    return JobProfile(f"{model}, batch {batch}", true, host_power_w=HOST_W_PER_GPU, slice_speeds=speeds_on_slices)
+    smallest, largest = table["batch_range"][kind].tolist()
+    on_slices: list[float] = table["slice_speed"][kind].tolist()
+    return JobProfile(
+        f"{model}, batch {batch}",
+        true,
+        host_power_w=HOST_W_PER_GPU,
+        adaptive=partial(_adaptive, kind),
+        batch_range=(smallest, largest),
+        slice_speeds={sevenths: speed for sevenths, speed in enumerate(on_slices) if speed > 0},
+    )
 
 
 @cache
-def slice_speeds(model: str, batch: int) -> dict[int, float]:
-    """Return a model's speed on slices relative to one GPU, by their sevenths; empty if it was not measured."""
-    rows = [row for row in rows_of("slice_speeds.csv") if row["model"] == model]
-    nearest = min({int(row["batch"]) for row in rows}, key=lambda size: abs(np.log(size / batch)), default=0)
-    return {int(row["sevenths"]): float(row["relative_speed"]) for row in rows if int(row["batch"]) == nearest}
+def _adaptive(kind: int, gpu_model: str) -> tuple[Behaviour, ...]:
+    """Return how a model runs on a board with its batch tuned, by stage; on an unknown one as on the reference's."""
+    board = gpu_model if gpu_model in GPU_MODELS else REFERENCE_GPU
+    stages = _table()["tuned_batch"].shape[2]
+    return tuple(_behaviour("tuned_", (kind, stage), board) for stage in range(stages))
 
 
-def flat_profile(name: str, fraction: float) -> JobProfile:
+def _behaviour(prefix: str, of: tuple[int, ...], board: str) -> Behaviour:
+    """Return what is stored of a kind, or of a kind and a stage, on a board."""
+    table, at = _table(), (of[0], TAGS.index(speed_tag(board)), *of[1:])
+    speed, spread_speed = table[f"{prefix}speed"][at]
+    drawn_w, spread_w = power_w(table[f"{prefix}power"][at], board)
+    curve = int(table[f"{prefix}curve"][(*at, int(GPU_MODELS[board].chip == "P100"))])
+    controls = {} if curve < 0 else {ControlKind.POWER_LIMIT: _limits(table["limit"][curve], board)}
+    batches = table["tuned_batch"][at] if prefix else None
+    return Behaviour(SIZES, speed, drawn_w, spread_speed, spread_w, controls, batches=batches)
+
+
+def _limits(stored: Floats, board: str) -> ControlCurve:
+    limits, speed, power = stored[:, ~np.isnan(stored[0])]
+    return ControlCurve(np.round(power_w(limits, board)), speed, power_w(power, board))
+
+
+def flat_profile(name: str, share: float) -> JobProfile:
     """Return a job whose speed grows linearly with its gang and that draws a fixed share of the dynamic range."""
-    true = {board: lossless(power_w(fraction, board)) for board in GPU_MODELS}
+    true = {board: lossless(power_w(share, board)) for board in GPU_MODELS}
     true[ANY_MODEL] = true[REFERENCE_GPU]
     return JobProfile(name, true, host_power_w=HOST_W_PER_GPU)
 
@@ -229,127 +130,6 @@ def lossless(gpu_power_w: float) -> Behaviour:
     return Behaviour(np.array([1, MOST_GPUS]), np.array([1.0, MOST_GPUS]), np.full(2, gpu_power_w))
 
 
-@cache
 def median_fraction() -> float:
     """Return the median share of the dynamic range over the measured models and batches."""
-    models = ("shufflenet", "bert", "deepspeech2", "resnet50", "gpt2")
-    return float(np.median([dynamic_fraction(model, batch) for model in models for batch in batches_of(model)]))
-
-
-@cache
-def samples_to_train(application: str, batch: int) -> float:
-    """Return the samples one of Sia's applications needs until trained, linear between measured total batches."""
-    rows = [row for row in rows_of("sia_work.csv") if row["application"] == application]
-    points = sorted((int(row["batch"]), float(row["samples"])) for row in rows)
-    return float(np.interp(batch, [size for size, _ in points], [samples for _, samples in points]))
-
-
-STAGES = 10
-Gang = tuple[str, int]
-"""``one`` or ``spread``, and how many GPUs."""
-
-
-def tuning_profile(model: str, batch: int, total: int) -> JobProfile:
-    """Return a measured model at one batch per GPU that can tune its batch; see ``adaptive``."""
-    batches = noise_scales(SPEED_OF[model])[0].batch
-    permitted = int(batches[0]), int(batches[-1])
-    return replace(profile(model, batch), adaptive=partial(adaptive, model, batch, total), batch_range=permitted)
-
-
-@cache
-def adaptive(model: str, batch: int, total: int, gpu_model: str) -> tuple[Behaviour, ...]:
-    """Return how a model runs on one kind of board with its batch tuned, by stage, as under Pollux.
-
-    **Goodput.** Among all batches between the application's smallest and largest total batch, the one with the
-    highest goodput is chosen (``core.profiles.goodput``): throughput, at the resulting samples per GPU and
-    accumulation, from the same measured steps as the speed of fixed batches; statistical efficiency from the
-    measured gradient noise, which grows during training. A job goes through ten stages, equal shares of its work,
-    each with its own noise.
-
-    **Unit.** Work is counted in samples of the application's smallest batch, M0. A fixed-batch job of the same
-    profile does one second of work per second on one GPU of the reference tag. Each sample it processes counts for the
-    samples needed until trained at M0 over those needed at the batch that job was measured at or asked for. Both are
-    interpolated linearly between validated batches; a batch below M0 counts as M0, since nothing was measured there.
-
-    A fixed-batch job that is given a larger gang is not charged for the lower efficiency of its larger total batch;
-    a job that tunes its batch is. That favours schedulers without tuning.
-
-    **Power.** The power of the measured batch nearest to the samples per GPU; less during the part of a step in
-    which GPUs wait for each other, which is the gang's throughput deficit against the same number of single GPUs,
-    as for fixed batches. The effect of a power limit is that of the measured batch nearest to one GPU's: nobody has
-    measured limits on jobs that tune.
-
-    Args:
-        model: One of ``SPEED_OF``.
-        batch: Samples per GPU of the fixed-batch job whose seconds of work are the unit.
-        total: The total batch at which its work was counted.
-        gpu_model: One of ``GPU_MODELS``; any other runs like the reference board.
-    """
-    application = SPEED_OF[model]
-    gpu_model = gpu_model if gpu_model in GPU_MODELS else REFERENCE_GPU
-    tag = speed_tag(gpu_model)
-    at_once = speeds()[(application, "rtx", batch)][("one", 1)]
-    base = int(noise_scales(application)[0].batch[0])
-    unit = at_once * samples_to_train(application, base) / samples_to_train(application, total)
-    return tuple(_behaviour(model, gpu_model, application, tag, stage, unit) for stage in range(STAGES))
-
-
-@cache
-def goodputs(application: str, tag: str, stage: int) -> dict[Gang, BestBatch]:
-    """Return the best batch of every measured gang at a stage of the training."""
-    noise = noise_scales(application)[stage]
-    return {gang: best_batch(times, noise, gang[1]) for gang, times in steps(application, tag).items()}
-
-
-@cache
-def steps(application: str, tag: str) -> dict[Gang, StepTimes]:
-    """Return the step times of each measured gang."""
-    points: dict[Gang, list[tuple[float, float, float]]] = defaultdict(list)
-    for row in rows_of("speeds.csv"):
-        if (row["application"], row["gpu"]) == (application, tag):
-            gang, batch = (row["placement"], int(row["gpus"])), float(row["batch_per_gpu"])
-            step_s = gang[1] * batch / float(row["samples_per_s"])
-            points[gang].append((batch, step_s, step_s * float(row["sync_share"])))
-    return {gang: StepTimes(*np.array(sorted(rows)).T) for gang, rows in points.items()}
-
-
-@cache
-def noise_scales(application: str) -> tuple[NoiseScale, ...]:
-    """Return the gradient noise by stage."""
-    points: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for row in rows_of("noise.csv"):
-        if row["application"] == application:
-            points[int(row["stage"])].append((float(row["batch"]), float(row["noise"])))
-    return tuple(NoiseScale(*np.array(sorted(points[stage])).T) for stage in range(STAGES))
-
-
-def _behaviour(model: str, gpu_model: str, application: str, tag: str, stage: int, unit: float) -> Behaviour:
-    best, times = goodputs(application, tag, stage), steps(application, tag)
-    alone = times[("one", 1)]
-    waiting_w = power_w(WAITING_FRACTION, gpu_model)
-
-    def drawn_w(gang: Gang) -> float:
-        chosen = best[gang]
-        at_once, passes = np.array([chosen.batch_per_gpu]), np.array([chosen.accumulated])
-        ideal = gang[1] * alone.throughput(1, at_once, np.zeros_like(at_once))
-        working = min(float((times[gang].throughput(gang[1], at_once, passes) / ideal)[0]), 1.0)
-        busy_w = power_w(dynamic_fraction(model, chosen.batch_per_gpu), gpu_model)
-        return working * busy_w + (1.0 - working) * min(waiting_w, busy_w)
-
-    def total(gang: Gang) -> int:
-        chosen = best[gang]
-        return gang[1] * chosen.batch_per_gpu * (chosen.accumulated + 1)
-
-    def columns(first: str, second: str) -> tuple[Floats, Floats, Floats]:
-        gangs = [(first if (first, size) in best else second, size) for size in SIZES.tolist()]
-        gangs = [gang for gang in gangs if gang in best]
-        sizes = [size for _, size in gangs]
-        speed = np.interp(SIZES, sizes, [best[gang].goodput / unit for gang in gangs])
-        drawn = np.interp(SIZES, sizes, [drawn_w(gang) for gang in gangs])
-        return speed, drawn, np.interp(SIZES, sizes, [total(gang) for gang in gangs]).round()
-
-    (one, one_w, one_batch), (spread, spread_w, spread_batch) = columns("one", "spread"), columns("spread", "one")
-    limits = power_limits(model, best[("one", 1)].batch_per_gpu, gpu_model)
-    controls = {} if limits is None else {ControlKind.POWER_LIMIT: limits}
-    batches = np.array((one_batch, spread_batch), dtype=np.int64)
-    return Behaviour(SIZES, one, one_w, np.minimum(spread, one), spread_w, controls, batches=batches)
+    return float(_table()["median_power"])

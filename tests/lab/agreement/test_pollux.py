@@ -30,12 +30,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.recipes.measured import noise_scales, samples_to_train, steps
 from lab.recipes.sia import sia
 from services.core.domain.arrays import Floats
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.raw import RawJobs
 from services.simulator.readers.jobs import read_raw
-from services.simulator.recipes.measured import noise_scales, samples_to_train, steps
 from services.simulator.recipes.stated import plain
 from services.simulator.workload import ClusterSpec
 from tests.support.workloads import a_trace

@@ -17,7 +17,7 @@ from services.simulator.recipes.measured import flat_profile, tuning_profile
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 from tests.support.workloads import a_trace, a_workload
 
-KINDS = (tuning_profile("shufflenet", 64, 64), tuning_profile("deepspeech2", 20, 20), flat_profile("flat", 0.4))
+KINDS = (tuning_profile("shufflenet", 64), tuning_profile("deepspeech2", 20), flat_profile("flat", 0.4))
 CLUSTERS = tuple(map(ClusterSpec.parse, ("2x2:RTX3090", "1x4:RTX3090", "2x1:RTX3090,1x2:V100")))
 VARIANTS: list[tuple[str, dict[str, object]]] = [
     *((name, {"packing": False} if name == "gandiva" else {}) for name in POLICIES),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lab.recipes.best_batch import StepTimes
+from lab.recipes.measured import SPEED_OF, profile, steps
 from lab.recipes.powerflow import BOARD, SIZES, fitted_strong_profile
 from lab.recipes.strong import samples_per_s, strong_profile
-from services.core.profiles.goodput import StepTimes
 from services.simulator.readers.jobs import read_jobs
-from services.simulator.recipes.measured import SPEED_OF, profile, steps
 
 STEPS = StepTimes(np.array([10.0, 20.0, 40.0]), np.array([1.0, 1.5, 3.0]), np.array([0.5, 0.5, 0.5]))
 

@@ -7,9 +7,9 @@ import pytest
 
 from lab.bundles import json_of
 from lab.recipes.green import PHILLY_SIZES
+from lab.recipes.measured import batches_of
 from lab.recipes.powerflow import BOARD, FITS, SIZES, TABLE_1, fit_now, fitted_profile, seen_of
 from lab.reproductions.powerflow_fits import row_of
-from services.simulator.recipes.measured import batches_of
 
 COLUMNS = ("speed", "power_w", "limited_speed", "limited_power_w", "power_error")
 

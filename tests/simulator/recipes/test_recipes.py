@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.recipes.measured import WAITING_FRACTION
 from lab.reproductions.make_traces import DAY_SHARES, shares_of
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
@@ -14,16 +15,7 @@ from services.simulator.engine import EngineOptions, simulate
 from services.simulator.raw import TraceFormatError
 from services.simulator.readers.jobs import read_jobs
 from services.simulator.recipes.green import MODELS
-from services.simulator.recipes.measured import (
-    HOST_W_PER_GPU,
-    SIZES,
-    WAITING_FRACTION,
-    Assumed,
-    batches_of,
-    dynamic_fraction,
-    profile,
-    slice_speeds,
-)
+from services.simulator.recipes.measured import BATCHES, HOST_W_PER_GPU, SIZES, tuning_profile
 from services.simulator.workload import ClusterSpec
 from tests.support.workloads import a_trace
 
@@ -67,8 +59,8 @@ def test_long_jobs_train_large_models() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_profiles_keep_what_was_measured(model: str) -> None:
-    for batch in batches_of(model):
-        truth = profile(model, batch).true["RTX3090"]
+    for batch in BATCHES[model]:
+        truth = tuning_profile(model, batch).true["RTX3090"]
         board = GPU_MODELS["RTX3090"]
         assert truth.speed[0] == 1.0
         assert (truth.speed[1:] <= 1.05 * SIZES[1:]).all()
@@ -76,18 +68,13 @@ def test_profiles_keep_what_was_measured(model: str) -> None:
         assert (truth.spread_speed <= truth.speed + 1e-9).all()
         assert (board.idle_w <= truth.gpu_power_w).all()
         assert (truth.gpu_power_w <= board.peak_w).all()
-        assert profile(model, batch).host_power_w == HOST_W_PER_GPU
-
-
-def test_power_follows_the_measured_fraction() -> None:
-    assert dynamic_fraction("shufflenet", 64) == pytest.approx((90.8 - 36) / 214, abs=0.001)
-    assert dynamic_fraction("resnet50", 115) == pytest.approx((223 - 36) / 214, abs=0.02)
-    assert dynamic_fraction("gpt2", 4) == pytest.approx((502.1 - 83.8) / 616.2, abs=0.001)
+        assert tuning_profile(model, batch).host_power_w == HOST_W_PER_GPU
 
 
 def test_gpus_that_wait_for_each_other_draw_less() -> None:
     """BERT at 4 samples per GPU works 56 % of a step on two GPUs; a model that scales draws what it did alone."""
-    board, lossy, smooth = GPU_MODELS["RTX3090"], profile("bert", 4).true["RTX3090"], profile("resnet50", 200)
+    board, lossy = GPU_MODELS["RTX3090"], tuning_profile("bert", 4).true["RTX3090"]
+    smooth = tuning_profile("resnet50", 200)
     waiting_w = board.idle_w + WAITING_FRACTION * (board.peak_w - board.idle_w)
     alone_w = lossy.gpu_power_w[0]
 
@@ -102,23 +89,14 @@ def test_one_gpu_is_the_most_efficient_size_but_for_resnet50() -> None:
     """Progress per joule at two GPUs of one node, hosts included, over that at one."""
     gains: dict[str, list[float]] = {}
     for model in MODELS:
-        for batch in batches_of(model):
-            truth = profile(model, batch).true["RTX3090"]
+        for batch in BATCHES[model]:
+            truth = tuning_profile(model, batch).true["RTX3090"]
             efficiency = truth.speed / SIZES / (truth.gpu_power_w + HOST_W_PER_GPU)
             gains.setdefault(model, []).append(float(efficiency[1] / efficiency[0]))
             assert efficiency.argmax() == (1 if model == "resnet50" else 0)
 
     assert gains.pop("resnet50") == pytest.approx([1.024, 1.043, 1.009], abs=1e-3)
     assert all(gain < 1 for of_model in gains.values() for gain in of_model)
-
-
-def test_fast_links_change_speed_ups_and_leave_one_gpu_as_it_is() -> None:
-    fast, own = (profile("bert", 4, Assumed(fast_links=links)).true["RTX3090"] for links in (True, False))
-    a100 = profile("bert", 4).true["A100-SXM4-40GB"]
-
-    assert (fast.speed[0], fast.gpu_power_w[0]) == (own.speed[0], own.gpu_power_w[0])
-    assert fast.speed[1] == pytest.approx(float(a100.speed[1] / a100.speed[0]))
-    assert fast.speed[1] > own.speed[1]
 
 
 def test_recipes_take_what_they_are_named_after() -> None:
@@ -212,10 +190,10 @@ def test_a_job_on_a_slice_runs_as_long_and_draws_as_much_as_it_did(tmp_path: Pat
 
 
 def test_measured_models_have_measured_speeds_on_slices(tmp_path: Path) -> None:
-    assert slice_speeds("bert", 4)[2] == pytest.approx(0.325, abs=1e-3)
-    assert profile("bert", 4).slice_speed(1) == 1 / 7, "it did not fit there"
-    assert profile("deepspeech2", 10).slice_speed(3) == 3 / 7
-    speeds = [slice_speeds("shufflenet", 64)[size] for size in (1, 2, 3, 4, 7)]
+    assert tuning_profile("bert", 4).slice_speeds[2] == pytest.approx(0.325, abs=1e-3)
+    assert tuning_profile("bert", 4).slice_speed(1) == 1 / 7, "it did not fit there"
+    assert tuning_profile("deepspeech2", 10).slice_speed(3) == 3 / 7
+    speeds = [tuning_profile("shufflenet", 64).slice_speeds[size] for size in (1, 2, 3, 4, 7)]
     assert speeds == sorted(speeds)
     assert speeds[-1] == 1
     with pytest.raises(TraceFormatError, match="this trace has jobs on slices"):
