@@ -9,17 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
-from services.core.profiles.recurrence import EarlierRuns, Model, Predictor, Runs
+from services.core.profiles.recurrence import EarlierRuns, Predictions, Runs
 from services.simulator.engine.options import Foreseeing
 from services.simulator.workload import Workload
 
 RETRAIN_S = 86_400.0
+
+
+class Model(Protocol):
+    """A fitted predictor."""
+
+    def predict(self, group: Ints, user: Ints) -> Predictions:
+        """Return the predictions for jobs of these groups and users; (n_jobs,) each."""
+        ...
+
+
+class Predictor(Protocol):
+    """A way to learn from a history."""
+
+    def fit(self, history: Runs) -> Model:
+        """Return the model fitted to a history, which may be empty."""
+        ...
 
 
 def learning(predictor: Predictor, retrain_s: float = RETRAIN_S) -> Foreseeing:
@@ -37,7 +54,7 @@ def learning(predictor: Predictor, retrain_s: float = RETRAIN_S) -> Foreseeing:
 
 
 def _forest(seed: int) -> Predictor:
-    from services.learning.forest import Forest  # scikit-learn: loaded only where it is used
+    from lab.forest import Forest  # scikit-learn: loaded only where it is used
 
     if seed not in _FORESTS:
         _FORESTS[seed] = _Remembering(Forest(seed=seed))

@@ -24,6 +24,7 @@ from services.kit.celery import leave_process
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import repeat
+from services.learning.training import learn
 
 log = Log(__name__)
 
@@ -46,8 +47,6 @@ def training_worker(
         history, ended_s = worker.ask(lambda: lengths.read_history(database_url, through, max_jobs))
         if not len(history):
             raise DomainError("No job has succeeded.")
-        from services.learning.training import learn  # scikit-learn: a tenth of a second, for this task alone
-
         last, last_through_s = worker.ask(lambda: lengths.read_in_force(database_url))
         learned = learn(history, ended_s, last, last_through_s)
         evaluation = {

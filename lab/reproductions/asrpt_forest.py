@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.foresight import Model, Predictor
+from lab.forest import Forest
 from lab.reproductions.marked import fill
 from lab.reproductions.powerflow_day import rows_of
 from services.core.domain.arrays import Bools, Ints
@@ -20,13 +22,10 @@ from services.core.profiles.recurrence import (
     EXACT,
     EarlierRuns,
     GroupTable,
-    Model,
     Predictions,
-    Predictor,
     Runs,
     evaluate,
 )
-from services.learning.forest import Forest
 from services.simulator.readers.jobs import read_jobs
 
 SEEDS = (1, 2, 3)

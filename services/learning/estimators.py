@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from services.core.domain.arrays import Floats
 
 
@@ -22,12 +19,4 @@ class Regressor(Protocol):
 
     def predict(self, x: Floats, /) -> Floats:
         """Return the predictions, (n,) or (n, outputs), for (n, features)."""
-        ...
-
-
-class FittedTree(Protocol):
-    """The arrays of a fitted tree, without what was needed only to fit it."""
-
-    def predict(self, x: NDArray[np.float32], /) -> Floats:
-        """Return the predictions, (n, 1), for (n, features)."""
         ...

@@ -1,8 +1,12 @@
-"""A fitted forest in the form in which it is served: a table of its predictions for every (group, user) it has seen.
+"""Lengths of recurring jobs: a table of predictions for every (group, user) that has been seen.
 
-The forest's prediction for a known pair is exact here. For a known group with a new user the table has the mean over
-the group's users, weighted by their jobs: a tree's answer would depend on where the new user's hash happens to lie.
-It is written as plain arrays, which cannot run code when they are read.
+A known pair is predicted the mean of its jobs. That is A-SRPT's random forest without its bootstrap, in which all trees
+are one, with a leaf for every pair (``lab/forest.py``): a group's number is a hash, so a tree that did not draw a pair
+predicts the length of one that has nothing to do with it. For a known group with a new user the table has the mean over
+the group's users, weighted by their jobs: a tree's answer would depend on where the new user's hash happens to lie. It
+is written as plain arrays, which cannot run code when they are read.
+
+Source: A-SRPT section IV-C, 3.
 """
 
 from __future__ import annotations
@@ -10,17 +14,13 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
 import numpy as np
 
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.profiles.recurrence import GroupTable, Predictions, Runs
-
-if TYPE_CHECKING:  # processes that serve tables do not need scikit-learn
-    from services.learning.forest import ForestModel
+from services.core.profiles.recurrence import Predictions, Runs
 
 QUANTILES = (0.1, 0.5, 0.9)
 _NAMES = ("groups", "amount", "spread", "examples", "quantiles", "pairs", "pair_amount", "pair_spread")
@@ -32,7 +32,7 @@ class LengthTable:
 
     Attributes:
         amount, spread: (n_groups,) for a user that is new to the group.
-        pair_amount, pair_spread: (n_pairs,) the forest's mean, and its standard deviation.
+        pair_amount, pair_spread: (n_pairs,) the mean of each pair's jobs, and their standard deviation.
     """
 
     groups: Ints  #: (n_groups,) ascending
@@ -45,20 +45,24 @@ class LengthTable:
     pair_spread: Floats
 
     @classmethod
-    def of(cls, model: ForestModel | GroupTable, history: Runs) -> LengthTable:
-        """Return the table of a forest and the history it was fitted to."""
-        if isinstance(model, GroupTable):  # of an empty history
+    def of(cls, history: Runs) -> LengthTable:
+        """Return the table of the jobs of a history, which may be empty."""
+        if not len(history):
             no_ids, nothing = np.empty(0, dtype=np.int64), np.empty(0)
             return cls(no_ids, nothing, nothing, no_ids, np.empty((0, 3)), np.empty((0, 2), np.int64), nothing, nothing)
         order = np.lexsort((history.amount, history.group))
         groups, first, count = np.unique(history.group[order], return_index=True, return_counts=True)
         ranked = history.amount[order]
         at = first[:, None] + np.round((count[:, None] - 1) * np.array(QUANTILES)).astype(np.int64)
-        pairs, jobs = np.unique(np.stack([history.group, history.user], axis=1), axis=0, return_counts=True)
+        each = np.stack([history.group, history.user], axis=1)
+        pairs, pair_of, jobs = np.unique(each, axis=0, return_inverse=True, return_counts=True)
+        pair_of = pair_of.reshape(-1)
+        mean = np.bincount(pair_of, history.amount) / jobs
+        spread = np.sqrt(np.bincount(pair_of, (history.amount - mean[pair_of]) ** 2) / jobs)
         group_of = np.searchsorted(groups, pairs[:, 0])
-        amount = np.bincount(group_of, jobs * model.mean) / count
-        variance = np.bincount(group_of, jobs * (model.spread**2 + (model.mean - amount[group_of]) ** 2)) / count
-        return cls(groups, amount, np.sqrt(variance), count, ranked[at], pairs, model.mean, model.spread)
+        amount = np.bincount(group_of, jobs * mean) / count
+        variance = np.bincount(group_of, jobs * (spread**2 + (mean - amount[group_of]) ** 2)) / count
+        return cls(groups, amount, np.sqrt(variance), count, ranked[at], pairs, mean, spread)
 
     def predict(self, group: Ints, user: Ints) -> Predictions:
         """Return the predictions for jobs of these groups and users: (n_jobs,)."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from services.core.domain.arrays import Floats
 from services.core.profiles.recurrence import EarlierRuns, Evaluation, Runs, evaluate
-from services.learning.forest import Forest
 from services.learning.length_table import LengthTable
 
 HELD_OUT = 0.2
@@ -14,10 +13,10 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class Learned:
-    """A new table, and how well forests that had not seen the newest jobs predict them."""
+    """A new table, and how well tables that had not seen the newest jobs predict them."""
 
     table: LengthTable  #: Fitted to the whole history
-    new: Evaluation  #: Errors of the same forest when it is fitted to all but the newest jobs
+    new: Evaluation  #: Errors of a table of all but the newest jobs
     last: Evaluation | None  #: Errors of the table in force on those jobs; None without one
     user_median: Evaluation  #: Errors of the median of the user's earlier jobs on them
     is_better: bool  #: Whether the table should come into force: its mean absolute error is not above the last one's
@@ -27,7 +26,7 @@ def learn(history: Runs, ended_s: Floats, last: LengthTable | None, last_through
     """Return the table learned from a history.
 
     Neither table has seen the jobs that both are tested on: they are the later half of those that ended after the table
-    in force was made, and the forest under test is fitted to the jobs that ended before them.
+    in force was made, and the table under test is fitted to the jobs that ended before them.
 
     Args:
         history: At least one job, in the order in which they ended.
@@ -39,21 +38,17 @@ def learn(history: Runs, ended_s: Floats, last: LengthTable | None, last_through
     news = int((ended_s > last_through_s).sum()) if last is not None else math.ceil(2 * HELD_OUT * jobs)
     cut = jobs - max(math.ceil(news / 2), 1)
     earlier, newest = _rows(history, slice(None, cut)), _rows(history, slice(cut, None))
-    tried = _fitted(earlier).predict(newest.group, newest.user)
+    tried = LengthTable.of(earlier).predict(newest.group, newest.user)
     user = EarlierRuns("median").fit(Runs(earlier.user, earlier.user, earlier.amount))
     new = evaluate(tried, newest.amount)
     old = None if last is None else evaluate(last.predict(newest.group, newest.user), newest.amount)
     return Learned(
-        table=_fitted(history),
+        table=LengthTable.of(history),
         new=new,
         last=old,
         user_median=evaluate(user.predict(newest.user, newest.user), newest.amount),
         is_better=old is None or new.mean_error <= old.mean_error,
     )
-
-
-def _fitted(history: Runs) -> LengthTable:
-    return LengthTable.of(Forest(keeps_trees=False, bootstrap=False).fit(history), history)
 
 
 def _rows(history: Runs, which: slice) -> Runs:

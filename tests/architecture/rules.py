@@ -85,7 +85,7 @@ CORE_LAYERS = {
 }
 SOLVER_PACKAGES = {"pulp", "gurobipy", "highspy"}
 CORE_PACKAGES = {"numpy", "scipy"}
-LEARNING_PACKAGES = {"sklearn": "services.learning", "torch": "lab"}
+LEARNING_PACKAGES = {"sklearn": ("services.learning", "lab"), "torch": ("lab",)}
 
 EFFECT_MODULES = {
     "asyncio",
@@ -213,8 +213,8 @@ def wrong_packages(source: str, module: str, *, is_package: bool = False) -> lis
         foreign = package not in sys.stdlib_module_names and package not in ("services", LAB)
         if package in SOLVER_PACKAGES and not solver:
             wrong.append(f"{module}:{imported.line}: only services.core.solvers imports {package}")
-        elif package in LEARNING_PACKAGES and not within(module, home := LEARNING_PACKAGES[package]):
-            wrong.append(f"{module}:{imported.line}: only {home} imports {package}")
+        elif package in LEARNING_PACKAGES and not any(within(module, home) for home in LEARNING_PACKAGES[package]):
+            wrong.append(f"{module}:{imported.line}: only {' and '.join(LEARNING_PACKAGES[package])} import {package}")
         elif core and foreign and package not in CORE_PACKAGES | SOLVER_PACKAGES:
             wrong.append(f"{module}:{imported.line}: the core must not import {package}")
     return wrong

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from lab.foresight import PREDICTORS, learning
+from lab.forest import Forest
 from services.core.profiles.recurrence import Runs
-from services.learning.forest import Forest
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs

@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
+from lab.forest import Forest
 from services.core.domain.errors import DomainError
 from services.core.profiles.recurrence import Runs
-from services.learning.forest import Forest
 from services.learning.length_table import LengthTable
 from services.learning.training import learn
 
@@ -21,7 +21,7 @@ def runs(*rows: tuple[int, int, float]) -> Runs:
 
 
 def table_of(history: Runs) -> LengthTable:
-    return LengthTable.of(Forest().fit(history), history)
+    return LengthTable.of(history)
 
 
 def some_runs(jobs: int = 400, seed: int = 3) -> Runs:
@@ -33,7 +33,7 @@ def some_runs(jobs: int = 400, seed: int = 3) -> Runs:
 def test_known_jobs_are_told_what_the_forest_tells() -> None:
     history = some_runs()
 
-    forest, table = Forest().fit(history), table_of(history)
+    forest, table = Forest(bootstrap=False).fit(history), table_of(history)
 
     expected, found = (model.predict(history.group, history.user) for model in (forest, table))
     np.testing.assert_allclose(found.amount, expected.amount)

@@ -11,7 +11,6 @@ import pytest
 from services.contracts.identity import Role
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.profiles.recurrence import GROUP_VERSION, Runs, job_group
-from services.learning.forest import Forest
 from services.learning.length_table import LengthTable
 from services.scheduler.learning.predicting import Predicting, remaining_s
 from services.scheduler.planning.snapshot import load
@@ -36,7 +35,7 @@ async def put_in_force(
     """Have a model say that jobs with the command ``true`` come to ``gpu_s``."""
     group, user = job_group("default", spec_of("true"))
     history = Runs(np.full(3, group), np.full(3, user), np.array([gpu_s - 1, gpu_s, gpu_s + 1]))
-    content = LengthTable.of(Forest().fit(history), history).to_bytes() if content is None else content
+    content = LengthTable.of(history).to_bytes() if content is None else content
     await world.fetch("UPDATE length_models SET is_active = false RETURNING 1")
     await world.fetch(
         "INSERT INTO length_models (id, through_at, group_version, jobs, groups, evaluation, is_active, content) "

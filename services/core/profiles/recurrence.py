@@ -2,8 +2,7 @@
 
 A *group* is a hash of what its submissions have in common. A predictor is fitted to the jobs that have ended and then
 predicts an amount for a (group, user): iterations, work or seconds, whatever the history counts. The prediction for an
-unseen group is 0, so that a policy that orders by length runs it at once. The random forest is in
-``services.learning``, because the core does not use scikit-learn; the predictors here do not need it.
+unseen group is 0, so that a policy that orders by length runs it at once.
 
 Source: A-SRPT section IV-C, 3; the mean and the median of earlier jobs are from its section V-B, 2-d.
 """
@@ -15,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -57,22 +56,6 @@ class Predictions:
     amount: Floats  #: The predicted amount; 0 for an unseen group
     spread: Floats  #: How far apart earlier jobs, or the model's parts, lie: a standard deviation
     seen: Bools  #: Whether the group occurred before
-
-
-class Model(Protocol):
-    """A fitted predictor."""
-
-    def predict(self, group: Ints, user: Ints) -> Predictions:
-        """Return the predictions for jobs of these groups and users; (n_jobs,) each."""
-        ...
-
-
-class Predictor(Protocol):
-    """A way to learn from a history."""
-
-    def fit(self, history: Runs) -> Model:
-        """Return the model fitted to a history, which may be empty."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.core.profiles.recurrence import EarlierRuns, Predictor, Runs, evaluate, group_id
-from services.learning.forest import Forest
+from lab.foresight import Predictor
+from lab.forest import Forest
+from services.core.profiles.recurrence import EarlierRuns, Runs, evaluate, group_id
 
 
 def runs(*rows: tuple[int, int, float]) -> Runs:

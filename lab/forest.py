@@ -11,7 +11,8 @@ user needs the trees.
 A group's number is a hash, so its neighbours in a tree have nothing to do with it. A tree whose bootstrap did not draw
 a pair predicts a neighbour's length for it, so the mean over the trees is off for every pair with few jobs. Without the
 bootstrap the forest is one tree, the mean of each pair's jobs, and is more accurate
-(``python -m lab.reproductions.asrpt_forest``); the scheduler's predictions are made this way.
+(``python -m lab.reproductions.asrpt_forest``); the scheduler's predictions are these means
+(``services/learning/length_table.py``).
 
 Source: A-SRPT section IV-C, 3: 100 trees, squared error, the prediction for an unseen group is 0.
 """
@@ -31,11 +32,18 @@ from numpy.typing import NDArray
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.profiles.recurrence import GroupTable, Predictions, Runs
-from services.learning.estimators import FittedTree
 
 TREES = 100
 
 T = TypeVar("T")
+
+
+class FittedTree(Protocol):
+    """The arrays of a fitted tree, without what was needed only to fit it."""
+
+    def predict(self, x: NDArray[np.float32], /) -> Floats:
+        """Return the predictions, (n, 1), for (n, features)."""
+        ...
 
 
 class _TreeRegressor(Protocol):
