@@ -13,10 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
+from lab.earlier_runs import EarlierRuns
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
-from services.core.profiles.recurrence import EarlierRuns, Predictions, Runs
+from services.core.profiles.recurrence import Predictions, Runs
 from services.simulator.engine.options import Foreseeing
 from services.simulator.workload import Workload
 

@@ -30,8 +30,9 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.earlier_runs import GroupTable
 from services.core.domain.arrays import Floats, Ints
-from services.core.profiles.recurrence import GroupTable, Predictions, Runs
+from services.core.profiles.recurrence import Predictions, Runs
 
 TREES = 100
 

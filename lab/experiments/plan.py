@@ -39,9 +39,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from lab.earlier_runs import EarlierRuns
 from lab.foresight import RETRAIN_S, learning
 from services.core.domain.errors import DomainError
-from services.core.profiles.recurrence import EarlierRuns
 from services.kit.text import decoded
 from services.simulator.bundles import BUNDLED_ZONES
 from services.simulator.catalogue import catalogue

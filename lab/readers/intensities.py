@@ -50,7 +50,7 @@ def read_intensities(path: Path, signal: Signal, zone: str) -> Intensities:
 
 def _shares(path: Path, signal: Signal, zone: str, times_s: Floats) -> Floats:
     header = header_of(first_lines(path))
-    columns = columns_of(header, signal, None)
+    columns = columns_of(header, signal)
     names = [name for name in header if name.lower().startswith(("carbon-free energy percentage", "renewable energy"))]
     found = np.full((len(times_s), len(names)), math.nan)
     if columns is None or not names:
@@ -69,7 +69,7 @@ def _shares(path: Path, signal: Signal, zone: str, times_s: Floats) -> Floats:
 
 def _expected(path: Path, signal: Signal, zone: str) -> tuple[Floats, Floats]:
     header = header_of(first_lines(path))
-    columns = columns_of(header, signal, None)
+    columns = columns_of(header, signal)
     names = [name for name in header if _is_generation_forecast(name.lower())]
     found: dict[float, list[float]] = {}
     if columns is not None and names:

@@ -13,19 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.earlier_runs import EarlierRuns, GroupTable
 from lab.foresight import Model, Predictor
 from lab.forest import Forest
 from lab.reproductions.marked import fill
 from lab.reproductions.powerflow_day import rows_of
 from services.core.domain.arrays import Bools, Ints
-from services.core.profiles.recurrence import (
-    EXACT,
-    EarlierRuns,
-    GroupTable,
-    Predictions,
-    Runs,
-    evaluate,
-)
+from services.core.profiles.recurrence import EXACT, Predictions, Runs, evaluate
 from services.simulator.readers.jobs import read_jobs
 
 SEEDS = (1, 2, 3)

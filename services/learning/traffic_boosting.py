@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -14,8 +14,20 @@ from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEPS_AHEAD
 from services.core.profiles.traffic import DAY_STEPS, Traffic
 from services.core.profiles.traffic_features import LAGS, features, levels_qps, ratios
-from services.learning.estimators import Regressor
 from services.learning.one_thread import one_thread
+
+
+class Regressor(Protocol):
+    """A regression of scikit-learn, which lacks types; imported by name, so that none are inferred from its sources."""
+
+    def fit(self, x: Floats, y: Floats, /, sample_weight: Floats | None = None) -> Regressor:
+        """Fit and return the regressor: x is (n, features), y (n,) or (n, outputs), the weights of the rows (n,)."""
+        ...
+
+    def predict(self, x: Floats, /) -> Floats:
+        """Return the predictions, (n,) or (n, outputs), for (n, features)."""
+        ...
+
 
 _new_boosting = cast("Callable[..., Regressor]", import_module("sklearn.ensemble").HistGradientBoostingRegressor)
 

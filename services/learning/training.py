@@ -3,9 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from services.core.domain.arrays import Floats
-from services.core.profiles.recurrence import EarlierRuns, Evaluation, Runs, evaluate
-from services.learning.length_table import LengthTable
+import numpy as np
+
+from services.core.domain.arrays import Floats, Ints
+from services.core.profiles.recurrence import Evaluation, Predictions, Runs, evaluate
+from services.learning.length_table import QUANTILES, LengthTable
 
 HELD_OUT = 0.2
 """Share of the history, its newest part, on which the first model is tested; later models on half of the new jobs."""
@@ -39,16 +41,23 @@ def learn(history: Runs, ended_s: Floats, last: LengthTable | None, last_through
     cut = jobs - max(math.ceil(news / 2), 1)
     earlier, newest = _rows(history, slice(None, cut)), _rows(history, slice(cut, None))
     tried = LengthTable.of(earlier).predict(newest.group, newest.user)
-    user = EarlierRuns("median").fit(Runs(earlier.user, earlier.user, earlier.amount))
     new = evaluate(tried, newest.amount)
     old = None if last is None else evaluate(last.predict(newest.group, newest.user), newest.amount)
     return Learned(
         table=LengthTable.of(history),
         new=new,
         last=old,
-        user_median=evaluate(user.predict(newest.user, newest.user), newest.amount),
+        user_median=evaluate(_medians_of_users(earlier, newest.user), newest.amount),
         is_better=old is None or new.mean_error <= old.mean_error,
     )
+
+
+def _medians_of_users(earlier: Runs, user: Ints) -> Predictions:
+    by_user = LengthTable.of(Runs(earlier.user, earlier.user, earlier.amount))
+    if not len(earlier):
+        return by_user.predict(user, user)
+    at, seen = by_user.places(user)
+    return Predictions(np.where(seen, by_user.quantiles[at, QUANTILES.index(0.5)], 0.0), np.zeros(user.size), seen)
 
 
 def _rows(history: Runs, which: slice) -> Runs:

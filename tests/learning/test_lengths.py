@@ -95,6 +95,15 @@ def test_what_is_tried_has_not_seen_the_jobs_it_is_tried_on() -> None:
     assert learned.table.predict(np.array([2]), np.array([1])).seen[0], "what is served knows them"
 
 
+def test_beside_it_stands_the_median_of_the_users_earlier_jobs() -> None:
+    # Other groups of the same user; the last job, which is tried, took as long as their median.
+    history = runs((1, 1, 10.0), (2, 1, 20.0), (3, 1, 90.0), (4, 2, 500.0), (5, 1, 20.0))
+
+    learned = learn(history, np.arange(5.0), None, 0.0)
+
+    assert (learned.user_median.mean_error, learned.new.mean_error) == (0.0, 20.0)
+
+
 def test_the_table_in_force_stays_while_the_new_one_errs_more() -> None:
     # Of the 4 jobs since, the last 2 try both: the group's length has changed back.
     first = runs(*[(1, 1, 10.0)] * 4)

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.earlier_runs import EarlierRuns
 from lab.foresight import Foresight, learning
 from lab.recipes.recurrent import HISTORY_JOBS
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.errors import DomainError
 from services.core.parallel.graph import data_parallel
-from services.core.profiles.recurrence import EarlierRuns, Runs
+from services.core.profiles.recurrence import Runs
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.grid import Grid
 from services.simulator.readers.carbon import read_carbon

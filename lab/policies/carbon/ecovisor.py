@@ -18,6 +18,7 @@ from services.core.cycle.reconcile import reconcile
 from services.core.cycle.rounds import Preemption, waiting
 from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints
+from services.core.domain.carbon import CarbonCurve
 from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import check_parameters, parameter
@@ -67,7 +68,7 @@ class Ecovisor(StatelessPolicy):
         waits = waiting(snapshot)
         longest_s = np.inf if config.longest_wait_s is None else config.longest_wait_s
         curves, until_s = eligible_curves(snapshot, waits), now_s + config.curve_window_s
-        dirty = curves.each(lambda curve: curve.at(now_s) > curve.percentile(now_s, until_s, config.percentile))
+        dirty = curves.each(lambda curve: curve.at(now_s) > percentile(curve, now_s, until_s, config.percentile))
         starts = waits
         if np.any(dirty):
             may = (jobs.phase[waits] != QUEUED) | (now_s - jobs.submitted_s[waits] >= longest_s)
@@ -84,3 +85,12 @@ class Ecovisor(StatelessPolicy):
 
         ranking = ranking.expecting(latest_s)
         return reconcile(snapshot, ranking, preemption=never, backfill=backfill), memory
+
+
+def percentile(curve: CarbonCurve, start_s: float, end_s: float, percent: float) -> float:
+    """Return the lowest value at or below which the grid spends ``percent`` of a window's time, gCO2/kWh."""
+    begins, ends, intensity = curve.steps(start_s, end_s)
+    order = np.argsort(intensity, kind="stable")
+    spent: Floats = np.cumsum((ends - begins)[order])
+    at = int(np.searchsorted(spent, percent / 100.0 * float(spent[-1])))
+    return float(intensity[order][min(at, order.size - 1)])

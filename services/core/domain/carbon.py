@@ -139,14 +139,6 @@ class CarbonCurve:
             estimated[-1] = True
         return CarbonCurve(begins, intensity, end_s, estimated)
 
-    def percentile(self, start_s: float, end_s: float, percent: float) -> float:
-        """Return the lowest value at or below which the grid spends ``percent`` of a window's time, gCO2/kWh."""
-        begins, ends, intensity = self.steps(start_s, end_s)
-        order = np.argsort(intensity, kind="stable")
-        spent: Floats = np.cumsum((ends - begins)[order])
-        at = int(np.searchsorted(spent, percent / 100.0 * float(spent[-1])))
-        return float(intensity[order][min(at, order.size - 1)])
-
     def _steps_at(self, times_s: Floats) -> Ints:
         return np.clip(np.searchsorted(self.times_s, times_s, side="right") - 1, 0, None)
 

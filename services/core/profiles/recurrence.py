@@ -4,7 +4,7 @@ A *group* is a hash of what its submissions have in common. A predictor is fitte
 predicts an amount for a (group, user): iterations, work or seconds, whatever the history counts. The prediction for an
 unseen group is 0, so that a policy that orders by length runs it at once.
 
-Source: A-SRPT section IV-C, 3; the mean and the median of earlier jobs are from its section V-B, 2-d.
+Source: A-SRPT section IV-C, 3.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -56,47 +56,6 @@ class Predictions:
     amount: Floats  #: The predicted amount; 0 for an unseen group
     spread: Floats  #: How far apart earlier jobs, or the model's parts, lie: a standard deviation
     seen: Bools  #: Whether the group occurred before
-
-
-@dataclass(frozen=True)
-class EarlierRuns:
-    """The mean or the median of the group's earlier jobs, or of all of them (``of_all``); the user does not matter."""
-
-    statistic: Literal["mean", "median"]
-    of_all: bool = False
-
-    def fit(self, history: Runs) -> GroupTable:
-        order = np.lexsort((history.amount, history.group))
-        groups, first, count = np.unique(history.group[order], return_index=True, return_counts=True)
-        amount = history.amount[order]
-        sums = [np.add.reduceat(each, first) if each.size else each for each in (amount, amount**2)]
-        mean: Floats = sums[0] / count
-        spread = np.sqrt(np.maximum(sums[1] / count - mean**2, 0.0))
-        value = mean
-        if self.statistic == "median" and len(history):
-            value = (amount[first + (count - 1) // 2] + amount[first + count // 2]) / 2
-        if self.of_all and len(history):
-            whole = float(np.mean(amount) if self.statistic == "mean" else np.median(amount))
-            value, spread = np.full(groups.size, whole), np.full(groups.size, float(np.std(amount)))
-        return GroupTable(groups, value, spread, unseen=float(value[0]) if self.of_all and groups.size else 0.0)
-
-
-@dataclass(frozen=True)
-class GroupTable:
-    """A value for every group: (n_groups,) ids, ascending, with values and their spread; and one for unseen groups."""
-
-    groups: Ints
-    value: Floats
-    spread: Floats
-    unseen: float = 0.0
-
-    def predict(self, group: Ints, user: Ints) -> Predictions:
-        del user
-        if not self.groups.size:
-            return Predictions(np.zeros(group.size), np.zeros(group.size), np.zeros(group.size, dtype=np.bool_))
-        at = np.minimum(np.searchsorted(self.groups, group), self.groups.size - 1)
-        seen = self.groups[at] == group
-        return Predictions(np.where(seen, self.value[at], self.unseen), np.where(seen, self.spread[at], 0.0), seen)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ def read_carbon(
     days: float | None = None,
     signal: str | Signal = Signal.AVERAGE_DIRECT,
     forecast: str | Path = ForecastKind.PERFECT,
-    column: str | None = None,
     zone: str | None = None,
 ) -> CarbonTrace:
     """Return the grid for ``days`` from ``start``, and for the day before it if known.
@@ -49,7 +48,7 @@ def read_carbon(
         signal: ``direct``, ``lifecycle`` or ``marginal``.
         forecast: What policies see of the hours ahead: ``perfect``, ``persistence``, a file of forecasts as issued, or
             ``issued``: those bundled for the zone.
-        column, zone: As for ``read_grid``.
+        zone: As for ``read_grid``.
 
     Raises:
         TraceFormatError: The file cannot be read, does not cover the requested period, or has too long a gap there.
@@ -58,7 +57,7 @@ def read_carbon(
     if str(source) in BUNDLED_ZONES:
         grid = bundled_grid(str(source), wanted)
     else:
-        grid = read_grid(Path(source), wanted, column=column, zone=zone)
+        grid = read_grid(Path(source), wanted, zone=zone)
     start_s = utc_s(start, "start") if isinstance(start, str) else start
     trace = cut(grid, None if start_s is None else float(start_s), days)
     return with_forecast(trace, forecast)

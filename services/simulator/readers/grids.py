@@ -43,7 +43,7 @@ class Columns:
     note: str = ""  #: A note for readers of the report
 
 
-def columns_of(header: Sequence[str], signal: Signal, column: str | None) -> Columns | None:
+def columns_of(header: Sequence[str], signal: Signal) -> Columns | None:
     """Return the columns of a file with this header; None for an unknown kind."""
     lower = {name.lower(): name for name in header}
     time = lower.get("datetime (utc)", "")
@@ -62,8 +62,7 @@ def columns_of(header: Sequence[str], signal: Signal, column: str | None) -> Col
         value = next(name for key, name in lower.items() if key.startswith("actual carbon intensity"))
         return Columns("eso", time, value, 1.0, Signal.AVERAGE_DIRECT)
     if "oootime" in lower and len(header) > 1:
-        value = column or header[1]
-        return Columns("watttime", lower["oootime"], value, signal=Signal.MARGINAL)
+        return Columns("watttime", lower["oootime"], header[1], signal=Signal.MARGINAL)
     if "point_time" in lower and "value" in lower:
         note = "WattTime's lb CO2/MWh converted"
         return Columns(
@@ -75,13 +74,10 @@ def columns_of(header: Sequence[str], signal: Signal, column: str | None) -> Col
         return Columns(
             "pjm", lower["datetime_beginning_utc"], rate, G_PER_KWH_PER_LB_PER_MWH, Signal.MARGINAL, note=note
         )
-    return _plain(header, lower, column)
+    return _plain(header, lower)
 
 
-def _plain(header: Sequence[str], lower: dict[str, str], column: str | None) -> Columns | None:
-    if column is not None:
-        time = next((name for key, name in lower.items() if "time" in key), "")
-        return Columns("plain", time, column) if time and column in header else None
+def _plain(header: Sequence[str], lower: dict[str, str]) -> Columns | None:
     if "utc time" in lower and "carbon_intensity" in lower:
         return Columns("plain", lower["utc time"], lower["carbon_intensity"])
     if len(header) == 2 and any(word in header[0].lower() for word in ("time", "date", "hour")):
@@ -89,13 +85,12 @@ def _plain(header: Sequence[str], lower: dict[str, str], column: str | None) -> 
     return None
 
 
-def read_grid(path: Path, signal: Signal, *, column: str | None = None, zone: str | None = None) -> RawSeries:
+def read_grid(path: Path, signal: Signal, *, zone: str | None = None) -> RawSeries:
     """Return the whole series of a file.
 
     Args:
         path: The file, gzipped or not.
         signal: Which one to read if the file has several; for a plain file, what its values are.
-        column: The column of the values, if the file leaves a choice.
         zone: Keep only this zone's rows (``pnode_name`` in PJM's files); also the name of a series that has none.
 
     Raises:
@@ -103,7 +98,7 @@ def read_grid(path: Path, signal: Signal, *, column: str | None = None, zone: st
             nothing in it is usable.
     """
     header = header_of(first_lines(path))
-    columns = columns_of(header, signal, column)
+    columns = columns_of(header, signal)
     if columns is None:
         raise TraceFormatError(
             f"{path} is not a known carbon file (columns {', '.join(header[:6])}); known: Electricity Maps, ESO, "

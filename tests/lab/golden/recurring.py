@@ -10,8 +10,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from lab.earlier_runs import EarlierRuns
 from lab.foresight import learning
-from services.core.profiles.recurrence import EarlierRuns
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.readers.carbon import read_carbon
 from services.simulator.readers.jobs import read_jobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lab.policies.carbon.carbon_scaler import steps_now
-from lab.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
+from lab.policies.carbon.ecovisor import Ecovisor, EcovisorConfig, percentile
 from lab.policies.carbon.gaia import Gaia, GaiaConfig, GaiaMemory, best_start_s
 from services.core.cycle.run_cycle import run_cycle
 from services.core.policies.greener_hours import hour_has_come
@@ -62,8 +62,8 @@ def test_ecovisor_starts_jobs_in_order_below_the_tenth_percentile_and_stops_none
 def test_a_percentile_is_by_time_and_a_mean_by_integral() -> None:
     curve = hourly_curve([100, 200, 300, 400], start_s=NOON_S)
 
-    assert curve.percentile(NOON_S, NOON_S + 4 * HOUR_S, 25.0) == 100.0
-    assert curve.percentile(NOON_S + HOUR_S / 2, NOON_S + 4 * HOUR_S, 50.0) == 300.0
+    assert percentile(curve, NOON_S, NOON_S + 4 * HOUR_S, 25.0) == 100.0
+    assert percentile(curve, NOON_S + HOUR_S / 2, NOON_S + 4 * HOUR_S, 50.0) == 300.0
     assert curve.means(np.array([NOON_S, NOON_S + HOUR_S / 2]), HOUR_S).tolist() == [100.0, 150.0]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lab.earlier_runs import EarlierRuns
 from lab.foresight import learning
 from services.core.cycle.run_cycle import run_cycle
 from services.core.policies.registry import build_policy
-from services.core.profiles.recurrence import EarlierRuns
 from services.simulator.engine import simulate
 from services.simulator.workload import ClusterSpec
 from tests.simulator.test_foresight import MEDIAN, recurring

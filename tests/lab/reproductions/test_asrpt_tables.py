@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lab.earlier_runs import EarlierRuns
 from lab.reproductions.asrpt import Run, compared, predictors, waits_for_servers, with_shared_runs
 from lab.reproductions.asrpt_forest import ExactFirst, Logarithms, figures
 from lab.reproductions.asrpt_layouts import layouts, patterns
-from services.core.profiles.recurrence import EarlierRuns, Runs
+from services.core.profiles.recurrence import Runs
 
 
 def runs(*rows: tuple[int, float]) -> Runs:

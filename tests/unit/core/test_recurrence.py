@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lab.earlier_runs import EarlierRuns
 from lab.foresight import Predictor
 from lab.forest import Forest
-from services.core.profiles.recurrence import EarlierRuns, Runs, evaluate, group_id
+from services.core.profiles.recurrence import Runs, evaluate, group_id
 
 
 def runs(*rows: tuple[int, int, float]) -> Runs:
