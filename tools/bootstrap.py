@@ -164,7 +164,7 @@ def set_up(*, for_tests: bool = False) -> None:
             if any(each.startswith("lab ") for each in missing):
                 install("--no-deps", "--no-index", "--no-build-isolation", "--editable", str(LAB))
         if is_new:
-            _compile()
+            compile_imported()
         kept = {line for line in made_from if line.startswith(("tests ", "lab ")) and not for_tests}
         STAMP.write_text("".join(f"{line}\n" for line in sorted(kept | _wanted(for_tests))))
 
@@ -237,17 +237,24 @@ def _has_pip(python: str | Path) -> bool:
     return subprocess.run([python, "-c", "import pip"], capture_output=True, close_fds=False).returncode == 0
 
 
-def _compile() -> None:
-    """Compile what `up` imports, once: otherwise all its processes would do so at their first start."""
+def compile_imported(*later: str) -> None:
+    """Compile what processes import, once: otherwise all of them would do so at their first start.
+
+    What is not installed, as nearly all is in the image of an agent, is left out. ``later`` are modules that are not
+    imported at a start; where nothing can be written, as in a container, they would be compiled at each use.
+    """
     code = (
-        "import importlib, services.cli.main, services.standalone.stack\n"
+        "import contextlib, importlib, sys\n"
         "from services.standalone.forks import imported_by\n"
         "from services.standalone.processes import AGENT, SERVICES, WORKERS\n"
-        "names = (*imported_by((*SERVICES, AGENT), WORKERS), 'optimizer_service.tasks', 'services.simulator.tasks')\n"
-        "for name in names: importlib.import_module(name)"
+        "names = (AGENT.module, 'services.cli.main', 'services.standalone.stack', 'services.engines.kueue.app',\n"
+        "         *imported_by((*SERVICES, AGENT), WORKERS), 'optimizer_service.tasks', 'services.simulator.tasks',\n"
+        "         *sys.argv[1:])\n"
+        "for name in names:\n"
+        "    with contextlib.suppress(ImportError, SystemExit): importlib.import_module(name)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    subprocess.run([PYTHON, "-c", code], env=environment, cwd=ROOT, capture_output=True, close_fds=False)
+    subprocess.run([PYTHON, "-c", code, *later], env=environment, cwd=ROOT, capture_output=True, close_fds=False)
 
 
 def _pip(python: str | Path, *arguments: str) -> None:

@@ -155,7 +155,7 @@ def test_only_what_has_changed_is_installed_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp")
     monkeypatch.setattr(bootstrap, "PYTHON", tmp_path / "python")
     monkeypatch.setattr(bootstrap, "_make_venv", lambda: done.append("venv"))
-    monkeypatch.setattr(bootstrap, "_compile", lambda: done.append("compiled"))
+    monkeypatch.setattr(bootstrap, "compile_imported", lambda: done.append("compiled"))
     monkeypatch.setattr(bootstrap, "_installer", installer)
 
     def after(*, for_tests: bool = False) -> list[str]:

@@ -1,5 +1,6 @@
 """What is deployed runs the same processes as one machine does, and its files are well formed."""
 
+import importlib.util
 import itertools
 import os
 import re
@@ -210,6 +211,17 @@ def test_processes_of_two_steps_towards_a_new_secret_know_each_other(tmp_path: P
     assert (tmp_path / ".env").read_text() == before
 
 
+def test_an_image_compiles_what_its_processes_import_and_what_they_use_later() -> None:
+    """Nothing can be written in a container that runs: what has no bytecode there is compiled at each use."""
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    later = re.findall(r'"([\w.]+)"', text.partition("compile(")[2].partition(")'")[0])
+    assert later
+    (program,) = re.findall(r"'from ([\w.]+) import compile_imported", text)
+    assert f"!{program.replace('.', '/')}.py" in (ROOT / ".dockerignore").read_text().split()
+    for name in later:
+        assert importlib.util.find_spec(name), f"{name} is not there to be compiled"
+
+
 def test_the_image_holds_all_that_is_installed() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     kept = (ROOT / ".dockerignore").read_text().split()
@@ -227,7 +239,8 @@ def blocks(lock: Path) -> dict[str, str]:
     ("name", "extras"),
     [
         ("agent", ["agent", "traces"]),
-        ("control", ["control", "solvers", "parquet", "ipmi", "traces", "kueue"]),
+        ("control", ["control", "solvers", "ipmi", "traces"]),
+        ("kueue", ["control", "kueue", "traces"]),
         ("standalone", ["standalone"]),
     ],
 )
@@ -239,6 +252,8 @@ def test_an_image_and_set_up_install_its_extras_as_they_were_tested(name: str, e
     assert needs(*extras) <= pinned
     assert not {"pytest", "ruff", "pyright", "hypothesis", "playwright"} & pinned
     assert ("numpy" in pinned) == (name != "agent")
+    assert ("kubernetes" in pinned) == (name == "kueue"), "123 MB that one process needs"
+    assert "pyarrow" not in pinned, "176 MB for Parquet, which no service takes"
 
 
 UNITS = ROOT / "deploy" / "systemd"
