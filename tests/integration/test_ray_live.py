@@ -79,11 +79,11 @@ while not (pathlib.Path(sys.argv[1]) / "over").exists():
 
 
 @pytest.fixture
-def lab() -> Iterator[RayLab]:
-    """A Ray of its own for each test, as one kills it."""
+def lab(request: pytest.FixtureRequest) -> Iterator[RayLab]:
+    """A Ray of its own for each test, as one kills it; in the zones that it names."""
     programs = programs_of("ray", "ray[default]==2.60.0", variable="WATTSHIFT_RAY_ENVIRONMENT")
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # its sockets lie beneath it, and their names must be short
-    made = RayLab(programs, folder)
+    made = RayLab(programs, folder, getattr(request, "param", ZONES))
     try:
         made.start()
         yield made
@@ -151,6 +151,7 @@ async def test_a_job_waits_for_its_green_hour_and_other_jobs_are_left_alone(site
     assert site.lab.job("other")["status"] == "RUNNING"
 
 
+@pytest.mark.parametrize("lab", [dict.fromkeys(ZONES, "DE")], indirect=True, ids=["one-zone"])  # no gang is in two
 @pytest.mark.parametrize(("program", "unsure"), [(COUNTS, 0), (TRAINS, 1)], ids=["a-command", "ray-train"])
 async def test_an_elastic_job_grows_over_both_nodes_and_shrinks_again_by_the_policy(
     site: RaySite, tmp_path: Path, program: str, unsure: int

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,14 @@ from tests.support.slurm_bridge import ControlPlane, a_control_plane, until
 
 CLIENT = ROOT / "clients" / "python" / "src"
 ZONES = {"head": "DE", "worker": "SE"}
-"""The grid zone of each node; each has two GPUs."""
+"""The grid zone of each node, where a test does not say otherwise; each has two GPUs."""
 
 
 class RayLab:
     """A Ray cluster of two nodes."""
 
-    def __init__(self, programs: Path, folder: Path) -> None:
-        self.programs, self._folder = programs, folder
+    def __init__(self, programs: Path, folder: Path, zones: Mapping[str, str] = ZONES) -> None:
+        self.programs, self._folder, self._zones = programs, folder, zones
         self._ports = Ports()
         self.port, dashboard = self._ports.take(26_379), self._ports.take(28_265)
         self._nodes: list[subprocess.Popen[bytes]] = []
@@ -80,7 +80,7 @@ class RayLab:
 
     def _node(self, name: str, *options: str) -> None:
         command = [str(self.programs / "ray"), "start", "--block", *options, "--num-cpus=8", "--num-gpus=2"]
-        resources = f'--resources={{"zone:{ZONES[name]}": 1}}'
+        resources = f'--resources={{"zone:{self._zones[name]}": 1}}'
         environment = {
             **os.environ,
             "PYTHONPATH": str(CLIENT),
