@@ -85,7 +85,8 @@ async def test_joint_requeues_what_runs_for_a_green_hour(site: Site) -> None:
 
     await site.until(lambda: says_why(site, number), "it was stopped, and its comment says what it waits for")
     assert site.lab.state(number) == "PENDING"
-    await site.until_states(**{f"_{number}": "COMPLETED"}, within_s=150)
+    # Slurm itself lets a requeued job begin after two minutes, which the bridge leaves as it is.
+    await site.until_states(**{f"_{number}": "COMPLETED"}, within_s=300)
     assert int(site.lab.job(number)["StartTime"]) >= green_s - 1
     assert site.lab.job(number)["Restarts"] == "1"
     assert [row["preemptions"] for row in await site.rows("SELECT preemptions FROM jobs")] == [1]
