@@ -1,7 +1,8 @@
 """A stand-in for an API server with Kueue: its resources by the published schemas, watches, versions and conflicts.
 
-Of Kueue itself it does what the bridge depends on: ``step`` reserves quota in order of submission, admits what all
-checks are ready for, and evicts what one of them wants to be tried again.
+Of Kueue itself it does what the bridge depends on: ``step`` reserves quota by effective priority and then in order of
+submission, preempts what has a lower one than what waits, admits what all checks are ready for, and evicts what one of
+them wants to be tried again. A slice of an elastic job needs the quota that the one before it does not have.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from aiohttp.test_utils import TestServer
 Json = dict[str, Any]
 SCHEMAS: dict[str, Json] = json.loads(gzip.decompress(Path(__file__).with_name("kueue-crds.json.gz").read_bytes()))
 CHECK, RESOURCE = "carbon", "nvidia.com/gpu"
+REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 REMOTE = "multikueue"
 """The name of MultiKueue's check, where a cluster manages others."""
 
@@ -69,6 +71,7 @@ class KueueCluster:
         self.down = False
         self.conflicts = 0
         self.ahead_s = 0.0
+        self.preempted: list[str] = []
         self.rooms: dict[str, int] = {}
         """GPUs that are free in each worker cluster; none: it manages no others."""
         self._requeue_at_s: dict[str, float] = {}
@@ -125,10 +128,14 @@ class KueueCluster:
         for each in self.objects["workloads"].values():
             if holds(each):
                 free["h100"] -= each["spec"]["podSets"][0]["count"]
-        for key in sorted(self.objects["workloads"], key=lambda key: self.at("workloads", key)["metadata"]["uid"]):
+        await self._preempt(free["h100"])
+        for key in self._in_order():
             each = json.loads(json.dumps(self.at("workloads", key)))
             checks = each.get("status", {}).get("admissionChecks", [])
-            gpus = each["spec"]["podSets"][0]["count"]
+            gpus = size = each["spec"]["podSets"][0]["count"]
+            replaced = each["metadata"].get("annotations", {}).get(REPLACES)
+            if replaced and holds(self.at("workloads", replaced)):
+                gpus -= self.at("workloads", replaced)["spec"]["podSets"][0]["count"]
             if "Finished" in true_conditions(each):
                 continue
             if any(check["state"] == "Retry" for check in checks) or each["spec"].get("active") is False:
@@ -142,12 +149,38 @@ class KueueCluster:
             elif not holds(each):
                 if gpus <= free["h100"] and self._requeue_at_s.get(key, 0.0) <= time.time() + self.ahead_s:
                     free["h100"] -= gpus
-                    await self.put("workloads", reserved(each, gpus, self._pending()))
+                    await self.put("workloads", reserved(each, size, self._pending()))
             elif self.rooms and await self._dispatched(each, gpus):
                 continue
             elif "Admitted" not in true_conditions(each) and {check["state"] for check in checks} == {"Ready"}:
                 each["status"]["conditions"].append(condition("Admitted", "True", "Admitted"))
                 await self.put("workloads", each)
+                if replaced:
+                    await self.finish(replaced, "WorkloadSliceReplaced")
+
+    def _in_order(self) -> list[str]:
+        """Return the keys of all workloads, those that are served first first."""
+        known = self.objects["workloads"]
+        return sorted(known, key=lambda key: (-effective_priority(known[key]), known[key]["metadata"]["uid"]))
+
+    async def _preempt(self, free: int) -> None:
+        """Evict what has a lower priority than the first that waits, if that has no room (`LowerPriority`)."""
+        waiting = [
+            self.at("workloads", key)
+            for key in self._in_order()
+            if not holds(self.at("workloads", key))
+            and "Finished" not in true_conditions(self.at("workloads", key))
+            and self._requeue_at_s.get(key, 0.0) <= time.time() + self.ahead_s
+        ]
+        if not waiting or waiting[0]["spec"]["podSets"][0]["count"] <= free:
+            return
+        for key in reversed(self._in_order()):
+            each = json.loads(json.dumps(self.at("workloads", key)))
+            if holds(each) and effective_priority(each) < effective_priority(waiting[0]):
+                self.preempted.append(key)
+                each["status"] = {"conditions": [condition("Evicted", "True", "Preempted")]}
+                await self.put("workloads", each)
+                return
 
     def _pending(self) -> list[Json]:
         return [state("Pending"), *([state("Pending", REMOTE)] if self.rooms else [])]
@@ -286,6 +319,11 @@ def state(value: str, name: str = CHECK) -> Json:
 def true_conditions(workload: Json) -> set[str]:
     found = workload.get("status", {}).get("conditions", [])
     return {each["type"] for each in found if each["status"] == "True"}
+
+
+def effective_priority(workload: Json) -> int:
+    boost = workload["metadata"].get("annotations", {}).get("kueue.x-k8s.io/priority-boost", "0")
+    return workload["spec"].get("priority", 0) + int(boost)
 
 
 def holds(workload: Json) -> bool:

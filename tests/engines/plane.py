@@ -17,6 +17,7 @@ class Plane:
         self.wanted: dict[str, tuple[EngineAction, dict[str, Any]]] = {}
         self.energy: list[EngineEnergyReport] = []
         self.silent = False
+        self.order: list[str] = []  #: Numbers of the jobs that are to start first
 
     async def call(self, what: str, report: Any, answer: Any, timeout_s: float) -> Any:
         if self.silent:
@@ -34,7 +35,8 @@ class Plane:
         live = {each.external_id for report in self.reports for each in report.jobs if not each.state.is_over}
         over = {each.external_id for report in self.reports for each in report.jobs if each.state.is_over}
         unreported = [] if report.present is None else sorted(live - over - set(report.present))
-        return EngineReply(decisions=decisions, unreported=unreported)
+        order = [known[number] for number in self.order if number in known] if report.orders else []
+        return EngineReply(decisions=decisions, unreported=unreported, order=order)
 
     def last(self, number: str) -> Any:
         return [each for report in self.reports for each in report.jobs if each.number == number][-1]

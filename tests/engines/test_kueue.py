@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineMode, EngineReply, EngineReport
 from services.engines.kueue.bridge import Bridge
 from services.engines.kueue.cluster import Cluster
+from services.engines.kueue.reading import Queues, Workload, workload_of
 from services.engines.kueue.settings import KueueSettings
+from services.engines.kueue.steering import _boosts
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError
 from services.telemetry.repository.credentials import sha256
 from services.telemetry.repository.engines import mirror
-from tests.engines.kueue_cluster import CHECK, KueueCluster, a_workload, furnish
+from tests.engines.kueue_cluster import CHECK, REPLACES, KueueCluster, a_workload, condition, furnish
 from tests.engines.plane import Plane
 from tests.scheduler.world import World
 
@@ -200,6 +204,105 @@ async def test_garbage_in_workloads_is_left_alone(tmp_path: Path) -> None:
         odd = site.kueue.objects["workloads"].pop("team/odd")
         site.bridge._take_event("ADDED", odd)
         await site.settle(lambda: site.runs("train"))
+
+
+BOOST, BOOSTED = "kueue.x-k8s.io/priority-boost", "wattshift.io/priority-boost"
+
+
+def notes_of(site: Site, name: str) -> dict[str, str]:
+    return site.kueue.at("workloads", f"team/{name}")["metadata"].get("annotations", {})
+
+
+async def test_workloads_get_their_quota_in_the_order_of_the_plan_and_preempt_nothing(tmp_path: Path) -> None:
+    async with a_site(tmp_path, Plane(), order=True) as site:
+        names = ["a", "b", "c", "d"]
+        for name in ("first", *names):
+            await site.kueue.put("workloads", a_workload(name, 8))
+            site.plane.decide(f"team/{name}", EngineAction.RELEASE, note="released")
+            if name == "first":
+                await site.settle(lambda: site.runs("first"))
+        site.plane.order = [f"team/{name}" for name in reversed(names)]
+        await site.kueue.merge("workloads", "team/b", {"metadata": {"annotations": {BOOST: "-9"}}}, None)  # an admin's
+        for running, wanted, behind in (("first", "d", "cba"), ("d", "c", "ba"), ("c", "a", "b"), ("a", "b", "")):
+            await site.settle(
+                lambda wanted=wanted, behind=behind: (
+                    all(BOOST in notes_of(site, each) for each in behind)
+                    and (wanted == "b" or BOOST not in notes_of(site, wanted))
+                )
+            )
+            await site.kueue.finish(f"team/{running}")
+            await site.settle(lambda wanted=wanted: site.runs(wanted))
+        await site.settle(lambda: BOOSTED not in notes_of(site, "b"))
+        assert notes_of(site, "b")[BOOST] == "-9", "what an admin has set stays"
+        assert not any(BOOST in notes_of(site, name) for name in ("a", "c", "d")), "what runs has its own priority"
+        assert site.kueue.preempted == []
+
+
+async def test_the_order_is_given_back_when_nobody_says_it_any_more(tmp_path: Path) -> None:
+    async with a_site(tmp_path, Plane(), order=True, silence_s=0.2) as site:
+        for name in ("a", "b"):
+            await site.kueue.put("workloads", a_workload(name, 9))  # more than there is
+            site.plane.decide(f"team/{name}", EngineAction.RELEASE, note="released")
+        site.plane.order = ["team/b", "team/a"]
+        await site.settle(lambda: notes_of(site, "a").get(BOOST) == "-1")
+        assert BOOST not in notes_of(site, "b")
+        site.plane.silent = True
+        await site.settle(lambda: not {BOOST, BOOSTED} & notes_of(site, "a").keys())
+
+
+@given(
+    priorities=st.lists(st.sampled_from([0, 1, 5, 100]), min_size=1, max_size=12),
+    reserved=st.sets(st.integers(0, 11)),
+    data=st.data(),
+)
+def test_an_order_never_passes_a_higher_priority_nor_what_has_its_quota(
+    priorities: list[int], reserved: set[int], data: st.DataObject
+) -> None:
+    workloads: list[Workload] = []
+    for number, priority in enumerate(priorities):
+        document = a_workload(f"w{number}", 2)
+        document["metadata"] |= {
+            "uid": f"u{number}",
+            "resourceVersion": "1",
+            "creationTimestamp": "2026-11-28T00:00:00Z",
+        }
+        document["spec"]["priority"] = priority
+        if number in reserved:
+            document["status"] = {"conditions": [condition("QuotaReserved", "True", "")]}
+        read = workload_of(document, "nvidia.com/gpu")
+        assert read is not None
+        workloads.append(read)
+    order = data.draw(st.permutations([each.uid for each in workloads]))
+    queues = Queues(clusters={("team", "gpus"): "research"}, checked={"research": frozenset({CHECK})})
+    found = _boosts(workloads, queues, order)
+    effective = {each.uid: each.priority + found.get(each.uid, 0) for each in workloads}
+    waiting = [each for each in workloads if not each.reserved]
+    assert found.keys() == {each.uid for each in waiting}
+    for one in waiting:
+        assert effective[one.uid] <= one.priority, "what has its quota is preempted by none of its own priority"
+        for other in waiting:
+            if one.priority < other.priority:
+                assert effective[one.uid] < effective[other.uid]
+            elif one.priority == other.priority and order.index(one.uid) < order.index(other.uid):
+                assert effective[one.uid] >= effective[other.uid]
+    if len(set(priorities)) == 1:
+        ranked = sorted(waiting, key=lambda each: -effective[each.uid])
+        assert [each.uid for each in ranked] == [uid for uid in order if uid in found], "no two are alike"
+
+
+async def test_an_elastic_job_grows_at_once_and_is_never_held_while_it_runs(tmp_path: Path) -> None:
+    async with a_site(tmp_path, Plane()) as site:
+        await site.kueue.put("workloads", a_workload("small", 4))
+        site.plane.decide("team/small", EngineAction.RELEASE, note="released")
+        await site.settle(lambda: site.runs("small"))
+        site.plane.decide("team/large", EngineAction.HOLD, note="waits:greener_hours", until=utc_now() + HELD_FOR)
+        larger = a_workload("large", 8)
+        larger["metadata"]["annotations"] = {REPLACES: "team/small", "kueue.x-k8s.io/workload-slice-name": "small"}
+        await site.kueue.put("workloads", larger)
+        await site.settle(lambda: site.runs("large") and site.plane.last("team/small").state == "succeeded")
+        now = site.plane.last("team/large")
+        assert (now.steered, now.why_not) == (False, "it changes the size of a job that runs")
+        await site.settle(lambda: sum(len(share.devices) for share in site.plane.last("team/large").shares) == 8)
 
 
 class Scheduling:

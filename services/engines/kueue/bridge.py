@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from services.contracts.engines import EngineDecision, EngineJob, EngineJobState
+from services.contracts.engines import EngineDecision, EngineJob, EngineJobState, EngineMode
 from services.engines.kueue.cluster import Cluster, ClusterSilentError
 from services.engines.kueue.dispatcher import Dispatcher
 from services.engines.kueue.reading import Queues, Workload, queues_of, workload_of
@@ -33,6 +33,8 @@ class Bridge:
         self._cluster = cluster
         self._is_alone = control_plane is None
         self._talk = Talk("kueue", settings, control_plane)
+        self._talk.orders = settings.order and settings.mode is EngineMode.CONTROL
+        self._order: Sequence[str] = ()
         self._workloads: dict[str, Workload] = {}
         self._queues = Queues()
         self._slots: dict[str, list[Slot]] = {}
@@ -122,7 +124,8 @@ class Bridge:
     async def _answer(self) -> int:
         now = utc_now()
         decisions, heard = self._talk.decisions, self._talk.is_heard
-        changes = changes_of(self._live(), self._queues, decisions, self._settings, now, heard=heard)
+        order = self._order if self._talk.orders else ()
+        changes = changes_of(self._live(), self._queues, decisions, self._settings, now, heard=heard, order=order)
         written = 0
         for change in changes:
             # One that is another by now comes again, by the watch, and is compared anew.
@@ -145,6 +148,7 @@ class Bridge:
         nodes = None if self._talk.is_known else nodes_of(self._queues, self._settings)
         zones = [] if self._dispatcher is None else self._dispatcher.zones_to_ask()
         reply = await self._talk.tell_all(nodes, [each.uid for each in live], wants_outlooks=zones)
+        self._order = reply.order
         if self._dispatcher is not None and zones:
             self._dispatcher.take_outlooks(reply.outlooks)
         await self._talk.tell_ends([self._over(uid) for uid in reply.unreported])

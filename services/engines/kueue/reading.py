@@ -22,6 +22,8 @@ DEADLINE, FLEXIBLE, STEER, STOPPABLE = (
 those that are to be left alone; and whether they may be evicted, to start again from a checkpoint."""
 
 ZONE = "wattshift.io/zone"  #: What operators write on a ResourceFlavor: the grid zone of its nodes
+REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
+"""What Kueue writes on a workload that asks for the new size of an elastic job: ``NAMESPACE/NAME`` of the old one."""
 
 MOST_GPUS = 1_024
 _QUANTITY = re.compile(r"(\d+)([kMG]?)")
@@ -55,6 +57,7 @@ class Workload:
     since: datetime | None
     time_limit_s: float | None
     detail: str
+    priority: int = 0  #: That of its class
 
     @property
     def key(self) -> str:
@@ -106,7 +109,7 @@ def workload_of(document: Json, resource: str) -> Workload | None:
     state, since = _state_of(conditions, active=spec.get("active") is not False)
     admission = as_dict(status.get("admission"))
     own = as_dict(meta.get("annotations"))
-    limit_s = spec.get("maximumExecutionTimeSeconds")
+    limit_s, priority = spec.get("maximumExecutionTimeSeconds"), spec.get("priority")
     return Workload(
         uid=uid,
         namespace=str(meta.get("namespace", "")),
@@ -126,6 +129,7 @@ def workload_of(document: Json, resource: str) -> Workload | None:
         since=since,
         time_limit_s=float(limit_s) if isinstance(limit_s, int) and limit_s > 0 else None,
         detail=str(as_dict(conditions.get("Finished") or conditions.get("Evicted")).get("message") or ""),
+        priority=priority if isinstance(priority, int) else 0,
     )
 
 

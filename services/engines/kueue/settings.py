@@ -32,6 +32,11 @@ class KueueSettings(BridgeSettings):
     silence_s: float = Field(
         60.0, gt=0, description="Without an answer of the control plane for so long, all workloads are admitted."
     )
+    order: bool = Field(
+        False,
+        description="Whether plans order workloads of one ClusterQueue and priority that wait for quota, by "
+        "kueue.x-k8s.io/priority-boost, which needs Kueue's feature gate PriorityBoost.",
+    )
     dispatch: bool = Field(
         False, description="Whether it nominates the worker clusters of MultiKueue, in a manager cluster."
     )

@@ -18,12 +18,24 @@ from services.contracts.engines import (
     EngineNode,
     EngineShare,
 )
-from services.engines.kueue.reading import DEADLINE, FLEXIBLE, MOST_GPUS, STEER, STOPPABLE, Json, Queues, Workload
+from services.engines.kueue.reading import (
+    DEADLINE,
+    FLEXIBLE,
+    MOST_GPUS,
+    REPLACES,
+    STEER,
+    STOPPABLE,
+    Json,
+    Queues,
+    Workload,
+)
 from services.engines.kueue.settings import KueueSettings
 
 PENDING, READY, RETRY = "Pending", "Ready", "Retry"
 NOTE, START, GRAMS = (f"wattshift.io/{name}" for name in ("note", "expected-start", "expected-gco2"))
 """Annotations that users read."""
+BOOST, BOOSTED = "kueue.x-k8s.io/priority-boost", "wattshift.io/priority-boost"
+"""What Kueue adds to a priority, and which such value is ours: another one is somebody's own, and stays."""
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 30.0, 600.0
 """For how long Kueue is asked not to try a workload again: plans change, and it cannot be called back earlier."""
 
@@ -36,7 +48,7 @@ class Change:
 
     workload: Workload
     checks: tuple[Json, ...] | None  #: All states of its checks, with ours changed; None to leave them
-    annotations: Mapping[str, str]
+    annotations: Mapping[str, str | None]  #: None takes one away
     deactivate: bool = False  #: Whether it is taken out of its queue for good
 
 
@@ -44,6 +56,8 @@ def why_not(workload: Workload, queues: Queues) -> str:
     """Return why a workload is left alone; empty if it is steered."""
     if not queues.checked.get(cluster_queue_of(workload, queues)):
         return "its queue has no check of ours"
+    if REPLACES in workload.own_annotations:
+        return "it changes the size of a job that runs"
     return "its user opted out" if workload.annotations.get(STEER) == "off" else ""
 
 
@@ -59,6 +73,7 @@ def changes_of(
     now: datetime,
     *,
     heard: bool,
+    order: Sequence[str] = (),
 ) -> list[Change]:
     """Return what to change so that workloads match the decisions.
 
@@ -66,6 +81,7 @@ def changes_of(
         workloads: The workloads that are not over.
         decisions: The decisions, by the workloads' uids.
         heard: Whether the control plane has answered recently; if not, all are admitted.
+        order: Released workloads that wait, by their uids: in which order they are to get quota.
     """
     free = settings.mode is not EngineMode.CONTROL or not heard
     hungry = {
@@ -73,8 +89,10 @@ def changes_of(
         for each in workloads
         if not each.reserved and each.active and _is_released(decisions.get(each.uid))
     }
+    boosts = {} if free else _boosts(workloads, queues, order)
     found: list[Change] = []
-    for each in workloads:
+    # What has its quota gets its own priority back before others are put ahead of each other: none of them preempts it.
+    for each in sorted(workloads, key=lambda each: (not each.reserved, boosts.get(each.uid, 0))):
         if each.state not in (EngineJobState.PENDING, EngineJobState.RUNNING):
             continue
         left_alone = free or bool(why_not(each, queues))
@@ -84,7 +102,10 @@ def changes_of(
             continue
         yields = cluster_queue_of(each, queues) in hungry
         checks = _checks(each, queues.checks, decision, now, left_alone=left_alone, yields=yields)
-        notes = _notes(decision) if decision else {}
+        notes: dict[str, str | None] = {**_notes(decision)} if decision else {}
+        if _is_boost_ours(each):
+            boost = str(boosts[each.uid]) if boosts.get(each.uid) else None
+            notes |= {BOOST: boost, BOOSTED: boost}
         notes = {name: text for name, text in notes.items() if each.own_annotations.get(name) != text}
         if checks is not None or notes:
             found.append(Change(each, checks, notes))
@@ -183,6 +204,34 @@ def _parts(cluster_queue: str, flavor: str, gpus: int) -> list[tuple[str, int]]:
     ]
     sizes = [min(MOST_GPUS, gpus - start) for start in range(0, gpus, MOST_GPUS)]
     return [(base if number == 0 else f"{base}-{number + 1}", size) for number, size in enumerate(sizes)]
+
+
+def _boosts(workloads: Sequence[Workload], queues: Queues, order: Sequence[str]) -> dict[str, int]:
+    """Return what is added to the priorities of workloads that wait for quota, so that they get it in an order.
+
+    It counts among those of one ClusterQueue and priority, and is 0 or less: none gets past one of a higher priority,
+    and none may preempt what runs. Nor does one fall behind those of the next lower priority. What is not in the order,
+    such as held workloads, comes last.
+    """
+    places = {uid: place for place, uid in enumerate(order)}
+    groups: dict[str, list[Workload]] = {}
+    for each in workloads if places else ():
+        if each.state is EngineJobState.PENDING and each.active and not each.reserved:
+            groups.setdefault(cluster_queue_of(each, queues), []).append(each)
+    found: dict[str, int] = {}
+    for group in groups.values():
+        of_all = sorted({each.priority for each in group})
+        steered = [each for each in group if _is_boost_ours(each) and not why_not(each, queues)]
+        steered.sort(key=lambda each: (places.get(each.uid, len(places)), each.submitted_at, each.uid))
+        for lower, priority in zip([None, *of_all], of_all, strict=False):
+            ranked = [each for each in steered if each.priority == priority]
+            least = -len(ranked) if lower is None else lower + 1 - priority
+            found |= {each.uid: max(-place, least) for place, each in enumerate(ranked)}
+    return found
+
+
+def _is_boost_ours(workload: Workload) -> bool:
+    return workload.own_annotations.get(BOOST) == workload.own_annotations.get(BOOSTED)
 
 
 def _is_released(decision: EngineDecision | None) -> bool:
