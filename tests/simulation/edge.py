@@ -7,13 +7,14 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
 from services.kit.edge import limits
-from services.kit.edge.edge import Edge
+from services.kit.edge.edge import LONGEST_URL_BYTES, Edge, EdgeMiddleware, OpenedEdge, OpenRoutes
 from services.kit.edge.exchange import ClientGoneError, Exchange, while_connected
 from services.kit.edge.keys import ASK_AGAIN_S, KeyCache, resolve_at
 from services.kit.edge.limits import AddressLimiter, ConcurrencyLimiter, RateLimiter
@@ -39,6 +40,21 @@ class _Route:
     role: Role = Role.USER
     for_projects: bool = True
     answers_head: bool = True
+
+
+_OPEN = _Route(path="/v1/open", answers_head=False)
+_ROUTES = (
+    _Route(),
+    _Route("POST", "/v1/pools", Role.OPERATOR, for_projects=False),
+    _OPEN,
+)
+_CALLERS: dict[str | None, tuple[Role, str | None]] = {
+    "user": (Role.USER, None),
+    "operator": (Role.OPERATOR, None),
+    "of a project": (Role.OPERATOR, "p"),
+    None: (Role.USER, None),
+}
+"""Of the routes of ``_knock``: by the words of an authorization, their role and project."""
 
 
 class _World:
@@ -182,6 +198,7 @@ async def play(simulation: Simulation) -> None:
         for _ in range(4 + draw(30) + 50 * draw(2, often=0.3))
     ]
     simulation.start(_strangers(simulation))
+    simulation.start(_knock(simulation))
     match draw(6):
         case 1 | 2:
             simulation.loop.call_later(0.25 * draw(16), _revoke, world)
@@ -238,6 +255,92 @@ async def _strangers(simulation: Simulation) -> None:
             is_right = is_let_in is (left >= 1) or abs(left - 1) < 1e-9
             simulation.check("an address is let in as often as it may be", is_right, f"{who}: {left}")
             simulation.check("no more addresses are kept than may be", len(limiter._buckets) <= ADDRESSES_KEPT)
+
+
+async def _knock(simulation: Simulation) -> None:
+    """Ask for all kinds of routes, in all kinds of ways; each is answered as the table of routes has it."""
+    draw, check = simulation.choices.below, simulation.check
+    reached: list[str] = []
+
+    async def caller(authorization: bytes | None, _: Any) -> ResolvedKey:
+        await asyncio.sleep(0)
+        if authorization is None:
+            raise ProblemError(401, ProblemCode.UNAUTHENTICATED, "There is no key.")
+        role, project = _CALLERS[authorization.decode()]
+        identity = Identity(tenant_id="acme", role=role, key_id="key", project=project)
+        return ResolvedKey(identity=identity, limits=TenantLimits(requests_per_s=1e3, burst=1_000))
+
+    async def answer(exchange: Exchange, route: _Route, *_: Any) -> None:
+        reached.append(route.path)
+        how = draw(6)
+        if how == 1:
+            raise RuntimeError("a fault of ours")
+        await exchange.answer(200, [], b"")
+        if how == 2:
+            raise RuntimeError("a fault of ours, after the answer")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append("app")
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+    now_s = simulation.loop.time
+    opened = OpenedEdge[_Route]()
+    open_routes = OpenRoutes[_Route](lambda route: route is _OPEN, AddressLimiter(RATE, BURST, now_s))
+    keys = cast(Any, SimpleNamespace(caller=caller))
+    opened.edge = Edge(_ROUTES, keys, RateLimiter(now_s), answer, open_routes)
+    door = EdgeMiddleware(cast(Any, app), opened)
+    for _ in range(draw(12)):
+        method, who = ("GET", "POST", "HEAD")[draw(3)], (*_CALLERS,)[draw(4)]
+        path = (*(each.path for each in _ROUTES), "/v1/elsewhere")[draw(4)]
+        is_long, is_http = draw(8) == 1, draw(8) != 1
+        sent: list[Any] = []
+
+        async def send(message: Any, sent: list[Any] = sent) -> None:
+            await asyncio.sleep(0)
+            sent.append(message)
+
+        scope = {
+            "type": "http" if is_http else "websocket",
+            "method": method,
+            "path": path,
+            "query_string": b"x" * LONGEST_URL_BYTES if is_long else b"",
+            "headers": [(b"authorization", who.encode())] if who is not None else [],
+            "client": ("10.0.0.1", 1),
+        }
+        reached.clear()
+        await door(scope, cast(Any, asyncio.Event().wait), send)
+        what = f"{method} {path} by {who}"
+        if not is_http:
+            check("what is no request goes to the app", reached == ["app"] and not sent, what)
+            continue
+        heads = [each for each in sent if each["type"] == "http.response.start"]
+        check("a request has one answer", len(heads) == 1 and len(sent) == 2, f"{what}: {sent}")
+        status, names = heads[0]["status"], {name for name, _ in heads[0]["headers"]}
+        expected = 414 if is_long else _expected(method, path, who)
+        is_let_in = expected == 200
+        told = {200, 500, 429} if is_let_in and who is None else {200, 500} if is_let_in else {expected}
+        check("an answer is as the table of routes has it", status in told, f"{what}: {status}, not {expected}")
+        check("who is let in is told its limits", not is_let_in or b"ratelimit" in names, f"{what}: {names}")
+        goes = [] if status not in (200, 404, 500) else ["app"] if expected == 404 else [path]
+        check("who is refused is not answered", reached == goes, f"{what}: {status}, {reached}")
+        check("who may send nothing is told what may be", (status == 405) is (b"allow" in names), what)
+
+
+def _expected(method: str, path: str, who: str | None) -> int:
+    """Return the status of an answer, as the table of routes has it."""
+    mine = [each for each in _ROUTES if each.path == path]
+    if not mine:
+        return 404
+    route = mine[0]
+    if method != route.method and not (method == "HEAD" and route.method == "GET" and route.answers_head):
+        return 405
+    if who is None:
+        return 200 if route is _OPEN else 401
+    role, project = _CALLERS[who]
+    is_allowed = (route.role is Role.USER or role is Role.OPERATOR) and (project is None or route.for_projects)
+    return 200 if is_allowed else 403
 
 
 def _check_limits(simulation: Simulation, world: _World, processes: int, fails: bool) -> None:

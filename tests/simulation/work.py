@@ -1,8 +1,9 @@
 """Work that workers do: its messages in Celery's broker, claims, the sweeper, and messages that are not settled.
 
-Real are ``Sweeper``, ``TaskQueue``, ``Worker``, and what ``PatientConsumer`` makes of a message that the broker was not
-told to forget. What the table says in SQL is said of rows in memory; the broker gives a connection one message at a
-time, and the next once that is settled, as Celery asks it to. A worker's own thread waits as a greenlet here.
+Real are ``WorkQueue``, ``Sweeper``, ``TaskQueue``, ``Worker``, and what ``PatientConsumer`` makes of a message that the
+broker was not told to forget. What the table says in SQL is said of rows in memory; the broker gives a connection one
+message at a time, and the next once that is settled, as Celery asks it to. A worker's own thread waits as a greenlet
+here.
 """
 
 from __future__ import annotations
@@ -18,22 +19,35 @@ from unittest.mock import patch
 from celery.worker.consumer import consumer as consumer_module
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from services.contracts.background import WorkFailure, WorkFailureCode, WorkState
+from services.contracts.background import (
+    Draft,
+    KeyReusedError,
+    Submitted,
+    TooManyPendingError,
+    WorkFailure,
+    WorkFailureCode,
+    WorkState,
+)
+from services.contracts.identity import Identity, Role
 from services.kit.background import worker as worker_module
 from services.kit.background.queue import TaskQueue
-from services.kit.background.work_queue import Sweeper
+from services.kit.background.work_queue import Sweeper, WorkQueue
 from services.kit.background.worker import Worker
+from services.kit.ids import new_id
+from services.kit.problems import ProblemError
 from services.kit.repeating import repeat
 from services.kit.worker_pulse import PatientConsumer
 from tests.simulation.loop import Process, Simulation
 
 LEASE_S, SWEEP_S, RESEND_S = 10.0, 2.0, 3.0
-MOST_ATTEMPTS = 3
+MOST_ATTEMPTS, MOST_PENDING = 3, 4
+TENANTS = ("acme", "beta")
 SLACK_S = 0.5
 """What an answer of the database may be late."""
 CALM_S = 300.0
 """Within this time all work has ended, if nothing fails any more."""
 AWAY = ConnectionError("lost")
+ENDED = (WorkState.SUCCEEDED, WorkState.FAILED, WorkState.CANCELLED)
 CONFIGURATION = SimpleNamespace(
     broker_connection_retry_on_startup=True, broker_connection_retry=True, broker_connection_max_retries=100
 )
@@ -53,6 +67,7 @@ class _Row:
     id: str
     lasts_s: float
     is_wrong: bool
+    tenant_id: str = TENANTS[0]
     state: WorkState = WorkState.QUEUED
     claim: str | None = None
     lease_until_s: float = 0.0
@@ -75,6 +90,8 @@ class _Store:
         self.away_until_s = 0.0
         self.looked = 0
         self.renewed: dict[str, tuple[float, Any]] = {}
+        self.keyed: dict[str, tuple[str, bytes]] = {}
+        self.taken: set[str] = set()
 
     @property
     def now_s(self) -> float:
@@ -91,8 +108,62 @@ class _Store:
             self.has_failed = True
             raise
 
+    async def submitted(self, tenant_id: str, key: str, body_sha256: bytes) -> str | None:
+        """As of the real one."""
+        self._simulation.check("only a key is looked for", bool(key))
+        return await self._ask(lambda: self._known(key, body_sha256))
+
+    def _known(self, key: str | None, body_sha256: bytes) -> str | None:
+        found = self.keyed.get(key or "")
+        if found is not None and found[1] != body_sha256:
+            raise KeyReusedError
+        return None if found is None else found[0]
+
+    async def submit(self, draft: Draft, most: int) -> Submitted:
+        """As of the real one."""
+        return await self._ask(lambda: self._submit(draft, most))
+
+    def _submit(self, draft: Draft, most: int) -> Submitted:
+        if known := self._known(draft.idempotency_key, draft.body_sha256):
+            return Submitted(known, is_new=False)
+        mine = [each for each in self.rows.values() if each.tenant_id == draft.tenant_id and each.state not in ENDED]
+        if len(mine) >= most:
+            raise TooManyPendingError
+        self.rows[draft.id] = cast(Any, draft.problem)(draft.id, draft.tenant_id)
+        if draft.idempotency_key is not None:
+            self.keyed[draft.idempotency_key] = draft.id, draft.body_sha256
+        return Submitted(draft.id, is_new=True)
+
+    async def summary(self, work_id: str) -> _Row:
+        """As of the real one."""
+        return await self._ask(lambda: self.rows[work_id])
+
+    async def find(self, work_id: str, tenant_id: str | None) -> _Row | None:
+        """As of the real one."""
+        self._simulation.check("the database is asked for nothing that cannot be an id", work_id in self.rows, work_id)
+        row = self.rows[work_id]
+        return await self._ask(lambda: row if tenant_id in (None, row.tenant_id) else None)
+
+    async def page(self, tenant_id: str, states: Any, cursor: str | None, limit: int, also: Any) -> list[_Row]:
+        """As of the real one."""
+        is_one = cursor is None or cursor in self.rows
+        self._simulation.check("the database is asked for nothing that cannot be an id", is_one, str(cursor))
+        mine = [row for name, row in self.rows.items() if row.tenant_id == tenant_id and name < (cursor or "t")]
+        return await self._ask(lambda: mine[::-1][:limit])
+
+    async def cancel(self, work_id: str, caller: Identity) -> bool:
+        """As of the real one."""
+        return await self._ask(lambda: self._cancel(self.rows[work_id], caller.tenant_id))
+
+    def _cancel(self, row: _Row, tenant_id: str) -> bool:
+        if row.state in ENDED or row.tenant_id != tenant_id:
+            return False
+        row.state, row.claim = WorkState.CANCELLED, None
+        return True
+
     async def mark_enqueued(self, work_id: str) -> None:
         """As of the real one."""
+        self._simulation.check("what was sent counts as sent, and nothing else", work_id in self.taken, work_id)
         await self._ask(lambda: setattr(self.rows[work_id], "enqueued_s", self.now_s), may_repeat=True)
 
     async def claim(self, work_id: str, claim: str, lease_s: float) -> Any:
@@ -179,6 +250,7 @@ class _Broker:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self.waiting: list[str] = []
+        self.taken: set[str] = set()
 
     def send_task(self, task: str, *, args: list[str]) -> None:
         """Take a message; not always, or in vain."""
@@ -187,6 +259,7 @@ class _Broker:
             self.waiting.append(args[0])
         if outcome in (1, 2):
             raise OSError("the broker is away")
+        self.taken.add(args[0])
 
     async def llen(self, _: str) -> int:
         """Return how many messages wait."""
@@ -400,6 +473,88 @@ async def _keep_working(simulation: Simulation, store: _Store, broker: _Broker) 
         await asyncio.sleep((0.1, 1.0, 8.0)[draw(3)])
 
 
+class _Noted:
+    """The queue to which new work is sent, once.
+
+    Attributes:
+        sent: Whether that worked, by work.
+    """
+
+    def __init__(self, simulation: Simulation, queue: TaskQueue) -> None:
+        self._simulation, self._queue = simulation, queue
+        self.sent: dict[str, bool] = {}
+
+    async def send(self, work_id: str) -> bool:
+        """As of the real one."""
+        self._simulation.check("only new work is sent by whoever submits it", work_id not in self.sent, work_id)
+        self.sent[work_id] = False
+        self.sent[work_id] = await self._queue.send(work_id)
+        return self.sent[work_id]
+
+
+def _of(tenant: str) -> Identity:
+    return Identity(tenant_id=tenant, role=Role.USER, key_id="key")
+
+
+async def _submit(simulation: Simulation, store: _Store, works: WorkQueue, number: int) -> None:
+    """Submit work; with a key again and again, or with the key of other work."""
+    draw, check, tenant = simulation.choices.below, simulation.check, TENANTS[simulation.choices.below(2, often=0.3)]
+    key = f"k{number}" if draw(2) else None
+    lasts_s, is_wrong = (0.5, 3.0, 25.0)[draw(3)], draw(8) == 1
+
+    async def resolve() -> Any:
+        check("nothing is resolved again", key not in store.keyed or store.has_failed, str(key))
+        await asyncio.sleep(0.1 * draw(4, often=0.2))
+        return lambda work_id, tenant_id: _Row(work_id, lasts_s, is_wrong, tenant_id)
+
+    told: set[str] = set()
+    for attempt in range(1 + (draw(4) if key else 0)):
+        body = b"other" if attempt and draw(4) == 1 else b"body"
+        try:
+            row, is_new = await works.submit(_of(tenant), key, body, resolve)
+        except ConnectionError:
+            check("who answers is not away", store.has_failed)
+            continue
+        except ProblemError as problem:
+            is_right = problem.status == 429 or (problem.status == 422 and key in store.keyed)
+            check("who is refused is told a reason that is true", is_right, str(problem))
+            continue
+        check("a key is one piece of work", not told or (row.id in told and not is_new), f"{key}: {told}, {row.id}")
+        told.add(row.id)
+        check("a key is one piece of work", body == b"body" or store.keyed[str(key)][1] == body, str(key))
+        is_sent = is_new and cast(Any, works)._queue.sent[row.id]
+        is_marked = store.rows[row.id].enqueued_s >= 0 or store.rows[row.id].attempts > 0
+        check("what was sent counts as sent, and nothing else", is_marked or not is_sent, row.id)
+
+
+async def _steer(simulation: Simulation, store: _Store, works: WorkQueue) -> None:
+    """Look for work and cancel it, by an id that may be another tenant's or none."""
+    draw, check, tenant = simulation.choices.below, simulation.check, TENANTS[simulation.choices.below(2, often=0.3)]
+    await asyncio.sleep(0.5 * draw(12))
+    names = [*store.rows, "no id", new_id("other")]
+    name = names[draw(len(names))]
+    row = store.rows.get(name)
+    is_mine = row is not None and row.tenant_id == tenant
+    try:
+        match draw(3):
+            case 0:
+                found = await works.find(name, _of(tenant))
+                check("who looks for work finds his own", is_mine and found is row, name)
+            case 1:
+                rows, after = await works.page(_of(tenant), cursor=name, limit=1, states=(), tenant=None)
+                check("a page is of what was asked for", row is not None and len(rows) <= 1, name)
+                check("a page has one after it if there is more", after is None or after == rows[-1].id, str(after))
+            case _:
+                found = await works.cancel(name, _of(tenant))
+                check("what is cancelled has ended so", is_mine and found.state is WorkState.CANCELLED, f"{found}")
+    except ConnectionError:
+        check("who answers is not away", store.has_failed)
+    except ProblemError as problem:
+        is_over = row is not None and row.state in ENDED
+        is_right = {404: not is_mine, 409: is_mine and is_over, 422: row is None}.get(problem.status, False)
+        check("who is refused is told a reason that is true", is_right, f"{name}: {problem}")
+
+
 async def play(simulation: Simulation) -> None:
     """Work is submitted, messages are lost or doubled, workers die; then each piece of work has ended, once."""
     draw = simulation.choices.below
@@ -414,7 +569,9 @@ async def play(simulation: Simulation) -> None:
         patched = patch.object(worker_module, name, stand_in)
         patched.start()
         simulation.at_end(patched.stop)
+    store.taken = broker.taken
     queue = TaskQueue(cast(Any, broker), cast(Any, broker), "solves", "solve")
+    works = WorkQueue("solve", cast(Any, store), cast(Any, _Noted(simulation, queue)), MOST_PENDING)
     settings = SimpleNamespace(max_attempts=MOST_ATTEMPTS, lease_s=LEASE_S, resend_s=RESEND_S, keep_days=30.0)
     sweeper = Sweeper("solve", cast(Any, store), queue, cast(Any, settings))
     running = [
@@ -426,9 +583,9 @@ async def play(simulation: Simulation) -> None:
     simulation.holds("work ends once", lambda: next((k for k, each in store.rows.items() if each.settled > 1), None))
     for number in range(1 + draw(6)):
         await asyncio.sleep(0.5 * draw(8))
-        row = store.rows[f"w{number}"] = _Row(f"w{number}", (0.5, 3.0, 25.0)[draw(3)], draw(8) == 1)
-        if await queue.send(row.id):
-            row.enqueued_s = store.now_s
+        simulation.start(_submit(simulation, store, works, number))
+        if draw(3) == 1:
+            simulation.start(_steer(simulation, store, works))
         if draw(8) == 1:
             broker.lose()
         if draw(8) == 1:
@@ -436,7 +593,7 @@ async def play(simulation: Simulation) -> None:
     await asyncio.sleep(draw(20))
     simulation.calm_down()
     await asyncio.sleep(CALM_S)
-    left = [f"{each.id}: {each.state.value}" for each in store.rows.values() if each.state not in _ENDED]
+    left = [f"{each.id}: {each.state.value}" for each in store.rows.values() if each.state not in ENDED]
     simulation.check("work that was accepted ends", not left, str(left))
     alone = _Store(simulation)
     alone.rows["w"] = _Row("w", 1.0, False)
@@ -449,6 +606,3 @@ async def play(simulation: Simulation) -> None:
     simulation.check("no message is left", not broker.waiting, str(broker.waiting))
     for task in running:
         task.cancel()
-
-
-_ENDED = (WorkState.SUCCEEDED, WorkState.FAILED, WorkState.CANCELLED)
