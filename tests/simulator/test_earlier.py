@@ -119,6 +119,32 @@ def held_against_replays(folder: Path, name: str, parameters: dict[str, object],
     return named
 
 
+def busy(name: str, device: int, left_s: float) -> LiveJob:
+    return a_job(name, work_s=left_s, gang=[Share(node_id="0", devices=[device])], preemptible=False)
+
+
+@pytest.mark.parametrize(
+    ("instead", "planned_s", "found"),
+    [
+        ((2, 1), None, Earlier(change=1, starts_s=NOW_S + HOUR_S, planned_s=NOW_S + 2 * HOUR_S)),
+        ((2, None, 1), None, Earlier(change=2, starts_s=NOW_S + HOUR_S, planned_s=NOW_S + 2 * HOUR_S)),
+        ((1, 1), None, Earlier()),
+        ((2, 1), NOW_S + 1.5 * HOUR_S, Earlier(change=1, starts_s=NOW_S + HOUR_S, planned_s=NOW_S + 1.5 * HOUR_S)),
+        ((2, 1), NOW_S + HOUR_S + 30, Earlier()),
+    ],
+    ids=["fewer", "one that could run nowhere", "as it is", "planned by the policy", "not a minute earlier"],
+)
+def test_the_first_that_starts_earlier_is_named(
+    instead: tuple[int | None, ...], planned_s: float | None, found: Earlier
+) -> None:
+    """One of two GPUs is free in an hour, the other in two; the job asks for both."""
+    state = a_state(busy("a", 0, HOUR_S), busy("b", 1, 2 * HOUR_S), a_job("waits", gpus=2, at_s=60.0))
+    asked = [None if gpus is None else a_job("zz", gpus=gpus, at_s=HOUR_S) for gpus in instead]
+    request = EarlierRequest(state=state, job_id="waits", instead=asked, planned_s=planned_s)
+
+    assert earlier(request) == found
+
+
 under_every_policy = pytest.mark.parametrize(
     ("name", "parameters"), VARIANTS, ids=[f"{name}-{at}" for at, (name, _) in enumerate(VARIANTS)]
 )
