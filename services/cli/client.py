@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from services.cli.accounts.logins import Login, LoginsError, chosen_login
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.values import not_finite
 from services.contracts.codes import ProblemCode
 from wattshift import ApiError, Client, StrangerError, UnreachableError
+from wattshift.logins import Login, LoginsError, chosen_login
 from wattshift.sources import Archive, SourceError
 
 if TYPE_CHECKING:

@@ -8,6 +8,8 @@ import pytest
 
 from tests.clients.conftest import Front
 from wattshift import ApiError, AsyncClient, Client, UnreachableError, WattshiftError
+from wattshift._exchange import Account
+from wattshift.logins import Login, Logins, write_logins
 from wattshift.models import SecretUseFields
 from wattshift.sources import Archive
 
@@ -188,6 +190,28 @@ def test_a_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATTSHIFT_API_KEY", raising=False)
     with pytest.raises(WattshiftError, match="no API key"):
         Client("http://127.0.0.1:1")
+
+
+def test_a_login_is_used_at_its_own_address_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WATTSHIFT_URL", "WATTSHIFT_API_KEY", "WATTSHIFT_DATA_DIR", "WATTSHIFT_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(WattshiftError, match=r"no API key.*log in with `wattshift login"):
+        Client()
+    write_logins(Logins({}, None).with_login("lab", Login("https://lab.example", "ws_lab")))
+
+    with Client() as client:
+        assert client.url == "https://lab.example"
+    assert Account.of(None, None) == Account("https://lab.example", "ws_lab")
+    assert Account.of(None, "ws_other") == Account("http://127.0.0.1:8000", "ws_other")
+    with pytest.raises(WattshiftError, match="no API key"):
+        Client("https://stranger.example")
+    monkeypatch.setenv("WATTSHIFT_CLUSTER", "local")
+    with pytest.raises(WattshiftError, match="no API key"):
+        Client()
+    monkeypatch.setenv("WATTSHIFT_CLUSTER", "far")
+    with pytest.raises(WattshiftError, match="no login for a cluster 'far'"):
+        Client()
 
 
 def test_a_control_plane_that_is_away_is_said_to_be(front: Front) -> None:

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 import typer
 
 from services.cli import output
-from services.cli.accounts.logins import LOCAL, Login, LoginsError, read_logins, write_logins
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, AsJson, CliError, Group
 from services.cli.output import console
 from services.contracts.codes import ProblemCode
+from wattshift.logins import LOCAL, Login, LoginsError, read_logins, write_logins
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -17,6 +17,7 @@ import httpx
 from wattshift._json import read, written
 from wattshift._later import Later
 from wattshift.errors import ApiError, FieldError, UnreachableError, WattshiftError
+from wattshift.logins import chosen_login
 
 if TYPE_CHECKING:
     from wattshift import models
@@ -57,15 +58,21 @@ class Account:
 
     @classmethod
     def of(cls, url: str | None, key: str | None) -> Account:
-        """Return the account that was given, or else that of ``WATTSHIFT_URL`` and ``WATTSHIFT_API_KEY``.
+        """Return the account that was given, or that of ``WATTSHIFT_URL`` and ``WATTSHIFT_API_KEY``, or of a login.
+
+        A login's key is for its own address: where another address is given, so must be the key.
 
         Raises:
-            WattshiftError: There is no key.
+            WattshiftError: There is no key, or the logins file cannot be used.
         """
-        found = key or os.environ.get("WATTSHIFT_API_KEY")
-        if not found:
-            raise WattshiftError("no API key: pass key=..., or set WATTSHIFT_API_KEY")
-        return cls(url or os.environ.get("WATTSHIFT_URL") or DEFAULT_URL, found)
+        address = url or os.environ.get("WATTSHIFT_URL")
+        if found := key or os.environ.get("WATTSHIFT_API_KEY"):
+            return cls(address or DEFAULT_URL, found)
+        if address or (login := chosen_login()) is None:
+            raise WattshiftError(
+                "no API key: pass key=..., set WATTSHIFT_API_KEY, or log in with `wattshift login URL`"
+            )
+        return cls(login.url, login.key)
 
 
 @dataclass(frozen=True)

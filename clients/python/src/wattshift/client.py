@@ -70,7 +70,8 @@ class Client:
 
         Args:
             url: Address of the gateway; by default ``WATTSHIFT_URL``, else this machine's port 8000.
-            key: An API key, ``ws_...``; by default ``WATTSHIFT_API_KEY``.
+            key: An API key, ``ws_...``; by default ``WATTSHIFT_API_KEY``. With neither an address nor a key, both are
+                those of the login in use (``wattshift login``).
             timeout_s: For one answer that is not a stream.
             retries: How many times a request is retried.
             transport: Replaces the connection, for tests.
@@ -78,7 +79,7 @@ class Client:
                 process's own.
 
         Raises:
-            WattshiftError: There is no key.
+            WattshiftError: There is no key, or the logins file cannot be used.
         """
         account = Account.of(url, key)
         self.url = account.url

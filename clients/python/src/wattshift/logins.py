@@ -9,12 +9,12 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from services.kit.text import decoded
+from wattshift.errors import WattshiftError
 
 LOCAL = "local"  #: The name of this machine's own installation, which needs no login
 
 
-class LoginsError(Exception):
+class LoginsError(WattshiftError):
     """The logins file cannot be used, or does not have the cluster; the message says what to do, in one line."""
 
 
@@ -28,7 +28,7 @@ class Login:
 
 @dataclass(frozen=True)
 class Logins:
-    """All logins by cluster name, and the one that commands use; None means this machine's installation."""
+    """All logins by cluster name, and the one in use; None means this machine's installation."""
 
     clusters: dict[str, Login]
     current: str | None
@@ -72,7 +72,7 @@ def read_logins() -> Logins:
     """
     file = logins_file()
     try:
-        document = tomllib.loads(decoded(file.read_bytes()))
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         clusters = {
             str(name): Login(str(each["url"]), str(each["key"])) for name, each in document.get("clusters", {}).items()
         }
@@ -109,7 +109,7 @@ def write_logins(logins: Logins) -> Path:
 
 
 def chosen_login() -> Login | None:
-    """Return the login that commands use; None for this machine's installation.
+    """Return the login in use; None for this machine's installation.
 
     ``WATTSHIFT_CLUSTER`` names one; ``WATTSHIFT_DATA_DIR`` means this machine's installation; otherwise it is the
     current one.
