@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from lab.reproductions.forecasters import forecasters
+from lab.reproductions.forecasters import choose, forecasters
 from lab.reproductions.marked import fill
 from lab.reproductions.traffic_lstm import Lstm
 from lab.serving.logs import observe, spare_share
@@ -38,7 +38,6 @@ from services.core.profiles.traffic import (
     LastPeak,
     Traffic,
     backtest,
-    choose,
 )
 from services.learning.demand import forecast_demand
 from services.learning.traffic_boosting import Boosting
@@ -153,9 +152,10 @@ def plans_of_day(data: Path) -> list[str]:
     for partition in PARTITIONS:
         peaks = day_of_peaks(data, partition)
         asked = range(2 * LEAST_PLANNED, len(peaks), STEPS_AHEAD)
-        least = [choose(peaks.until(at), without).forecast(peaks.until(at)) for at in asked]
+        least = [choose(peaks.until(at), without) for at in asked]
+        least_qps = [each.model.forecast(peaks.until(at)) for at, each in zip(asked, least, strict=True)]
         demand = [forecast_demand(peaks.until(at), None) for at in asked]
-        rows = {"least error": _asked(peaks, asked, [each.peaks_qps for each in least]),
+        rows = {"least error": _asked(peaks, asked, least_qps),
                 "for the planner": _asked(peaks, asked, [each.peaks_qps for each in demand])}  # fmt: skip
         lines += [*_planned(f"The day, partition {partition}", rows), ""]
         for name, methods in (("Least error", least), ("For the planner", demand)):

@@ -79,7 +79,7 @@ def forecast_demand(
     if len(history) < least:
         why = f"needs {least} steps of history, which has {len(history)}"
         return _assumed(history, assumed_qps, {each.name: why for each in compared})
-    forecast = traffic.choose(
+    choice = traffic.choose(
         history,
         compared,
         criterion,
@@ -87,9 +87,9 @@ def forecast_demand(
         most_origins=MOMENTS,
         latest_steps=JUDGED_STEPS,
         refit_steps=max(LEAST_REFIT_STEPS, int(REFIT_SHARE * len(history))),
-    ).forecast(history)
-    scores = {score.name: _figures(score, criterion) for score in forecast.scores}
-    return Demand(forecast.peaks_qps, forecast.method, scores, forecast.left_out, assumed=False)
+    )
+    scores = {score.name: _figures(score, criterion) for score in choice.scores}
+    return Demand(choice.model.forecast(history), choice.method, scores, choice.left_out, assumed=False)
 
 
 def _assumed(history: traffic.Traffic, assumed_qps: Floats | None, left_out: dict[str, str]) -> Demand:

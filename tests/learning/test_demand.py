@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from lab.reproductions.forecasters import choose
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEPS_AHEAD
-from services.core.profiles.traffic import HEAD_ROOM, LastPeak, Traffic, backtest, choose
+from services.core.profiles.traffic import HEAD_ROOM, LastPeak, Traffic, backtest
 from services.learning.demand import LEAST_ORIGINS, candidates, forecast_demand
 from services.learning.traffic_boosting import Boosting
 

@@ -5,11 +5,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from lab.reproductions import traffic_lstm
-from lab.reproductions.forecasters import forecasters
+from lab.reproductions.forecasters import choose, forecasters
 from lab.reproductions.traffic_lstm import Lstm
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEPS_AHEAD
-from services.core.profiles.traffic import Forecaster, LastPeak, Traffic, backtest, choose
+from services.core.profiles.traffic import Forecaster, LastPeak, Traffic, backtest
 from services.learning.traffic_boosting import Boosting
 
 LSTMS = (Lstm("windows", epochs=1), Lstm("peaks"))

@@ -2,8 +2,8 @@
 
 A request log becomes counts per class and 5-second window; a step's *peak* is its fullest window's rate. A *forecaster*
 learns from the past and predicts the peaks of the next half hour. ``backtest`` evaluates it at many moments of the
-past, each time with only what was known then, and ``choose`` takes the forecaster that would have done best: by mean
-error or, for pools, by the cost of shortage and spare capacity (``services.core.profiles.traffic_service``).
+past, each time with only what was known then, and ``choose`` takes the forecaster that would have done best: for
+pools, by the cost of shortage and spare capacity (``services.core.profiles.traffic_service``).
 Forecasters that need scikit-learn are in ``services.learning``; the two here need neither.
 
 >>> log = Traffic(np.array([[0.4, 0.0], [0.0, 0.2]]))
@@ -223,53 +223,20 @@ class Criterion(Protocol):
 
 
 @dataclass(frozen=True)
-class LeastError:
-    """Chooses by mean absolute error, summed over classes; forecasts are used as they are."""
+class Choice:
+    """The forecaster that did best, fitted to all of a history, and why it was chosen."""
 
-    @property
-    def moments_needed(self) -> int:
-        return 0
-
-    def replayed(self, score: Backtest) -> Backtest:
-        return score
-
-    def cost_qps(self, score: Backtest) -> float:
-        return float(score.mae_qps.sum())
-
-    def ready(self, model: Model, score: Backtest) -> Model:
-        del score
-        return model
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """The predicted peaks, the forecaster that made them, and why it was chosen."""
-
-    peaks_qps: Floats  #: (STEPS_AHEAD, n_classes); its transpose is the ``demand_qps`` of a pool problem
     method: str  #: The forecaster that was chosen
+    model: Model  #: What it forecasts is, transposed, the ``demand_qps`` of a pool problem
     scores: tuple[Backtest, ...]
     """Backtests of all that were compared, over the same origins, as the criterion replayed them."""
     left_out: dict[str, str]  #: Why each of the others was not compared, by name
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The forecaster that did best, fitted to all of a history."""
-
-    method: str
-    model: Model
-    scores: tuple[Backtest, ...]
-    left_out: dict[str, str]
-
-    def forecast(self, history: Traffic) -> Forecast:
-        """Return the forecast of what follows a history, which may have grown since the choice."""
-        return Forecast(self.model.forecast(history), self.method, self.scores, self.left_out)
-
-
 def choose(
     history: Traffic,
     forecasters: Sequence[Forecaster],
-    criterion: Criterion = LeastError(),
+    criterion: Criterion,
     *,
     least_origins: int = 24,
     most_origins: int | None = None,
@@ -283,7 +250,6 @@ def choose(
 
     Args:
         forecasters: The simpler ones first.
-        criterion: By default the least mean absolute error, which does not distinguish shortage from spare capacity.
         least_origins: Two hours by default: with too few moments the choice is left to chance.
         most_origins: The most moments at which to compare, evenly spaced; None for every step.
         latest_steps: The number of latest steps within which to compare; None for no such bound.
