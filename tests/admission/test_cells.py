@@ -329,3 +329,4 @@ async def test_holds_go_to_the_cell_and_come_back(pair: Pair) -> None:
         await pair.home.ask("POST", f"/v1/jobs/{job_id}/{command}")
         await pair.turns(2)
         assert ((await pair.job(job_id))["state"], (await pair.copies())[0]["state"]) == (state, state)
+    assert (await pair.job(job_id))["detail"] == "Cell north had it."

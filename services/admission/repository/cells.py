@@ -384,7 +384,7 @@ class CellRepository(Repository):
                 **times,
                 "state": state.value,
                 "reason": copy["reason"] or Reason.IN_CELL.value,
-                "detail": f"In cell {cell}: {said}" if said else f"Cell {cell} has it.",
+                "detail": f"In cell {cell}: {said}" if said else f"Cell {cell} {'had' if state.is_final else 'has'} it.",
             }
             await self._connection.execute(_MIRROR, {"job_id": given.job_id, **values})
             if state != found.state:
