@@ -60,7 +60,7 @@ class OptimizerService:
         return Solve(
             **dict(_summary(work)),
             problem=kind.problem.as_stored(work.problem),
-            result=None if work.result is None else kind.result.model_validate(work.result),
+            result=None if work.result is None else kind.result.as_stored(work.result),
         )
 
     async def page(self, query: SolveQuery, caller: Identity) -> SolveList:

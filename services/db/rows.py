@@ -48,7 +48,7 @@ async def fetch_rows(connection: Connection, row_type: type[R], query: str, *arg
 
 async def fetch_messages(connection: Connection, kind: type[M], query: str, *arguments: object) -> list[M]:
     """Return all rows of a query as messages whose fields are its columns."""
-    return [kind.model_validate(dict(record)) for record in await connection.fetch(query, *arguments)]
+    return [kind.as_stored(dict(record)) for record in await connection.fetch(query, *arguments)]
 
 
 async def fetch_row(connection: Connection, row_type: type[R], query: str, *arguments: object) -> R | None:

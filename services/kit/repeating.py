@@ -2,11 +2,14 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TypeVar
 
 from services.kit.logging import Log
 
 log = Log(__name__)
+
+T = TypeVar("T")
 
 When = Callable[[], Awaitable[object]]
 
@@ -49,3 +52,25 @@ async def repeat(
             else:
                 log.warning(failed, error=str(error) or type(error).__name__)
         await asyncio.sleep(every_s * random.uniform(0.8, 1.2))
+
+
+async def each_apart(
+    items: Iterable[T], work: Callable[[T], Awaitable[object]], *, failed: str, name: Callable[[T], str] = str
+) -> None:
+    """Do the work on each item, one after the other; one that fails keeps no other from its turn.
+
+    Args:
+        failed: Event name for the log when an item fails, with its ``name``.
+
+    Raises:
+        Exception: The first failure, once all have had their turn.
+    """
+    failures: list[Exception] = []
+    for item in items:
+        try:
+            await work(item)
+        except Exception as error:
+            log.warning(failed, of=name(item), error=str(error) or type(error).__name__)
+            failures.append(error)
+    if failures:
+        raise failures[0]

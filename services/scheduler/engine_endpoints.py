@@ -75,4 +75,4 @@ async def list_jobs_of_engine(
 
 
 def _day(row: DayRow) -> contracts.EngineDay:
-    return contracts.EngineDay.model_validate({"day": row.day, "counts": row.counts, "savings": row.savings})
+    return contracts.EngineDay.as_stored({"day": row.day, "counts": row.counts, "savings": row.savings})

@@ -62,7 +62,7 @@ class DailySavings:
         """Return the stored savings of the days that lie wholly within a period."""
         first = start_at and (start_at.astimezone(UTC) + timedelta(days=1, microseconds=-1)).date()
         found = await self._repository.savings(first, end_at and end_at.astimezone(UTC).date())
-        days = [DaySavings.model_validate(figures) for figures in found]
+        days = [DaySavings.as_stored(figures) for figures in found]
         return SavingsReport(days=days, total=total_of(days))
 
     async def _replay(self, day: date) -> None:

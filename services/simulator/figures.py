@@ -15,7 +15,7 @@ def savings_of(repository: SimulationRepository) -> Read:
 
     async def read() -> Iterable[Metric]:
         figures = await repository.newest_savings()
-        return [] if figures is None else savings_figures(DaySavings.model_validate(figures))
+        return [] if figures is None else savings_figures(DaySavings.as_stored(figures))
 
     return read
 

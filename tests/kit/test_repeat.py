@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from services.kit import repeating
-from services.kit.repeating import pauses, repeat
+from services.kit.repeating import each_apart, pauses, repeat
 from services.kit.tasks import end_tasks
 
 
@@ -44,3 +44,17 @@ async def test_a_turn_is_cut_off_by_its_end() -> None:
 def test_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeating.random, "uniform", lambda low, high: high)
     assert [*islice(pauses(0.5), 8)] == [0.5, 1, 2, 4, 8, 16, 16, 16]
+
+
+async def test_an_item_that_fails_keeps_no_other_from_its_turn_and_raises_at_the_end() -> None:
+    done: list[int] = []
+
+    async def work(item: int) -> None:
+        done.append(item)
+        if item in (1, 3):
+            raise ValueError(item)
+
+    with pytest.raises(ValueError, match=r"^1$"):
+        await each_apart([0, 1, 2, 3, 4], work, failed="item.failed")
+    assert done == [0, 1, 2, 3, 4]
+    await each_apart([0, 2], work, failed="item.failed")

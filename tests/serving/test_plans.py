@@ -46,6 +46,42 @@ async def test_a_new_pool_is_planned_at_once_and_once_a_slot(world: World) -> No
     assert plan["deadline_at"] - plan["from_at"] == timedelta(seconds=world.settings.plan_late_s)
 
 
+async def test_a_plan_that_cannot_be_decided_keeps_no_other_pool_from_its_plans(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_pool(world.database, "bad", a_spec())
+    await world.look()
+    (bad,) = await world.of("bad")
+    await world.answer(bad["id"])
+    decide = Plans.decide
+
+    async def failing(self: Plans, plan_id: str) -> PlanOutcome | None:
+        if plan_id == bad["id"]:
+            raise ZeroDivisionError
+        return await decide(self, plan_id)
+
+    monkeypatch.setattr(Plans, "decide", failing)
+    await add_pool(world.database, "good", a_spec())
+    with pytest.raises(ZeroDivisionError):
+        await world.look()
+    (plan,) = await world.of("good")
+    await world.answer(plan["id"])
+    with pytest.raises(ZeroDivisionError):
+        await world.look()
+    assert await world.in_force("good") == plan["id"]
+
+
+async def test_what_a_later_release_adds_to_a_stored_plan_is_left_out(world: World) -> None:
+    await add_pool(world.database, "later", a_spec())
+    await world.look()
+    (plan,) = await world.of("later")
+    await world.answer(plan["id"])
+    more = "result = result || '{\"of_next_year\": 1}', problem = problem || '{\"of_next_year\": 1}'"
+    await world.database.execute(f"UPDATE pool_plans SET {more} WHERE id = $1", plan["id"])
+    await world.look()
+    assert await world.in_force("later") == plan["id"]
+
+
 async def test_a_pool_may_be_planned_more_often_than_others(world: World) -> None:
     first = await world.planned("often", plan_every_min=5)
     (plan,) = await world.of("often")

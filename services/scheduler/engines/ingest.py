@@ -111,7 +111,7 @@ class _Fold:
     def __init__(self, connection: Connection, row: UnfoldedRow) -> None:
         self._connection = connection
         self._row = row
-        self.report = EngineJob.model_validate(row.report)
+        self.report = EngineJob.as_stored(row.report)
         self.devices: folding.Devices = {
             node_name(row.engine, share.node): sorted(share.devices) for share in self.report.shares
         }

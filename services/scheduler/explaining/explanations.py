@@ -153,7 +153,7 @@ class Explanations:
             policy = await rounds.active_policy(connection)
             return Facts(
                 row=row,
-                spec=JobSpec.model_validate(row.spec),
+                spec=JobSpec.as_stored(row.spec),
                 gang=await explanations.gang(connection, job_id),
                 events=await explanations.story(connection, job_id),
                 held_s=await explanations.held_s(connection, job_id),

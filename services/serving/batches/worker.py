@@ -17,13 +17,12 @@ from services.contracts.routing import RoutedServer, RoutingTable
 from services.core.policies.cleanest_fill import Due, Slot, amounts_now, fill_in_time
 from services.core.policies.freesh.server_choice import Work, energy_profile
 from services.db.database import Connection, connect, ping
-from services.db.engine import is_connection_error
 from services.db.locks import BATCHES, try_session_lock
 from services.kit.carbon import Carbon
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
-from services.kit.repeating import repeat
+from services.kit.repeating import each_apart, repeat
 from services.kit.tasks import end_tasks
 from services.serving.batches.lines import LineReader
 from services.serving.batches.sending import Room, Sender, mean_intensity, serves
@@ -161,15 +160,15 @@ class BatchWorker:
             batches = await queries.batch_work.open()
         table = await self._routing.table()
         running: list[OpenBatch] = []
-        for batch in batches:
-            try:
-                if not await self._begin_or_end(batch, table):
-                    running.append(batch)
-            except Exception as error:  # one batch's trouble stays its own
-                if is_connection_error(error):
-                    raise
-                log.exception("batches.batch_failed", batch=batch.id)
-        await self._send(running, table)
+
+        async def look_at(batch: OpenBatch) -> None:
+            if not await self._begin_or_end(batch, table):
+                running.append(batch)
+
+        try:
+            await each_apart(batches, look_at, failed="batches.batch_failed", name=lambda batch: batch.id)
+        finally:
+            await self._send(running, table)
         if time.monotonic() >= self._forget_at_s:
             async with self._repository.writing() as queries:
                 await queries.batch_work.forget(self._settings.batch_keep_days * 86_400)

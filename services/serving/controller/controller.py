@@ -23,7 +23,7 @@ from services.core.domain.reasons import Reason
 from services.db.sealing import Sealer, SealError, new_instance_key, open_instance_key
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.repeating import repeat
+from services.kit.repeating import each_apart, repeat
 from services.kit.tasks import end_tasks
 from services.serving.controller.advance import Change, Seen, advance, drain, one_by_one, recall, stop
 from services.serving.controller.diff import (
@@ -99,17 +99,13 @@ class Controller:
             now = await queries.now()
         self._forget_gone(owners, instances)
         seen = await self._ask({owner.key: owner for owner in owners}, instances, now)
-        failed: list[Exception] = []
-        for owner in owners:
-            try:
-                async with self._repository.writing() as queries:
-                    await self._control(queries, owner, seen)
-            except Exception as error:  # one owner's trouble stays its own
-                log.warning("controller.pool_failed", pool=owner.key, error=str(error) or type(error).__name__)
-                failed.append(error)
         await self._delete_ended()
-        if failed:
-            raise failed[0]
+
+        async def control(owner: InstanceOwner) -> None:
+            async with self._repository.writing() as queries:
+                await self._control(queries, owner, seen)
+
+        await each_apart(owners, control, failed="controller.pool_failed", name=lambda owner: owner.key)
 
     async def _delete_ended(self) -> None:
         if time.monotonic() < self._delete_at_s:

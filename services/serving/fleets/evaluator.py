@@ -123,8 +123,8 @@ class Evaluator:
         log.info("fleet.search_given_up", fleet=fleet.record.name, plan=plan.id, detail=detail)
 
     def _searches(self, plan: PlanRecord) -> dict[str, MeasuredSearch]:
-        problem = PartitionProblem.model_validate(plan.problem)
-        return measuring.searches_of(problem, PartitionResult.model_validate(plan.result), self._config)
+        problem = PartitionProblem.as_stored(plan.problem)
+        return measuring.searches_of(problem, PartitionResult.as_stored(plan.result), self._config)
 
     async def _measure_from(
         self, fleet: FleetState, plan: PlanRecord, search: FleetSearch, start_at: datetime | None
@@ -188,7 +188,7 @@ class Evaluator:
         search = _with(plan.search, evaluations=evaluations, present=evaluation)
         log.info("fleet.evaluated", fleet=fleet.record.name, plan=plan.id, number=len(evaluations), blocked=blocked)
         searches = self._searches(plan)
-        planned = measuring.configuration_of(PartitionResult.model_validate(plan.result).applications, searches)
+        planned = measuring.configuration_of(PartitionResult.as_stored(plan.result).applications, searches)
         try:
             following = measuring.next_step(search, searches, planned, blocked, fleet.now, fleet.record.spec.search_s)
             if isinstance(following, measuring.Try):
@@ -207,7 +207,7 @@ class Evaluator:
         """End a search; bring up the chosen configuration unless it already runs."""
         searches = self._searches(plan)
         search = _with(search, ended_at=fleet.now, detail=end.detail)
-        result = measuring.found_by(PartitionResult.model_validate(plan.result), search, searches, end.chosen)
+        result = measuring.found_by(PartitionResult.as_stored(plan.result), search, searches, end.chosen)
         plan = replace(plan, result=result.model_dump(mode="json"))
         log.info("fleet.search_ended", fleet=fleet.record.name, plan=plan.id, detail=end.detail)
         if is_in_force and measuring.configuration_of(search.present.applications, searches) == end.chosen:

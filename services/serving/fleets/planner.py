@@ -21,7 +21,7 @@ from services.core.domain.gpus import can_be_sliced
 from services.core.domain.solving import SolveStatus
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.repeating import repeat
+from services.kit.repeating import each_apart, repeat
 from services.serving.carbon import Baselines, Intensities
 from services.serving.fleets.assignment import base, with_base_of
 from services.serving.fleets.carrying import Carrier, progress_of, write_targets
@@ -88,20 +88,12 @@ class FleetPlanner:
         async with self._repository.reading() as queries:
             names = await queries.fleets.names()
             now = await queries.now()
-        failed: list[Exception] = []
-        for name in names:
-            try:
-                await self._look_at(name)
-            except Exception as error:  # one fleet's trouble stays its own
-                log.warning("fleet.not_looked", fleet=name, error=str(error) or type(error).__name__)
-                failed.append(error)
         if now >= self._delete_at:
             async with self._repository.writing() as queries:
                 await queries.fleets.delete_old_plans(self._settings.keep_days)
                 await queries.apps.delete_older(self._settings.traffic_keep_days)
             self._delete_at = now + DELETE_EVERY
-        if failed:
-            raise failed[0]
+        await each_apart(names, self._look_at, failed="fleet.not_looked")
 
     async def _look_at(self, name: str) -> None:
         async with self._repository.reading() as queries:
@@ -256,7 +248,7 @@ class FleetPlanner:
         task = self._solving.get(plan.id)
         if task is None:
             assert plan.problem is not None, "only BASE has none, and it is never solved"
-            request = PartitionRequest.model_validate(plan.problem)
+            request = PartitionRequest.as_stored(plan.problem)
             self._solving[plan.id] = asyncio.ensure_future(self._search(plan.id, request))
             return None
         if not task.done():
@@ -324,7 +316,7 @@ async def begin_proposed(queries: Queries, record: FleetRecord, plan: PlanRecord
         return f"Plan {plan.id} is outdated: plan {fleet.plan.id if fleet.plan else '-'} is newer."
     if set(plan.basis.gpus) != set(fleet.up):
         return f"Plan {plan.id} is outdated: the fleet's GPUs have changed."
-    progress = progress_of(wanted_of(PartitionResult.model_validate(plan.result)), plan, fleet)
+    progress = progress_of(wanted_of(PartitionResult.as_stored(plan.result)), plan, fleet)
     await queries.fleets.change_plan(plan, FleetPlanState.CARRYING_OUT, progress=progress, detail=None, ended_at=None)
     return None
 

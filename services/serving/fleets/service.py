@@ -256,7 +256,7 @@ def may_use(fleet: FleetRecord, caller: Identity) -> bool:
 
 def show_plan(plan: PlanRecord, app: str | None = None) -> apps.FleetPlan:
     """Return a plan as callers see it, with all applications or with one alone."""
-    result = None if plan.result is None else PartitionResult.model_validate(plan.result)
+    result = None if plan.result is None else PartitionResult.as_stored(plan.result)
     is_open = plan.state is apps.FleetPlanState.CARRYING_OUT
     current = plan.progress.current if plan.progress and is_open else None
     return apps.FleetPlan.of(

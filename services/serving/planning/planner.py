@@ -18,7 +18,7 @@ from services.core.domain.serving import WINDOW_S
 from services.kit.background.queue import WorkStore
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
-from services.kit.repeating import When, repeat
+from services.kit.repeating import When, each_apart, repeat
 from services.serving.carbon import Intensities
 from services.serving.planning.events import Present, Standing, event_of, mean_qps
 from services.serving.planning.plans import Plans
@@ -78,9 +78,9 @@ class EventWatch:
             made = await queries.plans.made(row.plan_id)
             self._known[row.plan_id] = made and Standing(
                 row.pool,
-                PoolSpec.model_validate(made.spec),
+                PoolSpec.as_stored(made.spec),
                 row.plan_id,
-                PoolPlanResult.model_validate(made.result),
+                PoolPlanResult.as_stored(made.result),
                 made.from_at,
                 made.slot_at,
                 made.outcome is PlanOutcome.FAILED,
@@ -122,14 +122,28 @@ class Planner:
 
     async def look(self) -> None:
         """Decide the outcomes of plans that have an answer or never will, then submit those that are due."""
-        for plan_id in await self._plans.undecided():
-            await self._plans.decide(plan_id)
-        for standing, event in await self._watch.look():
+        steps = (self._decide, self._answer_events, self._submit_due)
+        await each_apart(steps, lambda step: step(), failed="planner.step_failed", name=lambda step: step.__name__)
+
+    async def _decide(self) -> None:
+        await each_apart(await self._plans.undecided(), self._plans.decide, failed="plan.not_decided")
+
+    async def _answer_events(self) -> None:
+        async def submit(found: tuple[Standing, PlanTrigger]) -> None:
+            standing, event = found
             with contextlib.suppress(ProblemError):
                 await self._plans.submit(standing.pool, event, after=standing)
-        for pool, deadline_at in await self._plans.due():
+
+        found = await self._watch.look()
+        await each_apart(found, submit, failed="pool.not_planned", name=lambda each: each[0].pool)
+
+    async def _submit_due(self) -> None:
+        async def submit(due: tuple[str, datetime | None]) -> None:
+            pool, deadline_at = due
             with contextlib.suppress(ProblemError):  # deleted since
                 await self._plans.submit(pool, PlanTrigger.CLOCK, deadline_at=deadline_at)
+
+        await each_apart(await self._plans.due(), submit, failed="pool.not_planned", name=lambda each: each[0])
 
 
 COMMAND = (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m", "services.serving.worker")

@@ -194,7 +194,7 @@ async def _lacking(queries: Queries, plan: PlanRecord) -> str:
     made = await queries.plans.made(plan.id)
     if made is None:
         return ""
-    spec, result = PoolSpec.model_validate(made.spec), PoolPlanResult.model_validate(made.result)
+    spec, result = PoolSpec.as_stored(made.spec), PoolPlanResult.as_stored(made.result)
     nodes = (await read_cluster(queries.connection)).nodes_for(plan.pool, by_plans_in_force=True)
     gpus = {place: has.models for place, has in gpus_by_place(spec, nodes).items()}
     if not is_any_less(gpus, result.forecasts.gpus):

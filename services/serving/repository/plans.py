@@ -250,7 +250,7 @@ class PlanRows(Rows):
         """Return a complete plan of a pool, if there is one."""
         query = _of_pool(pool, (*SUMMARY, pool_plans.c.result)).where(pool_plans.c.id == plan_id)
         row = await self._row(query)
-        return None if row is None else PoolPlanDetail.model_validate(dict(row))
+        return None if row is None else PoolPlanDetail.as_stored(dict(row))
 
 
 def _of_pool(pool: str, columns: tuple[Any, ...]) -> Select[*tuple[Any, ...]]:
