@@ -105,8 +105,20 @@ def moment_s(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        return _utc(text).timestamp()
+
+
+def utc_time(text: str | None, option: str) -> datetime | None:
+    """Return a date, or a date and time, in ISO 8601 and UTC unless it says otherwise; None where none was given."""
+    try:
+        return None if text is None else _utc(text)
+    except ValueError:
+        raise CliError(f"{option} {text}: must be a date or an ISO 8601 date and time", EXIT_USAGE) from None
+
+
+def _utc(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import errors, instant
+from services.cli.values import utc_time
 from services.contracts.reports import PastJob
 from services.kit.files import whole
 from services.kit.text import write_row
@@ -35,7 +35,7 @@ def export(
     tenant: Annotated[str | None, typer.Option(help="For operators: only this tenant's jobs.")] = None,
 ) -> None:
     """Write past jobs, as they ran, to a file that `simulate training --jobs FILE --format wattshift` replays."""
-    period = {"start": _moment(start, "--start"), "end": _moment(end, "--end"), "tenant": tenant}
+    period = {"start": utc_time(start, "--start"), "end": utc_time(end, "--end"), "tenant": tenant}
     gateway = Gateway()
     count, unfinished = 0, 0
     with errors.status("exporting") as status, _sink(out) as write:
@@ -56,14 +56,6 @@ def _pages(gateway: Gateway, period: Row) -> Iterator[list[Row]]:
         cursor = page.get("next_cursor")
         if cursor is None:
             return
-
-
-def _moment(text: str | None, option: str) -> str | None:
-    try:
-        moment = datetime.fromisoformat(text) if text else None
-    except ValueError:
-        raise CliError(f"{option} takes a date or an ISO 8601 date and time, not {text!r}", EXIT_USAGE) from None
-    return moment and (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from services.cli.output import console
 from services.cli.reports import savings
 from services.cli.reports.figures import Report, amounts, share, title
 from services.cli.reports.forms import FORMS
+from services.cli.values import utc_time
 from services.contracts.queries import GroupBy, RequestGroup
 from services.kit.files import whole
 from services.kit.text import write_row
@@ -209,7 +210,7 @@ def _is_same(total: dict[str, float], other: dict[str, float]) -> bool:
 def period_of(start: str | None, end: str | None, month: str | None) -> dict[str, str | None]:
     """Return the parameters of a period."""
     if month is None:
-        first, last = _instant(start, "--start"), _instant(end, "--end")
+        first, last = utc_time(start, "--start"), utc_time(end, "--end")
         if first and last and first >= last:
             raise CliError(f"--end {end}: must be after --start {start}", EXIT_USAGE)
         return {"start": first and first.isoformat(), "end": last and last.isoformat()}
@@ -221,16 +222,6 @@ def period_of(start: str | None, end: str | None, month: str | None) -> dict[str
     begins = datetime(year, number, 1, tzinfo=UTC)
     ends = datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
     return {"start": begins.isoformat(), "end": ends.isoformat()}
-
-
-def _instant(text: str | None, option: str) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise CliError(f"{option} {text}: must be a date or an ISO 8601 date and time", EXIT_USAGE) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _print(by: str, found: Report) -> None:
