@@ -258,7 +258,7 @@ async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
     ticket = process.coordinator.ticket("app", ("acme", "beta")[draw(2, often=0.3)])
     for _ in range(3):
         patience_s = (0.5, 0.05, 4.0)[draw(3)]
-        own_name = process.coordinator.name
+        own_name, living = process.coordinator.name, simulation.living
         own = process.coordinator.assigned_by == own_name
         waited_s = time.monotonic() - process.had_instance_s
         has_none = waited_s > PATIENCE_S and not process.has_instances
@@ -267,7 +267,7 @@ async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
             await process.coordinator.take(ticket, patience_s)
         except NotAssignedError as error:
             is_true = {
-                "queue_full": simulation.living > process.most_waiting,
+                "queue_full": living > process.most_waiting,  # some may have left while it was told
                 "unknown_app": _Process.lost_app_s > -math.inf,
                 "no_instance": not own or has_none or process.has_none or process.coordinator.assigned_by != own_name,
             }.get(error.reason, True)
