@@ -292,8 +292,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Listen at a port of the simulated network."""
         return SimulatedServer(self, protocol_factory)
 
-    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:  # type: ignore[override]
-        """Connect to a port of the simulated network: late, in vain, or at once."""
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Any, host: Any = None, port: Any = None, *, ssl: Any = None, **_: Any
+    ) -> Any:
+        """Connect to a port of the simulated network: late, in vain, or at once; nobody speaks TLS there."""
+        if ssl is not None:
+            raise ConnectionResetError(f"no TLS is spoken at {port}")
         await asyncio.sleep(0.01 * self._choices.below(4, often=0.3))
         server = self.listening.get(port)
         if server is None or self._choices.below(2, often=0.1):

@@ -996,7 +996,9 @@ async def play(simulation: Simulation) -> None:
                 agent = shims.agent = None
                 await asyncio.sleep((0.1, 1.0, 10.0)[draw(3)])
                 continue
+            has_problem = any(agent._problems())
             is_ready = await _is_ready(agent)
+            simulation.check("a node that has a problem is not ready", not (is_ready and has_problem))
             _check_agent(simulation, agent, shims)
             is_known = agent.plane.is_registered
             simulation.check("a node that nobody knows is not ready", is_known or not is_ready)

@@ -78,6 +78,7 @@ STATUS_OF = {
     "upstream_rate_limited": 429,
 } | dict.fromkeys(("upstream_malformed", "upstream_too_large", "upstream_closed", "upstream_connect"), 502)
 MALFORMED = (NONSENSE, HAS_LARGE_HEAD, HAS_NO_STATUS, SWITCHES)
+FOOTPRINT = {b"x-wattshift-wh", b"x-wattshift-gco2"}
 OTHER_MODEL = "small"
 """Is asked while no server of the first model answers."""
 INSIDE, OUTSIDE = "127.0.0.0/8", "10.0.0.1"
@@ -409,6 +410,8 @@ class _Client:
         if self.status == 401 or (self.status == 400 and self.wants_usage):
             return None
         if self.status != 200:
+            if FOOTPRINT & set(self.headers):
+                return f"{self.status} with a footprint"
             return None if self.status in REFUSALS and self.is_complete else f"{self.status}: {self.content[:80]!r}"
         if not self.is_stream:
             if len(self.content) > 2 * ANSWER_BYTES:
@@ -416,10 +419,14 @@ class _Client:
             found = orjson.loads(self.content)
             if (b"x-wattshift-model" in self.headers) != found["by"].startswith(OTHER_MODEL):
                 return f"an answer by {found['by']} says {self.headers}"
+            if (found.get("service_tier") == "flex") is not self.is_flex:
+                return f"the tier {found.get('service_tier')}, where flex was {self.is_flex}"
             return None if found["for"] == self.number else f"the answer to {found['for']}"
         events = [each.strip() for each in self.content.split(b"\n\n") if each.startswith(b"data:")]
         told = [orjson.loads(each[5:]) for each in events if b"[DONE]" not in each]
         pieces = [each for each in told if "for" in each]
+        if any((each.get("service_tier") == "flex") is not self.is_flex for each in pieces):
+            return f"another tier than was asked for, where flex was {self.is_flex}"
         stated = sum(each.get("usage") is not None for each in told)
         if stated and not self.wants_usage:
             return "usage that was not asked for"
