@@ -99,11 +99,14 @@ def problems(report: dict[str, Any], lines: list[Line]) -> list[str]:
     ends = min(end, seconds(order["withdrawn_at"])) if order["withdrawn_at"] else end
     base = order["baseline_w"]
 
-    ends_of = [start + step["offset_s"] for step in order["steps"][1:]] + [end]
-    steps = [
-        (start + step["offset_s"], last, step["to_w"] if step["cut"] is None else base * (1 - step["cut"]))
-        for step, last in zip(order["steps"], ends_of, strict=True)
-    ]
+    terms = [(seconds(each["until"]), each["steps"]) for each in report["amended"]] + [(end, order["steps"])]
+    steps, began = list[tuple[float, float, float]](), start
+    for upto, said in terms:
+        ends_of = [start + step["offset_s"] for step in said[1:]] + [upto]
+        for step, last in zip(said, ends_of, strict=True):
+            watts = step["to_w"] if step["cut"] is None else base * (1 - step["cut"])
+            steps.append((max(start + step["offset_s"], began), min(last, upto), watts))
+        began = upto
 
     def limit(since: float, upto: float, most: float = float("inf")) -> float:
         parts = ((max(min(last, upto) - max(first, since), 0.0), watts) for first, last, watts in steps)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Message, Name, Page, Real, Text, maybe, no_flag, said
+from services.contracts.schema import Instant, Message, Name, Page, Real, Text, many, maybe, no_flag, said
 
 LONGEST_S = 31 * 86_400.0
 MOST_STEPS = 1_440  #: A day by the minute
@@ -124,6 +124,13 @@ class GridOrderJob(Message):
     during_w: float = said("Its mean draw while the order was in force, watts.")
 
 
+class GridOrderTerms(Message):
+    """What an order in force said until it was amended."""
+
+    until: Instant
+    steps: list[GridStep]
+
+
 class GridOrderReport(Message):
     """What came of an order, by the ledger; `docs/grid.md` says how each figure is computed."""
 
@@ -152,6 +159,7 @@ class GridOrderReport(Message):
         "Excess of the worst five minutes in the time after it, as a share of the baseline; null in its first minute."
     )
     jobs: list[GridOrderJob] = said("Those that changed most first.")
+    amended: list[GridOrderTerms] = many("What amendments replaced while it was in force, oldest first.")
 
 
 class GridOrderList(Page[GridOrder]):

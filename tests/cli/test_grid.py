@@ -108,12 +108,14 @@ def test_a_report_adds_up_and_says_what_is_not_known(monkeypatch: pytest.MonkeyP
         "since": "2026-03-01T18:10:00Z",
         "until": "2026-03-01T21:00:00Z",
         **{"baseline_w": 700.0, "limit_w": 455.0, "mean_w": 460.0, "ordered_w": 245.0, "delivered_w": 240.0},
+        "amended": [{"until": "2026-03-01T19:30:00Z", "steps": [{"cut": 0.2, "to_w": None}]}],
         **{"above_most": 0.012, "rebound": None, "unheard": 0.25},
         "jobs": [{"job_id": job, "before_w": each[0], "during_w": each[1]} for job, each in jobs.items()],
     }
     monkeypatch.setattr(grid, "Gateway", lambda: SimpleNamespace(get=lambda _: report))
     said = run("report", "grid_1")
     assert "-35 %, no limit" in said
+    assert ":30:00" in next(line for line in said.splitlines() if line.startswith("until it was amended at"))
     assert "460 W drawn on average, a cut of 240 W; ordered: 455 W, a cut of 245 W" in " ".join(said.split())
     assert "worst five minutes: 1.2 % above the limit; after the order: less than a minute to judge" in said
     assert "no meter readings for 25.0 % of its nodes' time" in said

@@ -68,7 +68,7 @@ def report(
     )
     curve = tuple((step.offset_s, step.limit_w(base_w)) for step in steps)
     limits = curve_of(START.timestamp(), START.timestamp() + held_s, curve, base_w)
-    found = reported(order, limits, lines, START + timedelta(seconds=given_s))
+    found = reported(order, limits, lines, START + timedelta(seconds=given_s), [])
     assert found is not None
     return json.loads(found.model_dump_json())
 

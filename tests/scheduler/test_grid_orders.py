@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from lab.grid_report import problems
 from services.contracts.identity import Identity, Role
 from services.core.domain.ids import JobId
 from services.kit.identity import forbidden
@@ -404,6 +405,39 @@ async def test_nothing_is_said_to_be_delivered_before_an_order_was_in_force(worl
     for report in reports:
         assert report["mean_w"] == pytest.approx(430, rel=0.02)
         assert datetime.fromisoformat(report["since"]) == given
+
+
+TERMS = ((0, 720, 440.0), (720, 1_170, 100.0), (1_170, 1_200, 50.0))
+
+
+async def test_a_report_judges_by_what_was_ordered_at_the_time(world: World) -> None:
+    given = await cut_at(world)
+    order = await give(world, steps=[{"to_w": 440.0}], start_at=given.isoformat(), duration_s=3_600)
+    late = [{"to_w": 440.0}, {"offset_s": 900, "to_w": 5.0}]
+    async with grid(world) as api:
+        url = f"/v1/grid/orders/{order['id']}"
+        for steps in (late, [{"to_w": 100.0}], [{"to_w": 50.0}]):
+            assert (await api.patch(url, json={"steps": steps})).is_success
+        await world.fetch(  # amended after 5, 12 and 19.5 minutes
+            "UPDATE grid_orders SET announced_at = $1, baseline_at = $1, baseline_w = 720, past = ("
+            "SELECT jsonb_agg(jsonb_set(p, '{until}', to_jsonb($1::timestamptz + make_interval(secs => "
+            "(ARRAY[300, 720, 1170])[n]))) ORDER BY n) FROM jsonb_array_elements(past) WITH ORDINALITY AS of (p, n)) "
+            "RETURNING 1",
+            given,
+        )
+        report = (await api.get(f"{url}/report")).json()
+    rows = await world.fetch("SELECT node_id, job_id, start_at, end_at, gpu_energy_j FROM energy_usages")
+    lines = [(row[0], row[1], row[2].timestamp(), row[3].timestamp(), row[4]) for row in rows]
+    assert problems(report, lines) == []
+    assert "limit_w" in problems({**report, "amended": []}, lines)
+    assert [each["steps"][0]["to_w"] for each in report["amended"]] == [440, 440, 100]
+    assert report["limit_w"] == pytest.approx((720 * 440 + 450 * 100 + 30 * 50) / 1_200, rel=1e-3)
+    windows = [(300 * at, 300 * at + 300) for at in range(4)]
+    limits = [
+        sum(max(min(last, upto) - max(first, since), 0) * watts for since, upto, watts in TERMS) / 300
+        for first, last in windows
+    ]
+    assert report["above_most"] == pytest.approx(max(430 / each - 1 for each in limits), rel=1e-3)
 
 
 async def test_a_node_that_is_said_to_be_elsewhere_changes_no_report(world: World) -> None:

@@ -24,6 +24,7 @@ Duration = Annotated[str | None, typer.Option("--for", metavar="DURATION", help=
 From = Annotated[
     str | None, typer.Option("--from", metavar="TIME", help="18:00, 2026-03-01T18:00, +6h; by default now.")
 ]
+Zone = Annotated[str | None, typer.Option(help="Only the nodes of this grid zone.")]
 Order = Annotated[str, typer.Argument(metavar="ORDER", help="Its id.")]
 
 
@@ -81,7 +82,7 @@ class Wanted:
 @with_records
 def give_order(
     wanted: Wanted,
-    zone: Annotated[str | None, typer.Option(help="Only the nodes of this grid zone.")] = None,
+    zone: Zone = None,
     notice: Annotated[
         str, typer.Option(metavar="DURATION", help="How long before its start the cluster may prepare.")
     ] = "0s",
@@ -118,6 +119,8 @@ def report_order(order: Order, as_json: AsJson = False) -> None:
     if as_json:
         return output.print_json(found)
     _tell(found["order"], as_json=False)
+    for each in found.get("amended", ()):
+        console.print(f"until it was amended at {_time(each['until'])}: {_limits(each)}")
     console.print(
         f"{_time(found['since'])} to {_time(found['until'])}: {_power(found['mean_w'])} drawn on average, a cut of "
         f"{_power(found['delivered_w'])}; ordered: {_power(found['limit_w'])}, a cut of {_power(found['ordered_w'])}"
@@ -216,7 +219,6 @@ def _power(watts: float | None) -> str:
     return f"{watts:.0f} W" if abs(watts) < 10_000 else f"{watts / 1e3:.1f} kW"
 
 
-Zone = Annotated[str | None, typer.Option(help="Only the nodes of this grid zone.")]
 Name = Annotated[str, typer.Option(help="What it is for.")]
 SLOTS = 6  #: How many slots are shown, the cleanest first
 

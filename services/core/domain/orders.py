@@ -66,6 +66,12 @@ def curve_of(start_s: float, end_s: float, steps: Curve, baseline_w: float) -> C
     return (*((start_s + offset_s, watts) for offset_s, watts in steps if start_s + offset_s < end_s), *after)
 
 
+def joined(before: Curve, after: Curve, at_s: float) -> Curve:
+    """Return the curve that is one until a time, when the other has begun, and that other from then on."""
+    now_w = [watts for since_s, watts in after if since_s <= at_s][-1]
+    return (*(step for step in before if step[0] < at_s), (at_s, now_w), *(step for step in after if step[0] > at_s))
+
+
 def least_of(curve: Curve, begin_s: float, end_s: float) -> float:
     """Return the lowest limit of a curve over ``begin_s <= t <= end_s``, watts; inf if none is in force."""
     least = math.inf

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from services.contracts import grid
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.core.domain.orders import Curve, curve_of, least_of
+from services.core.domain.orders import Curve, curve_of, joined, least_of
 from services.db import audit
 from services.db.database import Connection, Database
 from services.kit.ids import new_id
@@ -35,9 +35,6 @@ class GridOrders:
         """
         body = hashlib.sha256(spec.model_dump_json().encode()).digest()
         async with self._database.transaction() as connection:
-            if key is not None and (known := await orders.keyed(connection, caller.key_id, key)):
-                return _same(known, body), False
-            await _check_zone(connection, spec.zone)
             new = NewOrder(
                 id=new_id("grid"),
                 key_id=caller.key_id,
@@ -51,10 +48,11 @@ class GridOrders:
                 notice_s=spec.notice_s,
                 steps=[step.model_dump(mode="json") for step in spec.steps],
             )
-            if not await orders.insert(connection, new):  # another request with the same key was faster
+            if not await orders.insert(connection, new):
                 known = await orders.keyed(connection, caller.key_id, key or "")
                 assert known is not None
                 return _same(known, body), False
+            await _check_zone(connection, spec.zone)
             await _prepare(connection)
             await audit.note(connection, caller, "grid.order", new.id, **spec.model_dump(mode="json"))
             made = await _found(connection, new.id)
@@ -115,14 +113,15 @@ class GridOrders:
             row = await orders.find(connection, order_id)
             if row is None:
                 raise not_found("order")
-            limits, baseline_at, since = curve(row), row.baseline_at, in_force_since(row)
+            baseline_at, since = row.baseline_at, in_force_since(row)
+            limits, amended = held(row, since)
             if row.withdrawn_at is not None and row.withdrawn_at <= since:
                 raise conflict("It was withdrawn before it began, so there is nothing to report.")
             lines: list[LineRow] = []
             if limits is not None and baseline_at is not None and since < row.now_at:
                 until = datetime.fromtimestamp(limits[-1][0], UTC)
                 lines = await orders.lines(connection, baseline_at - timedelta(seconds=BEFORE_S), until, row.zone)
-        found = None if limits is None else reported(shown(row), limits, lines, since)
+        found = None if limits is None else reported(shown(row), limits, lines, since, amended)
         if found is None:
             raise conflict("The ledger has no line yet of the time in which it held.")
         return found
@@ -189,6 +188,18 @@ def curve(row: OrderRow) -> Curve | None:
         (step.offset_s, step.limit_w(row.baseline_w)) for step in map(grid.GridStep.model_validate, row.steps)
     )
     return curve_of(row.start_at.timestamp(), row.end_at.timestamp(), steps, row.baseline_w)
+
+
+def held(row: OrderRow, since: datetime) -> tuple[Curve | None, list[grid.GridOrderTerms]]:
+    """Return the limits that an order has set since then, and what it said before each amendment in that time."""
+    limits, terms = curve(row), list[grid.GridOrderTerms]()
+    for each in reversed(row.past):
+        until, end_at = (datetime.fromisoformat(each[name]) for name in ("until", "end_at"))
+        before = curve(row._replace(steps=each["steps"], end_at=end_at))
+        if until > since and limits is not None and before is not None:
+            limits = joined(before, limits, until.timestamp())
+            terms.insert(0, grid.GridOrderTerms(until=until, steps=each["steps"]))
+    return limits, terms
 
 
 def in_force_since(row: OrderRow) -> datetime:

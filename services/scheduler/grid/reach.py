@@ -5,11 +5,12 @@ import math
 
 from services.contracts.grid import GridOrder, GridOrderState
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.domain.orders import STOPS_AHEAD_S, Curve, PowerOrder, least_of
+from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder, least_of
 from services.core.policies.orders.layer import Reach, reach_of
 from services.kit.problems import ProblemError
 from services.scheduler.grid.orders import changed_at, curve
 from services.scheduler.planning.dry_run import Live, LiveView
+from services.scheduler.repository.orders import OrderRow
 
 NOTABLE = 0.02  #: Less than this share of a limit is no shortfall
 
@@ -23,40 +24,33 @@ class Judging:
         self._view = view
 
     async def one(self, order: GridOrder) -> GridOrder:
-        """Return an order with how far it can be met; as ``all``."""
+        """Return an order with how far it can be met unless it is over; as it is, before the scheduler's first turn."""
         return (await self.all([order]))[0]
 
     async def all(self, found: list[GridOrder]) -> list[GridOrder]:
-        """Return orders with how far those that are not over can be met; as they are, before the first turn."""
+        """Return orders as ``one`` does."""
         wanted = {(each.id, each.revision) for each in found if each.state in UNDER_WAY}
-        if not wanted:
-            return found
         try:
-            live = await self._view.read()
-            if not wanted <= {(row.id, row.revision) for row in live.rows.orders}:
+            live = await self._view.read() if wanted else None
+            if live is not None and not wanted <= {(row.id, row.revision) for row in live.rows.orders}:
                 live = await self._view.read()  # the one that was shared had begun before they were stored
         except ProblemError:
             return found
-        return await asyncio.to_thread(self._judged, live, found)
+        return found if live is None else await asyncio.to_thread(self._judged, live, found)
 
     def _judged(self, live: Live, found: list[GridOrder]) -> list[GridOrder]:
         snapshot = self._view.snapshot(live, Trigger.PASSIVE, at_rest=True)
         rows = {row.id: row for row in live.rows.orders}
         return [
-            judged(each, curve(row), changed_at(row).timestamp(), snapshot)
-            if each.state in UNDER_WAY and (row := rows.get(each.id))
-            else each
+            judged(each, rows[each.id], snapshot) if each.state in UNDER_WAY and each.id in rows else each
             for each in found
         ]
 
 
-def judged(order: GridOrder, limits: Curve | None, changed_s: float, snapshot: Snapshot) -> GridOrder:
+def judged(order: GridOrder, row: OrderRow, snapshot: Snapshot) -> GridOrder:
     """Return an order with what its scope draws, how far that can come down, and why not further.
 
-    Args:
-        limits: None while its baseline is not known: then the draw of now stands for it.
-        changed_s: When it came into force or was amended last, UTC seconds.
-        snapshot: With what is drawn now.
+    While its baseline is not known, what is drawn now stands for it.
     """
     seen = next((each for each in snapshot.orders if each.id == order.id), None)
     if seen is None:
@@ -65,15 +59,16 @@ def judged(order: GridOrder, limits: Curve | None, changed_s: float, snapshot: S
     if math.isnan(drawn_w):
         words = None if order.state is GridOrderState.ANNOUNCED else "None of its nodes says what it draws."
         return order.model_copy(update={"least_w": reach.least_w, "shortfall": words})
-    begin_s, end_s = max(snapshot.now_s, order.start_at.timestamp()), order.end_at.timestamp() - 1e-3
-    if limits is None:
-        allowed_w = min(step.limit_w(drawn_w) for step in order.steps)
-    else:
-        allowed_w = least_of(limits, begin_s, end_s)
+    limits = curve(row._replace(baseline_w=drawn_w if row.baseline_w is None else row.baseline_w)) or ()
+    allowed_w = least_of(limits, max(snapshot.now_s, row.start_at.timestamp()), row.end_at.timestamp() - 1e-3)
     is_now = allowed_w == order.limit_w
     words = shortfall(reach, allowed_w, drawn_w, "It allows" if is_now else "At its lowest it will allow")
     now_w = math.inf if order.limit_w is None else order.limit_w
-    if words is None and drawn_w > (1 + NOTABLE) * now_w and snapshot.now_s > changed_s + STOPS_AHEAD_S:
+    if (
+        words is None
+        and drawn_w > (1 + NOTABLE) * now_w
+        and snapshot.now_s > changed_at(row).timestamp() + STOPS_AHEAD_S
+    ):
         words = f"It allows {now_w:,.0f} W, and {drawn_w:,.0f} W are drawn, though {reach.least_w:,.0f} W can be "
         words += "reached: gangs are late to stop, or GPUs do not keep the limits that are set."
     return order.model_copy(update={"drawn_w": drawn_w, "least_w": reach.least_w, "shortfall": words})

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from services.contracts.grid import GridOrder, GridOrderJob, GridOrderReport
+from services.contracts.grid import GridOrder, GridOrderJob, GridOrderReport, GridOrderTerms
 from services.core.accounting.orders import EnergyLines, excess, mean_limit_w
 from services.core.domain.orders import Curve
 from services.scheduler.repository.orders import BEFORE_S, LineRow
@@ -14,12 +14,15 @@ from services.scheduler.repository.orders import BEFORE_S, LineRow
 LOST_S = 120.0  #: A node that has no line for so long before the newest one is not waited for
 
 
-def reported(order: GridOrder, limits: Curve, rows: Sequence[LineRow], since: datetime) -> GridOrderReport | None:
+def reported(
+    order: GridOrder, limits: Curve, rows: Sequence[LineRow], since: datetime, amended: list[GridOrderTerms]
+) -> GridOrderReport | None:
     """Return what came of an order; None if the ledger has no line yet of the time in which it held.
 
     Args:
-        limits: As ``curve_of``.
+        limits: As ``curve_of``, with what amendments replaced until then.
         since: When it came into force.
+        amended: As in the report.
         rows: The lines from ``BEFORE_S`` before its baseline until the time after it is over.
     """
     begin_s, baseline_s = since.timestamp(), order.baseline_at.timestamp() if order.baseline_at else 0.0
@@ -68,6 +71,7 @@ def reported(order: GridOrder, limits: Curve, rows: Sequence[LineRow], since: da
             for each in by_change
             if before_w[each] or during_w[each]
         ],
+        amended=amended,
     )
 
 
