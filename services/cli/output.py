@@ -18,6 +18,7 @@ from rich.text import Text
 
 from services.cli.commands import EXIT_USAGE, CliError
 from services.core.domain.units import J_PER_KWH
+from services.kit.text import duration as duration
 from services.kit.text import visible
 
 
@@ -195,17 +196,6 @@ def _in_one_unit(values: list[float | None], units: Sequence[tuple[float, float,
 def rounded(amount: float) -> str:
     """Return an amount to one decimal, or to three digits if it is small."""
     return f"{amount:.1f}" if abs(amount) >= 100 else f"{amount:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in its two largest units."""
-    left = max(0, round(seconds))
-    parts: list[str] = []
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
-        count, left = divmod(left, size)
-        if count or (unit == "s" and not parts):
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2])
 
 
 def instant(text: str | None) -> datetime | None:

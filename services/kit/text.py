@@ -30,6 +30,17 @@ def decoded(content: bytes) -> str:
     return content.decode(encoding_of(content[:4])).replace("\r\n", "\n").replace("\r", "\n")
 
 
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    left = max(0, round(seconds))
+    parts: list[str] = []
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
+
+
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 r"""What a terminal may obey instead of showing it: controls but ``\n`` and ``\t``, and marks that change the direction
 of text; and halves of surrogate pairs, which no stream takes."""

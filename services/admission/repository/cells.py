@@ -378,13 +378,13 @@ class CellRepository(Repository):
             return False  # something was asked for meanwhile: the next turn sees it
         if state is not None and changes:
             names = ("generation", "preemptions", "restarts", "exit_code")
-            said = copy["detail"] or ""
+            said, has = copy["detail"] or "", "had" if state.is_final else "has"
             values = {
                 **{name: copy[name] for name in names},
                 **times,
                 "state": state.value,
                 "reason": copy["reason"] or Reason.IN_CELL.value,
-                "detail": f"In cell {cell}: {said}" if said else f"Cell {cell} {'had' if state.is_final else 'has'} it.",
+                "detail": f"In cell {cell}: {said}" if said else f"Cell {cell} {has} it.",
             }
             await self._connection.execute(_MIRROR, {"job_id": given.job_id, **values})
             if state != found.state:

@@ -30,10 +30,11 @@ from services.db.database import Database
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
+from services.kit.text import duration
 from services.scheduler.explaining import levers
 from services.scheduler.explaining.lengths import remaining
 from services.scheduler.explaining.live_state import in_its_place, live_state, mean_length
-from services.scheduler.explaining.story import gpus_words, length_words, sentence, story_of
+from services.scheduler.explaining.story import gpus_words, sentence, story_of
 from services.scheduler.explaining.waiting import (
     Place,
     WhyItWaits,
@@ -341,7 +342,7 @@ class Explanations:
         )
         detail = row.detail or sentence(row.reason) or None
         ended_how = "was cancelled" if state is JobState.CANCELLED else state.value
-        took = f"after {length_words(total_s)}, of which it waited {length_words(ended.waited_s)}"
+        took = f"after {duration(total_s)}, of which it waited {duration(ended.waited_s)}"
         baseline = await self._baseline(facts, ended_at)
         unshifted = await self._baseline(facts, row.submitted_at + timedelta(seconds=max(facts.held_s, 1.0)))
         ledger = levers.Ledger(row, facts.sizes, facts.gangs, facts.limits, facts.tables, facts.noise_scale)

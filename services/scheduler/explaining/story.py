@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from services.contracts.explanations import StoryLine
+from services.kit.text import duration
 from services.scheduler.ingest.gangs import EndReason
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository.explanations import EventRow
@@ -39,16 +40,6 @@ def sentence(code: str | None) -> str:
     if not code:
         return ""
     return PLANNED.get(code) or ENDINGS.get(code) or OTHERS.get(code) or f"{code.replace('_', ' ').capitalize()}."
-
-
-def length_words(seconds: float) -> str:
-    """Return a duration in its two largest units."""
-    left, parts = max(0, round(seconds)), list[str]()
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
-        count, left = divmod(left, size)
-        if count or (unit == "s" and not parts):
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2])
 
 
 def gpus_words(gpus: int) -> str:
@@ -92,10 +83,10 @@ class Narrator:
         return StoryLine(at=event.at, text=text.strip(), reason=code)
 
     def _after(self, event: EventRow) -> str:
-        return length_words((event.at - self._since).total_seconds())
+        return duration((event.at - self._since).total_seconds())
 
     def _in_all(self, event: EventRow) -> str:
-        return length_words((event.at - self._submitted_at).total_seconds())
+        return duration((event.at - self._submitted_at).total_seconds())
 
     def _starting(self, event: EventRow) -> str:
         gpus = event.data.get("gpus")
@@ -116,7 +107,7 @@ class Narrator:
         since, self._held_at = self._held_at, None
         if since is None:
             return f"Waits again. {_told(event)}"
-        held = length_words((event.at - since).total_seconds())
+        held = duration((event.at - since).total_seconds())
         return f"Released after {held} on hold; it waits for GPUs. {sentence(_code(event))}"
 
     def _set(self, event: EventRow) -> str:

@@ -26,9 +26,10 @@ from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.policies.one_change import Change, Elsewhere, Predicted, changes, one_change
 from services.core.policies.registry import entry_of
+from services.kit.text import duration
 from services.scheduler.explaining.lengths import Remaining, remaining
 from services.scheduler.explaining.levers import of_round
-from services.scheduler.explaining.story import gpus_words, length_words, sentence
+from services.scheduler.explaining.story import gpus_words, sentence
 from services.scheduler.grid.reach import words_of
 from services.scheduler.planning.dry_run import (
     DRAFT,
@@ -358,7 +359,7 @@ def shown(change: Change, spec: JobSpec, levels: Sequence[str], when: Earlier | 
         later = "not within two weeks, as it is"
         if when.planned_s is not None:
             planned = datetime.fromtimestamp(when.planned_s, UTC)
-            later = f"{length_words(when.planned_s - when.starts_s)} before {planned:%a %H:%M} UTC, as simulated"
+            later = f"{duration(when.planned_s - when.starts_s)} before {planned:%a %H:%M} UTC, as simulated"
         starts = f"at {at:%a %H:%M} UTC: {later}"
     detail = f"Withdrawn and submitted again {words}, it would start {starts}."
     return OneChange.model_validate({**found, "detail": detail})
