@@ -55,7 +55,7 @@ class GridOrders:
             await _check_zone(connection, spec.zone)
             await _prepare(connection)
             await audit.note(connection, caller, "grid.order", new.id, **spec.model_dump(mode="json"))
-            made = await _found(connection, new.id)
+            made = shown(await _own(connection, new.id, caller))
             if made.state is grid.GridOrderState.ENDED:
                 raise invalid("/start_at", "The order would be over before it is given.")
             return made, True
@@ -82,7 +82,7 @@ class GridOrders:
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, NOT_AGAIN)
             await _prepare(connection)
             await audit.note(connection, caller, "grid.amend", order_id, **change.model_dump(mode="json"))
-            amended = await _found(connection, order_id)
+            amended = shown(await _own(connection, order_id, caller))
             if amended.state is grid.GridOrderState.ENDED and row.start_at > row.now_at:
                 raise invalid("/start_at", "The order would be over before it is amended.")
             return amended
@@ -97,7 +97,7 @@ class GridOrders:
             await _own(connection, order_id, caller)
             if await orders.withdraw(connection, order_id):
                 await audit.note(connection, caller, "grid.withdraw", order_id)
-            found = await _found(connection, order_id)
+            found = shown(await _own(connection, order_id, caller))
             if found.state is grid.GridOrderState.ENDED:
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, NOT_AGAIN)
             return found
@@ -165,13 +165,6 @@ async def _own(connection: Connection, order_id: str, caller: Identity) -> Order
     if row is None or not (caller.is_operator or row.key_id == caller.key_id):
         raise not_found("order")
     return row
-
-
-async def _found(connection: Connection, order_id: str) -> grid.GridOrder:
-    row = await orders.find(connection, order_id)
-    if row is None:
-        raise not_found("order")
-    return shown(row)
 
 
 def _same(row: OrderRow, body_sha256: bytes) -> grid.GridOrder:
