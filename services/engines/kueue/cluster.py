@@ -1,7 +1,7 @@
 """Kueue's API server, through the official client; every call may raise ``ClusterSilentError``."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
@@ -9,8 +9,8 @@ import aiohttp
 from kubernetes.aio import client, config, watch
 from kubernetes.aio.client.exceptions import ApiException
 
-from services.engines.kueue.dispatching import CLUSTERS, Nomination
-from services.engines.kueue.reading import Json
+from services.engines.kueue.dispatching import CLUSTERS, Nomination, Nominee
+from services.engines.kueue.reading import Json, Workload
 from services.engines.kueue.settings import KueueSettings
 from services.engines.kueue.steering import Change
 from services.kit.ids import utc_now
@@ -99,35 +99,28 @@ class Cluster:
 
     async def write(self, change: Change) -> bool:
         """Write a change, unless the workload has changed since it was read; return whether it was written."""
-        workload = change.workload
-        place = (GROUP, self.version, workload.namespace, "workloads", workload.name)
-        seen: Json = {"resourceVersion": workload.version}
-        try:
-            if change.deactivate:
-                body: Json = {"metadata": seen, "spec": {"active": False}}
-                await _asked(self._patch(self._objects.patch_namespaced_custom_object, place, body))
-                return True
-            if change.checks is not None:
-                body = {"metadata": seen, "status": {"admissionChecks": list(change.checks)}}
-                await _asked(self._patch(self._objects.patch_namespaced_custom_object_status, place, body))
-            if change.annotations:
-                body = {"metadata": {"annotations": dict(change.annotations)}}
-                await _asked(self._patch(self._objects.patch_namespaced_custom_object, place, body))
-        except _OtherByNowError:
-            return False
-        return True
+        if change.deactivate:
+            return await self._written(change.workload, {"spec": {"active": False}}, {})
+        status = {} if change.checks is None else {"status": {"admissionChecks": list(change.checks)}}
+        return await self._written(change.workload, status, change.annotations)
 
     async def nominate(self, nomination: Nomination) -> bool:
         """Nominate clusters for a workload, unless it has changed since it was read; return whether it was written."""
-        nominee = nomination.nominee
-        place = (GROUP, self.version, nominee.namespace, "workloads", nominee.name)
-        status = {"nominatedClusterNames": list(nomination.clusters)}
+        nominee, note = nomination.nominee, nomination.note
+        status = {"status": {"nominatedClusterNames": list(nomination.clusters)}}
+        is_new = note and nominee.own_annotations.get(CLUSTERS) != note
+        return await self._written(nominee, status, {CLUSTERS: note} if is_new else {})
+
+    async def _written(self, of: Workload | Nominee, part: Json, annotations: Mapping[str, str | None]) -> bool:
+        place = (GROUP, self.version, of.namespace, "workloads", of.name)
+        patch = self._objects.patch_namespaced_custom_object
         try:
-            body: Json = {"metadata": {"resourceVersion": nominee.version}, "status": status}
-            await _asked(self._patch(self._objects.patch_namespaced_custom_object_status, place, body))
-            if nomination.note and nominee.own_annotations.get(CLUSTERS) != nomination.note:
-                body = {"metadata": {"annotations": {CLUSTERS: nomination.note}}}
-                await _asked(self._patch(self._objects.patch_namespaced_custom_object, place, body))
+            if part:
+                body: Json = {"metadata": {"resourceVersion": of.version}, **part}
+                its_own = self._objects.patch_namespaced_custom_object_status if "status" in part else patch
+                await _asked(self._patch(its_own, place, body))
+            if annotations:
+                await _asked(self._patch(patch, place, {"metadata": {"annotations": dict(annotations)}}))
         except _OtherByNowError:
             return False
         return True
