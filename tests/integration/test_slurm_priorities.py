@@ -314,8 +314,12 @@ async def test_an_admins_release_of_our_hold_stands(site: Site) -> None:
     await another_round(site)
     job = site.lab.job(held)
     assert int(job["EligibleTime"]) <= time.time(), job
-    (row,) = await site.rows("SELECT detail FROM jobs WHERE external_id LIKE $1 || '@%'", held)
-    assert "its begin time or nice value was changed in Slurm" in row["detail"]
+
+    async def is_told() -> bool:
+        (row,) = await site.rows("SELECT detail FROM jobs WHERE external_id LIKE $1 || '@%'", held)
+        return "its begin time or nice value was changed in Slurm" in row["detail"]
+
+    await site.until(is_told, "it is said why")
     site.lab.run("scancel", *running)
     await site.until_states(**{f"_{held}": "COMPLETED"})
 
