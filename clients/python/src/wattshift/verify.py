@@ -389,6 +389,6 @@ def verify(path: str, processes: int = 2, key: str | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        sys.exit("usage: python verify.py FILE [PUBLIC KEY]")
+    if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m wattshift.verify FILE [PUBLIC KEY]")
     sys.exit(verify(sys.argv[1], key=sys.argv[2] if len(sys.argv) == 3 else None))
