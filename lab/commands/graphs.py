@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lab.inference.graphs import node_link
 from services.cli.commands import EXIT_USAGE, CliError
 from services.contracts.partition import SLICE_NAMES
 from services.core.policies.clover.config_graph import ConfigGraph
@@ -51,7 +52,7 @@ def configuration_graphs(request: PartitionRequest, result: PartitionResult) -> 
         weights = np.zeros((len(names), len(SLICE_NAMES)), dtype=np.int64)
         for each in plans[application.name].instances:
             weights[names.index(each.variant), SLICE_NAMES.index(each.slice)] += each.count
-        graph = nx.node_link_graph(ConfigGraph(weights).node_link(names), edges="edges")
+        graph = nx.node_link_graph(node_link(ConfigGraph(weights), names), edges="edges")
         for variant in application.variants:
             graph.nodes[variant.name]["accuracy_pct"] = variant.accuracy_pct
             for profile in variant.profiles:

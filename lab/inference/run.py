@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.inference.graphs import node_link
 from lab.inference.hours import HOUR_S, read_hours
 from lab.inference.profiles import read_application
 from lab.inference.schemes import best_measured, co2opt, random_search, uniform_graphs
@@ -286,7 +287,7 @@ class _Service:
             "base_energy_j_per_request": base.energy_j,
             "carbon_kg": carbon_g / 1_000,
             "timeline": timeline,
-            "last_graph": before.node_link(self.application.variants),
+            "last_graph": node_link(before, self.application.variants),
         }
         if run.bound:
             found["bound_mean"] = _mean([each.bound for each in intervals])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -47,31 +46,6 @@ def test_a_walk_over_neighbours_stays_among_what_can_be_cut(seed: int, gpus: int
 
 def test_equal_graphs_are_one() -> None:
     assert {a_graph([1, 0, 0, 0, 0]), a_graph([1, 0, 0, 0, 0])} == {a_graph([1, 0, 0, 0, 0])}
-
-
-def test_node_link_data_has_an_edge_per_weight() -> None:
-    data = a_graph([2, 0, 0, 0, 0], [0, 0, 0, 0, 1]).node_link(("small", "large"))
-
-    assert data["edges"] == [
-        {"source": "small", "target": "1g", "weight": 2},
-        {"source": "large", "target": "7g", "weight": 1},
-    ]
-    assert len(data["nodes"]) == 7
-
-
-def test_networkx_reads_the_graph_and_finds_the_same_distance() -> None:
-    """Figure 7's distance, the weight removed plus the weight added, over NetworkX's edges."""
-    variants = ("small", "large")
-    graphs = a_graph([3, 0, 0, 0, 1], [1, 2, 0, 0, 0]), a_graph([1, 1, 0, 0, 1], [2, 2, 0, 0, 0])
-
-    drawn = [nx.node_link_graph(graph.node_link(variants), edges="edges") for graph in graphs]
-
-    assert nx.is_bipartite(drawn[0])
-    assert drawn[0].nodes["small"] == {"bipartite": 0, "instances": 4}
-    assert drawn[0].nodes["1g"] == {"bipartite": 1, "instances": 4}
-    edges = set(drawn[0].edges) | set(drawn[1].edges)
-    weights = [[graph.edges[edge]["weight"] if graph.has_edge(*edge) else 0 for edge in edges] for graph in drawn]
-    assert sum(abs(one - other) for one, other in zip(*weights, strict=True)) == graphs[0].distance(graphs[1])
 
 
 def test_counts_below_zero_are_refused() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -54,24 +52,6 @@ class ConfigGraph:
     def distance(self, other: ConfigGraph) -> int:
         """Return the graph edit distance on weights: the weight removed plus the weight added (§4.2, Figure 7)."""
         return int(np.abs(self.weights - other.weights).sum())
-
-    def node_link(self, variants: Sequence[str]) -> dict[str, Any]:
-        """Return the graph as node-link data, which ``networkx.node_link_graph(..., edges="edges")`` reads.
-
-        Each node has ``instances``: how many run the variant, or run on slices of the type.
-        """
-        of_variant, of_slice = self.weights.sum(axis=1).tolist(), self.weights.sum(axis=0).tolist()
-        nodes = [
-            {"id": name, "bipartite": 0, "instances": count} for name, count in zip(variants, of_variant, strict=True)
-        ]
-        nodes += [
-            {"id": f"{size}g", "bipartite": 1, "instances": count} for size, count in zip(SLICES, of_slice, strict=True)
-        ]
-        edges = [
-            {"source": variants[row], "target": f"{SLICES[column]}g", "weight": int(self.weights[row, column])}
-            for row, column in np.argwhere(self.weights).tolist()
-        ]
-        return {"directed": True, "multigraph": False, "graph": {}, "nodes": nodes, "edges": edges}
 
 
 def random_neighbour(graph: ConfigGraph, fits: Bools, gpus: int, rng: np.random.Generator) -> ConfigGraph:
