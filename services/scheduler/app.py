@@ -24,10 +24,10 @@ from services.scheduler import (
     grid_endpoints,
 )
 from services.scheduler.explaining.explanations import Explanations
+from services.scheduler.explaining.reach import Judging
 from services.scheduler.figures import show_figures
 from services.scheduler.grid.openadr import OpenAdr
 from services.scheduler.grid.orders import GridOrders
-from services.scheduler.grid.reach import Judging
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.dry_run import DryRuns, LiveView

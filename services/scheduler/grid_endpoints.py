@@ -12,8 +12,8 @@ from services.contracts.schema import Name
 from services.kit.identity import Caller, GridCaller, Operator
 from services.kit.redis import hint
 from services.kit.routes import IdempotencyKey, from_state, one_page, read_cursor
+from services.scheduler.explaining.reach import Judging
 from services.scheduler.grid.orders import GridOrders
-from services.scheduler.grid.reach import Judging
 from services.scheduler.reservations import Reservations
 
 ORDER_ID, RESERVATION_ID = r"grid_[0-9a-z]{26}", r"res_[0-9a-z]{26}"

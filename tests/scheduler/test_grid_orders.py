@@ -19,9 +19,9 @@ from services.kit.identity import forbidden
 from services.kit.metrics import Metrics
 from services.kit.problems import install_problem_handlers
 from services.scheduler import grid_endpoints
+from services.scheduler.explaining.reach import Judging
 from services.scheduler.figures import show_figures
 from services.scheduler.grid.orders import GridOrders
-from services.scheduler.grid.reach import Judging
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.dry_run import LiveView
 from tests.scheduler.test_device_controls import active_round, set_of

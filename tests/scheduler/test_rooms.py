@@ -19,7 +19,7 @@ ROOMS = {
     "engines": {"repository", "ingest"},
     "grid": {"repository"},
     "planning": {"repository", "power", "learning", "ingest", "engines", "grid"},
-    "explaining": {"repository", "power", "learning", "ingest", "planning"},
+    "explaining": {"repository", "power", "learning", "ingest", "grid", "planning"},
 }
 """Per room the others that it may import; ``FREE`` ones are free to all."""
 

@@ -29,8 +29,8 @@ from services.core.policies.registry import entry_of
 from services.kit.text import duration
 from services.scheduler.explaining.lengths import Remaining, remaining
 from services.scheduler.explaining.levers import of_round
+from services.scheduler.explaining.reach import words_of
 from services.scheduler.explaining.story import gpus_words, sentence
-from services.scheduler.grid.reach import words_of
 from services.scheduler.planning.dry_run import (
     DRAFT,
     DryRound,
