@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -30,6 +31,8 @@ class Vtn:
         self.is_away = False
         self.has_pages = True
         self.takes_reports = True
+        self.programs: list[Any] = [{"id": "p1", "programName": "peak"}, {"id": "p2", "programName": "prices"}]
+        self.wraps = False  #: Whether lists are in an object, which no version of the protocol says
 
     async def answer(self, request: web.Request) -> web.Response:
         if self.is_away:
@@ -50,12 +53,13 @@ class Vtn:
             self.reports.append(await request.json())
             return web.json_response(self.reports[-1], status=201)
         found: list[Any] = {
-            "programs": [{"id": "p1", "programName": "peak"}, {"id": "p2", "programName": "prices"}],
+            "programs": self.programs,
             "events": self.events,
             "reports": [each for each in self.reports if each["eventID"] == request.query.get("eventID")],
         }[what]
         skip, limit = int(request.query["skip"]), int(request.query["limit"])
-        return web.json_response(found[skip : skip + limit] if self.has_pages else found)
+        page = found[skip : skip + limit] if self.has_pages else found
+        return web.json_response({"items": page} if self.wraps else page)
 
 
 def event(*intervals: dict[str, Any], event_id: str = "e1", program: str = "p1", **fields: Any) -> dict[str, Any]:
@@ -195,6 +199,11 @@ HOSTILE = {
         limit("SIMPLE", 2), event_id="bad", intervalPeriod={"start": "9999-12-31T23:59:59Z", "duration": "P9999Y"}
     ),
     "no text": event(limit("SIMPLE", 2), event_id="b\x00d", intervalPeriod=now("PT1H")),
+    "no event": {"id": "bad"},
+    "no object": None,
+    "no id": {"programID": "p1"},
+    "an id that is no text": {"id": 5, "programID": "p1"},
+    "a program that is no text": {"id": "bad", "programID": ["p1"]},
     "an endless id": event(
         limit("SIMPLE", 2), event_id="".join(map(str, range(9_000))), intervalPeriod=now("PT1H"), eventName="x"
     ),
@@ -203,13 +212,30 @@ HOSTILE = {
 
 @pytest.mark.parametrize("bad", HOSTILE.values(), ids=HOSTILE)
 async def test_an_event_that_cannot_be_read_keeps_no_other_from_being_followed(
-    world: World, vtn: tuple[Vtn, str], bad: dict[str, Any]
+    world: World, vtn: tuple[Vtn, str], bad: dict[str, Any] | None
 ) -> None:
     server, url = vtn
+    server.programs = [None, {"id": 7}, {"programName": "peak"}, *server.programs]
     server.events = [bad, event(limit("SIMPLE", 2), intervalPeriod=now("PT1H"))]
     async with aiohttp.ClientSession() as session:
         await door(world, url).look(session)
     assert ("openadr", [{"offset_s": 0, "cut": 0.25, "to_w": None}], False, 1) in await orders(world)
+
+
+@pytest.mark.parametrize("unread", ["the event", "the list"])
+async def test_what_cannot_be_read_any_more_withdraws_no_order(world: World, vtn: tuple[Vtn, str], unread: str) -> None:
+    server, url = vtn
+    server.events = [event(limit("SIMPLE", 2), intervalPeriod=now("PT1H"))]
+    async with aiohttp.ClientSession() as session:
+        looks = door(world, url)
+        await looks.look(session)
+        server.events, server.wraps = [{"id": "e1"}], unread == "the list"
+        with contextlib.suppress(ValueError):
+            await looks.look(session)
+        assert [gone for _, _, gone, _ in await orders(world)] == [False]
+        server.events, server.wraps = [], False
+        await looks.look(session)
+    assert [gone for _, _, gone, _ in await orders(world)] == [True]
 
 
 async def test_a_report_that_is_refused_keeps_no_event_from_being_followed(world: World, vtn: tuple[Vtn, str]) -> None:

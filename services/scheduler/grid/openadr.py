@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import asyncpg
@@ -59,13 +59,6 @@ class Object(BaseModel):
     """An object of the protocol; what is not read here may be anything."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
-
-
-class Program(Object):
-    """A program of events."""
-
-    id: str
-    name: str = Field(alias="programName")
 
 
 class Period(Object):
@@ -133,10 +126,12 @@ class OpenAdr:
 
     async def look(self, session: aiohttp.ClientSession) -> None:
         """Read all events once, and make orders as they are; what could not be read changes nothing."""
-        found = [Program.model_validate(each) for each in await self._all(session, "programs")]
         wanted = self._settings.openadr_programs
-        programs = {program.id for program in found if not wanted or program.name in wanted}
-        events = [each for each in await self._all(session, "events") if each["programID"] in programs]
+        found = await self._all(session, "programs")
+        programs = {_text(each, "id") for each in found if not wanted or _text(each, "programName") in wanted}
+        programs.add(None)  # an event that names none cannot be read, which is not the same as its being gone
+        events = [each for each in await self._all(session, "events") if _text(each, "programID") in programs]
+        events = [each for each in events if _text(each, "id")]
         self._tell("", "")
         known = await self._orders.of_key(CALLER.key_id)
         for each in events:
@@ -192,8 +187,11 @@ class OpenAdr:
         found: list[dict[str, Any]] = []
         while len(found) < MOST:  # a VTN that takes no notice of `skip` has no last page
             params = {**asked, "skip": str(len(found)), "limit": str(PAGE)}
-            found += (page := await self._ask(session, "GET", what, params=params))
-            if len(page) < PAGE:
+            page = await self._ask(session, "GET", what, params=params)
+            if not isinstance(page, list):
+                raise ValueError(f"the server answers no list of {what}")  # nor are they all gone
+            found += (listed := cast("list[dict[str, Any]]", page))
+            if len(listed) < PAGE:
                 return found
         raise ValueError(f"the server has {MOST} {what} or more, or pages without an end")
 
@@ -227,6 +225,12 @@ class OpenAdr:
             self._token = token["access_token"]
             self._token_until_s = time.monotonic() + 0.8 * float(token.get("expires_in", 300))
         return {"Authorization": f"Bearer {self._token}"}
+
+
+def _text(document: Any, name: str) -> str | None:
+    """Return a field of what should be an object; None unless it is a text."""
+    value = cast("dict[str, Any]", document).get(name) if isinstance(document, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def spec_of(event: Event, simple_cuts: tuple[float, ...], zone: str | None) -> GridOrderSpec | None:
