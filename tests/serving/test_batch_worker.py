@@ -421,6 +421,7 @@ async def test_a_batch_that_cannot_be_checked_keeps_no_other_from_ending(
         with pytest.raises(ZeroDivisionError):
             await worker.turn()
     assert [(await place.batches.find(CALLER, each)).status for each in (bad, good)] == ["validating", "completed"]
+    assert worker._forget_at_s > 0, "and what is past its time goes nevertheless"
 
 
 WEIRD = ["a\0b", "\ufffe", "\U0001f4a9" * 300, "\x1b[31m", "'; DROP TABLE batches; --", "{0}", "%s"]

@@ -165,10 +165,16 @@ class BatchWorker:
             if not await self._begin_or_end(batch, table):
                 running.append(batch)
 
-        try:
+        async def begin_or_end() -> None:
             await each_apart(batches, look_at, failed="batches.batch_failed", name=lambda batch: batch.id)
-        finally:
+
+        async def send() -> None:
             await self._send(running, table)
+
+        steps = (begin_or_end, send, self._forget)
+        await each_apart(steps, lambda step: step(), failed="batches.step_failed", name=lambda step: step.__name__)
+
+    async def _forget(self) -> None:
         if time.monotonic() >= self._forget_at_s:
             async with self._repository.writing() as queries:
                 await queries.batch_work.forget(self._settings.batch_keep_days * 86_400)
