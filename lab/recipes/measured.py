@@ -61,6 +61,7 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import GPU_MODELS, GpuModel
 from services.simulator.bundles import rows_of
+from services.simulator.recipes.measured import BATCHES as MODEL_BATCHES
 from services.simulator.recipes.measured import (
     FILE,
     HOST_W_PER_GPU,
@@ -87,13 +88,7 @@ SPEED_OF = {
     "gpt2": "bert",
     "yolov3": "yolov3",
 }
-BATCHES = {
-    "cifar10": (64, 257, 1024),
-    "bert": (4, 8, 12),
-    "deepspeech2": (10, 20, 40),
-    "imagenet": (57, 115, 200),
-    "yolov3": (4, 6, 8),
-}
+BATCHES = {SPEED_OF[model]: sizes for model, sizes in MODEL_BATCHES.items()} | {"yolov3": (4, 6, 8)}
 """Per application the samples per GPU: small, medium and large among those measured."""
 POWER_OF = {"yolov3": "inception_v3"}
 POWER_BATCHES = {"gpt2": (8, 16, 32), "yolov3": (16, 32, 64)}
