@@ -11,16 +11,6 @@ from lab.inference.hours import read_hours
 from services.core.domain.errors import DomainError
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Callable[..., Path]:
-    def write(name: str, *lines: str) -> Path:
-        path = tmp_path / name
-        path.write_text("\n".join(lines) + "\n")
-        return path
-
-    return write
-
-
 def test_the_papers_traces_have_49_hours() -> None:
     assert read_hours("ciso-march", 49)[0][0] == 124.57
     values, notes = read_hours("eso-march", 49)

@@ -29,16 +29,6 @@ SHARED = (
 )
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Callable[..., Path]:
-    def write(name: str, *lines: str) -> Path:
-        path = tmp_path / name
-        path.write_text("\n".join(lines) + "\n")
-        return path
-
-    return write
-
-
 def test_slices_slow_down_and_share_power_as_measured_together(written: Callable[..., Path]) -> None:
     found = read_application(
         "bert",
