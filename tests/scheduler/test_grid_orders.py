@@ -349,6 +349,45 @@ async def test_a_zone_alone_is_ordered(world: World) -> None:
     assert {job: await limit_w(world, job) is not None for job in jobs} == {job: job == there["job_id"] for job in jobs}
 
 
+@pytest.mark.parametrize(
+    ("first", "ago_s", "second"),
+    [
+        (None, 0, None),
+        ("Z", 0, "Z"),
+        (None, 0, "Z"),
+        ("Z", 0, None),
+        (None, 660, None),
+        (None, 1_320, None),
+        ("X", 0, "Z"),
+    ],
+)
+async def test_what_is_drawn_for_one_order_is_not_what_another_is_measured_by(
+    world: World, first: str | None, ago_s: int, second: str | None
+) -> None:
+    """The second is given while the first is in force, in the time after it, or when that is over; or elsewhere."""
+    await node(world, zone="Z")
+    await node(world, "n2", zone="X")
+    job = await running(world, 4, flex=50)
+    given = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=20)
+    for at in range(-40, 20):
+        await minute(world, job, given, at, 720.0 if at < 0 else 430.0)
+    before = await give(world, steps=cut(0.2), duration_s=600, **({"zone": first} if first else {}))
+    await world.fetch(
+        "UPDATE grid_orders SET baseline_w = 720 * (zone IS DISTINCT FROM 'X')::int, baseline_at = $1, "
+        "start_at = now() - make_interval(secs => $2), end_at = now() - make_interval(secs => $2) + interval '600 s' "
+        "RETURNING 1",
+        given,
+        ago_s,
+    )
+
+    order = await give(world, steps=cut(0.25), **({"zone": second} if second else {}))
+
+    apart = ago_s > 1_200 or (first, second) == ("X", "Z")
+    assert order["id"] != before["id"]
+    assert order["baseline_w"] == pytest.approx(430.0 if apart else 720.0)
+    assert (datetime.fromisoformat(order["baseline_at"]) == given) is not apart
+
+
 async def test_a_report_says_what_was_cut_and_whose_part_that_is(world: World) -> None:
     await node(world)
     soft, hard = await running(world, flex=50), await running(world, flex=0)

@@ -52,6 +52,17 @@ def test_an_order_of_ten_hours_is_reached_at_once_and_kept(policy: str) -> None:
     assert slower[~spared].max() > 0.01
 
 
+def test_orders_that_overlap_are_measured_by_what_was_drawn_before_the_first() -> None:
+    first = SimulatedOrder(START_S + 4 * HOUR_S, 3 * HOUR_S, cut=0.25)
+    starts_s = (5.0, 7.5, 8.75, 12.0)  # in force, in the time after it, in that of the one before, and by itself
+    others = [SimulatedOrder(START_S + at * HOUR_S, HOUR_S, cut=0.1) for at in starts_s]
+
+    kept = {each["start_s"] - START_S: each for each in run("las", first, *others).orders}
+
+    baseline_w = kept[4 * HOUR_S]["baseline_w"]
+    assert [kept[at * HOUR_S]["baseline_w"] == baseline_w for at in starts_s] == [True, True, True, False]
+
+
 @pytest.mark.parametrize(
     ("policy", "parameters"), [("joint", {}), ("las", {"gang": "max"}), ("powerflow", {}), ("fair+joint", {})]
 )

@@ -147,9 +147,9 @@ async def prepare(database: Database) -> None:
 
 async def _prepare(connection: Connection) -> None:
     for row in await orders.unprepared(connection):
-        watts = await orders.baseline_w(connection, row.now_at, row.zone)
+        watts, at = await orders.baseline(connection, row)
         if watts is not None:
-            await orders.set_baseline(connection, row.id, watts, row.now_at)
+            await orders.set_baseline(connection, row.id, watts, at)
 
 
 async def _check_zone(connection: Connection, zone: str | None) -> None:

@@ -60,6 +60,14 @@ SELECT sum((r ->> 'power_w')::float8) FROM usable_nodes n CROSS JOIN jsonb_array
  WHERE n.power NOT IN ('off', 'waking') AND ($1::text IS NULL OR n.zone = $1)
 """
 
+# The first of the orders to the same GPUs that the cluster still answers to, or recovers from: it draws less for them.
+ANSWERED = f"""
+SELECT baseline_at, CASE WHEN zone IS NOT DISTINCT FROM $2 THEN baseline_w END FROM grid_orders
+ WHERE id <> $1 AND baseline_at IS NOT NULL AND ($2::text IS NULL OR zone IS NULL OR zone = $2)
+   AND least(withdrawn_at, end_at) + least(make_interval(secs => {RECOVERY_S}), end_at - start_at) > now()
+ ORDER BY baseline_at LIMIT 1
+"""
+
 SET_BASELINE = """
 UPDATE grid_orders SET baseline_w = $2, baseline_at = $3 WHERE id = $1 AND baseline_w IS NULL AND withdrawn_at IS NULL
 """
@@ -182,13 +190,18 @@ async def drawn_w(connection: Connection, until: datetime, zone: str | None, ove
     return await connection.fetchval(DRAWN, until, zone, over_s)
 
 
-async def baseline_w(connection: Connection, until: datetime, zone: str | None) -> float | None:
-    """Return the mean draw in the ten minutes before a time, watts; None if nothing was read.
+async def baseline(connection: Connection, order: OrderRow) -> tuple[float | None, datetime]:
+    """Return the mean draw in the ten minutes before the cluster may prepare for an order, watts, and that time.
 
-    By the ledger; a cluster that is younger than its first line has what its GPUs draw now.
+    None: nothing was read. By the ledger; a cluster that is younger than its first line has what its GPUs draw now.
+    While it answers to earlier orders, or recovers from them, the time is that before the first of them: what is drawn
+    for one order is not what would have been drawn without the next.
     """
-    found = await drawn_w(connection, until, zone, BEFORE_S)
-    return await connection.fetchval(READ, zone) if found is None else found
+    earlier = await connection.fetchrow(ANSWERED, order.id, order.zone)
+    at, watts = (order.now_at, None) if earlier is None else earlier
+    if watts is None:
+        watts = await drawn_w(connection, at, order.zone, BEFORE_S)
+    return await connection.fetchval(READ, order.zone) if watts is None else watts, at
 
 
 async def lines(connection: Connection, since: datetime, until: datetime, zone: str | None) -> list[LineRow]:

@@ -19,7 +19,11 @@ CHECK_S = 10.0  #: Between rounds while the models are still being corrected, as
 
 @dataclass(frozen=True)
 class SimulatedOrder:
-    """An order to the whole cluster: less by a share of what it draws as it begins to prepare, or a limit in watts."""
+    """An order to the whole cluster: less by a share of what it draws as it begins to prepare, or a limit in watts.
+
+    What it draws while it answers to another order, or recovers from one, is not what it would draw: then the other's
+    baseline counts.
+    """
 
     start_s: float  #: UTC seconds
     lasts_s: float  #: inf: the cluster's own limit, in force from the beginning
@@ -71,7 +75,8 @@ class Orders:
                 found.append(standing(order.to_w or 0.0, other_w=slices_w, measured_w=drawn_w))
                 continue
             if kept.curve is None and now_s >= prepares_s:
-                kept.baseline_w = drawn_w + slices_w
+                answered = (each.baseline_w for each in self._kept if each.curve and now_s < each.curve[-1][0])
+                kept.baseline_w = next(answered, drawn_w + slices_w)  # before the first of those that hold it down
                 kept.limit_w = kept.baseline_w * (1 - order.cut) if order.cut is not None else order.to_w or 0.0
                 end_s = order.start_s + order.lasts_s
                 kept.curve = curve_of(order.start_s, end_s, ((0.0, kept.limit_w),), kept.baseline_w)
