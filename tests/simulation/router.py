@@ -336,6 +336,8 @@ class _Client:
         self._announces = draw(2) == 1
         self._pieces = 1 + draw(3, often=0.3)
         self.asked_s = 0.0
+        self.beside = 0
+        """How many lived as it asked: some leave between its refusal and the end of its answer."""
         self._leaves_in_s = 0.1 * draw(40) if draw(3) == 1 else None
         self._simulation = simulation
         self._sent = 0
@@ -718,7 +720,7 @@ async def _probe(router: Router) -> None:
 
 async def _ask(simulation: Simulation, router: Router, requests: _Requests, client: _Client) -> None:
     await asyncio.sleep((0.05, 0.4)[simulation.choices.below(2, often=0.3)] * simulation.choices.below(12))
-    client.asked_s = simulation.loop.time()
+    client.asked_s, client.beside = simulation.loop.time(), simulation.living
     try:
         await router.door.handle(client.scope, client.receive, client.send)
     except ProblemError as problem:
@@ -746,7 +748,7 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
     code = orjson.loads(client.content).get("error", {}).get("code", "") if is_json else ""
     settings, servers = router.settings, router.fleet.servers.values()
     is_true = {
-        "queue_full": waited_s >= settings.queue_timeout_s - 0.01 or simulation.living > settings.max_queue,
+        "queue_full": waited_s >= settings.queue_timeout_s - 0.01 or client.beside > settings.max_queue,
         "no_server": requests.has_changed
         or requests.has_fallback
         or any(each.breaker.opened_s is not None for each in servers)
