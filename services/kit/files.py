@@ -8,14 +8,12 @@ from pathlib import Path
 
 def replace(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o600) -> None:
     """Replace a file atomically; if ``durable``, it is on disk when this returns."""
-    draft = path.with_name(path.name + ".tmp")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        os.write(descriptor, content)
+    draft = path.with_name(f".{path.name}.tmp")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(content)
         if durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(draft, path)
     if durable:
         sync_folder(str(path.parent))

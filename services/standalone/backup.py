@@ -32,9 +32,10 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from migrations import run as migrations
 from migrations.run import NoWayBackError, is_known
 from services.db.database import plain_url
+from services.kit import files
 from services.kit.release import RELEASE
 from services.standalone import postgres, processes, repository
-from services.standalone.data_folder import DataFolder, write_whole
+from services.standalone.data_folder import DataFolder
 from services.standalone.process import BadInputError, StackError, dying_too
 from services.standalone.stack import database_of
 from services.standalone.supervisor import Supervisor
@@ -117,7 +118,7 @@ def restore(folder: DataFolder, source: Path, environment: Mapping[str, str], ad
         raise BadInputError(f"{folder.path} is not empty; name another folder by --data-dir, nothing was changed")
     existed = folder.path.exists()
     folder.make()
-    write_whole(marker, manifest.made_at, durably=True)
+    files.replace(marker, manifest.made_at.encode())
     try:
         folder.open(restoring=True)
         try:
@@ -206,16 +207,16 @@ async def _restore(
 ) -> int:
     programs = {"migrations": processes.MIGRATIONS, "restored": RESTORED}
     of, steps = len(programs) + 3, iter(range(len(programs) + 3))
-    with _unpacked(source) as files:
+    with _unpacked(source) as found:
         advance("files", next(steps), of)
-        _check_whole(source, files, manifest)
-        for path in _kept(files):
-            write_whole(folder.path / path.relative_to(files), path.read_text(), durably=True)
+        _check_whole(source, found, manifest)
+        for path in _kept(found):
+            files.replace(folder.path / path.relative_to(found), path.read_bytes())
         async with database_of(folder, environment, restoring=True) as url:
             await repository.check_empty(url)
             advance("database", next(steps), of)
             options = ["--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges"]
-            await _run("pg_restore", [*options, str(files / DUMP)], url)
+            await _run("pg_restore", [*options, str(found / DUMP)], url)
             settings = {**environment, "DATABASE_URL": url, "WATTSHIFT_DATA_DIR": str(folder.path)}
             supervisor = Supervisor(folder.log)
             for name, arguments in programs.items():

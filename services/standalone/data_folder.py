@@ -25,6 +25,7 @@ from typing import Literal, Self
 import psutil
 from pydantic import PositiveInt, TypeAdapter
 
+from services.kit import files
 from services.kit.pulse import is_beating
 from services.standalone.process import BadInputError, StackError
 from services.standalone.watching import activity
@@ -185,8 +186,7 @@ class DataFolder:
                         f"{path} is missing, and {made_with} opens with that password only: put the file back "
                         "from a backup, or start anew with another --data-dir"
                     )
-                # Durably: a password lost in a power cut locks the database.
-                write_whole(path, secrets.token_urlsafe(32), durably=True)
+                files.replace(path, secrets.token_urlsafe(32).encode())  # one lost in a power cut locks the database
             secret = path.read_text().strip()
         except OSError as error:
             raise BadInputError(f"cannot read the secret {path}: {error.strerror}") from error
@@ -196,7 +196,7 @@ class DataFolder:
 
     def write_status(self, status: StackStatus) -> None:
         """Write what is running, for `status` and `down`."""
-        write_whole(self.path / "run.json", json.dumps(asdict(status), indent=1))
+        files.replace(self.path / "run.json", json.dumps(asdict(status), indent=1).encode(), durable=False)
 
     def status(self) -> StackStatus:
         """Return what the supervisor wrote last, or `stopped` if it no longer runs.
@@ -282,14 +282,3 @@ def lives(pid: int, started_at_s: float | None) -> bool:
         )
     except psutil.Error:
         return False
-
-
-def write_whole(path: Path, text: str, *, durably: bool = False) -> None:
-    """Write a file completely or not at all, even if killed midway; only its owner can read it."""
-    draft = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-        if durably:
-            file.flush()
-            os.fsync(file.fileno())
-    draft.replace(path)

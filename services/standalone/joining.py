@@ -4,8 +4,9 @@ import re
 import socket
 from collections.abc import Mapping
 
+from services.kit import files
 from services.kit.self_signed import fingerprint, new_certificate
-from services.standalone.data_folder import DataFolder, write_whole
+from services.standalone.data_folder import DataFolder
 from services.standalone.process import BadInputError
 
 DEFAULT = "0.0.0.0:8443"
@@ -38,7 +39,7 @@ def settings(folder: DataFolder, host: str, port: int) -> dict[str, str]:
     path = folder.path / "secrets" / _FILE
     try:
         if not path.exists():
-            write_whole(path, new_certificate("wattshift"), durably=True)
+            files.replace(path, new_certificate("wattshift").encode())
         fingerprint(path.read_text())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

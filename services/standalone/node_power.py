@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from services.standalone.data_folder import DataFolder, write_whole
+from services.kit import files
+from services.standalone.data_folder import DataFolder
 
 LOOK_EVERY_S = 0.2
 WITHIN_S = 30.0
@@ -58,7 +59,8 @@ def write_wanted(folder: DataFolder, node_id: str, on: bool) -> None:
     before = read_wanted(folder).get(node_id, Wanted())
     if before.on != on:
         _folder(folder).mkdir(mode=0o700, exist_ok=True)
-        write_whole(_folder(folder) / node_id, json.dumps(asdict(Wanted(on, before.boots + on))))
+        wanted = json.dumps(asdict(Wanted(on, before.boots + on))).encode()
+        files.replace(_folder(folder) / node_id, wanted, durable=False)
 
 
 async def follow(folder: DataFolder, set_running: Callable[[str, Wanted], Awaitable[None]]) -> None:

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, fields
 
 from pydantic import TypeAdapter
 
-from services.standalone.data_folder import DataFolder, write_whole
+from services.kit import files
+from services.standalone.data_folder import DataFolder
 from services.standalone.process import BadInputError
 
 FILE = "options.json"
@@ -79,4 +80,4 @@ def merge(before: Options, given: Options) -> tuple[Options, list[str]]:
 
 
 def write(folder: DataFolder, options: Options) -> None:
-    write_whole(folder.path / FILE, json.dumps(asdict(options), indent=1), durably=True)
+    files.replace(folder.path / FILE, json.dumps(asdict(options), indent=1).encode())

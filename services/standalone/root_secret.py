@@ -16,7 +16,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from services.standalone.data_folder import DataFolder, write_whole
+from services.kit import files
+from services.standalone.data_folder import DataFolder
 from services.standalone.process import BadInputError, StackError
 
 ROOT = "service-root"
@@ -47,9 +48,9 @@ def rotate(folder: DataFolder) -> None:
             if len(roots) > 1:
                 raise BadInputError("the old secret is still accepted: end that with --finish")
             following = [secrets.token_urlsafe(32)]
-            write_whole(_path(folder, NEXT), following[0], durably=True)
+            files.replace(_path(folder, NEXT), following[0].encode())
         _until_in_force(folder)
-        write_whole(_path(folder, ROOT), ",".join(dict.fromkeys([*following, *roots])), durably=True)
+        files.replace(_path(folder, ROOT), ",".join(dict.fromkeys([*following, *roots])).encode())
         _path(folder, NEXT).unlink()
         _until_in_force(folder)
 
@@ -67,7 +68,7 @@ def finish(folder: DataFolder) -> None:
             raise BadInputError("the new secret does not sign yet: run the command without --finish first")
         if len(roots) == 1:
             raise BadInputError("no old secret is accepted: there is nothing to finish")
-        write_whole(_path(folder, ROOT), roots[0], durably=True)
+        files.replace(_path(folder, ROOT), roots[0].encode())
         _until_in_force(folder)
 
 
@@ -116,7 +117,7 @@ def _alone(folder: DataFolder) -> Iterator[None]:
 
 def _note(folder: DataFolder, roots: str) -> None:
     with contextlib.suppress(OSError):  # a full disk: the command waits longer
-        write_whole(folder.path / IN_FORCE, _hash(roots))
+        files.replace(folder.path / IN_FORCE, _hash(roots).encode(), durable=False)
 
 
 def _until_in_force(folder: DataFolder) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.kit import files
 from services.standalone import root_secret
 from services.standalone.data_folder import DataFolder
 from services.standalone.process import BadInputError
@@ -54,7 +55,7 @@ def test_what_was_killed_in_the_middle_goes_on(
     (old,) = roots(folder)
     with monkeypatch.context() as patched:
         steps = iter(range(9))
-        for owner, name in ((root_secret, "write_whole"), (Path, "unlink")):
+        for owner, name in ((files, "replace"), (Path, "unlink")):
             original = getattr(owner, name)
 
             def stopped(*given, original=original, **options) -> None:

@@ -1,0 +1,27 @@
+"""Files that are written completely or not at all."""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.kit import files
+
+
+@pytest.fixture
+def little_room() -> Iterator[None]:
+    """Let no file grow beyond 100 bytes: as on a full disk, what still fits is written and only the rest is refused."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("little_room")
+def test_a_file_that_does_not_fit_is_not_replaced_by_its_beginning(tmp_path: Path) -> None:
+    file = tmp_path / "command"
+    files.replace(file, b"as it was")
+    with pytest.raises(OSError, match="too large"):
+        files.replace(file, bytes(150))
+    assert file.read_bytes() == b"as it was"
