@@ -13,7 +13,7 @@ from typing import Protocol
 
 from services.kit.queue_keys import UNSETTLED, queue_key
 from services.kit.tasks import end_tasks
-from services.standalone.probes import exchange
+from services.standalone.probes import valkey_lines
 
 LOOK_EVERY_S = 0.5
 QUIET_S = 60.0
@@ -77,7 +77,5 @@ async def counts(address: Path, password: str, commands: Sequence[tuple[str, str
         OSError: it does not listen, or closes the connection.
         ValueError: it answers something other than numbers, such as that it is loading.
     """
-    words = [f"AUTH {password}", *(f"{command} {key}" for command, key in commands)]
-    request = "".join(f"{word}\r\n" for word in words).encode()
-    answer = await exchange(address, request, lambda so_far: so_far.count(b"\r\n") >= len(words))
-    return [int(line.removeprefix(b":")) for line in answer.splitlines()[1:]]
+    _, *found = await valkey_lines(address, password, list(map(" ".join, commands)))
+    return [int(line.removeprefix(":")) for line in found]

@@ -4,6 +4,7 @@ With a port, the service on it has to be ready; with `pulse`, a worker's event l
 addresses of servers elsewhere, `HOST:PORT,HOST:PORT/...` as in URLs, one has to be reachable.
 """
 
+import asyncio
 import os
 import socket
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from services.kit.pulse import PULSE_FILE, is_beating
 from services.kit.tls import Tls
-from services.standalone.process import http_ready
+from services.standalone.probes import HttpProbe
 
 
 def is_well(what: str) -> bool:
@@ -19,8 +20,7 @@ def is_well(what: str) -> bool:
         return is_beating(Path(os.environ[PULSE_FILE]))
     if what.startswith("tcp:"):
         return any(map(is_reached, what.removeprefix("tcp:").partition("/")[0].split(",")))
-    tls = Tls.of_environment(os.environ)
-    return http_ready(("127.0.0.1", int(what)), tls.client() if tls.certificate else None)
+    return asyncio.run(HttpProbe(("127.0.0.1", int(what)), Tls.of_environment(os.environ)).is_ready())
 
 
 def is_reached(address: str) -> bool:

@@ -36,8 +36,9 @@ class Identities:
         """Return the part of a service's or worker's environment that is derived from the root secrets."""
         return {"WATTSHIFT_SERVICE_CREDENTIAL": self.credential(OF_WORKERS.get(process, process)).text()}
 
-    def of_service(self, service: str, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a service, made from the installation's."""
+    def of_process(self, process: str, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a service, or of a worker of it, made from the installation's."""
+        service = OF_WORKERS.get(process, process)
         own = _without_secrets(environment) | self.credential_of(service)
         if service not in WITHOUT_DATABASE:
             own["DATABASE_URL"] = environment["DATABASE_URL"]
@@ -48,10 +49,6 @@ class Identities:
         if service == "admission":
             own["WATTSHIFT_SERVICE_TOKEN"] = self._shared
         return own | self._redis(service, environment)
-
-    def of_worker(self, name: str, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a worker: that of its service."""
-        return self.of_service(OF_WORKERS[name], environment)
 
     def of_node(self, node_id: str, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a node's agent, which runs other people's programs, with a token to enrol with."""

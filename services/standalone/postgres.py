@@ -10,7 +10,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import struct
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,7 +18,7 @@ from urllib.parse import quote
 import psutil
 
 from services.standalone.probes import PostgresProbe
-from services.standalone.process import Account, Address, Process, StackError, connected
+from services.standalone.process import Account, Process, StackError
 
 USER = DATABASE = "wattshift"
 SYSTEM_USER = "nobody"  #: What the server runs as where root starts it
@@ -88,7 +87,6 @@ def prepare(folder: Path, *, password: str, sockets: Path) -> Process:
         command=(str(binaries / "postgres"), "-D", str(data), "-p", str(_PORT), *settings),
         environment=_ENVIRONMENT,
         folder=data,
-        is_ready=lambda: is_ready(address),
         probe=PostgresProbe(address, USER, DATABASE),
         replaces_children=True,
         address=address,
@@ -109,17 +107,6 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder.resolve(), ignore_errors=True)
     if folder.is_symlink():
         folder.unlink()
-
-
-def is_ready(address: Address) -> bool:
-    """Return whether the server has recovered and accepts sessions: it then asks for a password instead of refusing."""
-    parameters = f"user\0{USER}\0database\0{DATABASE}\0\0".encode()
-    try:
-        with connected(address) as connection:
-            connection.sendall(struct.pack("!ii", 8 + len(parameters), 3 << 16) + parameters)
-            return connection.recv(1) == b"R"
-    except OSError:
-        return False
 
 
 def client_program(name: str) -> str:

@@ -5,14 +5,15 @@ lacks, such as its database, comes back without a restart.
 """
 
 import asyncio
+import contextlib
 import json
 import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.kit.tls import FollowedContext
+from services.kit.tls import FollowedContext, Tls
 
 Address = Path | tuple[str, int]  #: Where a process listens: its socket, or host and port
 
@@ -35,13 +36,24 @@ class Probe:
         """Return what a process that answers is missing; empty if nothing is, as of a worker that waits itself."""
         return ""
 
+    async def is_ready(self) -> bool:
+        """Return whether the process works, if only in part; False if it does not say so within two seconds."""
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(2):
+                return await self._works()
+        return False
+
+    async def _works(self) -> bool:
+        return not await self.lacks()
+
 
 class HttpProbe(Probe):
     """Asks a service: `/healthz` is answered by its event loop alone, `/readyz` checks what it depends on."""
 
-    def __init__(self, address: Address, context: FollowedContext | None = None) -> None:
+    def __init__(self, address: Address, tls: Tls | None = None) -> None:
         self._address = address
-        self._context = context
+        made = tls.client() if tls and tls.certificate else None
+        self._context = FollowedContext(tls, made) if tls and made else None
 
     async def answer(self) -> None:
         await self._get("/healthz")
@@ -52,7 +64,11 @@ class HttpProbe(Probe):
                 status, body = await self._get("/readyz")
         except TimeoutError:  # it waits for something else
             return f"does not say within {_READY_WITHIN_S:.0f} s whether it is ready"
-        return "" if status == 200 else _detail_of(body) or f"not ready (HTTP {status})"
+        return "" if status == 200 else str(_document(body).get("detail", "")) or f"not ready (HTTP {status})"
+
+    async def _works(self) -> bool:
+        status, body = await self._get("/readyz")
+        return status == 200 or _document(body).get("status") == "degraded"
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         host = "localhost" if isinstance(self._address, Path) else self._address[0]
@@ -86,12 +102,23 @@ class ValkeyProbe(Probe):
 
     def __init__(self, address: Address, password: str) -> None:
         self._address = address
-        self._hello = f"AUTH {password}\r\nPING\r\n".encode()
+        self._password = password
 
     async def lacks(self) -> str:
-        answer = await exchange(self._address, self._hello, lambda so_far: so_far.count(b"\r\n") >= 2)
-        lines = answer.decode(errors="replace").splitlines()
+        lines = await valkey_lines(self._address, self._password, ["PING"])
         return "" if lines == ["+OK", "+PONG"] else lines[-1].lstrip("-")
+
+
+async def valkey_lines(address: Address, password: str, commands: Sequence[str]) -> list[str]:
+    """Return what a Valkey server answers to a password and then to commands, a line each.
+
+    Raises:
+        OSError: it does not listen, or closes the connection.
+    """
+    words = [f"AUTH {password}", *commands]
+    request = "".join(f"{word}\r\n" for word in words).encode()
+    answer = await exchange(address, request, lambda so_far: so_far.count(b"\r\n") >= len(words))
+    return answer.decode(errors="replace").splitlines()
 
 
 class PulseProbe(Probe):
@@ -142,9 +169,8 @@ async def exchange(
     return answer
 
 
-def _detail_of(body: bytes) -> str:
-    try:
-        found: Any = json.loads(body)
-        return f"{found['detail']}"
-    except (ValueError, KeyError, TypeError):
-        return ""
+def _document(body: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        if isinstance(found := json.loads(body), dict):
+            return found
+    return {}

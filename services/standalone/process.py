@@ -1,12 +1,9 @@
 """One process to run: how it is started, how readiness is detected, how it is stopped."""
 
 import ctypes
-import http.client
-import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -45,8 +42,6 @@ class Process:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path
-    is_ready: Callable[[], bool] | None = None
-    """Blocks for up to two seconds, never raises. Without it, a process counts as ready once it is started."""
     address: Address | None = None  #: Where it listens, for display
     sockets: tuple[socket.socket, ...] = ()
     """Handed over to it, and held here, so that nobody else can listen in between."""
@@ -56,7 +51,8 @@ class Process:
     owns_its_group: bool = True
     """Its process group is killed with it. False for an agent, which finds its jobs again on restart."""
     probe: Probe | None = None
-    """Asks it whether it is alive, for as long as it runs. Without one it is never replaced while it runs."""
+    """Asks it whether it is ready, and alive for as long as it runs. Without one, it is ready once it is started, and
+    never replaced while it runs."""
     before_start: Callable[[], None] | None = None
     """Called before every start, including restarts; an OSError counts as a failed start."""
     repair: Callable[[], None] | None = None  #: Called when it has ended several times before it was ready
@@ -97,41 +93,3 @@ def dying_too() -> dict[str, Any]:
             os._exit(1)
 
     return {"preexec_fn": die_with_parent} if sys.platform == "linux" else {}
-
-
-def connected(address: Address) -> socket.socket:
-    """Return a connection on which no operation takes longer than two seconds.
-
-    Raises:
-        OSError: nobody is listening there.
-    """
-    if not isinstance(address, Path):
-        return socket.create_connection(address, timeout=2)
-    found = socket.socket(socket.AF_UNIX)
-    try:
-        found.settimeout(2)
-        found.connect(str(address))
-    except BaseException:
-        found.close()
-        raise
-    return found
-
-
-def http_ready(address: Address, context: ssl.SSLContext | None = None) -> bool:
-    """Return whether the service at `address` works, if only in part; blocks for at most two seconds.
-
-    Without a context, no TLS is used.
-    """
-    host = "localhost" if isinstance(address, Path) else address[0]
-    connection = http.client.HTTPConnection(host)
-    try:
-        connection.sock = connected(address)
-        if context:
-            connection.sock = context.wrap_socket(connection.sock, server_hostname=host)
-        connection.request("GET", "/readyz")
-        answer = connection.getresponse()
-        return answer.status == 200 or json.loads(answer.read())["status"] == "degraded"
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
-        return False
-    finally:
-        connection.close()

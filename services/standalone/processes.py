@@ -15,11 +15,11 @@ from services.core.domain.gpus import gpu_model
 from services.kit.pulse import PULSE_FILE
 from services.kit.settings import NOT_POSTGRES, SharedSettings, is_postgres, settings_faults
 from services.kit.sockets import LISTEN_AT
-from services.kit.tls import FollowedContext, Tls
+from services.kit.tls import Tls
 from services.standalone.doors import Door
 from services.standalone.postgres import SYSTEM_USER as POSTGRES_USER
 from services.standalone.probes import HttpProbe, PulseProbe
-from services.standalone.process import BadInputError, Process, http_ready
+from services.standalone.process import BadInputError, Process
 
 _PLACEHOLDERS = {
     "WATTSHIFT_SERVICE_TOKEN": "made by the installation",
@@ -140,16 +140,6 @@ def host_of(service: Service, environment: Mapping[str, str]) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
-def service_processes(
-    services: Sequence[Service], doors: Mapping[str, Door], environments: Mapping[str, Mapping[str, str]], folder: Path
-) -> list[Process]:
-    """Return `services` as processes in `folder`, with their doors and environments, by name."""
-    return [
-        _http_process(service.name, service, doors[service.name], environments[service.name], folder)
-        for service in services
-    ]
-
-
 def agent_process(node: Node, door: Door, environment: Mapping[str, str], nodes_folder: Path) -> Process:
     """Return the agent of `node`; its state is kept in its own folder beneath `nodes_folder`."""
     state = nodes_folder / node.node_id
@@ -168,7 +158,7 @@ def agent_process(node: Node, door: Door, environment: Mapping[str, str], nodes_
         own["GPU_AGENT_SIMULATED_MODEL"] = node.model
     if node.zone is not None:
         own["GPU_AGENT_ZONE"] = node.zone
-    return _http_process(f"agent-{node.node_id}", AGENT, door, {**environment, **own}, state, owns_its_group=False)
+    return http_process(f"agent-{node.node_id}", AGENT, door, {**environment, **own}, state, owns_its_group=False)
 
 
 def first_account(environment: Mapping[str, str]) -> str:
@@ -230,7 +220,7 @@ def worker_process(name: str, environment: Mapping[str, str], folder: Path, puls
     )
 
 
-def _http_process(
+def http_process(
     name: str,
     service: Service,
     door: Door,
@@ -239,22 +229,19 @@ def _http_process(
     *,
     owns_its_group: bool = True,
 ) -> Process:
-    tls = Tls.of_environment(environment)
-    made = tls.client() if tls.certificate else None
-    context = None if made is None else FollowedContext(tls, made)
-    address = door.address
+    """Return a process that answers HTTP: a service, or an agent."""
+    address, tls = door.address, None
     if isinstance(address, Path):
-        context, own = None, {LISTEN_AT: str(address)}
+        own = {LISTEN_AT: str(address)}
     else:
-        own = {f"{service.prefix}PORT": str(address[1])}
+        tls, own = Tls.of_environment(environment), {f"{service.prefix}PORT": str(address[1])}
         environment = {f"{service.prefix}HOST": address[0], **environment}
     return Process(
         name=name,
         command=(*PYTHON, "-m", service.module),
         environment={**environment, **own},
         folder=folder,
-        is_ready=lambda: http_ready(address, context and context.now()),
-        probe=HttpProbe(address, context),
+        probe=HttpProbe(address, tls),
         address=address,
         sockets=door.sockets,
         owns_its_group=owns_its_group,

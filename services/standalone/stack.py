@@ -168,10 +168,17 @@ class Stack:
             await self._supervisor.finish(
                 processes.command_process("migrations", processes.MIGRATIONS, self.environment, work_folder)
             )
-            environments = {each.name: identities.of_service(each.name, self.environment) for each in self._services}
-            if "telemetry" in environments:
-                environments["telemetry"] |= joining_settings
-            services = processes.service_processes(self._services, doors, environments, work_folder)
+            services = [
+                processes.http_process(
+                    each.name,
+                    each,
+                    doors[each.name],
+                    identities.of_process(each.name, self.environment)
+                    | (joining_settings if each.name == "telemetry" else {}),
+                    work_folder,
+                )
+                for each in self._services
+            ]
             agent_doors = self._agent_doors(len(nodes))
             for node_id in node_power.read_wanted(self.folder):
                 node_power.write_wanted(self.folder, node_id, True)  # as after a power cut: all come up again
@@ -190,7 +197,7 @@ class Stack:
                 self._follow("node power", node_power.follow(self.folder, self._set_node))
             workers = [
                 processes.worker_process(
-                    name, identities.of_worker(name, self.environment), work_folder, self.folder.pulses
+                    name, identities.of_process(name, self.environment), work_folder, self.folder.pulses
                 )
                 for name in self._workers
             ]

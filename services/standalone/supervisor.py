@@ -91,8 +91,7 @@ class Supervisor:
             StackError: a process is not ready in time or keeps ending; `stop` still has to be called then.
         """
         self._rotation = self._rotation or asyncio.create_task(self._rotate_logs())
-        watched = [[self._watched(process) for process in stage] for stage in stages]
-        added = [list(map(self._child, stage)) for stage in watched]
+        added = [list(map(self._child, stage)) for stage in stages]
         self._stages += added
         children = [child for stage in added for child in stage]
         if not children:
@@ -130,7 +129,7 @@ class Supervisor:
 
     def lay_down(self, processes: Sequence[Process]) -> None:
         """Add processes that do not run until `set_running` wakes them."""
-        self._stages.append([self._child(self._watched(process)) for process in processes])
+        self._stages.append(list(map(self._child, processes)))
         for child in self._stages[-1]:
             child.fall_asleep()
 
@@ -183,16 +182,13 @@ class Supervisor:
         return [child for stage in self._stages for child in stage if child.name == name]
 
     def _child(self, process: Process) -> _Child:
-        return _Child(process, self._log_folder, self._on_change, self._launch)
+        return _Child(process, self._log_folder, self._on_change, self._launch, watches=self._watches)
 
     async def _launch(self, process: Process, output: int) -> Running:
         options = process.popen_options(output)
         if self._forks and process.command[: len(PYTHON) + 1] == (*PYTHON, "-m"):
             return await self._forks.spawn(process.command, options)
         return await create_subprocess_exec(*process.command, **options)
-
-    def _watched(self, process: Process) -> Process:
-        return process if self._watches else replace(process, probe=None)
 
     async def _rotate_logs(self) -> None:
         # Copied and emptied, not renamed: the processes write to the file themselves and keep it open.
@@ -214,6 +210,8 @@ class _Child:
         log_folder: Path,
         on_change: Callable[[], None],
         launch: Callable[[Process, int], Awaitable[Running]],
+        *,
+        watches: bool,
     ) -> None:
         self.name = process.name
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -222,6 +220,7 @@ class _Child:
         self._log_began = 0
         self._on_change = on_change
         self._launch = launch
+        self._watches = watches
         self._running: Running | None = None
         self._state: State = "starting"
         self._restarts = 0
@@ -347,7 +346,7 @@ class _Child:
         running = await self.spawn()
         self._become("starting", self._replaced)
         tasks = [asyncio.create_task(self._await_ready())]
-        if self._process.probe:
+        if self._process.probe and self._watches:
             tasks.append(asyncio.create_task(self._replace_if_hung(running.pid, self._process.probe)))
         try:
             status = await running.wait()
@@ -357,11 +356,8 @@ class _Child:
         return status
 
     async def _await_ready(self) -> None:
-        if self._process.is_ready:
-            if self._process.sockets and self._process.probe:
-                await self._answered.wait()  # a question waits until the process takes it, and would keep a thread
-            while not await asyncio.to_thread(self._process.is_ready):  # noqa: ASYNC110, nobody could set an event
-                await asyncio.sleep(PROBE_EVERY_S)
+        while self._process.probe and not await self._process.probe.is_ready():  # noqa: ASYNC110, another process
+            await asyncio.sleep(PROBE_EVERY_S)
         if not self.ready.done():
             self.ready.set_result(None)
         self._was_ready = True
@@ -418,6 +414,6 @@ async def _answers(probe: Probe, within_s: float) -> bool:
     try:
         async with asyncio.timeout(within_s):
             await probe.answer()
-    except (OSError, TimeoutError):
+    except OSError:
         return False
     return True

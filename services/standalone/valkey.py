@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from services.kit import redis_users
 from services.standalone.probes import ValkeyProbe
-from services.standalone.process import Address, Process, StackError, connected
+from services.standalone.process import Process, StackError
 
 
 def url(password: str, address: Path) -> str:
@@ -45,7 +45,6 @@ def prepare(folder: Path, *, password: str, address: Path) -> Process:
         command=(str(program), str(configuration)),
         environment={"PATH": os.defpath, "TZ": "UTC"},
         folder=folder,
-        is_ready=lambda: is_ready(password, address),
         probe=ValkeyProbe(address, password),
         before_start=make_folder,  # again each time: somebody may have wiped it, and everything in it can be remade
         repair=lambda: _set_aside(folder),
@@ -78,16 +77,3 @@ def _set_aside(folder: Path) -> None:
     unreadable = folder / "unreadable"
     shutil.rmtree(unreadable, ignore_errors=True)
     (folder / "appendonlydir").rename(unreadable)
-
-
-def is_ready(password: str, address: Address) -> bool:
-    """Return whether the server has loaded what it stored before and answers."""
-    try:
-        with connected(address) as connection:
-            connection.sendall(f"AUTH {password}\r\nPING\r\n".encode())
-            answer = b""
-            while answer.count(b"\r\n") < 2 and (part := connection.recv(256)):
-                answer += part
-            return answer == b"+OK\r\n+PONG\r\n"
-    except OSError:
-        return False

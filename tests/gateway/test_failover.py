@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from services.standalone import postgres
+from services.standalone.probes import PostgresProbe
 from services.standalone.process import Process
 from tests.gateway.conftest import Front
 from tests.gateway.test_durability import Submitter
@@ -82,7 +83,13 @@ def a_standby(primary: Process, home: Path, port: int) -> Process:
     at = ("127.0.0.1", port)
     words = [str(data) if word == str(primary.folder) else word for word in primary.command]
     words[-1] = str(port)
-    return replace(primary, command=tuple(words), folder=data, address=at, is_ready=lambda: postgres.is_ready(at))
+    return replace(
+        primary,
+        command=tuple(words),
+        folder=data,
+        address=at,
+        probe=PostgresProbe(at, postgres.USER, postgres.DATABASE),
+    )
 
 
 async def wait_for_the_standby(port: int) -> None:

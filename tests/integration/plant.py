@@ -22,11 +22,10 @@ from services.contracts.nodes import EndedBy, RankState
 from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.db.database import Database
 from services.kit.redis import connect
-from services.standalone.process import http_ready
 from tests.support.carbon import FakeCarbon
 from tests.support.control_plane import JOIN_TOKEN, OPERATOR, SERVICE_TOKEN, FakeAgent, eventually, service_headers
 from tests.support.ports import Ports
-from tests.support.servers import ROOT, fresh_database
+from tests.support.servers import ROOT, fresh_database, http_ready
 
 FAST = {
     "SCHEDULER_ROUND_INTERVAL_S": "3600",

@@ -36,10 +36,11 @@ class Second:
         (service,) = [each for each in SERVICES if each.name == name]
         port = ports.take(service.port + 20_000)
         self.url = f"http://127.0.0.1:{port}"
-        (process,) = processes.service_processes(
-            (service,),
-            {name: Door(("127.0.0.1", port))},
-            {name: stack.identities.of_service(name, environment)},
+        process = processes.http_process(
+            name,
+            service,
+            Door(("127.0.0.1", port)),
+            stack.identities.of_process(name, environment),
             stack.folder.path,
         )
         self.running = Running(process, stack.folder.path / f"second-{name}.log")

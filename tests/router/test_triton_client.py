@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from services.standalone.process import http_ready
 from tests.router.conftest import Stage
 from tests.support.app_instances import APP, InstanceServer, a_routed_app, a_routed_instance
 from tests.support.ports import Ports
 from tests.support.routers import a_key
-from tests.support.servers import ROOT, wait_until
+from tests.support.servers import ROOT, http_ready, wait_until
 
 SCRIPT = """
 import json, sys

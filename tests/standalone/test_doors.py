@@ -15,7 +15,7 @@ from services.kit.sockets import LISTEN_AT, handed_over
 from services.standalone.doors import Doors
 from services.standalone.process import Process
 from services.standalone.supervisor import Supervisor
-from tests.support.servers import ROOT, wait_until
+from tests.support.servers import ROOT, ReadyFile, wait_until
 
 # It answers with a word of its environment, its process id, and what a program of its own would inherit.
 SERVER = """
@@ -86,7 +86,7 @@ async def test_the_port_outlives_the_process_and_the_connection_waits_for_the_ne
         command=(sys.executable, "-c", SERVER),
         environment={"PATH": os.defpath, "PYTHONPATH": str(ROOT), "WORD": "first"},
         folder=tmp_path,
-        is_ready=ready.exists,
+        probe=ReadyFile(ready),
         sockets=sockets,
     )
     try:

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from services.standalone import postgres, runtime
+from services.standalone.probes import PostgresProbe
 from services.standalone.process import StackError
-from tests.support.servers import ROOT, running, scratch_folder, wait_until
+from tests.support.servers import ROOT, is_ready, running, scratch_folder, wait_until
 
 PASSWORD = "a password"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts the server as another user")
@@ -182,7 +183,8 @@ async def test_a_killed_starter_takes_the_server_along(folder: Path, sockets: Pa
     )
     assert starter.stdout
     server = psutil.Process(int(starter.stdout.readline()))
-    wait_until(lambda: postgres.is_ready(postgres.socket_in(sockets)))
+    probe = PostgresProbe(postgres.socket_in(sockets), postgres.USER, postgres.DATABASE)
+    wait_until(lambda: is_ready(probe))
     starter.send_signal(signal.SIGKILL)
     starter.wait()
     starter.stdout.close()

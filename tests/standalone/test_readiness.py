@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from services.standalone.process import http_ready
+from tests.support.servers import http_ready
 
 
 @pytest.mark.parametrize(

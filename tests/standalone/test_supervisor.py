@@ -15,22 +15,23 @@ import psutil
 import pytest
 
 from services.standalone import supervisor as module
+from services.standalone.probes import Probe
 from services.standalone.process import Process, StackError
 from services.standalone.supervisor import Supervisor
 from services.standalone.watching import LONGEST_STEP_S, cpu_of
-from tests.support.servers import ROOT
+from tests.support.servers import ROOT, ReadyFile
 
 SERVE = "trap 'echo {name} >> stopped; exit 0' TERM; touch {name}.ready; while :; do sleep 0.05; done"
 
 
-def a_process(name: str, folder: Path, script: str = SERVE, **options: object) -> Process:
+def a_process(name: str, folder: Path, script: str = SERVE, probe: Probe | None = None, **options: object) -> Process:
     """A shell script; ready once it has made the file `<name>.ready`."""
     return Process(
         name=name,
         command=("/bin/sh", "-c", script.format(name=name)),
         environment={"PATH": os.defpath},
         folder=folder,
-        **({"is_ready": (folder / f"{name}.ready").exists} | options),
+        **(options | {"probe": ReadyFile(folder / f"{name}.ready", probe)}),
     )
 
 
@@ -236,7 +237,7 @@ async def test_a_killed_supervisor_leaves_nothing_behind(tmp_path: Path) -> None
 async def test_a_thousand_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.01)
     async with supervised(tmp_path) as supervisor:
-        await supervisor.start([a_process("one", tmp_path, "exec sleep 60", is_ready=None)])
+        await supervisor.start([a_process("one", tmp_path, "touch {name}.ready; exec sleep 60")])
         for kills in range(1_000):
             await until(lambda kills=kills: supervisor.status()[0].restarts == kills and supervisor.status()[0].pid)
             os.kill(supervisor.status()[0].pid, signal.SIGKILL)

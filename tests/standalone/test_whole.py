@@ -15,11 +15,10 @@ import pytest
 
 from services.kit.settings import PUBLIC
 from services.standalone.data_folder import ProcessStatus, StackStatus
-from services.standalone.process import http_ready
 from services.standalone.processes import SERVICES, WORKERS
 from services.standalone.stack import down, new_admin_key, read_status, up
 from tests.simulator.service.test_api import GRID, JOBS
-from tests.support.servers import scratch_folder, wait_until
+from tests.support.servers import http_ready, scratch_folder, wait_until
 
 
 @pytest.fixture

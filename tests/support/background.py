@@ -14,11 +14,10 @@ import httpx
 
 from services.contracts.identity import Identity, Role
 from services.kit.tokens import Outgoing, outgoing
-from services.standalone.process import http_ready
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
 from tests.support.forked import forked_by_the_supervisor
-from tests.support.servers import ON_PORTS, scratch_folder
+from tests.support.servers import ON_PORTS, http_ready, scratch_folder
 
 ENDED = {"succeeded", "failed", "cancelled"}
 

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import asyncpg
 import pytest
@@ -20,11 +22,12 @@ from redis.asyncio import Redis
 
 from services.kit.redis import connect
 from services.standalone import postgres, valkey
-from services.standalone.probes import PostgresProbe, ValkeyProbe
+from services.standalone.probes import Address, HttpProbe, PostgresProbe, Probe, ValkeyProbe
 from services.standalone.process import Process
 from services.standalone.processes import SERVICES
 from tests.support.ports import Ports
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 ON_PORTS = {f"{service.prefix}HOST": "127.0.0.1" for service in SERVICES}
 """Settings with which all services of an installation listen on ports, for tests that ask them themselves."""
@@ -58,13 +61,42 @@ def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
         time.sleep(0.01)
 
 
+def is_ready(probe: Probe) -> bool:
+    """Return what a probe says, also beside a running event loop."""
+    return _in_thread(probe.is_ready)
+
+
+def http_ready(address: Address) -> bool:
+    """Return whether a service works, if only in part."""
+    return is_ready(HttpProbe(address))
+
+
+class ReadyFile(Probe):
+    """Says that a process is ready once a file is there, and besides that what another probe says."""
+
+    def __init__(self, file: Path, other: Probe | None = None) -> None:
+        self._file, self._other = file, other
+
+    async def answer(self) -> None:
+        """Wait as the other does; without one, for ever."""
+        await (self._other.answer() if self._other else asyncio.Event().wait())
+
+    async def lacks(self) -> str:
+        """Return what the other says."""
+        return await self._other.lacks() if self._other else ""
+
+    async def is_ready(self) -> bool:
+        """Return whether the file is there."""
+        return self._file.exists()
+
+
 @contextmanager
 def running(process: Process) -> Iterator["subprocess.Popen[bytes]"]:
     """Start a process, wait until it is ready, and stop it as a supervisor would."""
     started = subprocess.Popen(process.command, **process.popen_options())
     try:
-        if process.is_ready:
-            wait_until(process.is_ready)
+        if (probe := process.probe) is not None:
+            wait_until(lambda: is_ready(probe))
         yield started
     finally:
         started.send_signal(process.stop_signal)
@@ -90,7 +122,6 @@ def tcp_postgres(folder: Path, port: int, password: str = "secret") -> Process:
             str(port),
         ),
         address=address,
-        is_ready=lambda: postgres.is_ready(address),
         probe=PostgresProbe(address, postgres.USER, postgres.DATABASE),
     )
 
@@ -107,7 +138,6 @@ def tcp_valkey(folder: Path, port: int, password: str = "secret") -> Process:
         server,
         command=(*server.command, "--port", str(port), "--bind", "127.0.0.1"),
         address=address,
-        is_ready=lambda: valkey.is_ready(password, address),
         probe=ValkeyProbe(address, password),
     )
 
@@ -195,8 +225,6 @@ def _create(postgres_url: str, name: str, how: str = "") -> str:
     return f"{postgres_url.rpartition('/')[0]}/{name}"
 
 
-def _in_thread(work: Callable[[], object]) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
+def _in_thread(work: Callable[[], Coroutine[object, object, T]]) -> T:
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: asyncio.run(work())).result()
+        return pool.submit(lambda: asyncio.run(work())).result()

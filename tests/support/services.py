@@ -1,7 +1,6 @@
 """Services as processes of their own, as a supervisor would run them."""
 
 import contextlib
-import http.client
 import os
 import subprocess
 import sys
@@ -9,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.standalone.probes import HttpProbe
 from services.standalone.process import Process
 from tests.support.forked import Forked
 from tests.support.ports import Ports
-from tests.support.servers import ROOT, wait_until
+from tests.support.servers import ROOT, is_ready, wait_until
 from tests.support.tokens import TOKEN as TOKEN
 
 PREFIXES = {
@@ -48,7 +48,7 @@ class Services:
             command=(sys.executable, "-m", module),
             environment={**self.environment, **settings},
             folder=ROOT,
-            is_ready=lambda: _answers(port, ready_path),
+            probe=HttpAnswer(port, ready_path),
             address=("127.0.0.1", port),
         )
 
@@ -68,15 +68,15 @@ class Services:
         return (self.folder / "admin.key").read_text().strip()
 
 
-def _answers(port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+class HttpAnswer(HttpProbe):
+    """Says that a service is ready once it answers one path with 200."""
+
+    def __init__(self, port: int, path: str) -> None:
+        super().__init__(("127.0.0.1", port))
+        self._path = path
+
+    async def _works(self) -> bool:
+        return (await self._get(self._path))[0] == 200
 
 
 class Running:
@@ -91,10 +91,10 @@ class Running:
         """Start it and return when it is ready; what it printed is part of the error if it does not get there."""
         process = self.process
         self._running = Forked(process.command[-1], env=process.environment, cwd=process.folder, output=self.log)
-        ready = self.process.is_ready
-        assert ready
+        probe = self.process.probe
+        assert probe
         try:
-            wait_until(lambda: self._has_ended() or ready())
+            wait_until(lambda: self._has_ended() or is_ready(probe))
         except TimeoutError:
             self.kill()
             raise TimeoutError(f"{self.process.name} is not ready:\n{self.log.read_text()[-3000:]}") from None
