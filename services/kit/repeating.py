@@ -30,28 +30,34 @@ async def repeat(
     *,
     failed: str,
     traceback: bool = False,
+    once: bool = False,
     when: When | None = None,
+    spread: float = 0.2,
 ) -> None:
     """Call ``work`` repeatedly until cancelled; a call that fails is logged, and the next one tries again.
 
     Args:
         work: One call, which may be cancelled at any point.
-        every_s: Between the end of a call and the next, give or take 20 %, so that replicas do not run in step.
+        every_s: Between the end of a call and the next, give or take ``spread``, so that replicas do not run in step.
         failed: Event name for the log when a call fails, usually because the database or the broker is unreachable.
         traceback: Whether to log the traceback too.
+        once: Whether only the first of several failures in a row is logged.
         when: Awaited before each call, for work that may have nothing to do for a long time.
     """
+    is_failing = False
     while True:
         try:
             if when is not None:
                 await when()
             await work()
+            is_failing = False
         except Exception as error:
             if traceback:
                 log.exception(failed)
-            else:
+            elif not (once and is_failing):
                 log.warning(failed, error=str(error) or type(error).__name__)
-        await asyncio.sleep(every_s * random.uniform(0.8, 1.2))
+            is_failing = True
+        await asyncio.sleep(every_s * random.uniform(1 - spread, 1 + spread))
 
 
 async def each_apart(

@@ -65,7 +65,7 @@ from services.router.upstream_keys import UpstreamKeys
 log = Log(__name__)
 
 PEERS_S = 2.0
-METRICS_S = 1.0
+LATENCY_S = METRICS_S = 1.0
 TRAFFIC_S = 5.0
 USAGE_S = 10.0
 BACKLOG = 4_096
@@ -168,12 +168,15 @@ class Router:
             (self.peers.look, PEERS_S, "peers.not_read"),
             (self.shared_limits.look, LIMITS_S, "limits.not_shared"),
             (self.traffic.send, TRAFFIC_S, "traffic.not_reported"),
-            (self._send_observations, TRAFFIC_S, "observations.not_reported"),
+            (lambda: self.observations.send(self.fleet.apps), TRAFFIC_S, "observations.not_reported"),
             (self.usage.send, USAGE_S, "usage.not_reported"),
             (self._write_metrics, METRICS_S, "metrics.not_written"),
         ]
-        self._tasks = [asyncio.create_task(repeat(work, every_s, failed=failed)) for work, every_s, failed in loops]
-        self._tasks.append(asyncio.create_task(self._every_second()))
+        self._tasks = [
+            asyncio.create_task(repeat(work, every_s, failed=failed, once=True)) for work, every_s, failed in loops
+        ]
+        each_second = repeat(self.latency.send, LATENCY_S, failed="latency.not_sent", once=True, spread=0.0)
+        self._tasks.append(asyncio.create_task(each_second))
 
     async def stop(self) -> None:
         """Finish requests for a while, send the remaining reports, and disconnect."""
@@ -186,7 +189,8 @@ class Router:
         with contextlib.suppress(ProblemError, TimeoutError):
             async with asyncio.timeout(5):
                 await self.traffic.send(time.time() + TRAFFIC_S)
-                await self.observations.send((), time.time() + TRAFFIC_S)
+                with contextlib.suppress(ProblemError):
+                    await self.observations.send((), time.time() + TRAFFIC_S)
                 await self.usage.send(all_windows=True)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(1):
@@ -208,9 +212,6 @@ class Router:
         for name, held in self.assigner.draining().items():
             found[name] = max(held, found.get(name, 0))
         return found
-
-    async def _send_observations(self) -> None:
-        await self.observations.send(self.fleet.apps)
 
     async def _look(self) -> None:
         await self.table.look()
@@ -242,11 +243,6 @@ class Router:
         for lane in self.lanes.all():
             lane.retime()
             lane.pump()
-
-    async def _every_second(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            await self.latency.send()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -325,13 +321,9 @@ class Router:
 
 def listen(host: str, port: int, *, shared: bool) -> socket.socket:
     """Return a listening socket; with ``shared``, the kernel spreads connections over all processes that have one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    found.bind((host, port))
-    found.listen(BACKLOG)
+    is_v6 = ":" in host
+    family = socket.AF_INET6 if is_v6 else socket.AF_INET
+    found = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared, dualstack_ipv6=is_v6)
     found.setblocking(False)
     return found
 

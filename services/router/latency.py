@@ -13,18 +13,14 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from services.contracts.routing import LatencyReport, ServerLatency
 from services.contracts.streams import LATENCY_FIELD, LATENCY_MAX_LENGTH, latency_stream
 from services.kit.ids import utc_now
-from services.kit.logging import Log
 from services.router.fleet import Fleet
 from services.router.lanes import Lanes
 from services.router.metrics import Metrics
 from services.router.probes import Measured, ServerTimes
-
-log = Log(__name__)
 
 STREAM_KEPT_S = 3_600
 
@@ -59,7 +55,6 @@ class LatencyReporter:
         self._reported_s = math.inf
         self._found: dict[tuple[str, str], _Second] = {}
         self._times = ServerTimes()
-        self._is_down = False
 
     def first(self, server: str, request_class: str, ttft_s: float, wait_s: float) -> None:
         """Note a first token, and how much of the time until then its request waited in the queue."""
@@ -159,21 +154,13 @@ class LatencyReporter:
         return {node: LatencyReport(router=self._router, at=at, servers=servers) for node, servers in by_node.items()}
 
     async def send(self) -> None:
-        measured = await self.measured()
-        reports = self.reports(utc_now(), time.monotonic(), measured)
+        """Send what was seen since the last call; ``RedisError`` if Redis does not answer, and it is lost."""
+        reports = self.reports(utc_now(), time.monotonic(), await self.measured())
         if not reports:
             return
-        try:
-            pipeline = self._redis.pipeline(transaction=False)
-            for node, report in reports.items():
-                stream = latency_stream(node)
-                document = report.model_dump_json()
-                pipeline.xadd(stream, {LATENCY_FIELD: document}, maxlen=LATENCY_MAX_LENGTH, approximate=True)
-                pipeline.expire(stream, STREAM_KEPT_S)
-            await pipeline.execute()
-        except RedisError as error:
-            if not self._is_down:
-                log.warning("latency.not_sent", error=str(error))
-            self._is_down = True
-        else:
-            self._is_down = False
+        pipeline = self._redis.pipeline(transaction=False)
+        for node, report in reports.items():
+            stream, document = latency_stream(node), report.model_dump_json()
+            pipeline.xadd(stream, {LATENCY_FIELD: document}, maxlen=LATENCY_MAX_LENGTH, approximate=True)
+            pipeline.expire(stream, STREAM_KEPT_S)
+        await pipeline.execute()

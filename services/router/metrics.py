@@ -98,34 +98,31 @@ class Metrics:
     """Everything that the router counts."""
 
     def __init__(self) -> None:
-        by_class = ("model", "request_class")
-        self.requests = Counter(
-            "wattshift_router_requests_total", "Requests by their answer's status.", (*by_class, "status")
-        )
-        self.ttft = Histogram("wattshift_router_ttft_seconds", "From arrival to the first token of streams.", by_class)
-        self.e2e = Histogram("wattshift_router_e2e_seconds", "From arrival to the last byte.", by_class)
-        self.wait = Histogram("wattshift_router_queue_seconds", "Wait in the lane.", by_class)
-        self.tbt = Histogram(
-            "wattshift_router_tbt_seconds", "Mean time between the tokens of an answer.", by_class, TOKENS_MS
-        )
-        self.tokens = Counter("wattshift_router_tokens_total", "Tokens of prompts and answers.", (*by_class, "kind"))
-        self.estimated = Counter(
-            "wattshift_router_estimated_tokens_requests_total",
-            "Answers whose server did not state its tokens.",
-            by_class,
-        )
-        self.energy = Counter("wattshift_router_energy_joules_total", "Estimated energy of answers.", by_class)
-        self.carbon = Counter("wattshift_router_carbon_grams_total", "Estimated emissions of answers.", by_class)
-        self.violations = Counter(
-            "wattshift_router_slo_violations_total", "Answers that took longer than five times Lat.", by_class
-        )
-        self.upstream = Counter("wattshift_router_upstream_failures_total", "Failures of servers.", ("reason",))
-        self.preemptions = Counter("wattshift_router_preemptions_total", "Requests that lost their place.", by_class)
+        def count(name: str, help_text: str, *labels: str) -> Counter:
+            return Counter(f"wattshift_router_{name}", help_text, labels)
 
-        self.blind = Counter(
-            "wattshift_router_blind_seconds_total",
+        def times(name: str, help_text: str, *labels: str, bounds: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(f"wattshift_router_{name}_seconds", help_text, labels, bounds)
+
+        by_class = ("model", "request_class")
+        self.requests = count("requests_total", "Requests by their answer's status.", *by_class, "status")
+        self.ttft = times("ttft", "From arrival to the first token of streams.", *by_class)
+        self.e2e = times("e2e", "From arrival to the last byte.", *by_class)
+        self.wait = times("queue", "Wait in the lane.", *by_class)
+        self.tbt = times("tbt", "Mean time between the tokens of an answer.", *by_class, bounds=TOKENS_MS)
+        self.tokens = count("tokens_total", "Tokens of prompts and answers.", *by_class, "kind")
+        self.estimated = count(
+            "estimated_tokens_requests_total", "Answers whose server did not state its tokens.", *by_class
+        )
+        self.energy = count("energy_joules_total", "Estimated energy of answers.", *by_class)
+        self.carbon = count("carbon_grams_total", "Estimated emissions of answers.", *by_class)
+        self.violations = count("slo_violations_total", "Answers that took longer than five times Lat.", *by_class)
+        self.upstream = count("upstream_failures_total", "Failures of servers.", "reason")
+        self.preemptions = count("preemptions_total", "Requests that lost their place.", *by_class)
+        self.blind = count(
+            "blind_seconds_total",
             "Seconds in which a server whose clocks follow latency had requests in service and showed no token.",
-            ("server", "location"),
+            *("server", "location"),
         )
 
         # OpenTelemetry's semantic conventions of generative AI, as its exporter for Prometheus writes them.
@@ -136,34 +133,23 @@ class Metrics:
         self.gen_ai_first = Histogram(
             "gen_ai_server_time_to_first_token_seconds", "From arrival to the first token of streams.", by_server
         )
+        token_labels, bounds = (*by_server, "gen_ai_token_type"), tuple(4.0**n for n in range(14))
         self.gen_ai_tokens = Histogram(
-            "gen_ai_client_token_usage",
-            "Tokens of prompts and answers.",
-            (*by_server, "gen_ai_token_type"),
-            tuple(4.0**n for n in range(14)),
+            "gen_ai_client_token_usage", "Tokens of prompts and answers.", token_labels, bounds
         )
 
         by_variant = ("app", "variant")
-        self.app_requests = Counter(
-            "wattshift_router_app_requests_total",
+        self.app_requests = count(
+            "app_requests_total",
             "Requests to applications by their answer's status; without a variant where no instance answered.",
-            (*by_variant, "status"),
+            *(*by_variant, "status"),
         )
-        self.app_latency = Histogram(
-            "wattshift_router_app_latency_seconds",
-            "From arrival to the end of an application's answer.",
-            ("app",),
-            APP_SECONDS,
+        self.app_latency = times(
+            "app_latency", "From arrival to the end of an application's answer.", "app", bounds=APP_SECONDS
         )
-        self.app_wait = Histogram(
-            "wattshift_router_app_queue_seconds", "Wait in an application's queue.", ("app",), APP_SECONDS
-        )
-        self.app_energy = Counter(
-            "wattshift_router_app_energy_joules_total", "Estimated energy of applications' answers.", by_variant
-        )
-        self.app_carbon = Counter(
-            "wattshift_router_app_carbon_grams_total", "Estimated emissions of applications' answers.", by_variant
-        )
+        self.app_wait = times("app_queue", "Wait in an application's queue.", "app", bounds=APP_SECONDS)
+        self.app_energy = count("app_energy_joules_total", "Estimated energy of applications' answers.", *by_variant)
+        self.app_carbon = count("app_carbon_grams_total", "Estimated emissions of applications' answers.", *by_variant)
 
     def all(self) -> dict[str, Counter | Histogram]:
         return {found.name: found for found in vars(self).values() if isinstance(found, Counter | Histogram)}
@@ -205,11 +191,7 @@ class MetricsFolder:
         self._path.mkdir(parents=True)
 
     def write(self, process: str, metrics: Metrics, gauges: Sequence[Gauge]) -> None:
-        document = {
-            "counts": {name: found.amounts() for name, found in metrics.all().items()},
-            "gauges": {gauge.name: list(gauge.values.items()) for gauge in gauges},
-        }
-        self._replace(f"{process}.json", document)
+        self._replace(f"{process}.json", metrics, gauges={gauge.name: list(gauge.values.items()) for gauge in gauges})
 
     def read(self, gauges: Iterable[Gauge]) -> tuple[Metrics, list[Gauge]]:
         """Return the counts of all processes together; gauges' names and help texts are taken from those given."""
@@ -231,18 +213,13 @@ class MetricsFolder:
         total = Metrics()
         _add(total, ended)
         _add(total, document)
-        self._replace(
-            ENDED,
-            {
-                "counts": {name: found.amounts() for name, found in total.all().items()},
-                "processes": [*ended.get("processes", ()), path.name],
-            },
-        )
+        self._replace(ENDED, total, processes=[*ended.get("processes", ()), path.name])
         path.unlink()
 
-    def _replace(self, name: str, document: dict[str, Any]) -> None:
+    def _replace(self, name: str, metrics: Metrics, **more: Any) -> None:
+        counts = {name: found.amounts() for name, found in metrics.all().items()}
         with whole(self._path / name) as part:
-            part.write_bytes(orjson.dumps(document))
+            part.write_bytes(orjson.dumps({"counts": counts, **more}))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from services.router.apps.coordination import Coordinator
 from services.router.apps.queue import Assigner
@@ -10,7 +12,7 @@ from services.router.breaker import BreakerState
 from services.router.fleet import Fleet
 from services.router.gate import Gate
 from services.router.lanes import Lanes
-from services.router.metrics import Gauge
+from services.router.metrics import Gauge, Labels
 from services.router.peers import Peers
 
 SHOWN = {"id", "pool", "location", "request_class", "state", "power_w", "gco2_per_kwh", "pue"}
@@ -81,62 +83,29 @@ class Overview:
 
     def gauges(self) -> list[Gauge]:
         now_s = time.monotonic()
-        servers = list(self.fleet.every_server())
-        lanes = self.lanes.all()
+        servers = {(each.id, each.location): each for each in self.fleet.every_server()}
+        by_server, ready = ("server", "location"), Counter[Labels]()
+        for each in self.fleet.instances.values():
+            if each.instance is not None and each.is_ready:
+                ready[each.instance.app, each.instance.variant] += 1
+        is_up = {
+            labels: float(each.is_ready and each.breaker.state(now_s) is BreakerState.CLOSED)
+            for labels, each in servers.items()
+        }
+        held = {labels: float(each.held) for labels, each in servers.items()}
+        in_lanes = {tuple(lane.name.split("\n")): float(len(lane.queue)) for lane in self.lanes.all()}
+        in_apps = {(name,): float(queue.waiting) for name, queue in self.assigner.queues.items()}
+        of_apps = "Requests that wait in an application's queue, of all processes for which this one assigns instances."
+
+        def gauge(name: str, help_text: str, labels: Labels, values: Mapping[Any, float], is_summed: bool) -> Gauge:
+            return Gauge(f"wattshift_router_{name}", help_text, labels, values, is_summed)
+
         return [
-            Gauge(
-                "wattshift_router_held",
-                "Requests held at a server.",
-                ("server", "location"),
-                {(each.id, each.location): float(each.held) for each in servers},
-            ),
-            Gauge(
-                "wattshift_router_server_up",
-                "1 for a server that is given requests.",
-                ("server", "location"),
-                {
-                    (each.id, each.location): float(each.is_ready and each.breaker.state(now_s) is BreakerState.CLOSED)
-                    for each in servers
-                },
-                is_summed=False,
-            ),
-            Gauge(
-                "wattshift_router_waiting",
-                "Requests that wait in a lane.",
-                ("pool", "request_class"),
-                {tuple(lane.name.split("\n")): float(len(lane.queue)) for lane in lanes},
-            ),
-            Gauge(
-                "wattshift_router_app_waiting",
-                "Requests that wait in an application's queue, of all processes for which this one assigns instances.",
-                ("app",),
-                {(name,): float(queue.waiting) for name, queue in self.assigner.queues.items()},
-            ),
-            Gauge(
-                "wattshift_router_app_instances",
-                "Instances that are ready.",
-                ("app", "variant"),
-                {
-                    (app, variant): float(count)
-                    for (app, variant), count in Counter(
-                        (each.instance.app, each.instance.variant)
-                        for each in self.fleet.instances.values()
-                        if each.instance is not None and each.is_ready
-                    ).items()
-                },
-                is_summed=False,
-            ),
-            Gauge(
-                "wattshift_router_in_flight",
-                "Requests that are not answered yet.",
-                (),
-                {(): float(self.gate.in_flight)},
-            ),
-            Gauge(
-                "wattshift_router_processes",
-                "Router processes alive.",
-                (),
-                {(): float(self.peers.processes)},
-                is_summed=False,
-            ),
+            gauge("held", "Requests held at a server.", by_server, held, True),
+            gauge("server_up", "1 for a server that is given requests.", by_server, is_up, False),
+            gauge("waiting", "Requests that wait in a lane.", ("pool", "request_class"), in_lanes, True),
+            gauge("app_waiting", of_apps, ("app",), in_apps, True),
+            gauge("app_instances", "Instances that are ready.", ("app", "variant"), ready, False),
+            gauge("in_flight", "Requests that are not answered yet.", (), {(): self.gate.in_flight}, True),
+            gauge("processes", "Router processes alive.", (), {(): self.peers.processes}, False),
         ]

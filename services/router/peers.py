@@ -10,15 +10,11 @@ import time
 
 from pydantic import ValidationError
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from services.contracts.routing import RouterState
 from services.contracts.streams import ROUTERS_HASH
-from services.kit.logging import Log
 from services.router.apps.coordination import Coordinator
 from services.router.fleet import Fleet
-
-log = Log(__name__)
 
 ALIVE_S = 6.0  #: A process that has not written for so long does not count
 FORGOTTEN_S = 60.0
@@ -31,20 +27,9 @@ class Peers:
         """Take what is kept up to date with the other processes, and how many processes there are at least."""
         self._redis, self._fleet, self._coordinator = redis, fleet, coordinator
         self._router, self.processes = router, at_least
-        self._is_away = False
 
     async def look(self) -> None:
-        """Write what this process holds, and read what the others do; log once if Redis does not answer."""
-        try:
-            await self._look()
-        except RedisError as error:
-            if not self._is_away:
-                log.warning("peers.not_read", error=str(error))
-            self._is_away = True
-        else:
-            self._is_away = False
-
-    async def _look(self) -> None:
+        """Write what this process holds, and read what the others do; ``RedisError`` if Redis does not answer."""
         now_s = time.time()
         own = RouterState(
             at_s=now_s,

@@ -27,7 +27,7 @@ log = Log(__name__)
 USAGE_S, WINDOW_S = 60, 5  #: Lengths of the windows of usage, and of those of arrivals and applications
 MOST_USAGE_WINDOWS = 1_440  #: Kept while telemetry does not answer: a day
 MOST_APP_WINDOWS = 60  #: Kept while serving does not answer: five minutes, after which a plan has no use for them
-KEPT_S = 900.0  #: How long a window of arrivals is sent again when its answers' lengths become known
+KEPT_S = 900.0  #: How long a window of arrivals is sent again, until it is accepted and its answers' lengths are known
 MOST_SILENT_S = 300  #: How far back silence is reported, after serving was away
 MOST_WINDOWS, MOST_REQUESTS = 720, 50_000  #: Of one report of arrivals
 
@@ -54,37 +54,6 @@ class UsageReporter:
         self._telemetry, self._router = telemetry, router
         self._windows: OrderedDict[int, dict[Key, list[float]]] = OrderedDict()
 
-    def add(
-        self,
-        key: Key,
-        *,
-        share_s: float,
-        input_tokens: int,
-        output_tokens: int,
-        is_estimated: bool = False,
-        energy_j: float | None,
-        carbon_gco2: float | None,
-        now_s: float | None = None,
-    ) -> None:
-        """Add a request that has just ended; ``is_estimated`` if its server did not state its tokens."""
-        start_s = _start_s(time.time() if now_s is None else now_s, USAGE_S)
-        window = self._windows.get(start_s)
-        if window is None:
-            window = self._windows[start_s] = {}
-            if len(self._windows) > MOST_USAGE_WINDOWS:
-                lost_s, lost = self._windows.popitem(last=False)
-                log.error("usage.lost", start_s=lost_s, lines=len(lost))
-        sums = window.get(key)
-        if sums is None:
-            sums = window[key] = [0.0] * 7
-        sums[0] += 1.0
-        sums[1] += input_tokens
-        sums[2] += output_tokens
-        sums[3] += is_estimated
-        sums[4] += share_s
-        sums[5] += energy_j or 0.0
-        sums[6] += carbon_gco2 or 0.0
-
     def served(
         self,
         server: Server,
@@ -94,17 +63,28 @@ class UsageReporter:
         share_s: float,
         tokens: Tokens,
         footprint: Footprint,
+        now_s: float | None = None,
     ) -> None:
         """Add a request that has just ended; ``share_s`` is its share of the server's time."""
-        self.add(
-            (server.spec.job_id or server.id, key.identity.tenant_id, key.identity.key_id, model, request_class),
-            share_s=share_s,
-            input_tokens=tokens.input,
-            output_tokens=tokens.output,
-            is_estimated=not tokens.are_stated,
-            energy_j=footprint.energy_j,
-            carbon_gco2=footprint.carbon_gco2,
-        )
+        start_s = _start_s(time.time() if now_s is None else now_s, USAGE_S)
+        window = self._windows.get(start_s)
+        if window is None:
+            window = self._windows[start_s] = {}
+            if len(self._windows) > MOST_USAGE_WINDOWS:
+                lost_s, lost = self._windows.popitem(last=False)
+                log.error("usage.lost", start_s=lost_s, lines=len(lost))
+        identity = key.identity
+        line = (server.spec.job_id or server.id, identity.tenant_id, identity.key_id, model, request_class)
+        sums = window.get(line)
+        if sums is None:
+            sums = window[line] = [0.0] * 7
+        sums[0] += 1.0
+        sums[1] += tokens.input
+        sums[2] += tokens.output
+        sums[3] += not tokens.are_stated
+        sums[4] += share_s
+        sums[5] += footprint.energy_j or 0.0
+        sums[6] += footprint.carbon_gco2 or 0.0
 
     async def send(self, now_s: float | None = None, *, all_windows: bool = False) -> None:
         """Report the windows that are over; at the end of the process, also the current one.
@@ -180,6 +160,9 @@ class TrafficReporter:
                     log.warning("traffic.not_reported", pool=pool.spec.name, error=error.detail)
         for name in set(self._windows) - set(self._fleet.pools):
             del self._windows[name]
+        for windows in self._windows.values():  # also those that were not accepted: they have no end
+            for start_s in [start_s for start_s in windows if start_s < now_s - KEPT_S]:
+                del windows[start_s]
 
     async def _send_pool(self, pool: Pool, now_s: float) -> None:
         name = pool.spec.name
@@ -214,7 +197,7 @@ class TrafficReporter:
             for _, window, found in due:
                 window.sent = found
         self._reported[name] = last_s
-        for start_s in [start_s for start_s, each in windows.items() if each.sent == [] or start_s < now_s - KEPT_S]:
+        for start_s in [start_s for start_s, each in windows.items() if each.sent == []]:
             del windows[start_s]
 
 
@@ -234,7 +217,6 @@ class ObservationReporter:
         self._waiting, self._serving, self._router = waiting, serving, router
         self._windows: OrderedDict[int, dict[str, _App]] = OrderedDict()
         self._last_s = 0
-        self._is_away = False
 
     def arrived(self, app: str, now_s: float) -> None:
         """Count a request's arrival, UTC seconds."""
@@ -263,7 +245,11 @@ class ObservationReporter:
         return found
 
     async def send(self, apps: Collection[str], now_s: float | None = None) -> None:
-        """Report the windows that are over for these applications; one without requests is reported as such."""
+        """Report the windows that are over for these applications; one without requests is reported as such.
+
+        Raises:
+            ProblemError: Serving does not answer; what was not accepted is reported next time.
+        """
         last_s = _start_s(time.time() if now_s is None else now_s) - WINDOW_S
         if apps:
             for start_s in range(max(self._last_s + WINDOW_S, last_s - WINDOW_S), last_s + 1, WINDOW_S):
@@ -283,13 +269,9 @@ class ObservationReporter:
                         "POST", "/internal/apps/observations", body=report, retry=True, attempts=2, timeout_s=5
                     )
             except ProblemError as error:
-                if not self._is_away:
-                    log.warning("observations.not_reported", error=error.detail)
-                self._is_away = True
                 if error.status >= 500:
-                    return
-            else:
-                self._is_away = False
+                    raise
+                log.warning("observations.refused", start_s=start_s, error=error.detail)
             del self._windows[start_s]
 
 

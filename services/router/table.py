@@ -31,7 +31,6 @@ class TableReader:
         self._kept: str | None = None
         self.is_known = False
         self.is_empty = False
-        self._is_away = False
 
     def read_kept(self) -> None:
         """Load the last known table, so that a router that starts without serving routes as before."""
@@ -47,18 +46,8 @@ class TableReader:
         log.info("table.kept", servers=len(table.servers), made_at=table.made_at.isoformat())
 
     async def look(self) -> None:
-        """Read the table once; while serving does not answer, which is logged once, the last one stays in force."""
-        try:
-            content = await self._serving.request("GET", "/internal/routing", attempts=1, timeout_s=2)
-        except ProblemError as error:
-            if not self._is_away:
-                log.warning("table.not_read", error=error.detail, is_last_in_force=self.is_known)
-            self._is_away = True
-            return
-        if self._is_away:
-            log.info("table.read_again")
-        self._is_away = False
-        table = RoutingTable.model_validate_json(content)
+        """Read the table once; ``ProblemError`` while serving does not answer: the last one stays in force."""
+        table = await self._serving.call("GET", "/internal/routing", RoutingTable, attempts=1, timeout_s=2)
         self._adopt(table)
         self.is_known, self.is_empty = True, not (table.pools or table.servers or table.apps)
         self._keep(table)

@@ -72,7 +72,6 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "services/kit/tasks.py::merged": Until("the caller is cancelled or the tasks end"),
     # --- router
     "services/router/lanes.py::Lane.take_spare": Until("`until_s`, looking every `SPARE_LOOK_S`"),
-    "services/router/app.py::Router._every_second": Pace("`asyncio.sleep`"),
     "services/router/app.py::supervise": Until("SIGTERM; a worker that died is begun anew after `time.sleep`"),
     "services/router/upstream.py::Connection.head": Until("the request's time: `_wait`"),
     "services/router/upstream.py::Connection.whole": Until("the request's time: `_wait`"),

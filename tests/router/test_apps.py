@@ -15,6 +15,7 @@ import pytest
 from services.contracts.apps import AppObservation
 from services.contracts.identity import KeyLimits, Role, TenantLimits
 from services.contracts.routing import UpstreamKey
+from services.kit.problems import ProblemError
 from tests.router.conftest import Stage
 from tests.support.app_instances import (
     APP,
@@ -380,6 +381,21 @@ async def test_usage_goes_to_the_ledger_by_variant_and_key(apps: Apps) -> None:
     assert sum(each.energy_j for each in usages) == pytest.approx(120 * sum(each.share_s for each in usages))
 
 
+async def test_who_leaves_is_charged_what_the_instance_spent_until_then(apps: Apps) -> None:
+    apps.one.gate = asyncio.Event()
+    leaving = asyncio.create_task(apps.infer())
+    await until(lambda: apps.one.held == 1)
+    await asyncio.sleep(0.1)
+    leaving.cancel()
+    counted = apps.router.router.metrics.app_requests.values
+    await until(lambda: bool(counted))
+    assert counted == {(APP, "b1", "499"): 1}
+    await apps.router.router.usage.send(all_windows=True)
+    (usage,) = [each for report in apps.stage.plane.usage for each in report.usages]
+    assert usage.share_s > 0.05
+    assert usage.energy_j == pytest.approx(120 * usage.share_s)
+
+
 async def test_observations_are_reported_in_whole_windows_until_they_are_accepted(apps: Apps) -> None:
     reporter, plane = apps.router.router.observations, apps.stage.plane
     start_s = int(time.time() // 5) * 5 + 10_000  # so that the router's own loop has nothing to send of it
@@ -389,7 +405,8 @@ async def test_observations_are_reported_in_whole_windows_until_they_are_accepte
         reporter.answered(APP, "instance_one", latency_s, 0.005, start_s + 2.0)
     reporter.failed(APP, start_s + 2.0)
     plane.is_serving_up = False
-    await reporter.send([APP], start_s + 5.0)
+    with pytest.raises(ProblemError):
+        await reporter.send([APP], start_s + 5.0)
     plane.is_serving_up = True
     plane.observations.clear()
     await reporter.send([APP], start_s + 5.5)

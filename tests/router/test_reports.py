@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.contracts.clocks import ClockPolicy, ServerClocks
+from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
 from services.contracts.routing import LatencyReport, RouterState, ServerLatency
 from services.contracts.streams import LATENCY_FIELD, ROUTERS_HASH, latency_stream
 from services.kit.problems import ProblemError
@@ -19,6 +20,8 @@ from services.router.latency import LatencyReporter
 from services.router.metrics import Metrics
 from services.router.probes import Measured, ServerTimes
 from services.router.reports import TrafficReporter, UsageReporter
+from services.router.streams import Footprint
+from services.router.turn import Tokens
 from tests.router.conftest import Stage
 from tests.support.routers import MODEL, OPERATOR, Running, a_routed_pool, a_routed_server, chat
 
@@ -26,9 +29,6 @@ from tests.support.routers import MODEL, OPERATOR, Running, a_routed_pool, a_rou
 def reported_lengths(stage: Stage) -> list[tuple[int, int]]:
     windows = [window for _, report in stage.plane.traffic for window in report.windows]
     return [lengths for window in windows for lengths in window.requests]
-
-
-ENDED = ("job_1", "acme", "key_1", MODEL, "SS")
 
 
 async def test_requests_are_reported_at_arrival_and_again_once_their_length_is_known(
@@ -82,6 +82,17 @@ async def test_what_serving_did_not_accept_is_reported_later(router: Running, st
     assert (11, 5) in reported_lengths(stage)
 
 
+async def test_while_serving_is_away_arrivals_are_kept_for_a_while_only(router: Running, stage: Stage) -> None:
+    traffic, pool = router.router.traffic, router.router.fleet.pools["chat"]
+    stage.plane.is_serving_up = False
+    now_s = time.time() + 10_000
+    for at_s in (now_s, now_s + 600):
+        traffic.arrived(pool, at_s, 10, 20.0)
+    for later_s, kept in ((605, 2), (1_000, 1), (1_600, 0)):
+        await traffic.send(now_s + later_s)
+        assert sum(bool(each.requests) for each in traffic._windows["chat"].values()) == kept
+
+
 async def test_usage_names_key_model_class_and_job_and_adds_up(router: Running, stage: Stage) -> None:
     started_s = time.monotonic()
     for _ in range(3):
@@ -115,11 +126,10 @@ async def test_at_any_moment_a_server_has_one_second_a_second_to_share(router: R
 async def test_minutes_that_are_over_are_reported_and_kept_while_telemetry_is_away(
     router: Running, stage: Stage
 ) -> None:
-    usage = UsageReporter(router.router.usage._telemetry, "other")
-    used = {"share_s": 1.0, "input_tokens": 1, "output_tokens": 1, "energy_j": None, "carbon_gco2": None}
-    usage.add(ENDED, **used, now_s=600.0)
-    usage.add(ENDED, **used, now_s=659.0)
-    usage.add(ENDED, **used, now_s=661.0)
+    usage, server = UsageReporter(router.router.usage._telemetry, "other"), router.router.fleet.servers["instance_1"]
+    key = ResolvedKey(identity=Identity(tenant_id="acme", role=Role.USER, key_id="key_1"), limits=TenantLimits())
+    for at_s in (600.0, 659.0, 661.0):
+        usage.served(server, key, MODEL, "SS", 1.0, Tokens(1, 1, True), Footprint(None, None, "here"), at_s)
     stage.plane.is_telemetry_up = False
     with pytest.raises(ProblemError):
         await usage.send(700.0)

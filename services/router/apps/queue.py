@@ -9,6 +9,7 @@ an equal part of it, those come after the others; within a tenant the order is t
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -63,9 +64,9 @@ class Seat:
     """An instance as the queue sees it."""
 
     id: str
-    limit: int  #: How many requests it is given at once
-    is_ready: bool  #: Whether it is given any
-    service_s: float  #: Mean time of a request there
+    limit: int = 1  #: How many requests it is given at once
+    is_ready: bool = False  #: Whether it is given any
+    service_s: float = 0.0  #: Mean time of a request there
     held: int = 0  #: How many it has now
     breaker: Breaker = field(default_factory=Breaker)
 
@@ -85,7 +86,7 @@ class AppQueue:
         self._queue = RequestQueue(Order.FCFS, ServiceTimes(1.0, 1.0))
         self._names = itertools.count()
         self.tickets: dict[str, Ticket] = {}  #: Waiting requests, by their names in the queue
-        self.in_service: dict[str, int] = {}  #: Requests at instances, by tenant
+        self.in_service: Counter[str] = Counter()  #: Requests at instances, by tenant
         self._places = 0
         self._had_instance_s = -math.inf
 
@@ -93,19 +94,12 @@ class AppQueue:
     def waiting(self) -> int:
         return len(self.tickets)
 
-    @property
-    def held(self) -> int:
-        return sum(self.in_service.values())
-
     def adopt(self, seats: Iterable[tuple[str, int, bool, float]], now_s: float) -> None:
         """Take the instances of the newest table: id, limit, whether it is ready, and its mean service time."""
         known, self.seats = self.seats, {}
         for name, limit, is_ready, service_s in seats:
-            seat = known.pop(name, None)
-            if seat is None:
-                seat = Seat(name, limit, is_ready, service_s)
+            self.seats[name] = seat = known.pop(name, None) or Seat(name)
             seat.limit, seat.is_ready, seat.service_s = limit, is_ready, service_s
-            self.seats[name] = seat
         for name, seat in known.items():
             seat.is_ready = False
             if seat.held:
@@ -142,10 +136,7 @@ class AppQueue:
     def hold(self, ticket: Ticket, instance: str) -> None:
         """Count a request that another process's queue gave an instance."""
         self._place(ticket)
-        seat = self.seats.get(instance)
-        if seat is None:
-            seat = self.seats[instance] = Seat(instance, 1, False, 0.0)
-        self._give(ticket, seat, is_told=False)
+        self._give(ticket, self.seats.setdefault(instance, Seat(instance)), is_told=False)
 
     def leave(self, ticket: Ticket, outcome: Outcome, now_s: float) -> bool:
         """Remove a request that waits, or that its instance has finished; return whether its instance is ejected."""
@@ -155,10 +146,8 @@ class AppQueue:
         seat = self.seats[ticket.instance]
         ticket.instance = None
         seat.held -= 1
-        left = self.in_service[ticket.tenant] - 1
-        if left:
-            self.in_service[ticket.tenant] = left
-        else:
+        self.in_service[ticket.tenant] -= 1
+        if not self.in_service[ticket.tenant]:
             del self.in_service[ticket.tenant]
         is_ejected = _note(seat.breaker, ticket, outcome, now_s)
         if seat.has_room:
@@ -229,7 +218,7 @@ class AppQueue:
         if seat.has_room:
             self._free[seat.id] = seat
         ticket.instance = seat.id
-        self.in_service[ticket.tenant] = self.in_service.get(ticket.tenant, 0) + 1
+        self.in_service[ticket.tenant] += 1
         if is_told:
             ticket.decided(seat.id)
 
@@ -271,7 +260,7 @@ class Assigner:
             queue = self.queues[name]
             queue.refuse_all("unknown_app")
             queue.adopt([], now_s)
-            if not queue.held:
+            if not queue.in_service:
                 del self.queues[name]
 
     def take(self, ticket: Ticket) -> None:

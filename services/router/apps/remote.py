@@ -78,9 +78,13 @@ class AskingPeer(LineProtocol):
 
     Attributes:
         held_bytes: Always 0, not counted: it holds at most a line, and not for long.
+        is_unread: Never true: other processes do not come in crowds.
+        is_unused: Never true: once it is known, dropping it would take back what it holds.
     """
 
     held_bytes = 0
+    is_unread = is_unused = False
+    end_now = LineProtocol.close
 
     def __init__(self, name: str, token: str, assigner: Assigner, fleet: Fleet, peers: set[AskingPeer]) -> None:
         """Take this process's name, queues and instances, and where open connections are kept."""
@@ -98,22 +102,8 @@ class AskingPeer(LineProtocol):
         """Whether a hello is due."""
         return not self._is_known
 
-    @property
-    def is_unread(self) -> bool:
-        """Never true: other processes do not come in crowds."""
-        return False
-
-    @property
-    def is_unused(self) -> bool:
-        """Never true: once it is known, dropping it would take back what it holds."""
-        return False
-
     def become_known(self) -> None:
         """Do nothing: a hello is enough."""
-
-    def end_now(self) -> None:
-        """Close the connection to make way for another."""
-        self.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Expect a hello."""
@@ -150,9 +140,7 @@ class AskingPeer(LineProtocol):
             case _ if not self._is_known:
                 raise ValueError("a hello is due first")
             case ["take", int(number), str(app), str(tenant), (int() | None) as place, [*excluded]]:
-                ticket = self._tickets.get(number)
-                if ticket is None:
-                    ticket = self._ticket(number, app, tenant)
+                ticket = self._tickets.get(number) or self._ticket(number, app, tenant)
                 ticket.place, ticket.excluded = place, frozenset(str(each) for each in excluded)
                 self._assigner.take(ticket)
             case ["hold", int(number), str(app), str(tenant), str(instance)]:
