@@ -1,5 +1,6 @@
 """The door of applications: a request from its arrival to the last byte of its answer, at the level of ASGI."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,10 +48,8 @@ FRESH_S = 1.0
 that is closed at the same moment leaves open whether the request was seen."""
 WITHOUT_BODY = frozenset({204, 304})
 BY_HOP = frozenset(
-    {
-        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
-        *(b"trailer", b"transfer-encoding", b"upgrade"),
-    }
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
+    b"upgrade".split()
 )
 KEPT_IN = BY_HOP | {b"host", b"content-length", b"authorization", b"expect", b"x-request-id"}
 """Headers of a request that do not reach an instance; the caller's key in `authorization` least of all."""
@@ -218,8 +217,7 @@ class AppDoor:
             content = b""
             if turn.asked.method != "HEAD":  # an answer to HEAD states a length and has no body
                 content = await connection.whole(self._settings.max_answer_bytes)
-            footprint = instance.footprint(give_back(outcome))
-            self._end(turn, instance, status, sent_s, give_back(outcome), footprint)
+            footprint = self._end(turn, instance, status, sent_s, give_back(outcome))
             headers = [*_passed_out(connection.headers), *_said_of(instance), *footprint.headers()]
             if status in WITHOUT_BODY:
                 await turn.exchange.begin(status, headers)
@@ -228,7 +226,14 @@ class AppDoor:
                 await turn.exchange.answer(status, headers, content)
         except UpstreamError as error:
             self._metrics.upstream.add((error.reason,))
-            give_back(Outcome.UNREACHABLE if error.reason == "connect" else Outcome.FAILED)
+            spent_s = give_back(Outcome.UNREACHABLE if error.reason == "connect" else Outcome.FAILED)
+            if turn.exchange.has_begun:  # no other instance answers it
+                self._charge(turn, instance, spent_s)
+            raise
+        except asyncio.CancelledError:
+            if share_s is None:  # its client left, and what the instance spent on it is nobody else's
+                self._metrics.app_requests.add((turn.app.name, instance.spec.request_class or "", "499"))
+                self._charge(turn, instance, give_back(Outcome.NOT_ASKED))
             raise
         finally:
             give_back(Outcome.NOT_ASKED)
@@ -250,29 +255,30 @@ class AppDoor:
         except UpstreamError as error:
             log.warning("instance.broke_off", instance=instance.id, reason=error.reason)
             raise  # without its end, so that the client sees that the answer is not complete
-        share_s = give_back()
-        footprint = instance.footprint(share_s)
-        self._end(turn, instance, connection.status, sent_s, share_s, footprint)
+        footprint = self._end(turn, instance, connection.status, sent_s, give_back())
         has_comment = is_identity(connection.headers) and wants_comment(turn.exchange, self._settings)
         end = footprint.comment() if has_comment else b""
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
-    def _end(
-        self, turn: AppTurn, instance: Server, status: int, sent_s: float, share_s: float, footprint: Footprint
-    ) -> None:
+    def _end(self, turn: AppTurn, instance: Server, status: int, sent_s: float, share_s: float) -> Footprint:
         """Count and report a request that was answered."""
-        name, variant, now_s = turn.app.name, instance.spec.request_class or "", time.monotonic()
+        name, now_s = turn.app.name, time.monotonic()
         latency_s = now_s - turn.arrival_s
-        metrics = self._metrics
-        metrics.app_requests.add((name, variant, str(status)))
-        metrics.app_latency.observe((name,), latency_s)
-        metrics.app_wait.observe((name,), turn.wait_s)
-        if footprint.energy_j is not None:
-            metrics.app_energy.add((name, variant), footprint.energy_j)
-        if footprint.carbon_gco2 is not None:
-            metrics.app_carbon.add((name, variant), footprint.carbon_gco2)
+        self._metrics.app_requests.add((name, instance.spec.request_class or "", str(status)))
+        self._metrics.app_latency.observe((name,), latency_s)
+        self._metrics.app_wait.observe((name,), turn.wait_s)
         self._observations.answered(name, instance.id, latency_s, now_s - sent_s, time.time())
+        return self._charge(turn, instance, share_s)
+
+    def _charge(self, turn: AppTurn, instance: Server, share_s: float) -> Footprint:
+        """Report what an instance spent on a request."""
+        name, variant, footprint = turn.app.name, instance.spec.request_class or "", instance.footprint(share_s)
+        if footprint.energy_j is not None:
+            self._metrics.app_energy.add((name, variant), footprint.energy_j)
+        if footprint.carbon_gco2 is not None:
+            self._metrics.app_carbon.add((name, variant), footprint.carbon_gco2)
         self._usage.served(instance, turn.key, name, variant, share_s, NO_TOKENS, footprint)
+        return footprint
 
 
 def _request(turn: AppTurn, instance: Server, key: bytes | None) -> bytes:
