@@ -176,6 +176,7 @@ class Dispatcher:
                     raise
                 failure = error
             if failure.reason == "preempted":
+                self._metrics.preemptions.add((turn.model, expected.request_class))
                 server = await take(again=True)
                 continue
             request.excluded |= {server.id}

@@ -65,6 +65,7 @@ async def test_a_more_urgent_request_takes_the_place_of_one_without_an_answer_on
         await until_waiting(router, narrow, 2)
         narrow.one.gate.set()
         answers = await asyncio.gather(long, short, shorter)
+        assert [*router.router.metrics.preemptions.values.values()] == [1]
     assert {answer.status_code for answer in answers} == {200}
     assert narrow.one.cancelled == 1
     assert asked_for(narrow) == ["long", "short", "shorter", "long"]
