@@ -17,57 +17,19 @@ from services.router.breaker import Breaker
 from services.router.streams import Footprint
 from services.router.upstream import Origin
 
-
-class SharedTime:
-    """Counts the requests at a server, and each one's share of the server's time.
-
-    Attributes:
-        share_s: Seconds of the server per request so far: grows by 1 / n in each second in which it holds n requests.
-    """
-
-    __slots__ = ("_share_at_s", "held", "held_elsewhere", "share_s")
-
-    def __init__(self) -> None:
-        self.held = 0  #: Requests that this process holds there
-        self.held_elsewhere = 0  #: Requests that other router processes said they hold
-        self.share_s = 0.0
-        self._share_at_s = time.monotonic()
-
-    def begin(self) -> float:
-        """Count a request that the server is given; return the share clock, with which it is to be ended."""
-        self._tick()
-        self.held += 1
-        return self.share_s
-
-    def end(self, began_share_s: float) -> float:
-        """Count a request that the server no longer holds; return the server's seconds that were the request's."""
-        self._tick()
-        self.held -= 1
-        return self.share_s - began_share_s
-
-    def so_far(self, began_share_s: float) -> float:
-        """Return the server's seconds that have been a request's until now."""
-        self._tick()
-        return self.share_s - began_share_s
-
-    def _tick(self) -> None:
-        now_s = time.monotonic()
-        holds = self.held + self.held_elsewhere
-        if holds:
-            self.share_s += (now_s - self._share_at_s) / holds
-        self._share_at_s = now_s
-
-
 Extra = Literal["id", "usage"]
 """What some servers refuse: an id of a request that is no UUID, and the wish for the usage of streams."""
 AGAIN_S = 3_600.0
 """After this, a server is sent what it refused once more: it may be a newer one."""
 
 
-class Server(SharedTime):
+class Server:
     """A model server, or an instance of an application.
 
     Attributes:
+        held: Requests that this process holds there.
+        held_elsewhere: Requests that other router processes said they hold.
+        share_s: Its seconds per request so far: grows by 1 / n in each second in which it holds n requests.
         spec: Its row of the routing table.
         instance: Its row as an instance of an application; None for a model server.
         was_key_asked_for: Whether the key of an instance, if it has one, was fetched since it entered the table.
@@ -80,14 +42,16 @@ class Server(SharedTime):
     """
 
     __slots__ = (
-        *("_refused", "accuracy_pct", "breaker", "costs", "energy", "gco2_per_kwh", "id", "instance", "lanes"),
-        *("limit", "location", "origin", "spare", "spec", "tells_load", "was_key_asked_for"),
+        *("_refused", "_share_at_s", "accuracy_pct", "breaker", "costs", "energy", "gco2_per_kwh", "held"),
+        *("held_elsewhere", "id", "instance", "lanes", "limit", "location", "origin", "share_s", "spare", "spec"),
+        *("tells_load", "was_key_asked_for"),
     )
 
     def __init__(
         self, spec: RoutedServer, networks: tuple[Network, ...], instance: RoutedAppServer | None = None
     ) -> None:
-        super().__init__()
+        self.held = self.held_elsewhere = 0
+        self.share_s, self._share_at_s = 0.0, time.monotonic()
         self.id = spec.id
         self.origin = Origin(spec.url, None if spec.pool is not None else networks)
         self.breaker = Breaker()
@@ -124,10 +88,34 @@ class Server(SharedTime):
         """Whether it may be given requests at all."""
         return self.spec.state == "ready" and not self.spec.keeps_no_class
 
-    @property
-    def room(self) -> int:
-        """How many more requests this process may give it."""
-        return self.limit - self.held
+    def begin(self) -> float:
+        """Count a request that it is given; return the share clock, with which it is to be ended."""
+        self._tick()
+        self.held += 1
+        return self.share_s
+
+    def end(self, began_share_s: float) -> float:
+        """Count a request that it no longer holds; return its seconds that were the request's."""
+        self._tick()
+        self.held -= 1
+        return self.share_s - began_share_s
+
+    def so_far(self, began_share_s: float) -> float:
+        """Return its seconds that have been a request's until now."""
+        self._tick()
+        return self.share_s - began_share_s
+
+    def others_hold(self, count: int) -> None:
+        """Take in how many requests other processes hold there from now on."""
+        self._tick()
+        self.held_elsewhere = count
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        holds = self.held + self.held_elsewhere
+        if holds:
+            self.share_s += (now_s - self._share_at_s) / holds
+        self._share_at_s = now_s
 
     def may_have(self, extra: Extra, now_s: float) -> bool:
         """Whether it is sent something that some servers refuse: it has not refused that recently."""
@@ -225,12 +213,12 @@ class Fleet:
         """Take in how many router processes there are, and how many requests the others hold at each server."""
         for server in self.servers.values():
             server.update(server.spec, processes)
-            server.held_elsewhere = held_elsewhere.get(server.id, 0)
+            server.others_hold(held_elsewhere.get(server.id, 0))
             if not server.tells_load:
                 server.costs.tell(0, server.held_elsewhere, 0, 0)
         for instance in self.instances.values():
             if instance.spec.capacity > 1:  # where one request fits, no other process holds any meanwhile
-                instance.held_elsewhere = held_elsewhere.get(instance.id, 0)
+                instance.others_hold(held_elsewhere.get(instance.id, 0))
 
     def _assign(self, server: Server, pools: dict[str, Pool]) -> None:
         spec = server.spec

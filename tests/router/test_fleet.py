@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,6 +75,20 @@ def test_a_server_is_divided_among_processes_and_an_instance_is_not() -> None:
     fleet = Fleet()
     fleet.adopt(a_table(INSTANCE), processes=4)
     assert (fleet.servers["server"].limit, fleet.instances["instance"].limit) == (16, 2)
+
+
+def test_time_is_divided_by_what_was_held_while_it_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("services.router.fleet.time", SimpleNamespace(monotonic=lambda: now_s))
+    fleet = Fleet()
+    fleet.adopt(a_table(INSTANCE))
+    server = fleet.servers["server"]
+    began_s = server.begin()
+    fleet.share(2, {"server": 9})
+    now_s = 10.0
+    fleet.share(2, {})
+    now_s = 12.0
+    assert server.end(began_s) == pytest.approx(10 / 10 + 2)
 
 
 @pytest.mark.parametrize(("concurrency", "counted"), [(1, 0), (2, 3)])

@@ -392,7 +392,7 @@ def test_more_load_never_changes_which_server_is_cleaner(
         ]
     for at, more, ttft_s, e2e_s, tokens in load:
         server = servers[at % len(servers)]
-        for _ in range(min(more, server.room - 1)):
+        for _ in range(min(more, server.limit - server.held - 1)):
             server.begin()
             server.costs.begin(Work(10, 100.0), 0.0)
         server.costs.learn(server.costs.begin(Work(10, 100.0), 0.0), ttft_s, ttft_s + e2e_s, tokens)
