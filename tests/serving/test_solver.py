@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -94,15 +96,25 @@ async def test_a_refused_problem_is_not_asked_for_again() -> None:
     assert optimizer.asked == [("POST", "/v1/optimize/pools")]
 
 
-async def test_a_solve_without_an_answer_in_time_is_cancelled() -> None:
+async def test_a_solve_without_an_answer_in_time_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[asyncio.Timeout] = []
+
+    def timeout(within_s: float) -> asyncio.Timeout:
+        limits.append(asyncio.timeout(within_s))
+        return limits[-1]
+
+    async def time_is_over(_: float) -> None:
+        limits[0].reschedule(asyncio.get_running_loop().time())
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("services.serving.solver.asyncio", SimpleNamespace(timeout=timeout, sleep=time_is_over))
     optimizer = Optimizer(states=(WorkState.RUNNING,))
     async with a_solver(optimizer) as solver:
         with pytest.raises(NotSolvedError):
-            await solver.solve("plan_1", REQUEST, 0.5)
-        assert optimizer.asked[-1] == ("DELETE", "/v1/optimize/solve_1")
-        before = len(optimizer.asked)
+            await solver.solve("plan_1", REQUEST, 60)
+        assert [method for method, _ in optimizer.asked] == ["POST", "GET", "DELETE"]
         await solver.cancel()
-        assert len(optimizer.asked) == before, "it is cancelled once"
+        assert len(optimizer.asked) == 3, "it is cancelled once"
 
 
 async def test_the_request_survives_being_kept_with_the_plan() -> None:
