@@ -42,7 +42,7 @@ from typing import Any
 
 from aiohttp import web
 
-from services.core.profiles.model_server import LLAMA_70B, ModelServer, PrefixCache
+from services.core.profiles.prefix_cache import PrefixCache
 
 WORDS = ("the", "wind", "turns", "north", "and", "the", "lights", "stay", "on", "over", "a", "quiet", "town")
 CHARACTERS_PER_TOKEN = 4
@@ -53,8 +53,47 @@ REPORT_S, LOOK_S = 1.0, 0.05
 GPU_LOAD_ONE, GPU_LOAD_FULL = 0.60, 0.75
 """Load of its GPUs with one request and with a full batch: where the power of a server with Llama 3 8B's arithmetic lay
 between that of an idle H200 and its limit (lab/results/one-gpu.md)."""
+CLOCK_SHARE, LOWEST_CLOCK_MHZ = 0.9, 300.0
+"""Share of times that is inversely proportional to the clock (FREESH Table 10), and the lowest clock."""
 MAX_SECONDS = 600.0
 BODY_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times at the highest clock, seconds: of a prefill and each token of its prompt, of a step and each request."""
+
+    capacity: int  #: The most requests that it decodes together
+    prefill_base_s: float
+    prefill_s_per_token: float
+    decode_base_s: float
+    decode_s_per_request: float
+    highest_clock_mhz: float = 1_410.0
+    kv_tokens: float = 0.0  #: Tokens of prompts and answers that its memory holds; 0: any number
+
+    def prefill_s(self, tokens: float, clock_mhz: float) -> float:
+        """Return the time from the start of a prefill to the first token, seconds."""
+        return (self.prefill_base_s + self.prefill_s_per_token * tokens) * self.slowdown(clock_mhz)
+
+    def step_s(self, batch: float, clock_mhz: float) -> float:
+        """Return the time between tokens of each request in a batch, seconds."""
+        return (self.decode_base_s + self.decode_s_per_request * batch) * self.slowdown(clock_mhz)
+
+    def slowdown(self, clock_mhz: float) -> float:
+        """Return times at a clock as multiples of those at the highest."""
+        clock = min(max(clock_mhz, LOWEST_CLOCK_MHZ), self.highest_clock_mhz)
+        return 1.0 + CLOCK_SHARE * (self.highest_clock_mhz / clock - 1.0)
+
+
+LLAMA_70B = {
+    "a100-tp2": Timing(64, 0.0329, 0.3373e-3, 0.05723, 0.489e-3),
+    "a100-tp4": Timing(64, 0.0300, 0.2078e-3, 0.04322, 0.399e-3),
+    "a100-tp8": Timing(64, 0.0362, 0.1334e-3, 0.04372, 0.393e-3),
+    "h100-tp2": Timing(64, 0.0215, 0.1413e-3, 0.03673, 0.449e-3, 1_980.0),
+    "h100-tp4": Timing(64, 0.0271, 0.0897e-3, 0.02868, 0.326e-3, 1_980.0),
+    "h100-tp8": Timing(64, 0.0322, 0.0620e-3, 0.02974, 0.306e-3, 1_980.0),
+}
+"""Llama-2-70B as Splitwise measured it; ``python -m lab.reproductions.serving_profiles`` fits these."""
 
 
 @dataclass
@@ -97,7 +136,7 @@ class Engine:
     """Prefill and decode, in real time."""
 
     def __init__(
-        self, server: ModelServer, load_s: float, speed: float, clock_file: Path | None, cache_tokens: int = 0
+        self, server: Timing, load_s: float, speed: float, clock_file: Path | None, cache_tokens: int = 0
     ) -> None:
         self.server, self.speed, self.clock_file = server, speed, clock_file
         self.cache = PrefixCache(cache_tokens, BLOCK_TOKENS)
@@ -212,7 +251,8 @@ class Engine:
         while self.waiting and len(self.running) + len(self.prefilling) < self.server.capacity:
             *_, generation = self.waiting[0]
             tokens = generation.prompt_tokens + generation.output_tokens
-            if not generation.is_gone and not self.server.has_memory(self.held_tokens, tokens):
+            held = self.held_tokens  # one that is larger than the memory runs alone
+            if not generation.is_gone and self.server.kv_tokens and held and held + tokens > self.server.kv_tokens:
                 return
             heapq.heappop(self.waiting)
             if not generation.is_gone:
@@ -222,7 +262,9 @@ class Engine:
                 task.add_done_callback(self._tasks.discard)
 
     async def _prefill(self, generation: Generation) -> None:
-        generation.cached_tokens = self.cache.read(generation.blocks, generation.prompt_tokens)
+        known = self.cache.shared(generation.blocks) * BLOCK_TOKENS
+        generation.cached_tokens = max(min(known, generation.prompt_tokens - 1), 0)  # one makes the first token
+        self.cache.keep(generation.blocks)
         self.totals["prompt_tokens"] += generation.prompt_tokens
         self.totals["cached_tokens"] += generation.cached_tokens
         read = generation.prompt_tokens - generation.cached_tokens
@@ -525,12 +567,12 @@ async def serve(api: Api, host: str, port: int) -> None:
     await api.engine.decode()
 
 
-def server_of(options: argparse.Namespace) -> ModelServer:
+def server_of(options: argparse.Namespace) -> Timing:
     """Return the timing that the options ask for."""
     if options.hardware is not None:
         return replace(LLAMA_70B[options.hardware], kv_tokens=options.kv_tokens)
     ttft_s, tbt_s = options.ttft_ms / 1e3, options.tbt_ms / 1e3
-    return ModelServer(options.slots, ttft_s, 0.0, tbt_s, 0.0, kv_tokens=options.kv_tokens)
+    return Timing(options.slots, ttft_s, 0.0, tbt_s, 0.0, kv_tokens=options.kv_tokens)
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -3,7 +3,7 @@
     python -m lab.reproductions.serving_profiles DATA
 
 DATA is a folder with ``profiles/splitwise_llama2_70b.csv`` (data/perf_model.csv of Splitwise's simulator). Prints what
-``services/core/profiles/model_server.py`` has as constants: for each kind of instance the coefficients of prefill and
+``lab/serving/model_server.py`` has as constants: for each kind of instance the coefficients of prefill and
 decode, and by what share each further request lengthens a step.
 
 Prefill is a line through one prompt at a time, of 128 to 8,192 tokens; decode a line through batches of 1 to 64
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.core.profiles.model_server import LLAMA_70B
+from lab.serving.model_server import LLAMA_70B
 
 KINDS = {
     f"{short}-tp{degree}": (name, degree)
@@ -63,9 +63,9 @@ def fitted(measured: dict[tuple[str, int, int, int], tuple[float, float]], kind:
 
 
 def main() -> None:
-    """Print the constants, and how far they are from those in the core."""
+    """Print the constants, and how far they are from those in use."""
     measured = medians(Path(sys.argv[1]) / "profiles" / "splitwise_llama2_70b.csv")
-    print("kind      prefill ms  per token ms   step ms  per request ms  share   errors      in the core")
+    print("kind      prefill ms  per token ms   step ms  per request ms  share   errors      in use")
     for kind in KINDS:
         base, token, step, request, prefill_error, step_error = fitted(measured, kind)
         core = LLAMA_70B[kind]

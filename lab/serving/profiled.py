@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from lab.serving.model_server import ModelServer
 from services.core.domain.errors import DomainError
-from services.core.profiles.model_server import BATCH_SLOWDOWN, PREFILL_BASE_TOKENS, ModelServer
+from services.core.policies.freesh.server_choice import BATCH_SLOWDOWN, PREFILL_BASE_TOKENS
 
 MEMORY_SHARE = 0.9
 """Of its GPUs' memory, what a server uses for weights and the KV cache: vLLM's default (gpu_memory_utilization)."""

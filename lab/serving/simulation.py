@@ -31,7 +31,7 @@ from services.core.policies.freesh.laxity import PREEMPTION_MARGIN_S, Order, Ser
 from services.core.policies.freesh.miad import miad_clock
 from services.core.policies.freesh.request_queue import RequestQueue
 from services.core.policies.freesh.server_choice import Given, ServerCosts, Work, choose_server
-from services.core.profiles.model_server import PrefixCache
+from services.core.profiles.prefix_cache import PrefixCache
 
 TICK_S = 1.0
 """How often clocks are set. Source: FREESH section 3.2."""

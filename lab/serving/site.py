@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 
 from lab.bundles import path_of
+from lab.serving.model_server import LOWEST_CLOCK_MHZ, ModelServer
 from lab.serving.profiled import profiled_server
 from services.contracts.pools import ModeProfile
 from services.contracts.serving import PoolPartition, PoolSpec
@@ -23,7 +24,6 @@ from services.core.policies.freesh.classes import Thresholds
 from services.core.policies.freesh.laxity import ServiceTimes
 from services.core.policies.freesh.miad import Clocks
 from services.core.policies.freesh.server_choice import EnergyProfile, energy_profile
-from services.core.profiles.model_server import LOWEST_CLOCK_MHZ, ModelServer
 from services.simulator.raw import TraceFormatError
 
 PAPERS = "freesh_pools.json"

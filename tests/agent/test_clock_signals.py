@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_agent.latency_clocks import Measured as Readings
+from lab.serving.model_server import ModelServer
 from lab.serving.servers import SimulatedInstance
 from lab.serving.site import ServerKind
 from services.contracts.clocks import ClockPolicy
@@ -19,7 +20,6 @@ from services.contracts.routing import RoutingTable
 from services.core.domain.serving import LatencyLimits
 from services.core.policies.freesh.laxity import ServiceTimes
 from services.core.policies.freesh.miad import Clocks
-from services.core.profiles.model_server import ModelServer
 from services.router.fleet import Fleet
 from services.router.lanes import LaneRules, Lanes
 from services.router.latency import LatencyReporter

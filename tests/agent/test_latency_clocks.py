@@ -22,6 +22,7 @@ from gpu_agent.gangs import Gang
 from gpu_agent.latency_clocks import PACE_S, Following, LatencyClocks, Measured
 from gpu_agent.learned_clocks import LearnedClocks
 from gpu_agent.ranks import RankFolder
+from lab.serving.model_server import ModelServer
 from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.commands import StartGang
 from services.contracts.jobs import JobSpec
@@ -29,7 +30,6 @@ from services.contracts.nodes import DeviceControls, DeviceInfo
 from services.contracts.routing import LatencyReport, ServerLatency
 from services.contracts.streams import LATENCY_FIELD, latency_stream
 from services.core.domain.gpus import gpu_model
-from services.core.profiles.model_server import ModelServer
 from tests.agent.conftest import Node, eventually
 from tests.agent.test_ranks import SLEEP
 

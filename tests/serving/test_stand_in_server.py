@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,14 +17,11 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from services.core.profiles.model_server import LLAMA_70B, ModelServer
+from lab.serving.model_server import LLAMA_70B
 from tests.support.app_instances import until
 
 FILE = Path(__file__).parents[2] / "examples" / "pools" / "stand_in_server.py"
 CHAT = "/v1/chat/completions"
-FAST = ModelServer(2, prefill_base_s=0.001, prefill_s_per_token=0.0, decode_base_s=0.001, decode_s_per_request=0.0)
-SLOW = ModelServer(1, prefill_base_s=0.001, prefill_s_per_token=0.0, decode_base_s=60.0, decode_s_per_request=0.0)
-"""A token a minute: what it holds stays held for as long as a test takes."""
 
 
 def loaded() -> ModuleType:
@@ -38,11 +35,14 @@ def loaded() -> ModuleType:
 
 
 STAND_IN = loaded()
+FAST = STAND_IN.Timing(2, prefill_base_s=0.001, prefill_s_per_token=0.0, decode_base_s=0.001, decode_s_per_request=0.0)
+SLOW = STAND_IN.Timing(1, prefill_base_s=0.001, prefill_s_per_token=0.0, decode_base_s=60.0, decode_s_per_request=0.0)
+"""A token a minute: what it holds stays held for as long as a test takes."""
 
 
 @asynccontextmanager
 async def running(
-    server: ModelServer = FAST, engines: list[Any] | None = None, key: str = "", **misbehaviour: Any
+    server: Any = FAST, engines: list[Any] | None = None, key: str = "", **misbehaviour: Any
 ) -> AsyncGenerator[TestClient[Any, Any], None]:
     engine = STAND_IN.Engine(server, 0.0, 1.0, None)
     if engines is not None:
@@ -254,12 +254,16 @@ def test_options_say_the_timing() -> None:
     llama = STAND_IN.server_of(STAND_IN.parsed(["--hardware", "a100-tp4"]))
     plain = STAND_IN.server_of(STAND_IN.parsed(["--slots", "3", "--tbt-ms", "25"]))
 
-    assert llama == LLAMA_70B["a100-tp4"]
+    assert llama == STAND_IN.LLAMA_70B["a100-tp4"]
+    for name, timing in STAND_IN.LLAMA_70B.items():
+        assert asdict(timing).items() <= asdict(LLAMA_70B[name]).items(), "those that the lab fits"
+        for clock in (100, 300, 900, 5_000):
+            assert timing.slowdown(clock) == LLAMA_70B[name].slowdown(clock)
     assert (plain.capacity, plain.step_s(3, 1_410)) == (3, 0.025)
 
 
 async def test_what_was_read_before_is_not_read_again() -> None:
-    server = ModelServer(2, 0.001, 1e-6, 0.001, 0.0)
+    server = STAND_IN.Timing(2, 0.001, 1e-6, 0.001, 0.0)
     text = "wind " * 40
     engines: list[Any] = []
     async with running(server, engines) as client:
@@ -298,7 +302,7 @@ async def test_a_request_waits_for_memory_though_there_is_a_place() -> None:
 def test_options_limit_memory() -> None:
     assert STAND_IN.server_of(STAND_IN.parsed(["--kv-tokens", "9000"])).kv_tokens == 9_000
     hardware = STAND_IN.server_of(STAND_IN.parsed(["--hardware", "a100-tp4", "--kv-tokens", "7"]))
-    assert hardware == replace(LLAMA_70B["a100-tp4"], kv_tokens=7)
+    assert hardware == replace(STAND_IN.LLAMA_70B["a100-tp4"], kv_tokens=7)
 
 
 async def test_its_load_reaches_the_progress_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,13 @@ from services.core.policies.freesh.server_choice import (
     ALIKE_PACE,
     BALANCE_REQUESTS,
     BALANCE_SHARE,
+    PREFILL_BASE_TOKENS,
     SLOWDOWN_PER_TOKEN,
     S,
     Server,
     ServerCosts,
     Work,
 )
-from services.core.profiles.model_server import PREFILL_BASE_TOKENS
 
 
 def plain_cached(costs: ServerCosts, work: Work) -> int:

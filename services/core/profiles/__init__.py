@@ -3,10 +3,10 @@
 ``observations`` holds measured points, merged by configuration, and rejects nonsense; ``throughput`` has PowerFlow's
 two models as array functions; ``fitting`` is the bounded least squares beneath both; ``learn`` fits them and says how
 good the fit is; ``boards`` and ``priors`` describe GPU models and families of jobs before the first point; ``profile``
-is what is kept for one job, grown point by point; ``grid`` evaluates many jobs over (gpus x controls) at once.
-``goodput`` is Pollux' model: how fast a training job progresses at each batch size, and the best one. ``model_server``
-models a server of LLM requests: its times and power by batch and clock. ``traffic`` predicts the peak rate of each
-class of LLM requests, and ``traffic_features`` is what its learners see.
+is what is kept for one job, grown point by point.
+``goodput`` is Pollux' model: how fast a training job progresses at each batch size, and the best one.
+``prefix_cache`` is what a server of LLM requests has read before, ``traffic`` predicts the peak rate of each class of
+them, and ``traffic_features`` is what its learners see.
 
 A *control* is what slows a board down to save power: a clock in MHz, or a power limit in W where clocks cannot be set.
 """

@@ -20,8 +20,8 @@ from lab.reproductions.freesh_serving import (
     raked,
 )
 from lab.reproductions.serving_profiles import fitted
+from lab.serving.model_server import LLAMA_70B
 from lab.serving.simulation import Frequency
-from services.core.profiles.model_server import LLAMA_70B
 
 FIGURES = dict.fromkeys(
     ("energy_wh", "carbon_kg", "e2e_mean_s", "e2e_p50_s", "e2e_p90_s", "e2e_p99_s", "ttft_mean_ms"), 10.0

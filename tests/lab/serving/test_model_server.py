@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.serving.model_server import LLAMA_70B, ModelServer
 from lab.serving.profiled import for_prompts, kv_tokens, profiled_server
 from services.core.domain.errors import DomainError
-from services.core.profiles.model_server import LLAMA_70B, PREFILL_BASE_TOKENS, ModelServer
+from services.core.policies.freesh.server_choice import PREFILL_BASE_TOKENS
 
 PROFILE = {"max_qps": 2.61, "latency_s": 7.027, "ttft_ms": 195.58, "tbt_ms": 67.85}
 """FREESH's profile of class LS on two A100s, partition a."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.serving.model_server import ModelServer
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import TABLE_7, LatencyLimits, MiadConfig
 from services.core.policies.freesh.clock_model import (
@@ -23,7 +24,6 @@ from services.core.policies.freesh.clock_model import (
     mean_power_w,
 )
 from services.core.policies.freesh.miad import Clocks, LatencyReport, common_clocks, miad_clock
-from services.core.profiles.model_server import ModelServer
 
 A100 = Clocks(tuple(map(float, range(210, 1_411, 15))))
 SLOW, FINE = LatencyReport(tbt_s=0.2), LatencyReport(tbt_s=0.1)

@@ -21,8 +21,17 @@ from math import inf
 from typing import NamedTuple, Protocol, TypeVar
 
 from services.core.domain.units import J_PER_KWH
-from services.core.profiles.model_server import BATCH_SLOWDOWN, PREFILL_BASE_TOKENS, PrefixCache
+from services.core.profiles.prefix_cache import PrefixCache
 
+BATCH_SLOWDOWN = 0.010
+"""By what share of a lone request's step each further request lengthens it.
+
+Fitted to Splitwise's measurements of Llama-2-70B, batches of 1 to 64 on A100s and H100s with 2, 4 and 8 GPUs: between
+0.007 and 0.012 by GPU and degree (``python -m lab.reproductions.serving_profiles``).
+"""
+PREFILL_BASE_TOKENS = 212.0
+"""Tokens that take as long to prefill as what every prefill takes besides: the median of Splitwise's measurements of
+Llama-2-70B (97 .. 519; ``lab/serving/model_server.py``)."""
 ALIKE = 0.05  #: Carbon within so much of the least is as good: among those, the one that answers first is taken
 ALIKE_PACE = 0.25
 """Servers that are slower than the fastest by less count as fast as it: what was seen of them varies by as much."""

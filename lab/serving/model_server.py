@@ -4,26 +4,17 @@ All requests that it holds are decoded together, one token each per step. A step
 part and the lower the clock. A new request is first prefilled, which produces its first token. The delay that prefills
 cause to other requests is part of the step times, if these were measured under load.
 
-The same model answers in virtual time in the simulator and in real time in the stand-in server
-(``examples/pools/stand_in_server.py``).
+The stand-in server (``examples/pools/stand_in_server.py``) answers by the same times, in real time.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from services.core.domain.errors import DomainError
 
-BATCH_SLOWDOWN = 0.010
-"""By what share of a lone request's step each further request lengthens it.
-
-Fitted to Splitwise's measurements of Llama-2-70B, batches of 1 to 64 on A100s and H100s with 2, 4 and 8 GPUs: between
-0.007 and 0.012 by GPU and degree (``python -m lab.reproductions.serving_profiles``).
-"""
 CLOCK_SHARE = 0.9
 """Share of prefill and decode time that is inversely proportional to the clock; memory and host take the rest.
 
@@ -36,8 +27,6 @@ POWER_FLOOR = 0.085
 Source: FREESH Figure 14 (power is linear in the clock) and appendix B.2: two A100s draw about 200 W at 300 MHz and over
 700 W at 1,410 MHz.
 """
-PREFILL_BASE_TOKENS = 212.0
-"""Tokens that take as long to prefill as what every prefill takes besides: the median of ``LLAMA_70B`` (97 .. 519)."""
 HIGHEST_CLOCKS_MHZ = {"A100": 1_410.0, "H100": 1_980.0}
 LOWEST_CLOCK_MHZ = 300.0
 
@@ -115,54 +104,3 @@ LLAMA_70B: Mapping[str, ModelServer] = {
 Fitted by ``python -m lab.reproductions.serving_profiles``: steps within 7 %, prefills within 36 % at the shortest
 prompts.
 """
-
-
-class PrefixCache:
-    """The blocks of the most recently read prompts; of the least recently used, the end of a prompt is evicted first.
-
-    A prompt is cut into blocks. A block's id stands for its tokens and all that come before them, as in vLLM and in the
-    hash ids of Mooncake's traces, so two prompts share a prefix as far as their first ids are equal.
-
-    Args:
-        tokens: How many it keeps; if less than a block, it keeps none.
-        block_tokens: Tokens of a block, >= 1.
-
-    Raises:
-        DomainError: an argument is out of range.
-    """
-
-    def __init__(self, tokens: int, block_tokens: int) -> None:
-        if tokens < 0 or block_tokens < 1:
-            raise DomainError(
-                f"a prefix cache keeps at least 0 tokens in blocks of at least 1: {tokens} {block_tokens}"
-            )
-        self._most = tokens // block_tokens
-        self._block_tokens = block_tokens
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-
-    def cached_tokens(self, blocks: Sequence[int], input_tokens: int) -> int:
-        """Return how many tokens of a prompt need not be read: at most all but one, which makes the first token."""
-        return max(min(self.shared(blocks) * self._block_tokens, input_tokens - 1), 0)
-
-    def shared(self, blocks: Sequence[int]) -> int:
-        """Return how many of a prompt's leading blocks are cached."""
-        # whoever reads a block reads all before it, so that none of those is dropped earlier
-        if not blocks or blocks[-1] in self._blocks:
-            return len(blocks)
-        if blocks[0] not in self._blocks:
-            return 0
-        return bisect_left(blocks, True, key=lambda block: block not in self._blocks)
-
-    def read(self, blocks: Sequence[int], input_tokens: int) -> int:
-        """Cache a prompt that is read, and return what ``cached_tokens`` was before."""
-        found = self.cached_tokens(blocks, input_tokens)
-        self.keep(blocks)
-        return found
-
-    def keep(self, blocks: Sequence[int]) -> None:
-        """Cache a prompt that is read."""
-        for block in reversed(blocks[: self._most]):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._most:
-            self._blocks.popitem(last=False)
