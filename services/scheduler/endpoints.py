@@ -20,11 +20,11 @@ from services.contracts.queries import PlanQuery
 from services.contracts.schema import Name
 from services.core.domain.errors import DomainError, PolicyConfigError
 from services.core.domain.jobs import JobState
-from services.core.policies import registry
+from services.core.policies.parameters import describe_parameters
 from services.core.policies.registry import (
+    POLICIES,
+    PolicyEntry,
     build_policy,
-    describe_policies,
-    describe_policy,
     entry_of,
     known_policies,
     policy_name,
@@ -82,10 +82,10 @@ async def list_policies(_: ProjectCaller, service: Service) -> policies.PolicyLi
     """List policies."""
     row = await service.read(rounds.active_policy)
     active = row.policy if row else None
-    entries = {entry.name: entry for entry in describe_policies()}
-    if active is not None and (entry := describe_policy(active)) is not None:
+    entries = dict(POLICIES)
+    if active is not None and (entry := entry_of(active)) is not None:
         entries.setdefault(active, entry)  # with ``fair+`` before its name, it is not among the others
-    return policies.PolicyList(items=[_description(entry, active) for entry in entries.values()])
+    return policies.PolicyList(items=[_description(name, entry, active) for name, entry in entries.items()])
 
 
 @router.get("/policies/active", tags=["policies"])
@@ -147,9 +147,8 @@ async def set_topology(given: TopologyFile, caller: Operator, service: Service, 
 async def get_policy(name: str, _: ProjectCaller, service: Service) -> policies.PolicyDescription:
     """Get a policy."""
     row = await service.read(rounds.active_policy)
-    entry = describe_policy(name)
-    if entry is not None:
-        return _description(entry, row.policy if row else None)
+    if (entry := entry_of(name)) is not None:
+        return _description(policy_name(name), entry, row.policy if row else None)
     raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, _unknown(name))
 
 
@@ -313,14 +312,14 @@ def _before(cursor: str | None) -> int | None:
     return int(cursor)
 
 
-def _description(entry: registry.PolicyDescription, active: str | None) -> policies.PolicyDescription:
+def _description(policy: str, entry: PolicyEntry, active: str | None) -> policies.PolicyDescription:
     parameters: list[policies.PolicyParameter] = []
-    for each in entry.parameters:
+    for each in describe_parameters(entry.config):
         values = {name: getattr(each, name) for name in policies.PolicyParameter.model_fields}
         values |= {"unit": each.unit or None, "choices": list(each.choices) or None}
         parameters.append(policies.PolicyParameter.model_validate(values))
     return policies.PolicyDescription(
-        name=entry.name, summary=entry.summary, source=entry.paper, active=entry.name == active, parameters=parameters
+        name=policy, summary=entry.summary, source=entry.paper, active=policy == active, parameters=parameters
     )
 
 

@@ -5,8 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from services.core.policies.parameters import ParameterDescription
-from services.core.policies.registry import POLICIES, describe_policies
+from services.core.policies.parameters import ParameterDescription, describe_parameters
+from services.core.policies.registry import POLICIES
 
 FILE = Path(__file__).parent / "parameters.json"
 NOT_COMPARED = {"summary", "paper", "config", "build"}
@@ -15,10 +15,9 @@ NOT_COMPARED = {"summary", "paper", "config", "build"}
 def policies() -> dict[str, Any]:
     """Return, by policy, how it is treated, and each of its parameters in a line."""
     found: dict[str, Any] = {}
-    for policy in describe_policies():
-        entry = POLICIES[policy.name]
+    for name, entry in POLICIES.items():
         treated = {each.name: getattr(entry, each.name) for each in fields(entry) if each.name not in NOT_COMPARED}
-        found[policy.name] = treated | {"parameters": {each.name: _line(each) for each in policy.parameters}}
+        found[name] = treated | {"parameters": {each.name: _line(each) for each in describe_parameters(entry.config)}}
     return json.loads(json.dumps(found))
 
 

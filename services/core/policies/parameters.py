@@ -22,27 +22,6 @@ Default = bool | int | float | str | None | list[float] | list[list[float]]
 
 
 @dataclass(frozen=True)
-class ParameterDescription:
-    """One parameter, described for people and for forms.
-
-    Attributes:
-        minimum, maximum: Inclusive bounds (of every element of a list), None where there is none.
-    """
-
-    name: str  #: The key in a policy's parameters
-    type: str
-    """``number``, ``integer``, ``boolean``, ``choice``, ``numbers`` (a list) or ``pairs`` (a list of lists of two
-    numbers)."""
-    default: Default  #: As JSON
-    nullable: bool  #: Whether null is a value; the meaning says what it stands for
-    minimum: float | None
-    maximum: float | None
-    unit: str  #: ``s``, ``GPUs`` and so on; empty for a pure number
-    meaning: str  #: One sentence, with the source of the default
-    choices: tuple[str, ...] = ()  #: The values of a ``choice``
-
-
-@dataclass(frozen=True)
 class Parameter:
     """What a config field means, and the inclusive range of its value (or of each element; for a pair, of the second).
 
@@ -56,6 +35,19 @@ class Parameter:
     formerly: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParameterDescription(Parameter):
+    """One parameter, described for people and for forms."""
+
+    name: str  #: The key in a policy's parameters
+    type: str
+    """``number``, ``integer``, ``boolean``, ``choice``, ``numbers`` (a list) or ``pairs`` (a list of lists of two
+    numbers)."""
+    default: Default  #: As JSON
+    nullable: bool  #: Whether null is a value; the meaning says what it stands for
+    choices: tuple[str, ...] = ()  #: The values of a ``choice``
+
+
 def parameter(default: object, meaning: str, **more: Any) -> Any:
     """Return a field with this default; the rest as for ``Parameter``."""
     return field(default=default, metadata={Parameter.__name__: Parameter(meaning, **more)})
@@ -67,8 +59,8 @@ def check_parameters(config: object) -> None:
     Raises:
         PolicyConfigError: a wrong type, a NaN or infinity, or a value out of range, with a JSON pointer to it.
     """
-    for name, kind, declared in _declarations(type(config)):
-        _check(getattr(config, name), kind, declared, f"/{name}")
+    for declared in describe_parameters(type(config)):
+        _check(getattr(config, declared.name), declared, f"/{declared.name}")
 
 
 def build_config(config_type: type[Config], parameters: Mapping[str, object]) -> Config:
@@ -92,7 +84,7 @@ def build_config(config_type: type[Config], parameters: Mapping[str, object]) ->
 
 def accepted_names(config_type: type) -> dict[str, str]:
     """Return the present name of each parameter, by both its present and its former name."""
-    declared = [(name, parameter.formerly) for name, _, parameter in _declarations(config_type)]
+    declared = [(each.name, each.formerly) for each in describe_parameters(config_type)]
     return {name: name for name, _ in declared} | {former: name for name, former in declared if former}
 
 
@@ -101,28 +93,15 @@ def _frozen(value: object) -> object:
 
 
 def describe_parameters(config_type: type) -> tuple[ParameterDescription, ...]:
-    defaults = {declared.name: cast(object, declared.default) for declared in fields(config_type)}
-    return tuple(
-        ParameterDescription(
-            name=name,
-            type=kind.name,
-            default=_as_json(defaults[name]),
-            nullable=kind.nullable,
-            minimum=declared.minimum,
-            maximum=declared.maximum,
-            unit=declared.unit,
-            meaning=declared.meaning,
-            choices=kind.choices,
-        )
-        for name, kind, declared in _declarations(config_type)
-    )
-
-
-@dataclass(frozen=True)
-class _Kind:
-    name: str
-    nullable: bool = False
-    choices: tuple[str, ...] = ()
+    hints, found = get_type_hints(config_type, include_extras=True), list[ParameterDescription]()
+    for each in fields(config_type):
+        hint, meant = hints[each.name], each.metadata.get(Parameter.__name__)
+        if meant is None:
+            hint, meant = get_args(hint)
+        kind, nullable, choices = _kind_of(hint)
+        own: dict[str, Any] = {"name": each.name, "type": kind, "default": _as_json(each.default)}
+        found.append(ParameterDescription(**vars(meant), **own, nullable=nullable, choices=choices))
+    return tuple(found)
 
 
 def _as_json(default: object) -> Default:
@@ -131,73 +110,59 @@ def _as_json(default: object) -> Default:
     return cast(Default, [_as_json(each) for each in cast("tuple[object, ...]", default)])
 
 
-def _declarations(config_type: type) -> list[tuple[str, _Kind, Parameter]]:
-    hints = get_type_hints(config_type, include_extras=True)
-    declarations: list[tuple[str, _Kind, Parameter]] = []
-    for declared in fields(config_type):
-        hint, described = hints[declared.name], declared.metadata.get(Parameter.__name__)
-        if described is None:
-            hint, described = get_args(hint)
-        declarations.append((declared.name, _kind_of(hint), described))
-    return declarations
-
-
-def _kind_of(hint: Any) -> _Kind:
+def _kind_of(hint: Any) -> tuple[str, bool, tuple[str, ...]]:
+    """Return the name of a type, whether null is one of its values, and the choices."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         (kind,) = (_kind_of(argument) for argument in arguments if argument is not type(None))
-        return _Kind(kind.name, nullable=True, choices=kind.choices)
+        return kind[0], True, kind[2]
     if origin is Literal:
-        return _Kind("choice", choices=arguments)
+        return "choice", False, arguments
     if origin is tuple:
-        return _Kind("pairs" if get_origin(arguments[0]) is tuple else "numbers")
-    return _Kind({float: "number", int: "integer", bool: "boolean"}[hint])
+        return "pairs" if get_origin(arguments[0]) is tuple else "numbers", False, ()
+    return {float: "number", int: "integer", bool: "boolean"}[hint], False, ()
 
 
-def _check(value: object, kind: _Kind, declared: Parameter, pointer: str) -> None:
+def _check(value: object, declared: ParameterDescription, pointer: str) -> None:
     if value is None:
-        if not kind.nullable:
-            raise PolicyConfigError("null is not a value here", pointer)
-    elif kind.name == "choice":
-        if value not in kind.choices:
-            raise PolicyConfigError(f"expected one of {', '.join(kind.choices)}, got {value!r}", pointer)
-    elif kind.name == "boolean":
-        if not isinstance(value, bool):
-            raise PolicyConfigError(f"expected true or false, got {value!r}", pointer)
-    elif kind.name == "numbers":
-        if not isinstance(value, tuple):
-            raise PolicyConfigError(f"expected a list of numbers, got {value!r}", pointer)
-        for at, element in enumerate(cast("tuple[object, ...]", value)):
-            _check_number(element, declared, integer=False, pointer=f"{pointer}/{at}")
-    elif kind.name == "pairs":
-        _check_pairs(value, declared, pointer)
+        _refuse(not declared.nullable, "null is not a value here", pointer)
+    elif declared.type == "choice":
+        _refuse(value not in declared.choices, f"expected one of {', '.join(declared.choices)}, got {value!r}", pointer)
+    elif declared.type == "boolean":
+        _refuse(not isinstance(value, bool), f"expected true or false, got {value!r}", pointer)
+    elif declared.type == "numbers":
+        for at, element in enumerate(_listed(value, "a list of numbers", pointer)):
+            _check_number(element, declared, f"{pointer}/{at}")
+    elif declared.type == "pairs":
+        for at, pair in enumerate(_listed(value, "a list of pairs", pointer)):
+            numbers = _listed(pair, "two numbers", f"{pointer}/{at}")
+            _refuse(len(numbers) != 2, f"expected two numbers, got {pair!r}", f"{pointer}/{at}")
+            for which, bounds in enumerate((Parameter(""), declared)):
+                _check_number(numbers[which], bounds, f"{pointer}/{at}/{which}")
     else:
-        _check_number(value, declared, integer=kind.name == "integer", pointer=pointer)
+        _check_number(value, declared, pointer, integer=declared.type == "integer")
 
 
-def _check_pairs(value: object, declared: Parameter, pointer: str) -> None:
-    """Check a list of pairs; the declared range applies to the second number of each."""
+def _listed(value: object, expected: str, pointer: str) -> tuple[object, ...]:
     if not isinstance(value, tuple):
-        raise PolicyConfigError(f"expected a list of pairs, got {value!r}", pointer)
-    for at, pair in enumerate(cast("tuple[object, ...]", value)):
-        if not isinstance(pair, tuple) or len(cast("tuple[object, ...]", pair)) != 2:
-            raise PolicyConfigError(f"expected two numbers, got {pair!r}", f"{pointer}/{at}")
-        first, second = cast("tuple[object, object]", pair)
-        _check_number(first, Parameter(""), integer=False, pointer=f"{pointer}/{at}/0")
-        _check_number(second, declared, integer=False, pointer=f"{pointer}/{at}/1")
+        raise PolicyConfigError(f"expected {expected}, got {value!r}", pointer)
+    return cast("tuple[object, ...]", value)
 
 
-def _check_number(value: object, declared: Parameter, *, integer: bool, pointer: str) -> None:
-    wanted = "an integer" if integer else "a number"
+def _check_number(value: object, declared: Parameter, pointer: str, *, integer: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int if integer else int | float):
-        raise PolicyConfigError(f"expected {wanted}, got {value!r}", pointer)
-    if not _is_finite(value):
-        raise PolicyConfigError(f"expected a finite number, got {value!r}", pointer)
+        raise PolicyConfigError(f"expected {'an integer' if integer else 'a number'}, got {value!r}", pointer)
+    _refuse(not _is_finite(value), f"expected a finite number, got {value!r}", pointer)
     minimum, maximum = declared.minimum, declared.maximum
     if minimum is not None and value < minimum:
         raise PolicyConfigError(f"must be at least {minimum:g}, got {value!r}", pointer)
     if maximum is not None and value > maximum:
         raise PolicyConfigError(f"must be at most {maximum:g}, got {value!r}", pointer)
+
+
+def _refuse(wrong: bool, message: str, pointer: str) -> None:
+    if wrong:
+        raise PolicyConfigError(message, pointer)
 
 
 def _is_finite(value: int | float) -> bool:

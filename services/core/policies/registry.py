@@ -19,7 +19,7 @@ from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.mlfq import Green
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.policy import Joint
-from services.core.policies.parameters import ParameterDescription, build_config, describe_parameters
+from services.core.policies.parameters import build_config, describe_parameters
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.policy import Powerflow
 
@@ -47,16 +47,6 @@ class PolicyEntry:
     orders: bool = True
     """Whether jobs wait in one order, in which the first that fits starts when GPUs become free; False if GPUs are
     shared out anew at every round, so that no job is ahead of another."""
-
-
-@dataclass(frozen=True)
-class PolicyDescription:
-    """A policy and its parameters, described for people and for forms."""
-
-    name: str
-    summary: str
-    paper: str
-    parameters: tuple[ParameterDescription, ...]
 
 
 POLICIES: dict[str, PolicyEntry] = {
@@ -228,18 +218,3 @@ def build_policy(name: str, parameters: Mapping[str, object]) -> Policy[Any]:
 
 def known_policies() -> str:
     return f"{', '.join(POLICIES)}; any of them with {FAIR} before it"
-
-
-def describe_policies() -> tuple[PolicyDescription, ...]:
-    """Return every policy with its parameters, by name, without the ``fair+`` variants."""
-    return tuple(map(_described, POLICIES, POLICIES.values()))
-
-
-def describe_policy(name: str) -> PolicyDescription | None:
-    """Return one policy with its parameters; None if there is no policy of that name."""
-    entry = entry_of(name)
-    return None if entry is None else _described(policy_name(name), entry)
-
-
-def _described(name: str, entry: PolicyEntry) -> PolicyDescription:
-    return PolicyDescription(name, entry.summary, entry.paper, describe_parameters(entry.config))
