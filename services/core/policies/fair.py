@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from services.core.cycle.plan import Plan, Start
-from services.core.cycle.policy import Memory, PacksJobs, PlacesGangs, Policy, PowerLimited
+from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.snapshot import Snapshot, TenantShares
 from services.core.policies.parameters import check_parameters, parameter
 
 FORGOTTEN_GPU_S = 1.0  #: Usage below this is dropped
+OPTIONAL = ("packs", "placement", "power_limit_w", "power_error_w")
+"""What a policy may have besides ``Policy``: ``PacksJobs``, ``PlacesGangs`` and ``PowerLimited``."""
 
 
 def mean_life_s(half_life_s: float) -> float:
@@ -115,10 +117,6 @@ class Fair(Generic[Memory]):
         self.inner = inner
         self.config = config
 
-    @property
-    def packs(self) -> bool:
-        return isinstance(self.inner, PacksJobs) and self.inner.packs
-
     def initial(self) -> FairMemory[Memory]:
         return FairMemory(self.inner.initial())
 
@@ -139,37 +137,10 @@ class Fair(Generic[Memory]):
         return FairMemory(self.inner.load(stored.get("inner", {})), Usage.load(stored.get("usage", {})))
 
 
-class PlacingFair(Fair[Memory]):
-    """The wrapper for a policy that chooses its own way of placing gangs."""
-
-    inner: Any
-
-    @property
-    def placement(self) -> str:
-        return self.inner.placement
-
-
-class LimitedFair(Fair[Memory]):
-    """The wrapper for a policy that keeps the cluster within a power limit."""
-
-    inner: Any
-
-    def power_limit_w(self, snapshot: Snapshot) -> float:
-        return self.inner.power_limit_w(snapshot)
-
-    def power_error_w(self, snapshot: Snapshot) -> float:
-        return self.inner.power_error_w(snapshot)
-
-
-class LimitedPlacingFair(LimitedFair[Memory], PlacingFair[Memory]):
-    """The wrapper for a policy that does both."""
-
-
 def fair(name: str, inner: Policy[Any], config: FairConfig) -> Fair[Any]:
-    kinds: dict[tuple[bool, bool], type[Fair[Any]]] = {
-        (False, False): Fair,
-        (True, False): PlacingFair,
-        (False, True): LimitedFair,
-        (True, True): LimitedPlacingFair,
-    }
-    return kinds[isinstance(inner, PlacesGangs), isinstance(inner, PowerLimited)](name, inner, config)
+    """Return a policy with the wrapper around it; what it may do besides, it still does."""
+    wrapped = Fair(name, inner, config)
+    for optional in OPTIONAL:
+        if hasattr(inner, optional):
+            setattr(wrapped, optional, getattr(inner, optional))
+    return wrapped

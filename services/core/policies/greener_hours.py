@@ -89,29 +89,18 @@ def hour_comes_s(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: F
     return comes_s
 
 
-def can_wait(snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack_share: float | None) -> Bools:
-    """Return which of these jobs have more greener time ahead than they need: (n,).
+def left_and_deadline_s(
+    snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack_share: float | None
+) -> tuple[Floats, Floats]:
+    """Return what these jobs still need, seconds, and when they must be done, UTC seconds: (n,) each.
 
-    Beyond GREEN, which never leaves a GPU idle that a job could use and so shifts nothing on a cluster with room: with
-    slack that users grant, a job in the lower queue runs in the greenest hours before its time is up. New jobs still
-    start at once, and jobs whose time is up compete as usual.
+    A job without a deadline may end later than if it had run since its submission, but by no more than the slack.
 
     Args:
         which: (n,) indices into the job table.
         gangs: (n,) the sizes they would run at.
         slack_s: The most a job may be delayed, >= 0.
         slack_share: The same, as a share of the time it needs; None: no such limit.
-    """
-    return ~should_run(snapshot, which, *left_and_deadline_s(snapshot, which, gangs, slack_s, slack_share))
-
-
-def left_and_deadline_s(
-    snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack_share: float | None
-) -> tuple[Floats, Floats]:
-    """Return what these jobs still need, seconds, and when they must be done, UTC seconds: (n,) each.
-
-    A job without a deadline may end later than if it had run since its submission, but by no more than the slack. The
-    arguments are those of ``can_wait``.
     """
     jobs = snapshot.jobs
     ran_s = np.nan_to_num(jobs.attained_gpu_s[which], nan=0.0) / gangs

@@ -73,7 +73,7 @@ def gangs_of(snapshot: Snapshot, plan: Plan, runs: Bools) -> Iterator[Going]:
         if isinstance(action, Start):
             placements[jobs.index[action.job_id]] = action.placement, True
     for job, (placement, is_new) in sorted(placements.items(), key=lambda each: jobs.ids[each[0]]):
-        model = _model_of(snapshot, placement)
+        model = model_of(snapshot, placement)
         if placement is not None and model is not None:
             yield Going(job, model, placement.gpus, is_new)
 
@@ -85,7 +85,7 @@ def _still_running(snapshot: Snapshot, plan: Plan, asked: Collection[JobId], run
     return {
         job_id
         for job_id, job in found
-        if job is not None and runs[job] and _model_of(snapshot, jobs.placements[job]) is not None
+        if job is not None and runs[job] and model_of(snapshot, jobs.placements[job]) is not None
     }
 
 
@@ -93,7 +93,7 @@ def _stopped(plan: Plan) -> set[JobId]:
     return {action.job_id for action in plan.actions if isinstance(action, Preempt)}
 
 
-def _model_of(snapshot: Snapshot, placement: Placement | None) -> int | None:
+def model_of(snapshot: Snapshot, placement: Placement | None) -> int | None:
     """Return the GPU model that a gang sits on; None if it holds nothing on a known node."""
     node = None if placement is None else snapshot.nodes.index.get(placement.shares[0].node_id)
     return None if node is None else int(snapshot.nodes.gpu_model[node])

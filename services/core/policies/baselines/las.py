@@ -87,12 +87,10 @@ class Las:
     """Least attained service first, by queue; users' priorities take precedence. Preempts in active rounds."""
 
     name = "las"
+    initial, dump = staticmethod(LasMemory), staticmethod(_dumped)
 
     def __init__(self, config: LasConfig) -> None:
         self.config = config
-
-    def initial(self) -> LasMemory:
-        return LasMemory()
 
     def decide(self, snapshot: Snapshot, memory: LasMemory) -> tuple[Plan, LasMemory]:
         """Return the plan of discretised LAS; jobs are promoted only in active rounds."""
@@ -109,9 +107,6 @@ class Las:
         keys = queue_of(served, self.config.queue_thresholds_gpu_s), started, jobs.submitted_s[which]
         ranking = rank(snapshot, which, sizes, *keys, preemption=preemption)
         return reconcile(snapshot, ranking, preemption=preemption), memory
-
-    def dump(self, memory: LasMemory) -> dict[str, Any]:
-        return _dumped(memory)
 
     def load(self, stored: dict[str, Any]) -> LasMemory:
         started = {JobId(job_id): float(at) for job_id, at in stored.get("started_s", {}).items()}

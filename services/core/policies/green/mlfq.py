@@ -5,7 +5,7 @@ An active round sorts the jobs into queues, sets their sizes and ranks them:
 1. starving jobs, then the upper queue in order of submission as long as its gangs keep within theta of the cluster;
 2. the lower queue, together with what theta kept out of the upper one, by PRIORITY (``carbon.lower_priority``).
 
-If ``slack_s`` allows it, jobs of the lower queue that can still wait for greener hours are left out (``can_wait``).
+If ``slack_s`` allows it, jobs of the lower queue that can still wait for greener hours are left out (``_held``).
 
 A passive round fills free GPUs by the last active ranking; jobs that arrived since stand right behind the first group,
 at their minimum gang, or at ``fixed_gpus``. A passive round stops no job, so theta does not limit them.
@@ -14,8 +14,6 @@ Source: GREEN section 6, Algorithm 1.
 """
 
 from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any
 
 import numpy as np
 
@@ -41,19 +39,17 @@ from services.core.policies.green.efficiency import (
     occupancy_of,
 )
 from services.core.policies.green.memory import AHEAD, BEHIND, STARVING, GreenMemory, dump_memory, load_memory
-from services.core.policies.greener_hours import can_wait, expected_start_s, left_and_deadline_s
+from services.core.policies.greener_hours import expected_start_s, left_and_deadline_s, should_run
 
 
 class Green:
     """Carbon-efficient multi-level feedback queues. Preempts and resizes in active rounds."""
 
     name = "green"
+    initial, dump, load = staticmethod(GreenMemory), staticmethod(dump_memory), staticmethod(load_memory)
 
     def __init__(self, config: GreenConfig) -> None:
         self.config = config
-
-    def initial(self) -> GreenMemory:
-        return GreenMemory()
 
     def decide(self, snapshot: Snapshot, memory: GreenMemory) -> tuple[Plan, GreenMemory]:
         """Return Algorithm 1's plan in an active round; in a passive one, the plan that the last ranking implies."""
@@ -75,12 +71,6 @@ class Green:
         if held is not None:
             ranking = ranking.expecting(lambda: _released_s(snapshot, memory, self.config))
         return reconcile(snapshot, ranking, preemption=preemption), memory
-
-    def dump(self, memory: GreenMemory) -> dict[str, Any]:
-        return dump_memory(memory)
-
-    def load(self, stored: dict[str, Any]) -> GreenMemory:
-        return load_memory(stored)
 
 
 @dataclass(frozen=True)
@@ -210,7 +200,12 @@ def _grown(
 
 
 def _held(snapshot: Snapshot, lower: Bools, gangs: Ints, config: GreenConfig) -> Bools:
-    """Return which jobs of the lower queue wait for greener hours: (n_jobs,)."""
+    """Return which jobs of the lower queue wait for greener hours, as they have more ahead than they need: (n_jobs,).
+
+    Beyond GREEN, which never leaves a GPU idle that a job could use and so shifts nothing on a cluster with room: with
+    slack that users grant, such a job runs in the greenest hours before its time is up. New jobs still start at once,
+    and jobs whose time is up compete as usual.
+    """
     jobs = snapshot.jobs
     held = np.zeros(len(jobs), dtype=np.bool_)
     if not config.slack_s:
@@ -219,7 +214,8 @@ def _held(snapshot: Snapshot, lower: Bools, gangs: Ints, config: GreenConfig) ->
     if config.slack_of == "high_power":
         may &= high_power(jobs.gpu_power_w)
     which = np.flatnonzero(may)
-    held[which] = can_wait(snapshot, which, gangs[which], config.slack_s, config.slack_share)
+    needs = left_and_deadline_s(snapshot, which, gangs[which], config.slack_s, config.slack_share)
+    held[which] = ~should_run(snapshot, which, *needs)
     return held
 
 
@@ -229,7 +225,7 @@ def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) ->
     A job is released, by an active round, when its hour comes or it starves.
     """
     jobs = snapshot.jobs
-    before = np.fromiter(map(memory.index.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
+    before = last_index(snapshot, memory.index)
     held = np.flatnonzero((jobs.phase == QUEUED) & memory.by_job.held[before])
     gangs = possible_sizes(snapshot, _remembered_gangs(memory, config, before[held]), held)
     needs = left_and_deadline_s(snapshot, held, gangs, config.slack_s, config.slack_share)

@@ -148,7 +148,7 @@ def _order(snapshot: Snapshot, memory: JointMemory, known: Known, job: int, curv
     jobs = snapshot.jobs
     if jobs.phase[job] not in (QUEUED, PREEMPTING):
         return unknown(Lever.ORDER, "It has its GPUs; how long it would have waited otherwise is not known.")
-    place = {job_id: at for at, job_id in enumerate(memory.sizes)}
+    place = memory.place
     mine = place.get(jobs.ids[job])
     if mine is None:
         return nothing(Lever.ORDER, "It has no place in the policy's order now.")

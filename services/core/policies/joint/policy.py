@@ -48,6 +48,7 @@ class Joint:
     """Width, order, hours, limits and sleep by one cost. Preempts and resizes in active rounds."""
 
     name = "joint"
+    initial, dump, load = staticmethod(JointMemory), staticmethod(dump_memory), staticmethod(load_memory)
 
     def __init__(self, config: JointConfig) -> None:
         self.config = config
@@ -56,9 +57,6 @@ class Joint:
     def placement(self) -> str:
         """The way it places gangs whose graphs are known; other gangs are placed the cluster's own way."""
         return "consolidated" if self.config.placement == "cluster" else self.config.placement
-
-    def initial(self) -> JointMemory:
-        return JointMemory()
 
     def decide(self, snapshot: Snapshot, memory: JointMemory) -> tuple[Plan, JointMemory]:
         """Return the plan of least cost, or, in a passive round, one that fills free GPUs by the last active round."""
@@ -99,12 +97,6 @@ class Joint:
         costs = counted(snapshot, self.config.tonne_price)
         known = _known(costs, Worth(costs, self.config), self.config)
         return effects(snapshot, memory, self.config, known, snapshot.jobs.index[job_id])
-
-    def dump(self, memory: JointMemory) -> dict[str, Any]:
-        return dump_memory(memory)
-
-    def load(self, stored: dict[str, Any]) -> JointMemory:
-        return load_memory(stored)
 
 
 class _Limits:

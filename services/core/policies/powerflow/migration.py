@@ -31,16 +31,13 @@ def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: 
     """Return the stops of jobs that should move: the first set that pays, in node order; usually none."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     stopped = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
-    starts = {action.job_id: action for action in plan.actions if isinstance(action, Start)}
+    starts = [action for action in plan.actions if isinstance(action, Start)]
+    started = {start.job_id for start in starts}
     on: dict[int, list[int]] = defaultdict(list)
-    fixed: set[int] = {nodes.index[share.node_id] for start in starts.values() for share in start.placement.shares}
+    fixed: set[int] = {nodes.index[share.node_id] for start in starts for share in start.placement.shares}
     for job in np.flatnonzero(jobs.gpus > 0).tolist():
-        placement = jobs.placements[job]
-        at = (
-            [nodes.index[share.node_id] for share in placement.shares if share.node_id in nodes.index]
-            if placement
-            else []
-        )
+        shares = placement.shares if (placement := jobs.placements[job]) else ()
+        at = [nodes.index[share.node_id] for share in shares if share.node_id in nodes.index]
         movable = jobs.phase[job] == Phase.RUNNING and jobs.preemptible[job] and len(at) == 1
         movable = movable and jobs.ids[job] not in snapshot.bound
         if not movable or jobs.ids[job] in stopped:
@@ -50,14 +47,14 @@ def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: 
     waits = [
         (job, gpus)
         for job, gpus in zip(ranking.order.tolist(), ranking.gpus.tolist(), strict=True)
-        if jobs.phase[job] == Phase.QUEUED and jobs.ids[job] not in starts and jobs.eligible[job].any()
+        if jobs.phase[job] == Phase.QUEUED and jobs.ids[job] not in started and jobs.eligible[job].any()
     ]
-    candidates = sorted((node for node in on if node not in fixed), key=lambda node: (_held(snapshot, on[node]), node))
+    candidates = sorted(set(on) - fixed, key=lambda node: (int(jobs.gpus[on[node]].sum()), node))
     found: list[int] = []
     if waits:
-        found = _for_a_gang(snapshot, list(starts.values()), view, config, on, candidates, waits[0])
+        found = _for_a_gang(snapshot, starts, view, config, on, candidates, waits[0])
     elif config.power_down and snapshot.idle_w.size and not stopped:
-        found = _for_a_node(snapshot, list(starts.values()), view, config, on, candidates)
+        found = _for_a_node(snapshot, starts, view, config, on, candidates)
     return [Preempt(jobs.ids[job], Reason.DEFRAGMENTATION, int(jobs.gpus[job])) for job in found]
 
 
@@ -122,10 +119,6 @@ def _find_room(snapshot: Snapshot, starts: list[Start], moved: list[int], node: 
     model = int(nodes.gpu_model[node])
     widest_first = sorted(moved, key=lambda job: -int(snapshot.jobs.gpus[job]))
     return all(buddy(elsewhere, job, int(snapshot.jobs.gpus[job]), model, free) is not None for job in widest_first)
-
-
-def _held(snapshot: Snapshot, on: list[int]) -> int:
-    return int(snapshot.jobs.gpus[on].sum())
 
 
 def _left_s(snapshot: Snapshot, view: View, job: int) -> float:

@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import repeat
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,6 @@ from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.limit import limit_w
 from services.core.policies.powerflow.migration import moves
 from services.core.policies.powerflow.profiling import (
-    GOING,
     Measurement,
     PowerflowMemory,
     begun,
@@ -52,12 +50,10 @@ class Powerflow:
     """Energy-aware elastic scheduling under a power limit. Preempts and resizes in active rounds."""
 
     name = "powerflow"
+    initial, dump, load = staticmethod(PowerflowMemory), staticmethod(dump_memory), staticmethod(load_memory)
 
     def __init__(self, config: PowerflowConfig) -> None:
         self.config = config
-
-    def initial(self) -> PowerflowMemory:
-        return PowerflowMemory()
 
     def decide(self, snapshot: Snapshot, memory: PowerflowMemory) -> tuple[Plan, PowerflowMemory]:
         """Return Algorithm 1's plan, and the memory with the sizes at which stopped jobs are to come back."""
@@ -108,12 +104,6 @@ class Powerflow:
 
     def power_error_w(self, snapshot: Snapshot) -> float:
         return stated_error_w(snapshot, Tables(snapshot, self.config))
-
-    def dump(self, memory: PowerflowMemory) -> dict[str, Any]:
-        return dump_memory(memory)
-
-    def load(self, stored: dict[str, Any]) -> PowerflowMemory:
-        return load_memory(stored)
 
 
 def _fixed_gpus(snapshot: Snapshot, memory: PowerflowMemory, capacity: Capacity, *, active: bool) -> Ints:
@@ -272,6 +262,6 @@ def _all_idle(snapshot: Snapshot, plan: Plan) -> bool:
 
 def _of_gangs(snapshot: Snapshot, plan: Plan, found: Mapping[JobId, Measurement]) -> list[Measurement]:
     """Return the measurements of gangs that the plan starts or that are already running."""
-    phases = dict(zip(snapshot.jobs.ids, snapshot.jobs.phase.tolist(), strict=True))
+    jobs, going = snapshot.jobs, (Phase.STARTING, Phase.RUNNING)
     starts = {action.job_id for action in plan.actions if isinstance(action, Start)}
-    return [each for job_id, each in found.items() if job_id in starts or phases[job_id] in GOING]
+    return [each for job_id, each in found.items() if job_id in starts or jobs.phase[jobs.index[job_id]] in going]

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.plan import Plan, Preempt, ProfileControls, Start
-from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot, Trigger
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
+from services.core.policies.limits import model_of
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.view import Tables
 
@@ -76,7 +77,7 @@ def under_way(snapshot: Snapshot, memory: PowerflowMemory) -> PowerflowMemory:
     """
     jobs = snapshot.jobs
     under_measurement = snapshot.measuring
-    runs = {job_id for job_id, phase in zip(jobs.ids, jobs.phase.tolist(), strict=True) if phase in GOING}
+    runs = {job_id for job_id, phase in zip(jobs.ids, jobs.phase.tolist(), strict=True) if phase in (STARTING, RUNNING)}
     measured = {
         job_id: until_s
         for job_id, until_s in memory.measured.items()
@@ -95,9 +96,6 @@ def under_way(snapshot: Snapshot, memory: PowerflowMemory) -> PowerflowMemory:
     return replace(memory, measured=measured, profiled=profiled)
 
 
-GOING = (int(Phase.STARTING), int(Phase.RUNNING))
-
-
 def to_measure(
     snapshot: Snapshot, plan: Plan, tables: Tables, config: PowerflowConfig, memory: PowerflowMemory
 ) -> dict[JobId, Measurement]:
@@ -105,20 +103,18 @@ def to_measure(
     kind = ControlKind(config.control)
     if config.profiling == "never" or not snapshot.measures:
         return {}
-    jobs, nodes = snapshot.jobs, snapshot.nodes
-    model_of = dict(zip(nodes.ids, nodes.gpu_model.tolist(), strict=True))
-    index = {job_id: at for at, job_id in enumerate(jobs.ids)}
-    busy = {int(jobs.control_curve[index[job_id]]) for job_id in memory.measured}
+    jobs = snapshot.jobs
+    busy = {int(jobs.control_curve[jobs.index[job_id]]) for job_id in memory.measured}
     stops = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
-    candidates = [(index[a.job_id], a.placement, True) for a in plan.actions if isinstance(a, Start)]
-    for job in np.flatnonzero((jobs.phase == GOING[0]) | (jobs.phase == GOING[1])).tolist():
+    candidates = [(jobs.index[a.job_id], a.placement, True) for a in plan.actions if isinstance(a, Start)]
+    for job in np.flatnonzero((jobs.phase == STARTING) | (jobs.phase == RUNNING)).tolist():
         placement = jobs.placements[job]
         if placement is not None and jobs.ids[job] not in stops:
             candidates.append((job, placement, False))
     found: dict[JobId, Measurement] = {}
     for job, placement, starts in candidates:
         job_id, of_kind, gpus = jobs.ids[job], int(jobs.control_curve[job]), placement.gpus
-        model = model_of.get(placement.shares[0].node_id)
+        model = model_of(snapshot, placement)
         if model is None or not snapshot.takes(model, kind) or job_id in memory.measured:
             continue
         known = tables.of(job, model).kind is not None

@@ -93,7 +93,7 @@ def set_within(
             speed[row], power_w[row] = free_speed[row], free_w[row]
         elif n_gangs > going_on:
             n_gangs -= 1
-            idle.give_back(starts[n_gangs - going_on])
+            idle.count(starts[n_gangs - going_on], -1)
         else:
             break
     actions = _with_starts(snapshot, plan, starts[: n_gangs - going_on])
@@ -175,11 +175,7 @@ class Idle:
         self._free = nodes.free_gpus.copy()
         self._starts_on = np.zeros(len(nodes), dtype=np.int64)
         for start in starts:
-            self._count(start, 1)
-
-    def give_back(self, start: Start) -> None:
-        """Stop counting a start, so that its devices are free again."""
-        self._count(start, -1)
+            self.count(start, 1)
 
     def unused(self, spare_nodes: int | None) -> Ints:
         """Return which nodes to power down: the unused ones, except the first few as spares; None: none."""
@@ -199,7 +195,8 @@ class Idle:
         awake |= self._starts_on > 0
         return float((self._free * self._idle_w)[awake].sum())
 
-    def _count(self, start: Start, times: int) -> None:
+    def count(self, start: Start, times: int) -> None:
+        """Count a start once more, 1, or no more, -1: then its devices are free again."""
         for share in start.placement.shares:
             node = self._nodes.index[share.node_id]
             self._free[node] -= times * len(share.devices)
