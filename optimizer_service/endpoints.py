@@ -25,11 +25,11 @@ def _add_submission(kind: SolveKind[Any, Any, Any]) -> None:
         response: Response,
         idempotency_key: IdempotencyKey = None,
     ) -> SolveSummary:
-        submission = await service.submit(kind, body, caller, idempotency_key)
-        response.headers["Location"] = f"/v1/optimize/{submission.solve.id}"
-        if not submission.is_new and submission.solve.state is WorkState.SUCCEEDED:
+        solve, is_new = await service.submit(kind, body, caller, idempotency_key)
+        response.headers["Location"] = f"/v1/optimize/{solve.id}"
+        if not is_new and solve.state is WorkState.SUCCEEDED:
             response.status_code = 200
-        return submission.solve
+        return solve
 
     router.add_api_route(
         f"/{kind.name}",

@@ -1,6 +1,5 @@
 """Use cases: submit, read and cancel solves."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from optimizer_service.kinds import KINDS, SolveKind, Sources
@@ -16,14 +15,6 @@ from services.kit.background.work_queue import WorkQueue, sha256
 AnyKind = SolveKind[Any, Any, Any]
 
 
-@dataclass(frozen=True)
-class Submission:
-    """The answer to a submission; a new solve may already have ended."""
-
-    solve: SolveSummary
-    is_new: bool
-
-
 class OptimizerService:
     """What callers may do with solves."""
 
@@ -34,8 +25,10 @@ class OptimizerService:
 
     async def submit(
         self, kind: AnyKind, request: Message, caller: Identity, idempotency_key: str | None
-    ) -> Submission:
-        """Accept a solve; the same key, or the same problem while it is stored, returns the same solve.
+    ) -> tuple[SolveSummary, bool]:
+        """Accept a solve, and return it with whether it is new; it may already have ended.
+
+        The same key, or the same problem while it is stored, returns the same solve.
 
         Raises:
             ProblemError: 422 for a request that cannot be resolved or a key used for another body, 429 with too many
@@ -51,7 +44,7 @@ class OptimizerService:
         body_sha256 = sha256(kind.name, request.model_dump(mode="json"))
         work_queue = self._plan_work_queue if caller.key_id == PLANNER.key_id else self._work_queue
         work, is_new = await work_queue.submit(caller, idempotency_key, body_sha256, resolve)
-        return Submission(_summary(work), is_new)
+        return _summary(work), is_new
 
     async def find(self, solve_id: str, caller: Identity) -> Solve:
         """Return a complete solve; ``ProblemError``: 404 if there is none that the caller may see."""

@@ -165,7 +165,7 @@ class _Service:
             interval = _Interval(intensity)
             if run.scheme is Scheme.ORACLE:
                 search = self._search(intensity, present)
-                search.consider(uniform)
+                search.best = max((search.best, *uniform), key=search.worth)
                 present = search.best
             changed = optimised_at is None or abs(intensity / optimised_at - 1) * 100 > run.trigger_pct
             if run.scheme in (Scheme.CLOVER, Scheme.BLOVER) and changed:
@@ -201,7 +201,7 @@ class _Service:
         if self.run_.scheme is Scheme.BLOVER:
             random_search(search, app, gpus, self.rng, config)
         elif self.run_.screen:
-            search.consider(self.evaluated)
+            search.best = max((search.best, *self.evaluated), key=search.worth)
             search_screened(search, self.screen, config)
         else:
             anneal(search, app, gpus, self.rng, config)

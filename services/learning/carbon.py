@@ -131,14 +131,8 @@ def _from_few_days(history: History, horizon_h: int) -> Forecast:
     if len(late) >= LEAST_BACKTEST_DAYS:
         likely, low, high = made[:, : len(late)]
         truth, plain = grid.ahead(late, horizon_h), persistence(history, late, horizon_h)
-        backtest = Backtest(
-            first_s=history.start_s + HOUR_S * float(late[0]),
-            last_s=history.start_s + HOUR_S * float(late[-1]),
-            forecasts=len(late),
-            mae={"persistence": mean_errors(plain, truth), "pretrained": mean_errors(likely, truth)},
-            coverage=float(((truth >= low) & (truth <= high))[np.isfinite(truth)].mean()),
-            greenest_regret=greenest_regret(likely, history.values[late[:, None] + np.arange(horizon_h)]),
-        )
+        compared: dict[Method, Floats] = {"persistence": plain, "pretrained": likely}
+        backtest = _backtest(history, late, compared, truth, likely, share_between(truth, low, high))
     if len(moments) and (
         backtest is None or np.mean(backtest.mae["pretrained"]) < np.mean(backtest.mae["persistence"])
     ):
@@ -210,16 +204,19 @@ def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
     prior = None if used is None else quantiles(LAG_DAYS, horizon_h)
     low, high = Intervals.of(grid, *calibration, prior).at(grid, *judged)
     came = grid.ahead(judged[0], horizon_h)
-    backtest = Backtest(
-        first_s=history.start_s + HOUR_S * float(late[0]),
-        last_s=history.start_s + HOUR_S * float(late[-1]),
-        forecasts=len(late),
-        mae={"persistence": mean_errors(plain, truth), "ridge": mean_errors(learned, truth)},
-        coverage=float(((came >= low) & (came <= high))[np.isfinite(came)].mean()),
-        greenest_regret=greenest_regret(made, history.values[late[:, None] + np.arange(horizon_h)]),
-    )
+    compared: dict[Method, Floats] = {"persistence": plain, "ridge": learned}
+    backtest = _backtest(history, late, compared, truth, made, share_between(came, low, high))
     intervals = Intervals.of(grid, *(_held_out(history, days, horizon_h, used) or recent), prior)
     return Tuned(used, horizon_h, grid.root, intervals, backtest)
+
+
+def _backtest(
+    history: History, late: Ints, compared: dict[Method, Floats], truth: Floats, used: Floats, coverage: float
+) -> Backtest:
+    mae: dict[Method, tuple[float, ...]] = {each: mean_errors(made, truth) for each, made in compared.items()}
+    first_s, last_s = (history.start_s + HOUR_S * float(late[at]) for at in (0, -1))
+    regret = greenest_regret(used, history.values[late[:, None] + np.arange(truth.shape[1])])
+    return Backtest(first_s, last_s, len(late), mae, coverage, regret)
 
 
 def _held_out(
@@ -255,6 +252,11 @@ def mean_errors(made: Floats, truth: Floats) -> tuple[float, ...]:
     """
     errors = np.nanmean(np.abs(made - truth), axis=0)
     return tuple(float(errors[at : at + DAY_H].mean()) for at in range(0, len(errors), DAY_H))
+
+
+def share_between(truth: Floats, low: Floats, high: Floats) -> float:
+    """Return the share of the known values, (forecasts, hours), that lie between two others."""
+    return float(((truth >= low) & (truth <= high))[np.isfinite(truth)].mean())
 
 
 def greenest_regret(made: Floats, truth: Floats, hours: int = 6) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-from services.learning.carbon import QUANTILES, greenest_regret
+from services.learning.carbon import QUANTILES, greenest_regret, share_between
 from services.learning.carbon_history import DAY_H, HOUR_S
 
 WEIGHTS = np.linspace(0.0, 1.0, 11)
@@ -84,7 +84,7 @@ def learn(values: Floats, hours: int, hour: int) -> Blend:
         *_quantiles(values, origins, weights, day),
         late,
         {name: np.abs(each - truth).mean(axis=0) for name, each in made.items()},
-        float(((missed >= low) & (missed <= high)).mean()),
+        share_between(missed, low, high),
         greenest_regret(by_hour[0], by_hour[1]),
     )
 

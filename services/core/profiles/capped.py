@@ -26,7 +26,7 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.fitting import Problem, solve
 from services.core.profiles.judging import MIN_CONFIGURATIONS, Quality, mape, refuse_strangers, where_of
-from services.core.profiles.learn import Belief, enough, fit_throughput
+from services.core.profiles.learn import enough, fit_throughput, problem_of
 from services.core.profiles.observations import Observations
 from services.core.profiles.terms import throughput_bounds, throughput_terms, throughput_units
 from services.core.profiles.throughput import ThroughputParameters, times
@@ -95,13 +95,13 @@ class CappedModel:
 
 
 def fit_capped(
-    points: Observations, *, belief: Belief | None = None, warm: Sequence[float] | Floats | None = None
+    points: Observations, *, belief: Floats | None = None, warm: Sequence[float] | Floats | None = None
 ) -> CappedModel:
     """Fit the form above to step times and energies measured under power limits.
 
     Args:
         points: At least three configurations, or one with a belief, all with energies.
-        belief, warm: As in ``learn.fit_throughput``; vectors are (21,).
+        belief, warm: As in ``learn.fit_throughput``, (21,).
 
     Raises:
         DomainError: there are too few configurations, an energy is missing, or the control is not a power limit.
@@ -123,11 +123,11 @@ def fit_capped(
 def capped_of(
     of: Observations,
     among: Observations,
-    belief: Belief | None = None,
+    belief: Floats | None = None,
     warm: Sequence[float] | Floats | None = None,
 ) -> CappedModel:
     """Return the fit to some configurations of those parameters that the configurations ``among`` determine."""
-    terms = throughput_terms(among, believed=None if belief is None else belief.centre[: len(SPEED)])
+    terms = throughput_terms(among, believed=None if belief is None else belief[: len(SPEED)])
     batch = terms.fixed.get("beta_grad")
     fixed = dict(terms.fixed)
     if batch:
@@ -143,20 +143,17 @@ def capped_of(
     upper = np.concatenate([high, [0.97 * float(of.control.min()), np.inf, 1e6, np.inf, np.inf, 3.0]])
     unit = np.concatenate([units, [power_w, power_w, float(np.median(of.local_batch)), power_w, power_w, 1.0]])
     free = np.concatenate([terms.free, [name not in fixed for name in OWN]])
-    problem = Problem(
-        predict=lambda vectors: np.concatenate(step_and_energy(unpacked(vectors[:, None, :]), *where_of(of)), axis=-1),
-        observed=np.concatenate([of.seconds_per_iteration, of.energy_j_per_iteration]),
-        weight=np.tile(np.minimum(of.count, 16.0) / min(16.0, float(of.count.mean())), 2),
-        lower=lower,
-        upper=upper,
-        unit=unit if belief is None else np.maximum(0.2 * unit, np.abs(belief.centre)),
-        centre=lower if belief is None else belief.centre,
-        pull=np.full(len(unit), 1e-3 if belief is None else belief.pull),
-        free=free,
+    problem = problem_of(
+        lambda vectors: np.concatenate(step_and_energy(unpacked(vectors[:, None, :]), *where_of(of)), axis=-1),
+        np.concatenate([of.seconds_per_iteration, of.energy_j_per_iteration]),
+        of,
+        (lower, upper, unit),
+        belief,
+        free,
     )
     starts = _starts(of, problem, limit_w) if warm is None else np.array([warm])
     if belief is not None:
-        starts = np.where(free, np.concatenate([starts, belief.centre[None]]), belief.centre)
+        starts = np.where(free, np.concatenate([starts, belief[None]]), belief)
     found = solve(problem, starts)
     quality = Quality(int(among.count.sum()), len(among), int(free.sum()))
     return CappedModel(found.parameters, found.covariance, quality, quality, fixed)

@@ -1,11 +1,11 @@
 """Fit the two models to points. Parameters that the points do not determine stay at their prior or are left out."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from services.core.domain.arrays import Floats
+from services.core.domain.arrays import Bools, Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.fitting import Problem, Solution, solve
 from services.core.profiles.judging import MIN_CONFIGURATIONS, Quality, mape, refuse_strangers, where_of
@@ -25,25 +25,18 @@ from services.core.profiles.terms import (
 from services.core.profiles.throughput import EnergyParameters, ThroughputParameters, energy_j, times
 
 LOOSE = 1e-3  #: Pull of a parameter without a prior: enough to choose between equals, too little to bias
+PULL = 0.1  #: A parameter that is off its prior by all of itself costs as much as one point that is wrong by a tenth
 MAX_BREAKS = 6
 
 
-@dataclass(frozen=True)
-class Belief:
-    """The prior of a job's parameters: a centre, and how hard it pulls (see ``fitting``)."""
-
-    centre: Floats
-    pull: float
-
-
 def fit_throughput(
-    points: Observations, *, belief: Belief | None = None, warm: Sequence[float] | None = None
+    points: Observations, *, belief: Floats | None = None, warm: Sequence[float] | None = None
 ) -> ThroughputModel:
     """Fit equations 1 to 5 to measured step times.
 
     Args:
         points: At least three configurations, or one with a belief.
-        belief: The prior of the parameters.
+        belief: The prior of the parameters; see ``PULL``.
         warm: Parameters to start from, instead of starting cold.
 
     Raises:
@@ -53,7 +46,7 @@ def fit_throughput(
 
 
 def _times(
-    points: Observations, merged: Observations, belief: Belief | None = None, warm: Sequence[float] | None = None
+    points: Observations, merged: Observations, belief: Floats | None = None, warm: Sequence[float] | None = None
 ) -> ThroughputModel:
     model = times_of(merged, merged, belief, warm)
     refuse_strangers(model.times(*where_of(points)).iter_s, points.seconds_per_iteration, "seconds_per_iteration")
@@ -62,22 +55,22 @@ def _times(
 
 
 def times_of(
-    of: Observations, among: Observations, belief: Belief | None = None, warm: Sequence[float] | None = None
+    of: Observations, among: Observations, belief: Floats | None = None, warm: Sequence[float] | None = None
 ) -> ThroughputModel:
     """Return the fit to some configurations of those parameters that the configurations ``among`` determine."""
-    terms = throughput_terms(among, believed=None if belief is None else belief.centre)
+    terms = throughput_terms(among, believed=belief)
     where = where_of(of)
     starts = throughput_starts(of, terms) if warm is None else np.array([warm], dtype=np.float64)
     if belief is not None and warm is None:
-        starts = np.concatenate([starts, belief.centre[None]])
+        starts = np.concatenate([starts, belief[None]])
     found = solve(
-        _problem(
+        problem_of(
             lambda vectors: times(ThroughputParameters(*vectors.T[..., None]), *where).iter_s,
             of.seconds_per_iteration,
             of,
             (*throughput_bounds(), throughput_units(among)),
             belief,
-            terms,
+            terms.free,
         ),
         terms.hold(starts),
     )
@@ -91,7 +84,7 @@ def fit_energy(
     points: Observations,
     throughput: ThroughputModel | None = None,
     *,
-    belief: Belief | None = None,
+    belief: Floats | None = None,
     warm: Sequence[float] | None = None,
 ) -> EnergyModel:
     """Fit equations 6 to 15 to measured energies; points without one are left out.
@@ -115,11 +108,11 @@ def energy_of(
     of: Observations,
     among: Observations,
     throughput: ThroughputModel | None = None,
-    belief: Belief | None = None,
+    belief: Floats | None = None,
     warm: Sequence[float] | None = None,
 ) -> EnergyModel:
     """Return the fit to some configurations of those parameters that the configurations ``among`` determine."""
-    terms = energy_terms(among, believed=None if belief is None else belief.centre)
+    terms = energy_terms(among, believed=belief)
     limits = (*energy_bounds(), energy_units(among))
     speed = _times(of, of) if throughput is None else throughput
     where = where_of(of)
@@ -130,16 +123,16 @@ def energy_of(
         held = terms.broken_at(f0, of)
         starts = energy_starts(of, step, f0) if warm is None else np.array([warm], dtype=np.float64)
         if belief is not None and warm is None:
-            starts = np.concatenate([starts, belief.centre[None]])
+            starts = np.concatenate([starts, belief[None]])
         starts[:, -1] = f0
         found = solve(
-            _problem(
+            problem_of(
                 lambda vectors: energy_j(EnergyParameters(*vectors.T[..., None]), step, gpus, local_batch, control),
                 of.energy_j_per_iteration,
                 of,
                 limits,
                 belief,
-                held,
+                held.free,
             ),
             held.hold(starts),
         )
@@ -154,7 +147,7 @@ def _quality(among: Observations, terms: Terms) -> Quality:
     return Quality(int(among.count.sum()), len(among), int(terms.free.sum()))
 
 
-def enough(points: Observations, belief: Belief | None) -> Observations:
+def enough(points: Observations, belief: Floats | None) -> Observations:
     """Return the points merged by configuration; ``DomainError`` if there are too few to fit."""
     merged = points.merged() if len(points) else points
     if belief is None and len(merged) == 1:
@@ -164,25 +157,32 @@ def enough(points: Observations, belief: Belief | None) -> Observations:
     return merged
 
 
-def _problem(
+def problem_of(
     predict: Callable[[Floats], Floats],
     observed: Floats,
     of: Observations,
     limits: tuple[Floats, Floats, Floats],
-    belief: Belief | None,
-    terms: Terms,
+    belief: Floats | None,
+    free: Bools,
 ) -> Problem:
+    """Return the fit of a model to what was measured, (n,) or several such columns one after another.
+
+    Args:
+        limits: Lower and upper bounds, and units, of the parameters.
+        free: Which are fitted.
+    """
     lower, upper, units = limits
+    weight = np.minimum(of.count, 16.0) / min(16.0, float(of.count.mean()))
     return Problem(
         predict=predict,
         observed=observed,
-        weight=np.minimum(of.count, 16.0) / min(16.0, float(of.count.mean())),
+        weight=np.tile(weight, len(observed) // len(of)),
         lower=lower,
         upper=upper,
-        unit=units if belief is None else np.maximum(units * 0.2, np.abs(belief.centre)),
-        centre=lower if belief is None else belief.centre,
-        pull=np.full(len(units), LOOSE if belief is None else belief.pull),
-        free=terms.free,
+        unit=units if belief is None else np.maximum(units * 0.2, np.abs(belief)),
+        centre=lower if belief is None else belief,
+        pull=np.full(len(units), LOOSE if belief is None else PULL),
+        free=free,
     )
 
 
@@ -193,10 +193,7 @@ def _named(found: Solution, gpus_per_node: float) -> Solution:
     is which; only computing draws power.
     """
     names = ThroughputParameters._fields
-    io, grad = (
-        [names.index(name) for name in ("alpha_io", "beta_io")],
-        [names.index("alpha_grad"), names.index("beta_grad")],
-    )
+    io, grad = ([names.index(f"{name}_{part}") for name in ("alpha", "beta")] for part in ("io", "grad"))
     if found.parameters[io[1]] * gpus_per_node <= found.parameters[grad[1]]:
         return found
     mix = np.eye(len(names))
@@ -206,11 +203,11 @@ def _named(found: Solution, gpus_per_node: float) -> Solution:
     return replace(found, parameters=mix @ found.parameters, covariance=mix @ found.covariance @ mix.T)
 
 
-def _breaks(of: Observations, belief: Belief | None) -> list[float]:
+def _breaks(of: Observations, belief: Floats | None) -> list[float]:
     """Return clocks where the breaking point may be: the believed one until five were seen, then anywhere."""
     seen = np.unique(of.control)
     if belief is not None and len(seen) < 5:
-        return [float(belief.centre[-1])]
+        return [float(belief[-1])]
     if len(seen) < 3:
         return [float(seen[-1]) * 2]
     inner = seen[1:-1]

@@ -15,7 +15,7 @@ from services.core.profiles.boards import board_of
 from services.core.profiles.capped import NAMES as CAPPED
 from services.core.profiles.capped import CappedModel, fit_capped
 from services.core.profiles.judging import Quality, where_of
-from services.core.profiles.learn import Belief, fit_energy, fit_throughput
+from services.core.profiles.learn import fit_energy, fit_throughput
 from services.core.profiles.models import EnergyModel, ThroughputModel
 from services.core.profiles.observations import Observations
 from services.core.profiles.priors import believed_capped, believed_draw, believed_speed, family_of
@@ -24,7 +24,6 @@ from services.core.profiles.throughput import EnergyParameters, ThroughputParame
 JobModel = EnergyModel | CappedModel  #: By clock, or by power limit
 MAX_CONFIGURATIONS = 128  #: Configurations kept of a job, those seen last; a gang of twelve sizes at ten clocks each
 MAX_COUNT = 16.0  #: Measurements an old mean counts for: later ones then replace it slowly, should the job change
-PULL = 0.1  #: A parameter that is off its prior by all of itself costs as much as one point that is wrong by a tenth
 TIMES = frozenset(ThroughputParameters._fields) - {"gamma1", "gamma2"}
 """The parameters that all grow with the length of a step."""
 DYNAMIC_W = frozenset({"alpha_w", "beta_w", "sync_w"})
@@ -104,17 +103,15 @@ class JobProfile:
             centre = prior.model.vector.copy()
             centre[[name in TIMES for name in CAPPED]] *= slower
             centre[[name in DYNAMIC_W for name in CAPPED]] *= hungrier
-            return fit_capped(points, belief=Belief(centre, PULL), warm=None if cold else self.model.vector)
+            return fit_capped(points, belief=centre, warm=None if cold else self.model.vector)
         assert isinstance(self.model, EnergyModel)
         assert isinstance(prior.model, EnergyModel)
         speed = _scaled(prior.model.throughput.parameters, slower)
-        times = fit_throughput(
-            points, belief=Belief(speed, PULL), warm=None if cold else self.model.throughput.parameters
-        )
+        times = fit_throughput(points, belief=speed, warm=None if cold else self.model.throughput.parameters)
         draw = _hungrier(prior.model.parameters, hungrier)
         if not drawn.any():
             return replace(prior.model, parameters=EnergyParameters(*draw.tolist()), throughput=times)
-        return fit_energy(points, times, belief=Belief(draw, PULL), warm=None if cold else self.model.parameters)
+        return fit_energy(points, times, belief=draw, warm=None if cold else self.model.parameters)
 
 
 def _typical(ratio: Floats) -> float:

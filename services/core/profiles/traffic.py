@@ -124,18 +124,10 @@ class LastPeak:
 
 
 @dataclass(frozen=True)
-class SeasonalNaive:
+class SeasonalNaive(LastPeak):
     """Predicts each step's peak of the day before, or the last step's if the history is shorter."""
 
     name: str = "seasonal naive"
-
-    def steps_needed(self, history: Traffic) -> int:
-        del history
-        return 1
-
-    def fit(self, history: Traffic) -> SeasonalNaive:
-        del history
-        return self
 
     def forecast(self, history: Traffic) -> Floats:
         at = len(history) - DAY_STEPS + np.arange(STEPS_AHEAD)

@@ -72,21 +72,18 @@ def _answer(gurobipy: Any, problem: Any, model: LinearModel) -> Solution:
     codes = gurobipy.GRB
     values = np.array(problem.getAttr("X", problem.getVars())) if problem.SolCount else None
     whole = bool(model.integer.any())
+    status, note, bound = SolveStatus.FAILED, "", problem.ObjBound if whole else None
     match problem.Status:
         case codes.OPTIMAL:
-            bound = problem.ObjBound if whole else problem.ObjVal
-            return solution_of(model, SolveStatus.OPTIMAL, Backend.GUROBI, values=values, bound=bound)
-        case codes.INFEASIBLE:
-            return solution_of(model, SolveStatus.INFEASIBLE, Backend.GUROBI)
-        case codes.UNBOUNDED:
-            return solution_of(model, SolveStatus.UNBOUNDED, Backend.GUROBI)
+            status, bound = SolveStatus.OPTIMAL, problem.ObjBound if whole else problem.ObjVal
+        case codes.INFEASIBLE | codes.UNBOUNDED:
+            values = bound = None
+            status = SolveStatus.INFEASIBLE if problem.Status == codes.INFEASIBLE else SolveStatus.UNBOUNDED
         case codes.TIME_LIMIT | codes.SUBOPTIMAL | codes.INTERRUPTED | codes.USER_OBJ_LIMIT:
-            ended = SolveStatus.TIME_LIMIT if values is None else SolveStatus.FEASIBLE
-            bound = problem.ObjBound if whole else None
-            return solution_of(model, ended, Backend.GUROBI, values=values, bound=bound)
-        case status:
-            note = f"Gurobi ended with status {status}"
-            return solution_of(model, SolveStatus.FAILED, Backend.GUROBI, note=note)
+            status = SolveStatus.TIME_LIMIT if values is None else SolveStatus.FEASIBLE
+        case ended:
+            values, bound, note = None, None, f"Gurobi ended with status {ended}"
+    return solution_of(model, status, Backend.GUROBI, values=values, bound=bound, note=note)
 
 
 def _fill(gurobipy: Any, problem: Any, model: LinearModel) -> None:

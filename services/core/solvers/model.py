@@ -129,8 +129,8 @@ class ModelBuilder:
         *,
         lower: ArrayLike = -np.inf,
         upper: ArrayLike = np.inf,
-    ) -> Ints:
-        """Add ``count`` constraints and return their rows.
+    ) -> None:
+        """Add ``count`` constraints.
 
         Args:
             rows: (entries,) the rows, 0 being the first of the new ones.
@@ -146,7 +146,6 @@ class ModelBuilder:
         self._row_lower.append(_spread(lower, count))
         self._row_upper.append(_spread(upper, count))
         self._rows += count
-        return np.arange(self._rows - count, self._rows, dtype=np.int64)
 
     def build(self, offset: float = 0.0) -> LinearModel:
         """Return the model, with ``offset`` added to its objective."""
@@ -230,13 +229,6 @@ class Solution:
     solver_s: float = 0.0
     reduced_costs: Floats | None = None
     checks: int = 0
-
-    @property
-    def gap(self) -> float | None:
-        """``(objective - bound) / |objective|``; None if either is unknown."""
-        if self.objective is None or self.bound is None:
-            return None
-        return max(0.0, self.objective - self.bound) / max(abs(self.objective), 1e-9)
 
 
 def solution_of(

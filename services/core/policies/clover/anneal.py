@@ -1,7 +1,7 @@
 """A search and its best result, and simulated annealing over configuration graphs as printed in the paper."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,17 +66,11 @@ class Search:
             return math.inf
         return annealing_energy(self.objective(outcome), outcome.p95_s, self.goal.baseline.p95_s)
 
-    def consider(self, known: Iterable[Outcome]) -> None:
-        """Keep the best of outcomes that are already known, at the same load, without measuring anything."""
-        for outcome in known:
-            if self._worth(outcome) > self._worth(self.best):
-                self.best = outcome
-
     def try_graph(self, graph: ConfigGraph) -> tuple[Outcome, bool]:
         """Measure a configuration; return its outcome and whether it is the best so far."""
         outcome = self.measure(graph)
         self.measured.append(outcome)
-        better = self._worth(outcome) > self._worth(self.best)
+        better = self.worth(outcome) > self.worth(self.best)
         if better:
             self.best = outcome
         return outcome, better
@@ -86,7 +80,7 @@ class Search:
         allowed = {each.graph: each for each in self.measured if self.goal.allows(each.accuracy, each.p95_s)}
         return sorted(allowed.values(), key=self.objective, reverse=True)[:count]
 
-    def _worth(self, outcome: Outcome) -> tuple[bool, float]:
+    def worth(self, outcome: Outcome) -> tuple[bool, float]:
         """Return a sort key: outcomes within the limits, by objective, rank above those that break one, by energy."""
         if self.goal.allows(outcome.accuracy, outcome.p95_s):
             return True, self.objective(outcome)

@@ -45,12 +45,8 @@ class ScreenConfig:
     objective_tolerance: float = 0.2  #: How far its objective may be too low, per cent
 
 
-@dataclass(frozen=True)
-class _Shortfall:
-    """How much worse the queue model may be than the closed form: points of accuracy, share of late requests."""
-
-    accuracy: float
-    late: float
+_Shortfall = tuple[float, float]
+"""How much worse the queue model may be than the closed form: points of accuracy, share of late requests."""
 
 
 @dataclass
@@ -74,7 +70,7 @@ class Screen:
     """Proposes what to measure for one application at one load, one SLA and one floor.
 
     It remembers what it predicted, and proposes nothing twice: what was measured in one search is known in the next,
-    which has to take it into account (``Search.consider``).
+    which has to begin with the best of that (``Search.best``).
     """
 
     def __init__(
@@ -128,7 +124,7 @@ class Screen:
                 break
             if len(off) == most:
                 accuracy, late = np.max(off, axis=0).tolist()
-                return promised, _Shortfall(accuracy, late)
+                return promised, (accuracy, late)
             if graph.key in self._proposed:
                 continue
             found = self._model(graph)
@@ -224,13 +220,13 @@ class Screen:
         The tolerances apply, or, with ``off``, the closed form is assumed to be off by that much.
         """
         goal, config = search.goal, self._config
-        off = off or _Shortfall(-config.accuracy_tolerance, -config.late_tolerance)
+        off_accuracy, off_late = off or (-config.accuracy_tolerance, -config.late_tolerance)
         carbon = energy_j * search.intensity_gco2_per_j
         delta_carbon = 1 - carbon / goal.baseline.carbon_gco2
         delta_accuracy = accuracy / goal.baseline.accuracy - 1
         objective = 100 * (goal.carbon_weight * delta_carbon + (1 - goal.carbon_weight) * delta_accuracy)
-        below = np.maximum(goal.floor + off.accuracy - accuracy, 0.0)
-        over = np.maximum(late + off.late - TAIL, 0.0)
+        below = np.maximum(goal.floor + off_accuracy - accuracy, 0.0)
+        over = np.maximum(late + off_late - TAIL, 0.0)
         return np.where((below > 0) | (over > 0), -_BEYOND * (1 + _FLOOR_FIRST * below + over), objective)
 
 

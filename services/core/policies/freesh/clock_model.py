@@ -97,20 +97,16 @@ class ClockLearner:
     def __init__(self, samples: Iterable[ClockSample] = ()) -> None:
         self.fitted: FittedClocks | None = None
         self._by_clock: dict[float, deque[ClockSample]] = {}
-        self._known = self._since_fit = 0
+        self.known = self._since_fit = 0
         for each in samples:
             self._remember(each)
-        if self._known >= ENOUGH_SAMPLES:
+        if self.known >= ENOUGH_SAMPLES:
             self.fitted = fit_clocks(self.samples)
 
     @property
     def samples(self) -> list[ClockSample]:
         """The remembered samples, by clock, oldest first within each."""
         return [each for _, found in sorted(self._by_clock.items()) for each in found]
-
-    @property
-    def known(self) -> int:
-        return self._known
 
     @property
     def clocks(self) -> int:
@@ -122,14 +118,14 @@ class ClockLearner:
         if not self._remember(sample):
             return False
         self._since_fit += 1
-        if self._known >= ENOUGH_SAMPLES and (self.fitted is None or self._since_fit >= REFIT_EVERY):
+        if self.known >= ENOUGH_SAMPLES and (self.fitted is None or self._since_fit >= REFIT_EVERY):
             self.fitted, self._since_fit = fit_clocks(self.samples), 0
         return True
 
     def unused(self, sample: ClockSample, limits: LatencyLimits) -> Unused | None:
         """Return why the learned model does not decide the next clock after a sample; None if it does."""
         if self.fitted is None:
-            return Unused.FEW_SAMPLES if self._known < ENOUGH_SAMPLES else Unused.FEW_CLOCKS
+            return Unused.FEW_SAMPLES if self.known < ENOUGH_SAMPLES else Unused.FEW_CLOCKS
         if self.fitted.error > GOOD_ERROR:
             return Unused.ERROR
         if sample.report.exceeds(limits):
@@ -141,14 +137,14 @@ class ClockLearner:
     def _remember(self, sample: ClockSample) -> bool:
         if sample.report.tbt_s is None or sample.report.is_stale or not sample.batch > 0:
             return False
-        if self._known >= MEMORY:
+        if self.known >= MEMORY:
             fullest = max(self._by_clock, key=lambda clock: len(self._by_clock[clock]))
             self._by_clock[fullest].popleft()
             if not self._by_clock[fullest]:
                 del self._by_clock[fullest]
-            self._known -= 1
+            self.known -= 1
         self._by_clock.setdefault(sample.clock_mhz, deque()).append(sample)
-        self._known += 1
+        self.known += 1
         return True
 
 

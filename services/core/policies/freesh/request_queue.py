@@ -74,7 +74,7 @@ class RequestQueue:
     def __init__(self, order: Order, times: ServiceTimes, capacity: int | None = None) -> None:
         if capacity is not None and capacity < 0:
             raise DomainError(f"a queue holds at least 0 requests, not {capacity}")
-        self.order, self._times, self.capacity = order, times, capacity
+        self.order, self.times, self.capacity = order, times, capacity
         self._lines: dict[tuple[str, frozenset[str], bool], _Line] = {}
         self._waiting: dict[str, ServingRequest] = {}
         self._serials = itertools.count()
@@ -89,11 +89,6 @@ class RequestQueue:
         """Yield the waiting requests in the order in which they will be served."""
         entries = [entry for line in self._lines.values() for entry in line.live()]
         return (entry[4] for entry in sorted(entries, key=lambda entry: (entry[4].is_late, entry)))
-
-    @property
-    def times(self) -> ServiceTimes:
-        """How fast the class's instances are, as the order assumes."""
-        return self._times
 
     @property
     def tenants(self) -> list[str]:
@@ -112,7 +107,7 @@ class RequestQueue:
         """
         if self.capacity is not None and len(self._waiting) >= self.capacity:
             return False
-        self._add(request)
+        self.requeue(request)
         return True
 
     def requeue(self, request: ServingRequest) -> None:
@@ -123,7 +118,10 @@ class RequestQueue:
         Raises:
             DomainError: a request with this id is already waiting.
         """
-        self._add(request)
+        if request.id in self._waiting:
+            raise DomainError(f"request {request.id} waits already")
+        self._enter(request)
+        self._waiting[request.id] = request
 
     def peek(
         self, *, behind: Collection[str] = (), without: Collection[frozenset[str]] = (), now_s: float = -math.inf
@@ -136,8 +134,12 @@ class RequestQueue:
             now_s: The present time; requests that can no longer be in time go behind the others.
         """
         self._put_late_last(now_s)
-        found = self._first(behind, without)
-        return None if found is None else found[4]
+        heads = [
+            (tenant in behind, is_late, line.heap[0])
+            for (tenant, excluded, is_late), line in self._lines.items()
+            if excluded not in without
+        ]
+        return min(heads)[2][4] if heads else None
 
     def remove(self, request_id: str) -> ServingRequest | None:
         """Remove and return a request whose client left; None if it is not waiting."""
@@ -151,7 +153,7 @@ class RequestQueue:
 
     def retime(self, times: ServiceTimes) -> None:
         """Reorder all waiting requests for instances of a different speed; under FCFS nothing changes."""
-        self._times = times
+        self.times = times
         if self.order is Order.FCFS:
             return
         lines: dict[tuple[str, frozenset[str], bool], list[_Entry]] = {}
@@ -164,15 +166,9 @@ class RequestQueue:
             lines.setdefault((tenant, excluded, False), []).extend(again)
         self._lines = {name: _Line(heap) for name, heap in lines.items()}
 
-    def _add(self, request: ServingRequest) -> None:
-        if request.id in self._waiting:
-            raise DomainError(f"request {request.id} waits already")
-        self._enter(request)
-        self._waiting[request.id] = request
-
     def _enter(self, request: ServingRequest, *, is_late: bool = False) -> None:
         request.serial, request.is_late = next(self._serials), is_late
-        key = request.arrival_s if is_late else order_key_s(request, self.order, self._times)
+        key = request.arrival_s if is_late else order_key_s(request, self.order, self.times)
         entry = (key, request.arrival_s, request.id, request.serial, request)
         line = self._lines.get(_line_of(request))
         if line is None:
@@ -182,20 +178,11 @@ class RequestQueue:
     def _put_late_last(self, now_s: float) -> None:
         """Move requests that can no longer be in time from the front of their lines to those of late requests."""
         for name, line in list(self._lines.items()):
-            while not name[2] and line.heap and is_too_late(request := line.heap[0][4], self._times, now_s):
+            while not name[2] and line.heap and is_too_late(request := line.heap[0][4], self.times, now_s):
                 line.take()
                 self._enter(request, is_late=True)
             if not line.heap:
                 del self._lines[name]
-
-    def _first(self, behind: Collection[str], without: Collection[frozenset[str]] = ()) -> _Entry | None:
-        """Return the first entry of the tenants that are not behind, else of all; ``without`` as for ``peek``."""
-        heads = [
-            (tenant in behind, is_late, line.heap[0])
-            for (tenant, excluded, is_late), line in self._lines.items()
-            if excluded not in without
-        ]
-        return min(heads)[2] if heads else None
 
 
 def _line_of(request: ServingRequest) -> tuple[str, frozenset[str], bool]:

@@ -8,8 +8,9 @@ an order can be met without a measurement. Its speed then follows the clock to w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import compress
+from typing import Any
 
 import numpy as np
 
@@ -29,17 +30,10 @@ def in_zone(snapshot: Snapshot, zone: int) -> Snapshot:
         return snapshot
     nodes = snapshot.nodes
     keep = nodes.zone == zone
-    inside = NodeTable(
-        ids=tuple(compress(nodes.ids, keep)),
-        gpu_model=nodes.gpu_model[keep],
-        gpus=nodes.gpus[keep],
-        schedulable=nodes.schedulable[keep],
-        free_devices=tuple(compress(nodes.free_devices, keep)),
-        asleep=nodes.asleep[keep],
-        may_sleep=nodes.may_sleep[keep],
-        zone=nodes.zone[keep],
-    )
-    return snapshot.again(nodes=inside)
+    columns = {each.name: getattr(nodes, each.name) for each in fields(nodes)}
+    inside: dict[str, Any] = {name: column[keep] for name, column in columns.items() if isinstance(column, np.ndarray)}
+    ids, free = tuple(compress(nodes.ids, keep)), tuple(compress(nodes.free_devices, keep))
+    return snapshot.again(nodes=NodeTable(ids=ids, free_devices=free, **inside))
 
 
 def within(scope: Snapshot, actions: Iterable[Action]) -> list[Action]:
