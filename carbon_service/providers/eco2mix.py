@@ -1,14 +1,14 @@
 """France by the quarter of an hour: RTE's eCO2mix, published by ODRÉ; no key is needed."""
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 
 from carbon_service.providers.entry import LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
 from carbon_service.providers.mix import Mix, MixProvider, intensity
-from carbon_service.providers.protocol import DAY_S, Feed, field, instant_s, number, rows
+from carbon_service.providers.protocol import DAY_S, Feed, field, instant_s, number, rows, written
 from services.core.domain.carbon import Signal
 
+MINUTE = "%Y-%m-%dT%H:%M:00Z"
 BASE_URL = "https://odre.opendatasoft.com/api/explore/v2.1"
 PATH = "/catalog/datasets/eco2mix-national-tr/exports/json"
 SOURCES = {
@@ -49,7 +49,7 @@ class Eco2mix(MixProvider[Eco2mixSettings]):
     async def mixes(self, area: str, start_s: float, end_s: float) -> AsyncIterator[Mix]:
         """Yield the steps that are known; those to come are rows without values."""
         names = ",".join(("date_heure", "taux_co2", *SOURCES))
-        where = f"date_heure >= '{_minute(start_s)}' AND date_heure < '{_minute(end_s)}'"
+        where = f"date_heure >= '{written(start_s, MINUTE)}' AND date_heure < '{written(end_s, MINUTE)}'"
         answer = await self._client.get(PATH, {"select": names, "where": where, "timezone": "UTC"}, cache_s=60.0)
         for row in rows(answer):
             read = ((source, number(field(row, name))) for name, source in SOURCES.items())
@@ -65,7 +65,3 @@ ENTRY = ProviderEntry("eco2mix", Eco2mixSettings, Eco2mix)
 
 def _near(one: float, other: float) -> bool:
     return max(one, other) <= MOST_TIMES * min(one, other) + MOST_APART
-
-
-def _minute(time_s: float) -> str:
-    return f"{datetime.fromtimestamp(time_s - time_s % 60, UTC):%Y-%m-%dT%H:%M:%SZ}"

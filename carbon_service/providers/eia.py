@@ -2,17 +2,16 @@
 API v2, form EIA-930."""
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 
 from pydantic import SecretStr
 
 from carbon_service.providers.entry import LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
-from carbon_service.providers.protocol import DAY_S, Feed, field, instant_s, number, rows
+from carbon_service.providers.protocol import DAY_S, Feed, field, instant_s, number, rows, written
 
 BASE_URL = "https://api.eia.gov/v2"
-HOUR_S = 3600.0
+HOUR_S, HOUR = 3600.0, "%Y-%m-%dT%H"
 ROWS_PER_PAGE, PAGES = 5_000, 20  #: The API gives no more rows at once
 SOURCES = {
     **{"COL": "coal", "NG": "gas", "NUC": "nuclear", "OIL": "oil", "WAT": "hydro", "GEO": "geothermal"},
@@ -77,7 +76,7 @@ class Eia(MixProvider[EiaSettings]):
         """Return rows with the beginning of the hour that each is of, which the API names by its end, in UTC."""
         params: dict[str, str | int] = {
             **{"api_key": self._key, "frequency": "hourly", "data[0]": "value", f"facets[{facet}][0]": area},
-            **{"start": _hour(start_s), "end": _hour(end_s + HOUR_S), "length": ROWS_PER_PAGE},
+            **{"start": written(start_s, HOUR), "end": written(end_s + HOUR_S, HOUR), "length": ROWS_PER_PAGE},
             **{"sort[0][column]": "period", "sort[0][direction]": "asc"},
         }
         found: list[tuple[float | None, object]] = []
@@ -94,7 +93,3 @@ class Eia(MixProvider[EiaSettings]):
 
 
 ENTRY = ProviderEntry("eia", EiaSettings, Eia)
-
-
-def _hour(time_s: float) -> str:
-    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H}"

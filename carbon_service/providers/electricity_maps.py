@@ -1,7 +1,7 @@
 """Electricity Maps, API v3: hourly average intensity of most of the world, direct or over the life cycle."""
 
+import math
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, SecretStr
@@ -16,15 +16,17 @@ from carbon_service.providers.protocol import (
     Series,
     field,
     instant_s,
-    number,
+    readings,
     rows,
     series,
+    written,
 )
 from carbon_service.settings import Signals
 from services.core.domain.carbon import Signal
 
 BASE_URL = "https://api.electricitymaps.com/v3"
 HOUR_S = 3600.0
+FORM = "%Y-%m-%dT%H:%M:%SZ"
 LONGEST_RANGE_S = 10 * DAY_S
 LONGEST_HORIZON_H = 72
 FACTORS = {Signal.AVERAGE_LIFECYCLE: "lifecycle", Signal.AVERAGE_DIRECT: "direct"}
@@ -73,13 +75,14 @@ class ElectricityMaps(LiveProvider[ElectricityMapsSettings]):
         if start_s < self._now_s() - DAY_S - HOUR_S:
             start_s = max(start_s, end_s - LONGEST_RANGE_S)
             try:
-                past = await self._get("past-range", zone, signal, start=_iso(start_s), end=_iso(end_s))
-                return _read(_within(rows(past, "data"), start_s, end_s))
+                first, last = written(start_s, FORM), written(end_s, FORM)
+                past = await self._get("past-range", zone, signal, start=first, end=last)
+                return _read(rows(past, "data"), start_s, end_s)
             except ProviderError as error:
                 if error.status not in REFUSED:
                     raise
         recent = await self._get("history", zone, signal, cache_s=60.0)
-        return _read(_within(rows(recent, "history"), start_s, end_s))
+        return _read(rows(recent, "history"), start_s, end_s)
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
         """Return the forecast of up to 72 hours; empty if the token's plan has none, which is then remembered."""
@@ -110,24 +113,6 @@ class ElectricityMaps(LiveProvider[ElectricityMapsSettings]):
 ENTRY = ProviderEntry("electricity_maps", ElectricityMapsSettings, ElectricityMaps)
 
 
-def _read(found: list[Any]) -> Series:
-    return series(
-        (
-            (
-                instant_s(field(row, "datetime")),
-                number(field(row, "carbonIntensity")),
-                field(row, "isEstimated") is True,
-            )
-            for row in found
-        ),
-        HOUR_S,
-    )
-
-
-def _within(found: list[Any], start_s: float, end_s: float) -> list[Any]:
-    begins = [(instant_s(field(row, "datetime")), row) for row in found]
-    return [row for at_s, row in begins if at_s is None or start_s <= at_s < end_s]
-
-
-def _iso(time_s: float) -> str:
-    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
+def _read(found: list[Any], start_s: float = -math.inf, end_s: float = math.inf) -> Series:
+    columns = ("datetime", "carbonIntensity")
+    return series(readings(found, *columns, within=(start_s, end_s), estimated="isEstimated"), HOUR_S)

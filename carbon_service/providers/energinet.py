@@ -1,7 +1,6 @@
 """Denmark by five minutes: Energinet's CO2 emission of consumption, imports included, and its forecast; no key."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -14,15 +13,15 @@ from carbon_service.providers.protocol import (
     ForecastIssue,
     ProviderError,
     Series,
-    field,
-    instant_s,
-    number,
+    readings,
     rows,
     series,
+    written,
 )
 from services.core.domain.carbon import Signal
 
 BASE_URL = "https://api.energidataservice.dk/dataset"
+MINUTE = "%Y-%m-%dT%H:%M"
 AREAS = {"DK-DK1": "DK1", "DK-DK2": "DK2"}
 STEP_S, ZONE_S = 300.0, 2 * 3600.0  #: Ranges are asked for wider by Denmark's distance from UTC, and cut here
 FEED = Feed(
@@ -75,25 +74,19 @@ class Energinet(LiveProvider[EnerginetSettings]):
         if currency not in ("EUR", "DKK"):
             raise ProviderError(f"energinet has prices in EUR and DKK, not in {currency}")
         found = await self._rows("DayAheadPrices", AREAS.get(area, area), "TimeUTC", start_s, end_s)
-        read = [(instant_s(field(row, "TimeUTC")), number(field(row, f"DayAheadPrice{currency}"))) for row in found]
-        return [(at, value / 1_000.0) for at, value in read if at is not None and value is not None]
+        read = readings(found, "TimeUTC", f"DayAheadPrice{currency}")
+        return [(at, value / 1_000.0) for at, value, _ in read if at is not None and value is not None]
 
     async def _rows(self, what: str, area: str, column: str, start_s: float, end_s: float) -> list[Any]:
         params: dict[str, str | int] = {
-            **{"start": _minute(start_s - ZONE_S), "end": _minute(end_s + ZONE_S), "limit": 0},
+            **{"start": written(start_s - ZONE_S, MINUTE), "end": written(end_s + ZONE_S, MINUTE), "limit": 0},
             **{"filter": orjson.dumps({"PriceArea": [area]}).decode(), "sort": f"{column} ASC"},
         }
         return rows(await self._client.get(f"/{what}", params), "records")
 
     async def _read(self, what: str, zone: str, start_s: float, end_s: float) -> Series:
         found = await self._rows(what, AREAS[zone], "Minutes5UTC", start_s, end_s)
-        begins = [(instant_s(field(row, "Minutes5UTC")), number(field(row, "CO2Emission"))) for row in found]
-        kept = ((at, value, False) for at, value in begins if at is None or start_s <= at < end_s)
-        return series(kept, STEP_S)
+        return series(readings(found, "Minutes5UTC", "CO2Emission", within=(start_s, end_s)), STEP_S)
 
 
 ENTRY = ProviderEntry("energinet", EnerginetSettings, Energinet)
-
-
-def _minute(time_s: float) -> str:
-    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H:%M}"

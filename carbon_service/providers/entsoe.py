@@ -6,7 +6,6 @@ The API answers in XML. A series is one source over one or more periods of equal
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from statistics import fmean
 from typing import TypeVar
 from xml.etree import ElementTree
@@ -16,7 +15,7 @@ from pydantic import SecretStr
 from carbon_service.providers.entry import LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
-from carbon_service.providers.protocol import DAY_S, Feed, instant_s, number
+from carbon_service.providers.protocol import DAY_S, Feed, instant_s, number, written
 from carbon_service.settings import Pairs
 from services.contracts.schema import said
 
@@ -25,6 +24,7 @@ R = TypeVar("R")
 BASE_URL = "https://web-api.tp.entsoe.eu"
 RANGE_S, HOUR_S = 7 * DAY_S, 3600.0  #: One request covers a week: a series for each source, at most 100 in an answer
 LONGEST_BYTES = 20_000_000
+MINUTE = "%Y%m%d%H%M"
 STEPS_S = {"PT15M": 900.0, "PT30M": 1800.0, "PT60M": HOUR_S}
 SOURCES = {
     **{"B01": "biomass", "B02": "lignite", "B03": "gas", "B04": "gas", "B05": "coal", "B06": "oil", "B07": "lignite"},
@@ -145,7 +145,7 @@ class Entsoe(MixProvider[EntsoeSettings]):
         return flows
 
     async def _ask(self, params: Mapping[str, str], start_s: float, end_s: float, read: Callable[[bytes], R]) -> R:
-        period = {"periodStart": _minute(start_s), "periodEnd": _minute(end_s)}
+        period = {"periodStart": written(start_s, MINUTE), "periodEnd": written(end_s, MINUTE)}
         return await self._client.get(
             "/api", {"securityToken": self._token, **params, **period}, cache_s=60.0, read=read
         )
@@ -212,7 +212,3 @@ def _steps(found: ElementTree.Element, amount: str) -> Iterator[tuple[str, float
 
 
 ENTRY = ProviderEntry("entsoe", EntsoeSettings, Entsoe)
-
-
-def _minute(time_s: float) -> str:
-    return f"{datetime.fromtimestamp(time_s, UTC):%Y%m%d%H%M}"

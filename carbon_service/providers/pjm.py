@@ -4,7 +4,6 @@ Negative rates are real: relieving a congested line can let a cleaner unit displ
 lb/MWh become g/kWh here.
 """
 
-from datetime import datetime
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -12,7 +11,7 @@ from pydantic import SecretStr
 
 from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.protocol import DAY_S, Feed, Series, field, instant_s, number, rows, series
+from carbon_service.providers.protocol import DAY_S, Feed, Series, readings, rows, series, written
 from carbon_service.settings import Numbers
 from services.contracts.schema import said
 from services.core.domain.carbon import Signal
@@ -20,7 +19,7 @@ from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
 
 BASE_URL = "https://api.pjm.com/api/v1"
 PNODES = {"US-MIDA-PJM": 1}  # the pricing node of the whole regional transmission organisation
-EASTERN = ZoneInfo("America/New_York")
+EASTERN, FORM = ZoneInfo("America/New_York"), "%m/%d/%Y %H:%M"
 ROWS_PER_PAGE = 50_000
 PAGES = 10
 FEEDS: dict[str, tuple[str, float]] = {
@@ -68,7 +67,7 @@ class Pjm(LiveProvider[PjmSettings]):
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
         """Return the intervals of the range."""
         # Filtering by UTC is not offered. An hour more on both sides covers the hour that autumn repeats.
-        span = f"{_eastern(start_s - 3600)}to{_eastern(end_s + 3600)}"
+        span = "to".join(written(time_s, FORM, EASTERN) for time_s in (start_s - 3600, end_s + 3600))
         found: list[Any] = []
         for page in range(PAGES):
             params: dict[str, str | int] = {
@@ -83,22 +82,8 @@ class Pjm(LiveProvider[PjmSettings]):
             found += batch
             if len(batch) < ROWS_PER_PAGE:
                 break
-        return _read(found, self._step_s, start_s, end_s)
+        columns, scale = ("datetime_beginning_utc", "marginal_co2_rate"), G_PER_KWH_PER_LB_PER_MWH
+        return series(readings(found, *columns, scale=scale, within=(start_s, end_s)), self._step_s)
 
 
 ENTRY = ProviderEntry("pjm", PjmSettings, Pjm)
-
-
-def _read(found: list[Any], step_s: float, start_s: float, end_s: float) -> Series:
-    readings: list[tuple[float | None, float | None, bool]] = []
-    for row in found:
-        at_s = instant_s(field(row, "datetime_beginning_utc"))
-        rate = number(field(row, "marginal_co2_rate"))
-        if at_s is None or start_s <= at_s < end_s:
-            readings.append((at_s, None if rate is None else rate * G_PER_KWH_PER_LB_PER_MWH, False))
-    return series(readings, step_s)
-
-
-def _eastern(time_s: float) -> str:
-    at = datetime.fromtimestamp(time_s, EASTERN)
-    return f"{at:%m/%d/%Y %H:%M}"

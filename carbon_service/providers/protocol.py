@@ -2,9 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
@@ -178,8 +178,28 @@ def field(row: Any, *path: str) -> Any:
     return found
 
 
+def written(time_s: float, form: str, zone: tzinfo = UTC) -> str:
+    """Return UTC seconds as text, in a format of ``strftime``."""
+    return datetime.fromtimestamp(time_s, zone).strftime(form)
+
+
 Reading = tuple[float | None, float | None, bool]
 """When an interval begins (UTC seconds), its value, whether it is estimated; ``None`` for a value that is refused."""
+
+
+def readings(
+    found: Iterable[Any],
+    start: str,
+    *value: str,
+    scale: float = 1.0,
+    within: tuple[float, float] = (-math.inf, math.inf),
+    estimated: str = "",
+) -> Iterator[Reading]:
+    """Yield the readings of rows, given the names of their fields; those that begin outside ``within`` are left out."""
+    for row in found:
+        start_s, amount = instant_s(field(row, start)), number(field(row, *value))
+        if start_s is None or within[0] <= start_s < within[1]:
+            yield start_s, None if amount is None else amount * scale, field(row, estimated) is True
 
 
 def series(readings: Iterable[Reading], step_s: float) -> Series:

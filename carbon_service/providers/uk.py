@@ -1,15 +1,23 @@
 """The Carbon Intensity API of Great Britain's system operator: half-hours, measured and forecast, no key."""
 
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from typing import Any
-
 from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
 from carbon_service.providers.http import RateLimit
-from carbon_service.providers.protocol import Feed, ForecastIssue, Series, field, instant_s, number, rows, series
+from carbon_service.providers.protocol import (
+    Feed,
+    ForecastIssue,
+    Series,
+    field,
+    instant_s,
+    readings,
+    rows,
+    series,
+    written,
+)
 from services.core.domain.carbon import Signal
 
 BASE_URL = "https://api.carbonintensity.org.uk"
+MINUTE = "%Y-%m-%dT%H:%MZ"
+ACTUAL, FORECAST = ("from", "intensity", "actual"), ("from", "intensity", "forecast")
 HALF_HOUR_S = 1800.0
 LONGEST_RANGE_S = 13 * 86_400.0  # the documented limit is 14 days, counted in whole half-hours
 FEED = Feed(
@@ -45,45 +53,25 @@ class UkCarbonIntensity(LiveProvider[UkSettings]):
 
     async def latest(self, zone: str, signal: Signal) -> Series:
         """Return the current half-hour: its forecast, marked as estimated, until the measured value is published."""
-        return _read(rows(await self._client.get("/intensity", cache_s=60.0), "data"), _best)
+        found = rows(await self._client.get("/intensity", cache_s=60.0), "data")
+        both = zip(readings(found, *ACTUAL), readings(found, *FORECAST), strict=True)
+        best = ((at_s, guess if value is None else value, value is None) for (at_s, value, _), (_, guess, _) in both)
+        return series(best, HALF_HOUR_S)
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
         """Return the measured half-hours that begin in the range, at most those of the last 13 days."""
         start_s = max(start_s, end_s - LONGEST_RANGE_S)
-        answer = await self._client.get(f"/intensity/{_minute(start_s)}/{_minute(end_s)}")
-        past = [row for row in rows(answer, "data") if _begins(row, start_s, end_s)]  # the API returns neighbours too
+        answer = await self._client.get(f"/intensity/{written(start_s, MINUTE)}/{written(end_s, MINUTE)}")
         now_s = self._now_s()
-        ended = [row for row in past if (instant_s(field(row, "to")) or 0.0) <= now_s]
-        return _read(ended, lambda row: (number(field(row, "intensity", "actual")), False))
+        ended = [row for row in rows(answer, "data") if (instant_s(field(row, "to")) or 0.0) <= now_s]
+        return series(readings(ended, *ACTUAL, within=(start_s, end_s)), HALF_HOUR_S)  # neighbours come, too
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
         """Return the operator's forecast of the next 48 hours, dated now because it does not say when it was made."""
         now_s = self._now_s()
-        answer = await self._client.get(f"/intensity/{_minute(now_s)}/fw48h", cache_s=300.0)
-        found = _read(rows(answer, "data"), lambda row: (number(field(row, "intensity", "forecast")), False))
+        answer = await self._client.get(f"/intensity/{written(now_s, MINUTE)}/fw48h", cache_s=300.0)
+        found = series(readings(rows(answer, "data"), *FORECAST), HALF_HOUR_S)
         return (ForecastIssue(now_s, found.points, found.skipped),) if found.points else ()
 
 
 ENTRY = ProviderEntry("uk", UkSettings, UkCarbonIntensity)
-
-
-def _read(found: list[Any], value_of: Callable[[Any], tuple[float | None, bool]]) -> Series:
-    def readings() -> Iterator[tuple[float | None, float | None, bool]]:
-        for row in found:
-            yield (instant_s(field(row, "from")), *value_of(row))
-
-    return series(readings(), HALF_HOUR_S)
-
-
-def _best(row: Any) -> tuple[float | None, bool]:
-    actual = number(field(row, "intensity", "actual"))
-    return (number(field(row, "intensity", "forecast")), True) if actual is None else (actual, False)
-
-
-def _begins(row: Any, start_s: float, end_s: float) -> bool:
-    begins_s = instant_s(field(row, "from"))
-    return begins_s is None or start_s <= begins_s < end_s
-
-
-def _minute(time_s: float) -> str:
-    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H:%MZ}"

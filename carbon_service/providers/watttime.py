@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import httpx
@@ -20,8 +19,10 @@ from carbon_service.providers.protocol import (
     field,
     instant_s,
     number,
+    readings,
     rows,
     series,
+    written,
 )
 from carbon_service.settings import Pairs, Signals
 from services.contracts.schema import said
@@ -32,6 +33,7 @@ BASE_URL = "https://api.watttime.org"
 REGIONS = {"US-CAL-CISO": "CAISO_NORTH"}
 SIGNAL_TYPES = {Signal.MARGINAL: "co2_moer", Signal.AVERAGE_DIRECT: "co2_aoer"}
 UNITS = "lbs_co2_per_mwh"
+FORM = "%Y-%m-%dT%H:%M:%S+00:00"
 STEP_S = 300.0
 CHUNK_S = 30 * DAY_S
 TOKEN_S = 28 * 60.0  # it is good for 30 minutes
@@ -86,8 +88,9 @@ class WattTime(LiveProvider[WattTimeSettings]):
         skipped = 0
         while start_s < end_s:
             until_s = min(start_s + CHUNK_S, end_s)
-            answer = await self._get("/v3/historical", zone, signal, {"start": _iso(start_s), "end": _iso(until_s)})
-            found = _read(rows(answer, "data"), _checked_step_s(answer))
+            span = {"start": written(start_s, FORM), "end": written(until_s, FORM)}
+            answer = await self._get("/v3/historical", zone, signal, span)
+            found = _read(answer)
             points += [point for point in found.points if start_s <= point.start_s < until_s]
             skipped += found.skipped
             start_s = until_s
@@ -97,7 +100,7 @@ class WattTime(LiveProvider[WattTimeSettings]):
         """Return the forecast of up to 72 hours."""
         hours = min(LONGEST_HORIZON_H, max(24, -(-int(horizon_s) // 3600)))
         answer = await self._get("/v3/forecast", zone, signal, {"horizon_hours": hours}, cache_s=STEP_S)
-        found = _read(rows(answer, "data"), _checked_step_s(answer))
+        found = _read(answer)
         generated_s = instant_s(field(answer, "meta", "generated_at"))
         if not found.points:
             return ()
@@ -132,13 +135,9 @@ class WattTime(LiveProvider[WattTimeSettings]):
 ENTRY = ProviderEntry("watttime", WattTimeSettings, WattTime)
 
 
-def _read(found: list[Any], step_s: float) -> Series:
-    def converted(value: float | None) -> float | None:
-        return None if value is None else value * G_PER_KWH_PER_LB_PER_MWH
-
-    return series(
-        ((instant_s(field(row, "point_time")), converted(number(field(row, "value"))), False) for row in found), step_s
-    )
+def _read(answer: Any) -> Series:
+    values = readings(rows(answer, "data"), "point_time", "value", scale=G_PER_KWH_PER_LB_PER_MWH)
+    return series(values, _checked_step_s(answer))
 
 
 def _checked_step_s(answer: Any) -> float:
@@ -152,7 +151,3 @@ def _checked_step_s(answer: Any) -> float:
 
 def _bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
-
-
-def _iso(time_s: float) -> str:
-    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H:%M:%S+00:00}"

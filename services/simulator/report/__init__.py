@@ -1,1 +1,0 @@
-"""A what-if run as a self-contained page: ``charts`` draws inline SVG, ``run_page`` lays out the page."""
