@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from carbon_service import carbon_aware, endpoints
 from carbon_service.figures import show_figures
 from carbon_service.learner import Learner
-from carbon_service.poller import Poller, Retention
+from carbon_service.poller import Poller
 from carbon_service.prices import PriceWatch, providers_named
 from carbon_service.providers.entry import ProviderContext
 from carbon_service.providers.http import Pacing
@@ -70,10 +70,11 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
         async with http:
             zones, providers = zones_of(replay)
             app.state.zones = zones
-            app.state.carbon = CarbonService(zones, repository, now_s, priced=settings.prices_file is not None)
+            priced, aliases = settings.prices_file is not None, settings.location_aliases
+            app.state.carbon = CarbonService(zones, repository, now_s, aliases, priced=priced)
             show_figures(app.state.metrics, zones, app.state.carbon)
             app.state.metrics.add("database", pool_of(engine))
-            poller = Poller(repository, _retention(settings), now_s)
+            poller = Poller(repository, settings, now_s)
             tasks = [asyncio.create_task(poller.run(source)) for source in zones.sources]
             if settings.learn_forecasts:
                 tasks.append(asyncio.create_task(Learner(repository, zones.sources, now_s).run()))
@@ -92,7 +93,6 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
             raise RuntimeError(f"{waiting[0]} has not been fetched yet")
 
     app = create_service("Wattshift carbon service", settings, lifespan=lifespan, readiness=readiness)
-    app.state.location_aliases = settings.location_aliases
     app.include_router(endpoints.router)
     app.include_router(carbon_aware.router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
@@ -110,15 +110,6 @@ async def _started(repository: Repository, settings: Settings, now_s: NowS) -> R
                 raise
             log.warning("database.waiting", error=str(error))
             await asyncio.sleep(1)
-
-
-def _retention(settings: Settings) -> Retention:
-    return Retention(
-        backfill_grid_s=settings.backfill_s,
-        retention_s=settings.retention_s,
-        max_points=settings.max_points,
-        max_forecasts=settings.max_forecasts,
-    )
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from services.contracts import carbon_aware
 from services.contracts.codes import ProblemCode
 from services.contracts.problems import FieldError
 from services.kit.problems import ProblemError, validation_problem
-from services.kit.routes import for_all_users, from_state
+from services.kit.routes import for_all_users
 
 LONGEST_RANGE_S = 366 * 86_400.0
 COORDINATES = {
@@ -52,49 +52,39 @@ class _Route(APIRoute):
 router = APIRouter(route_class=_Route, tags=["carbon-aware"], dependencies=[Depends(for_all_users)])
 
 
-Aliases = Annotated[dict[str, str], from_state("location_aliases")]
-
-
 NO_CONTENT: dict[int | str, dict[str, Any]] = {204: {"description": "Nothing was measured in that period."}}
 NO_FORECAST: dict[int | str, dict[str, Any]] = {501: {"description": "There is no forecast: `no_forecast`."}}
 
 
 @router.get("/emissions/bylocation", response_model=list[carbon_aware.EmissionsData], responses=NO_CONTENT)
-async def list_emissions_by_location(
-    query: Annotated[carbon_aware.OneLocation, Query()], service: Service, aliases: Aliases
-) -> Any:
+async def list_emissions_by_location(query: Annotated[carbon_aware.OneLocation, Query()], service: Service) -> Any:
     """List what was measured at a location."""
-    return await _emissions(service, aliases, [query.location], query) or Response(status_code=204)
+    return await _emissions(service, [query.location], query) or Response(status_code=204)
 
 
 @router.get("/emissions/bylocations", response_model=list[carbon_aware.EmissionsData], responses=NO_CONTENT)
-async def list_emissions_by_locations(
-    query: Annotated[carbon_aware.Locations, Query()], service: Service, aliases: Aliases
-) -> Any:
+async def list_emissions_by_locations(query: Annotated[carbon_aware.Locations, Query()], service: Service) -> Any:
     """List what was measured at several locations."""
-    return await _emissions(service, aliases, _named(query), query) or Response(status_code=204)
+    return await _emissions(service, _named(query), query) or Response(status_code=204)
 
 
 @router.get("/emissions/bylocations/best", response_model=list[carbon_aware.EmissionsData], responses=NO_CONTENT)
-async def list_best_emissions(
-    query: Annotated[carbon_aware.Locations, Query()], service: Service, aliases: Aliases
-) -> Any:
+async def list_best_emissions(query: Annotated[carbon_aware.Locations, Query()], service: Service) -> Any:
     """List the intervals with the lowest carbon intensity."""
-    found = await _emissions(service, aliases, _named(query), query)
+    found = await _emissions(service, _named(query), query)
     lowest = min((one.rating for one in found), default=0.0)
     return [one for one in found if one.rating == lowest] or Response(status_code=204)
 
 
 @router.get("/emissions/forecasts/current", responses=NO_FORECAST)
 async def get_current_emissions_forecasts(
-    query: Annotated[carbon_aware.ForecastsQuery, Query()], service: Service, aliases: Aliases
+    query: Annotated[carbon_aware.ForecastsQuery, Query()], service: Service
 ) -> list[carbon_aware.EmissionsForecast]:
     """Get current forecasts as sliding windows."""
     now_s = service.now_s()
     return [
         await _forecast(
             service,
-            aliases,
             carbon_aware.ForecastRequest(
                 requested_at=at(now_s),
                 location=location,
@@ -110,46 +100,45 @@ async def get_current_emissions_forecasts(
 
 @router.post("/emissions/forecasts/batch", responses=NO_FORECAST)
 async def get_earlier_emissions_forecasts(
-    requests: Annotated[carbon_aware.ForecastRequests, Body()], service: Service, aliases: Aliases
+    requests: Annotated[carbon_aware.ForecastRequests, Body()], service: Service
 ) -> list[carbon_aware.EmissionsForecast]:
     """Get forecasts as they stood at earlier times."""
-    return [await _forecast(service, aliases, one, f"/{index}/dataStartAt") for index, one in enumerate(requests.root)]
+    return [await _forecast(service, one, f"/{index}/dataStartAt") for index, one in enumerate(requests.root)]
 
 
 @router.get("/emissions/average-carbon-intensity", response_model=carbon_aware.CarbonIntensity, responses=NO_CONTENT)
-async def get_average_carbon_intensity(
-    query: Annotated[carbon_aware.OneLocation, Query()], service: Service, aliases: Aliases
-) -> Any:
+async def get_average_carbon_intensity(query: Annotated[carbon_aware.OneLocation, Query()], service: Service) -> Any:
     """Get the mean carbon intensity of a period."""
     start, end = query.startTime or query.time, query.endTime or query.toTime
     if start is None or end is None:
         raise _bad("?endTime" if start else "?startTime", "Both startTime and endTime are needed.")
     asked = carbon_aware.IntensityRequest(location=query.location, start_time=start, end_time=end)
-    found = await _average(service, aliases, asked)
+    found = await _average(service, asked)
     return Response(status_code=204) if found.carbon_intensity is None else found
 
 
 @router.post("/emissions/average-carbon-intensity/batch")
 async def get_average_carbon_intensities(
-    requests: Annotated[carbon_aware.IntensityRequests, Body()], service: Service, aliases: Aliases
+    requests: Annotated[carbon_aware.IntensityRequests, Body()], service: Service
 ) -> list[carbon_aware.CarbonIntensity]:
     """Get the mean carbon intensities of several periods."""
-    return [await _average(service, aliases, one, f"/{index}/startTime") for index, one in enumerate(requests.root)]
+    return [await _average(service, one, f"/{index}/startTime") for index, one in enumerate(requests.root)]
 
 
 @router.get("/locations")
-async def list_locations(service: Service, aliases: Aliases) -> dict[str, carbon_aware.Location]:
+async def list_locations(service: Service) -> dict[str, carbon_aware.Location]:
     """List locations."""
     zones = {zone.zone: zone.zone for zone in service.zones().items}
-    return {name: _location(name, zone) for name, zone in (zones | aliases).items()}
+    places = ((name, COORDINATES.get(zone, (None, None))) for name, zone in {**zones, **service.aliases}.items())
+    return {name: carbon_aware.Location(name=name, latitude=north, longitude=east) for name, (north, east) in places}
 
 
 async def _emissions(
-    service: CarbonService, aliases: dict[str, str], names: list[str], period: carbon_aware.Period
+    service: CarbonService, names: list[str], period: carbon_aware.Period
 ) -> list[carbon_aware.EmissionsData]:
     found: list[carbon_aware.EmissionsData] = []
     for name in names:
-        zone = aliases.get(name, name)
+        zone = service.zone_of(name)
         start_s, end_s = _range_s(period, service.now_s(), service.feed(zone).day_s)
         for point in await service.measured(zone, start_s, max(end_s, start_s + 1e-6)):
             duration_s = point.end_s - point.start_s
@@ -183,25 +172,25 @@ def _named(asked: carbon_aware.Locations) -> list[str]:
 
 
 async def _average(
-    service: CarbonService, aliases: dict[str, str], asked: carbon_aware.IntensityRequest, pointer: str = "?startTime"
+    service: CarbonService, asked: carbon_aware.IntensityRequest, pointer: str = "?startTime"
 ) -> carbon_aware.CarbonIntensity:
     start_s, end_s = asked.start_time.timestamp(), asked.end_time.timestamp()
     if start_s >= end_s:
         raise _bad(pointer, "The period starts at or after its end.")
     if end_s - start_s > LONGEST_RANGE_S:
         raise _bad(pointer, "The period is longer than a year.")
-    mean = await service.mean(aliases.get(asked.location, asked.location), start_s, end_s)
+    mean = await service.mean(service.zone_of(asked.location), start_s, end_s)
     return carbon_aware.CarbonIntensity(
         location=asked.location, start_time=asked.start_time, end_time=asked.end_time, carbon_intensity=mean
     )
 
 
 async def _forecast(
-    service: CarbonService, aliases: dict[str, str], asked: carbon_aware.ForecastRequest, pointer: str
+    service: CarbonService, asked: carbon_aware.ForecastRequest, pointer: str
 ) -> carbon_aware.EmissionsForecast:
     if asked.data_start_at and asked.data_end_at and asked.data_start_at >= asked.data_end_at:
         raise _bad(pointer, "The data starts at or after its end.")
-    known = await service.known_at(aliases.get(asked.location, asked.location), asked.requested_at.timestamp())
+    known = await service.known_at(service.zone_of(asked.location), asked.requested_at.timestamp())
     as_of_s = known.now_s
     start_s, end_s = as_of_s, as_of_s + _reach_s(known)
     if asked.data_start_at:
@@ -210,7 +199,6 @@ async def _forecast(
         end_s = max(min(end_s, asked.data_end_at.timestamp()), start_s)
     window_s = known.feed.step_s if asked.window_size is None else asked.window_size * 60.0
     issue = known.issue
-    minutes = window_s / 60
     points = _windows(known, asked.location, start_s, end_s, window_s)
     lowest = min((point.value for point in points), default=0.0)
     return carbon_aware.EmissionsForecast(
@@ -219,7 +207,7 @@ async def _forecast(
         location=asked.location,
         data_start_at=at(start_s),
         data_end_at=at(end_s),
-        window_size=int(minutes) if minutes.is_integer() else minutes,
+        window_size=_minutes(window_s),
         optimal_data_points=[point for point in points if point.value == lowest],
         forecast_data=points,
     )
@@ -242,16 +230,20 @@ def _windows(
     starts_s = np.array([max(step.start_s, start_s) for step in steps if step.end_s > start_s], dtype=np.float64)
     starts_s = starts_s[starts_s + window_s <= end_s + 1e-6]
     means = as_curve(steps).means(starts_s, window_s) if starts_s.size else starts_s
-    minutes = window_s / 60
     return [
         carbon_aware.EmissionsForecastPoint(
             location=location,
             timestamp=at(float(begins_s)),
-            duration=int(minutes) if minutes.is_integer() else minutes,
+            duration=_minutes(window_s),
             value=round(float(value), 6),
         )
         for begins_s, value in zip(starts_s, means, strict=True)
     ]
+
+
+def _minutes(duration_s: float) -> float:
+    minutes = duration_s / 60
+    return int(minutes) if minutes.is_integer() else minutes
 
 
 def time_span(duration_s: float) -> str:
@@ -261,11 +253,6 @@ def time_span(duration_s: float) -> str:
     days, rest = divmod(whole_s, 86_400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return (f"{days}." if days else "") + clock + (f".{fraction:07d}" if fraction else "")
-
-
-def _location(name: str, zone: str) -> carbon_aware.Location:
-    latitude, longitude = COORDINATES.get(zone, (None, None))
-    return carbon_aware.Location(name=name, latitude=latitude, longitude=longitude)
 
 
 def _bad(pointer: str, detail: str) -> ProblemError:

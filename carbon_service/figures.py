@@ -4,6 +4,7 @@ Intensities are in grams of CO2 equivalent per kilowatt-hour, as is usual in the
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from prometheus_client.metrics_core import Metric
 
@@ -21,10 +22,8 @@ def show_figures(metrics: Metrics, zones: Zones, service: CarbonService) -> None
     async def read_intensities() -> Iterable[Metric]:
         found: list[tuple[Labels, CurrentIntensity]] = []
         for source in zones.sources:
-            try:
+            with suppress(ProblemError):  # nothing was fetched yet
                 found.append((_labels(source), await service.current(source.key.zone, source.key.signal)))
-            except ProblemError:  # nothing was fetched yet
-                continue
         return _intensities(found)
 
     async def read_sources() -> Iterable[Metric]:
@@ -102,10 +101,7 @@ def _sources(sources: Sequence[Source], now_s: float) -> list[Metric]:
             "wattshift_carbon_source_age_seconds",
             "Time since a provider last answered; none before its first answer.",
             BY_SOURCE,
-            [
-                (_labels(source), None if source.last_success_s is None else now_s - source.last_success_s)
-                for source in sources
-            ],
+            [(_labels(each), None if (at_s := each.last_success_s) is None else now_s - at_s) for each in sources],
         ),
         gauge(
             "wattshift_carbon_source_skipped_values",

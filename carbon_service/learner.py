@@ -7,12 +7,15 @@ progress; the previous one stays in use until the next.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import pairwise
 
 import numpy as np
 
+from carbon_service.curve import Kind, Step
 from carbon_service.providers.protocol import DAY_S, Feed, Point
-from carbon_service.repository import LearnedForecast, LearnedPoint, Repository
+from carbon_service.replay import Replay
+from carbon_service.repository import LearnedForecast, Repository
 from carbon_service.zones import Source
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import Signal
@@ -33,23 +36,6 @@ LONGEST_INTERVAL_S = 3600.0
 LOOK_INTERVAL_S = 5.0
 """How often to look for sources that are due: the first history arrives soon after the start."""
 MOST_POINTS = 110_000  #: A year of five-minute values, twelve of hourly ones
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The grid's clock and the real one, which run at different speeds while a recording is replayed."""
-
-    now_s: float
-    grid_now_s: float
-    time_scale: float
-
-    def grid_s(self, real_s: float) -> float:
-        """Return the grid's time at the real time ``real_s``, to the second, because replayed instants are rounded."""
-        return float(round(self.grid_now_s + (real_s - self.now_s) * self.time_scale))
-
-    def real_s(self, grid_s: float) -> float:
-        """Return the real time at which the grid's clock shows ``grid_s``."""
-        return round(float(self.now_s + (grid_s - self.grid_now_s) / self.time_scale), 6)
 
 
 class Learner:
@@ -86,9 +72,9 @@ class Learner:
         now_s, feed, key = self._now_s(), source.feed, source.key
         expected = await self._repository.expected(key)
         found = await self._repository.points(key, 0.0, now_s + 1e-6, limit=MOST_POINTS, begins_by_s=now_s, newest=True)
-        clock = Clock(now_s, source.provider.grid_s(key.zone, now_s), feed.time_scale)
+        clock = Replay(now_s, source.provider.grid_s(key.zone, now_s), feed.time_scale)
         try:
-            made = await apart.call(predicted, found.points, feed, clock, key.signal, expected)
+            made = await apart.call(predicted, found, feed, clock, key.signal, expected)
         except DomainError as error:
             log.info("forecast.not_learned", zone=key.zone, signal=key.signal, reason=str(error))
             return False
@@ -104,7 +90,7 @@ def interval_s(feed: Feed) -> float:
 def predicted(
     points: Sequence[Point],
     feed: Feed,
-    clock: Clock,
+    clock: Replay,
     signal: Signal,
     expected: Mapping[float, Mapping[str, float]] = {},
 ) -> LearnedForecast:
@@ -113,6 +99,7 @@ def predicted(
     The pretrained model has learned from averages: of a marginal signal it is believed only after a backtest.
 
     Args:
+        clock: The grid's clock against the real one at the present instant, also of a grid that is live.
         expected: What wind and sun were expected to generate the day before, by the beginnings of hours.
 
     Raises:
@@ -122,7 +109,7 @@ def predicted(
     usual = [point for point in points if abs(point.end_s - point.start_s - feed.step_s) <= 0.01 * feed.step_s]
     if not usual:
         raise DomainError("nothing is known")
-    times_s = np.array([clock.grid_s(point.start_s) for point in usual], dtype=np.float64)
+    times_s = np.array([_grid_s(clock, point.start_s) for point in usual], dtype=np.float64)
     values = np.array([point.gco2_per_kwh for point in usual], dtype=np.float64)
     step_s = float(round(feed.step_s * feed.time_scale))
     times_s, first = np.unique(times_s, return_index=True)
@@ -138,7 +125,7 @@ def predicted(
             return _blended(times_s, values, step_s, clock, made.note, made.backtest)
         except DomainError as error:
             log.info("forecast.not_blended", reason=str(error))
-    ahead: list[LearnedPoint] = []
+    ahead: list[Step] = []
     if method != "persistence":
         shape = within_hours(times_s, values, made.start_s, step_s)
         length_s = GRID_HOUR_S / shape.shape[1]
@@ -146,23 +133,28 @@ def predicted(
             begins_s = made.start_s + GRID_HOUR_S * hour
             p10, p90 = (None if each is None else float(each[hour]) for each in (made.p10, made.p90))
             for at, change in enumerate(shape[int(begins_s % DAY_S // GRID_HOUR_S)]):
-                start_s, end_s = (clock.real_s(begins_s + length_s * step) for step in (at, at + 1))
+                start_s, end_s = (clock.real_at(float(begins_s + length_s * step)) for step in (at, at + 1))
                 low, high = (None if each is None else each + float(change) for each in (p10, p90))
-                ahead.append(LearnedPoint(start_s, end_s, float(value + change), low, high))
-    return LearnedForecast(clock.now_s, method, made.note, tuple(ahead), backtest)
+                ahead.append(Step(start_s, end_s, float(value + change), Kind.LEARNED, True, low, high))
+    return LearnedForecast(clock.real_s, method, made.note, tuple(ahead), backtest)
 
 
-def _columns(expected: Mapping[float, Mapping[str, float]], clock: Clock) -> tuple[Floats, Floats] | None:
+def _grid_s(clock: Replay, real_s: float) -> float:
+    """Return the grid's time at a real time, to the second, because replayed instants are rounded."""
+    return float(round(clock.grid_at(real_s)))
+
+
+def _columns(expected: Mapping[float, Mapping[str, float]], clock: Replay) -> tuple[Floats, Floats] | None:
     """Return when each hour begins on the grid's clock, (hours,), and the MW of each source in it, (hours, sources)."""
     if not expected:
         return None
     sources = sorted({source for mix in expected.values() for source in mix})
     columns = [[mix.get(source, np.nan) for source in sources] for mix in expected.values()]
-    return np.array([clock.grid_s(hour_s) for hour_s in expected]), np.array(columns, dtype=np.float64)
+    return np.array([_grid_s(clock, hour_s) for hour_s in expected]), np.array(columns, dtype=np.float64)
 
 
 def _blended(
-    times_s: Floats, values: Floats, step_s: float, clock: Clock, note: str, rivals: Backtest | None
+    times_s: Floats, values: Floats, step_s: float, clock: Replay, note: str, rivals: Backtest | None
 ) -> LearnedForecast:
     """Return the forecast of a source with short steps whose history is too short to learn the other methods.
 
@@ -176,10 +168,11 @@ def _blended(
         raise DomainError("persistence had the smaller error in the backtest")
     if rivals is not None and np.mean(rivals.mae["pretrained"]) < blend.mae["blend"].mean():
         raise DomainError("the pretrained model had the smaller error in the backtest")
-    made = zip(*blend.at(series, round(DAY_S / step_s)), strict=True)
+    made = [map(float, figures) for figures in zip(*blend.at(series, round(DAY_S / step_s)), strict=True)]
+    edges_s = [clock.real_at(end_s + at * step_s) for at in range(len(made) + 1)]
     ahead = [
-        LearnedPoint(clock.real_s(end_s + at * step_s), clock.real_s(end_s + (at + 1) * step_s), *map(float, figures))
-        for at, figures in enumerate(made)
+        Step(*span, value, Kind.LEARNED, True, p10, p90)
+        for span, (value, p10, p90) in zip(pairwise(edges_s), made, strict=True)
     ]
     began_s = end_s - len(series) * step_s
     backtest = {
@@ -190,4 +183,4 @@ def _blended(
         "coverage": blend.coverage,
         "greenest_regret": blend.greenest_regret,
     }
-    return LearnedForecast(clock.now_s, "blend", note, tuple(ahead), backtest)
+    return LearnedForecast(clock.real_s, "blend", note, tuple(ahead), backtest)

@@ -3,10 +3,11 @@
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from carbon_service.providers.protocol import DAY_S, ExpectsGeneration, Point, ProviderError
 from carbon_service.repository import Repository
+from carbon_service.settings import Settings
 from carbon_service.zones import Source
 from services.core.domain.signal import impossible
 from services.kit.logging import Log
@@ -19,23 +20,11 @@ LONGEST_BACKOFF_S = 900.0
 POINTS_PER_BATCH = 20_000
 
 
-@dataclass(frozen=True)
-class Retention:
-    """How much is stored, and for how long."""
-
-    backfill_grid_s: float = 7 * DAY_S  #: History to fetch at the first start, grid seconds
-    retention_s: float = 730 * DAY_S  #: Age past which points and forecasts are deleted, real seconds
-    max_points: int = 200_000  #: The most points kept per source, whatever their age: a fast replay makes many
-    max_forecasts: int = 5_000  #: The most forecasts kept per source
-
-
 class Poller:
     """Polls sources. ``poll`` polls one source once; ``run`` repeats it until cancelled."""
 
-    def __init__(self, repository: Repository, retention: Retention, now_s: Callable[[], float]) -> None:
-        self._repository = repository
-        self._retention = retention
-        self._now_s = now_s
+    def __init__(self, repository: Repository, settings: Settings, now_s: Callable[[], float]) -> None:
+        self._repository, self._settings, self._now_s = repository, settings, now_s
         self._forecast_due_s: dict[Source, float] = {}
         self._expected_due_s: dict[Source, float] = {}
         self._prune_due_s: dict[Source, float] = {}
@@ -82,11 +71,11 @@ class Poller:
             await self._prune(source)
 
     async def _poll_history(self, source: Source) -> None:
-        now_s, feed, key = self._now_s(), source.feed, source.key
+        now_s, feed, key, settings = self._now_s(), source.feed, source.key, self._settings
         known_until_s = await self._repository.known_until_s(key)
-        oldest_s = now_s - min(feed.history_s, self._retention.retention_s, self._retention.max_points * feed.step_s)
+        oldest_s = now_s - min(feed.history_s, settings.retention_s, settings.max_points * feed.step_s)
         if known_until_s is None:
-            start_s = max(oldest_s, now_s - self._retention.backfill_grid_s / feed.time_scale)
+            start_s = max(oldest_s, now_s - settings.backfill_s / feed.time_scale)
         else:
             start_s = max(oldest_s, min(known_until_s, now_s) - feed.revision_s)
             if not feed.revision_s:
@@ -137,7 +126,7 @@ class Poller:
             return
         self._expected_due_s[source] = now_s + EXPECTED_INTERVAL_S
         known_until_s = await self._repository.expected_until_s(key)
-        oldest_s = now_s - min(feed.history_s, self._retention.retention_s, self._retention.backfill_grid_s)
+        oldest_s = now_s - min(feed.history_s, self._settings.retention_s, self._settings.backfill_s)
         start_s = oldest_s if known_until_s is None else max(oldest_s, min(known_until_s, now_s) - DAY_S)
         try:
             found = await provider.expected(key.zone, start_s, now_s + 2 * DAY_S)
@@ -147,9 +136,9 @@ class Poller:
         await self._repository.save_expected(key, found, now_s)
 
     async def _prune(self, source: Source) -> None:
-        retention = self._retention
-        before_s = self._now_s() - retention.retention_s
-        gone = await self._repository.prune(source.key, before_s, retention.max_points, retention.max_forecasts)
+        settings = self._settings
+        before_s = self._now_s() - settings.retention_s
+        gone = await self._repository.prune(source.key, before_s, settings.max_points, settings.max_forecasts)
         if gone:
             log.info("source.pruned", **_name(source), rows=gone)
 

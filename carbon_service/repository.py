@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import ColumnElement, TableClause, and_, delete, func, not_, or_, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Select, TableClause, and_, delete, func, not_, or_, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from carbon_service.curve import Kind, Step
 from carbon_service.providers.protocol import ForecastIssue, Point
 from carbon_service.replay import Replay, next_replay
 from services.contracts.carbon import LearnedMethod
@@ -27,6 +28,7 @@ from services.db.tables import carbon_replays as replays
 ROWS_PER_STATEMENT = 1000
 REPLAY = "replay"
 RECORDED = "recorded"
+SOURCE = ("zone", "signal", "provider")
 
 
 @dataclass(frozen=True)
@@ -39,32 +41,13 @@ class SourceKey:
 
 
 @dataclass(frozen=True)
-class StoredPoints:
-    """Points in chronological order, and when the newest of them was fetched; ``None`` if there are none."""
-
-    points: tuple[Point, ...]
-    fetched_s: float | None
-
-
-@dataclass(frozen=True)
-class LearnedPoint:
-    """An intensity predicted over ``[start_s, end_s)``, and its quantiles if it has any."""
-
-    start_s: float
-    end_s: float
-    gco2_per_kwh: float
-    p10: float | None
-    p90: float | None
-
-
-@dataclass(frozen=True)
 class LearnedForecast:
     """The forecast of a source that was learned at ``generated_s``."""
 
     generated_s: float
     method: LearnedMethod  #: The last of them, ``persistence``, has no points of its own
     note: str  #: Why persistence is used
-    points: tuple[LearnedPoint, ...]  #: The predicted points in chronological order
+    points: tuple[Step, ...]  #: What is predicted, in chronological order
     backtest: dict[str, Any] | None  #: ``services.learning.carbon.Backtest`` as a document; ``None`` without one
 
 
@@ -92,32 +75,23 @@ class Repository:
         async with self._engine.begin() as connection:
             await connection.execute(select(func.pg_advisory_xact_lock(locks.REPLAY)))
             row = (await connection.execute(select(replays).where(replays.c.name == REPLAY))).first()
-            known = None
-            if row is not None:
-                requested = row.requested_start_at.timestamp() if row.requested_start_at else None
-                known = Replay(row.real_at.timestamp(), row.grid_at.timestamp(), row.speed, requested)
+            known = None if row is None else _as_replay(row)
             replay = next_replay(known, speed, requested_start_s, now_s)
-            if replay != known:
-                await _withdraw_ahead(connection, now_s)
-                values = {
-                    "real_at": at(replay.real_s),
-                    "grid_at": at(replay.grid_s),
-                    "speed": replay.speed,
-                    "requested_start_at": None if requested_start_s is None else at(requested_start_s),
-                }
-                statement = insert(replays).values(name=REPLAY, **values)
-                await connection.execute(statement.on_conflict_do_update(index_elements=["name"], set_=values))
-                stored = (await connection.execute(select(replays).where(replays.c.name == REPLAY))).one()
-                replay = Replay(
-                    stored.real_at.timestamp(), stored.grid_at.timestamp(), stored.speed, replay.requested_start_s
-                )
-            return replay
+            if replay == known:
+                return replay
+            await _withdraw_ahead(connection, now_s)
+            start_at = None if requested_start_s is None else at(requested_start_s)
+            values = {"real_at": at(replay.real_s), "grid_at": at(replay.grid_s), "speed": replay.speed}
+            values["requested_start_at"] = start_at
+            statement = insert(replays).values(name=REPLAY, **values)
+            statement = statement.on_conflict_do_update(index_elements=["name"], set_=values).returning(replays)
+            return _as_replay((await connection.execute(statement)).one())
 
     async def save_points(self, key: SourceKey, found: Sequence[Point], fetched_s: float) -> None:
         """Store points; a later value of a known interval replaces it, but an estimate never replaces a measurement."""
         rows = [
             {
-                **{"zone": key.zone, "signal": key.signal.value, "provider": key.provider},
+                **_named(key),
                 **{"start_at": at(point.start_s), "end_at": at(point.end_s), "gco2_per_kwh": point.gco2_per_kwh},
                 **{"is_estimated": point.is_estimated, "fetched_at": at(fetched_s)},
             }
@@ -129,7 +103,7 @@ class Repository:
             known, now = (tuple_(*(each[name] for name in values)) for each in (points.c, new))
             return and_(or_(points.c.is_estimated, not_(new.is_estimated)), known.is_distinct_from(now))
 
-        await self._upsert(points, rows, ("zone", "signal", "provider", "start_at"), (*values, "fetched_at"), differs)
+        await self._upsert(points, rows, (*SOURCE, "start_at"), (*values, "fetched_at"), differs)
 
     async def _upsert(
         self,
@@ -137,9 +111,9 @@ class Repository:
         rows: Sequence[Mapping[str, Any]],
         keys: Sequence[str],
         values: Sequence[str],
-        where: Callable[[Any], ColumnElement[bool]],
+        where: Callable[[Any], ColumnElement[bool] | None] = lambda _: None,
     ) -> None:
-        """Store rows; of those that are known by their keys, the values where a condition on the new row holds."""
+        """Store rows; of those that are known by their keys, the values, where a condition on the new row holds."""
         async with self._engine.begin() as connection:
             for first in range(0, len(rows), ROWS_PER_STATEMENT):
                 statement = insert(table).values(rows[first : first + ROWS_PER_STATEMENT])
@@ -151,14 +125,19 @@ class Repository:
 
     async def known_until_s(self, key: SourceKey) -> float | None:
         """Return where the stored points end; ``None`` if there are none."""
-        query = select(points.c.end_at).where(_of(key)).order_by(points.c.start_at.desc()).limit(1)
+        return await self._instant_s(
+            select(points.c.end_at).where(_of(key)).order_by(points.c.start_at.desc()).limit(1)
+        )
+
+    async def _instant_s(self, query: Select[Any]) -> float | None:
+        """Return the instant that a query finds, UTC seconds; None if it finds none."""
         async with self._engine.connect() as connection:
-            end_at = (await connection.execute(query)).scalar()
-        return None if end_at is None else end_at.timestamp()
+            found = (await connection.execute(query)).scalar()
+        return None if found is None else found.timestamp()
 
     async def points(
         self, key: SourceKey, start_s: float, end_s: float, *, limit: int, begins_by_s: float, newest: bool = False
-    ) -> StoredPoints:
+    ) -> tuple[Point, ...]:
         """Return intervals that overlap ``[start_s, end_s)`` and have begun by ``begins_by_s``, in chronological order.
 
         If there are more than ``limit``, the oldest are returned, or with ``newest`` the newest.
@@ -183,44 +162,30 @@ class Repository:
             rows = list((await connection.execute(query)).all())
         if newest:
             rows.reverse()
-        return StoredPoints(tuple(map(_as_point, rows)), rows[-1].fetched_at.timestamp() if rows else None)
+        return tuple(map(_as_point, rows))
 
     async def save_forecast(self, key: SourceKey, issue: ForecastIssue, fetched_s: float) -> None:
         """Store a forecast as issued; storing one again replaces it."""
         steps = [[point.start_s, point.end_s, point.gco2_per_kwh] for point in issue.points]
-        statement = insert(forecasts).values(
-            zone=key.zone,
-            signal=key.signal.value,
-            provider=key.provider,
-            generated_at=at(issue.generated_s),
-            fetched_at=at(fetched_s),
-            points=steps,
-        )
-        async with self._engine.begin() as connection:
-            await connection.execute(
-                statement.on_conflict_do_update(
-                    index_elements=["zone", "signal", "provider", "generated_at"],
-                    set_={"points": statement.excluded.points, "fetched_at": statement.excluded.fetched_at},
-                    where=forecasts.c.points != statement.excluded.points,
-                )
-            )
+        row = {**_named(key), "generated_at": at(issue.generated_s), "fetched_at": at(fetched_s), "points": steps}
+        keys, values = (*SOURCE, "generated_at"), ("points", "fetched_at")
+        await self._upsert(forecasts, [row], keys, values, lambda new: forecasts.c.points != new.points)
 
     async def forecast(self, key: SourceKey, as_of_s: float) -> ForecastIssue | None:
         """Return the newest forecast made by ``as_of_s``."""
-        query = (
-            select(forecasts.c.generated_at, forecasts.c.points, forecasts.c.fetched_at)
-            .where(_of(key, forecasts), forecasts.c.generated_at <= at(as_of_s))
-            .order_by(forecasts.c.generated_at.desc())
-            .limit(1)
-        )
-        async with self._engine.connect() as connection:
-            row = (await connection.execute(query)).first()
-        if row is None:
+        if (row := await self._newest(forecasts, key, as_of_s)) is None:
             return None
         steps: list[list[float]] = row.points
         fetched_s = row.fetched_at.timestamp()
         points = tuple(Point(*step, is_estimated=True, fetched_s=fetched_s) for step in steps)
         return ForecastIssue(row.generated_at.timestamp(), points)
+
+    async def _newest(self, table: Any, key: SourceKey, as_of_s: float) -> Any:
+        """Return the last row of a source in a table of forecasts that was made by then; None if there is none."""
+        made_at = table.c.generated_at
+        query = select(table).where(_of(key, table), made_at <= at(as_of_s)).order_by(made_at.desc()).limit(1)
+        async with self._engine.connect() as connection:
+            return (await connection.execute(query)).first()
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[bool]:
@@ -231,33 +196,21 @@ class Repository:
 
     async def save_learned(self, key: SourceKey, made: LearnedForecast) -> None:
         """Store a learned forecast, replacing one from the same instant."""
-        values = {
-            "method": made.method,
-            "note": made.note,
-            "points": [[p.start_s, p.end_s, p.gco2_per_kwh, p.p10, p.p90] for p in made.points],
-            "backtest": made.backtest,
-        }
-        statement = insert(learned).values(
-            zone=key.zone, signal=key.signal.value, provider=key.provider, generated_at=at(made.generated_s), **values
-        )
-        keys = ["zone", "signal", "provider", "generated_at"]
-        async with self._engine.begin() as connection:
-            await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=values))
+        steps = [[p.start_s, p.end_s, p.gco2_per_kwh, p.p10, p.p90] for p in made.points]
+        values = {"method": made.method, "note": made.note, "points": steps, "backtest": made.backtest}
+        row = {**_named(key), "generated_at": at(made.generated_s), **values}
+        await self._upsert(learned, [row], (*SOURCE, "generated_at"), (*values,))
 
     async def learned(self, key: SourceKey, as_of_s: float) -> LearnedForecast | None:
         """Return the last forecast learned by ``as_of_s``."""
-        query = (
-            select(learned)
-            .where(_of(key, learned), learned.c.generated_at <= at(as_of_s))
-            .order_by(learned.c.generated_at.desc())
-            .limit(1)
-        )
-        async with self._engine.connect() as connection:
-            row = (await connection.execute(query)).first()
-        if row is None:
+        if (row := await self._newest(learned, key, as_of_s)) is None:
             return None
-        points = tuple(LearnedPoint(*point) for point in row.points)
-        return LearnedForecast(row.generated_at.timestamp(), row.method, row.note, points, row.backtest)
+        made_s = row.generated_at.timestamp()
+        points = tuple(
+            Step(start_s, end_s, value, Kind.LEARNED, True, p10, p90, made_s)
+            for start_s, end_s, value, p10, p90 in row.points
+        )
+        return LearnedForecast(made_s, row.method, row.note, points, row.backtest)
 
     async def save_expected(self, key: SourceKey, found: Mapping[float, Mapping[str, float]], fetched_s: float) -> None:
         """Store what wind and sun are expected to generate, MW by source, by the beginnings of hours."""
@@ -278,10 +231,7 @@ class Repository:
 
     async def expected_until_s(self, key: SourceKey) -> float | None:
         """Return when the last hour begins of which that is known; None if there is none."""
-        query = select(func.max(expected.c.start_at)).filter_by(**_place(key))
-        async with self._engine.connect() as connection:
-            last_at = (await connection.execute(query)).scalar()
-        return None if last_at is None else last_at.timestamp()
+        return await self._instant_s(select(func.max(expected.c.start_at)).filter_by(**_place(key)))
 
     async def save_prices(
         self, zone: str, currency: str, per_kwh: Mapping[float, float], demand_per_kw_month: float, now_s: float
@@ -317,10 +267,7 @@ class Repository:
 
     async def priced_until_s(self, zone: str) -> float | None:
         """Return when the last hour begins whose price is stored; None if there is none."""
-        query = select(func.max(prices.c.start_at)).where(prices.c.zone == zone)
-        async with self._engine.connect() as connection:
-            last_at = (await connection.execute(query)).scalar()
-        return None if last_at is None else last_at.timestamp()
+        return await self._instant_s(select(func.max(prices.c.start_at)).where(prices.c.zone == zone))
 
     async def prune_prices(self, before_s: float) -> None:
         """Delete the prices of hours that began before then."""
@@ -350,6 +297,15 @@ class Repository:
 def _as_point(row: Any) -> Point:
     start_s, end_s, fetched_s = row.start_at.timestamp(), row.end_at.timestamp(), row.fetched_at.timestamp()
     return Point(start_s, end_s, row.gco2_per_kwh, row.is_estimated, fetched_s)
+
+
+def _as_replay(row: Any) -> Replay:
+    requested_s = row.requested_start_at and row.requested_start_at.timestamp()
+    return Replay(row.real_at.timestamp(), row.grid_at.timestamp(), row.speed, requested_s)
+
+
+def _named(key: SourceKey) -> dict[str, Any]:
+    return {"zone": key.zone, "signal": key.signal.value, "provider": key.provider}
 
 
 def _of(key: SourceKey, table: Any = points) -> ColumnElement[bool]:

@@ -8,7 +8,7 @@ from typing import Any
 from carbon_service.curve import Kind, Step
 from carbon_service.forecast import is_stale, merged
 from carbon_service.providers.protocol import Feed, ForecastIssue, Point
-from carbon_service.repository import LearnedForecast, Repository, StoredPoints, at
+from carbon_service.repository import LearnedForecast, Repository, at
 from carbon_service.zones import Source, Zones
 from services.contracts.carbon import (
     Clock,
@@ -43,7 +43,6 @@ class Knowledge:
     source: Source
     feed: Feed
     points: tuple[Point, ...]
-    fetched_s: float | None
     issue: ForecastIssue | None
     learned: LearnedForecast | None = None
 
@@ -53,17 +52,10 @@ class Knowledge:
         return is_stale(self.points, self.feed, self.now_s)
 
     def steps(self, start_s: float, end_s: float) -> list[Step]:
-        """Return the curve over ``[start_s, end_s)``."""
-        return merged(self.points, self.issue, self.feed, self.now_s, start_s, end_s, self._learned_steps())
-
-    def _learned_steps(self) -> list[Step]:
-        """Return the learned forecast, unless it is older than a day of the grid: then persistence is better."""
-        if self.learned is None or self.now_s - self.learned.generated_s > self.feed.day_s:
-            return []
-        return [
-            Step(p.start_s, p.end_s, p.gco2_per_kwh, Kind.LEARNED, True, p.p10, p.p90, self.learned.generated_s)
-            for p in self.learned.points
-        ]
+        """Return the curve over ``[start_s, end_s)``; persistence is better than what was learned a day ago."""
+        is_fresh = self.learned is not None and self.now_s - self.learned.generated_s <= self.feed.day_s
+        learned = self.learned.points if self.learned is not None and is_fresh else ()
+        return merged(self.points, self.issue, self.feed, self.now_s, start_s, end_s, learned)
 
 
 class CarbonService:
@@ -74,29 +66,35 @@ class CarbonService:
     """
 
     def __init__(
-        self, zones: Zones, repository: Repository, now_s: Callable[[], float], *, priced: bool = False
+        self,
+        zones: Zones,
+        repository: Repository,
+        now_s: Callable[[], float],
+        aliases: Mapping[str, str] = {},
+        *,
+        priced: bool = False,
     ) -> None:
         self._zones = zones
         self._repository = repository
-        self._now_s = now_s
+        self.now_s = now_s  #: The real clock, UTC seconds
+        self.aliases = aliases  #: Other names of zones
         self._priced = priced  # whether prices of electricity are kept
 
     def zones(self) -> ZoneList:
         """Return the configured zones, and whether the values of their signals are up to date."""
         return ZoneList(items=[_zone(zone, list(by.values())) for zone, by in self._zones.by_zone.items()])
 
-    def now_s(self) -> float:
-        """Return the current real instant."""
-        return self._now_s()
+    def zone_of(self, location: str) -> str:
+        return self.aliases.get(location, location)
 
-    def feed(self, zone: str, signal: Signal | None = None) -> Feed:
-        """Return the feed of the zone's provider for a signal."""
-        return self._zones.find(zone, signal).feed
+    def feed(self, zone: str) -> Feed:
+        """Return the feed of the zone's provider for the default signal."""
+        return self._zones.find(zone, None).feed
 
     async def current(self, zone: str, signal: Signal | None) -> CurrentIntensity:
         """Return the intensity in force now: measured, else the last value while it holds, else a forecast."""
         source = self._zones.find(zone, signal)
-        now_s = self._now_s()
+        now_s = self.now_s()
         known = await self.known(source, now_s)
         steps = known.steps(now_s - known.feed.step_s, now_s + known.feed.step_s)
         step = next((step for step in steps if step.start_s <= now_s < step.end_s), None)
@@ -105,11 +103,11 @@ class CarbonService:
         freshest = known.points[-1] if known.points else None
         if freshest and step.kind is Kind.MEASURED:
             step = Step(freshest.start_s, freshest.end_s, step.gco2_per_kwh, step.kind, step.is_estimated)
-        fetched_s = known.fetched_s if known.fetched_s is not None else now_s
+        fetched_s = freshest.fetched_s if freshest else None
         return CurrentIntensity(
             **_named(source),
             point=_point(step),
-            fetched_at=at(fetched_s),
+            fetched_at=at(now_s if fetched_s is None else fetched_s),
             age_s=max(0.0, now_s - (freshest.start_s if freshest else step.start_s)),
             is_stale=known.stale,
             time_scale=known.feed.time_scale,
@@ -131,20 +129,16 @@ class CarbonService:
             after_s: Only intervals that begin later.
         """
         source = self._zones.find(zone, signal)
-        now_s = self._now_s()
+        now_s = self.now_s()
         end_s = now_s + 1e-6 if end_s is None else end_s  # what begins right now is history, too
         start_s = end_s - source.feed.day_s if start_s is None else start_s
         if after_s is not None:
             start_s = max(start_s, after_s)
         # One more shows whether there is a next page; the interval that ended the last page is read again, too.
         found = await self._repository.points(source.key, start_s, end_s, limit=limit + 2, begins_by_s=now_s)
-        points = [point for point in found.points if after_s is None or point.start_s > after_s]
+        points = [point for point in found if after_s is None or point.start_s > after_s]
         page, more = points[:limit], len(points) > limit
-        answer = IntensityHistory(
-            **_named(source),
-            points=[_point(point) for point in page],
-        )
-        return answer, page[-1].start_s if more else None
+        return IntensityHistory(**_named(source), points=[*map(_point, page)]), page[-1].start_s if more else None
 
     async def forecast(
         self, zone: str, signal: Signal | None, horizon_s: float | None, clock: Clock
@@ -153,7 +147,7 @@ class CarbonService:
         it reaches, the learned one, and persistence.
         """
         source = self._zones.find(zone, signal)
-        now_s, feed = self._now_s(), source.feed
+        now_s, feed = self.now_s(), source.feed
         length_s = real_length_s(horizon_s, clock, feed)
         _check_size(length_s, feed, "?horizon_s")
         known = await self.known(source, now_s)
@@ -183,7 +177,7 @@ class CarbonService:
     async def backtest(self, zone: str, signal: Signal | None) -> ForecastBacktest:
         """Return the errors of our own forecasts of a zone, as last tested."""
         source = self._zones.find(zone, signal)
-        learned = await self._repository.learned(source.key, self._now_s())
+        learned = await self._repository.learned(source.key, self.now_s())
         if learned is None:
             detail = f"No forecast of {zone}'s {source.key.signal} has been learned yet; ask again in a minute."
             raise ProblemError(404, ProblemCode.NO_DATA, detail)
@@ -210,7 +204,7 @@ class CarbonService:
     ) -> IntensityOutlook:
         """Return history, present and forecast as one curve."""
         source = self._zones.find(zone, signal)
-        now_s, feed = self._now_s(), source.feed
+        now_s, feed = self.now_s(), source.feed
         past_s = real_length_s(past_s, clock, feed)
         ahead_s = real_length_s(ahead_s, clock, feed)
         _check_size(past_s + ahead_s, feed, "?past_s")
@@ -240,16 +234,12 @@ class CarbonService:
     async def measured(self, zone: str, start_s: float, end_s: float) -> tuple[Point, ...]:
         """Return the measured intervals of the default signal that overlap ``[start_s, end_s)`` until now."""
         source = self._zones.find(zone, None)
-        found = await self._repository.points(
-            source.key, start_s, end_s, limit=MOST_STEPS + 1, begins_by_s=self._now_s()
-        )
-        if len(found.points) > MOST_STEPS:
-            raise ProblemError(
-                422,
-                ProblemCode.INVALID_REQUEST,
-                f"The range holds more than {MOST_STEPS} values of {zone}; ask for less.",
-            )
-        return found.points
+        most = MOST_STEPS + 1
+        found = await self._repository.points(source.key, start_s, end_s, limit=most, begins_by_s=self.now_s())
+        if len(found) == most:
+            detail = f"The range holds more than {MOST_STEPS} values of {zone}; ask for less."
+            raise ProblemError(422, ProblemCode.INVALID_REQUEST, detail)
+        return found
 
     async def mean(self, zone: str, start_s: float, end_s: float) -> float | None:
         """Return the time-weighted mean of what was measured in ``[start_s, end_s)``, gCO2/kWh; ``None`` if empty."""
@@ -262,28 +252,24 @@ class CarbonService:
 
     async def known_at(self, zone: str, as_of_s: float) -> Knowledge:
         """Return the data of the default signal as known at an instant; for a future instant, as known now."""
-        return await self.known(self._zones.find(zone, None), min(as_of_s, self._now_s()))
+        return await self.known(self._zones.find(zone, None), min(as_of_s, self.now_s()))
 
     async def known(self, source: Source, now_s: float, since_s: float | None = None) -> Knowledge:
         """Return the data known at ``now_s``, with history since ``since_s`` or two days of the grid."""
         feed = source.feed
         basis_s = now_s - PERSISTENCE_DAYS * feed.day_s
         since_s = basis_s if since_s is None else min(since_s, basis_s)
-        found = await self._points_until(source, since_s, now_s)
+        points = await self._points_until(source, since_s, now_s)
         issue = await self._repository.forecast(source.key, now_s)
-        learned = await self._repository.learned(source.key, now_s)
-        return Knowledge(now_s, source, feed, found.points, found.fetched_s, issue, learned)
+        return Knowledge(now_s, source, feed, points, issue, await self._repository.learned(source.key, now_s))
 
-    async def _points_until(self, source: Source, since_s: float, now_s: float) -> StoredPoints:
+    async def _points_until(self, source: Source, since_s: float, now_s: float) -> tuple[Point, ...]:
         """Return the points since ``since_s``; after a long outage, the last two days of points that exist."""
         feed, key = source.feed, source.key
         basis_s = PERSISTENCE_DAYS * feed.day_s
         limit = MOST_STEPS + math.ceil(basis_s / feed.step_s)
         found = await self._repository.points(key, since_s, now_s + 1e-6, limit=limit, begins_by_s=now_s, newest=True)
-        if found.points:
-            return found
-        last_s = await self._repository.known_until_s(key)
-        if last_s is None:
+        if found or (last_s := await self._repository.known_until_s(key)) is None:
             return found
         return await self._repository.points(key, last_s - basis_s, last_s, limit=limit, begins_by_s=now_s, newest=True)
 
@@ -297,10 +283,8 @@ def real_length_s(length_s: float | None, clock: Clock, feed: Feed) -> float:
 
 def _check_size(length_s: float, feed: Feed, pointer: str) -> None:
     if math.ceil(length_s / feed.step_s) > MOST_STEPS:
-        detail = (
-            f"This would be more than {MOST_STEPS} steps; ask for at most {MOST_STEPS * feed.step_s:g} real seconds."
-        )
-        raise invalid(pointer, detail)
+        most = f"ask for at most {MOST_STEPS * feed.step_s:g} real seconds"
+        raise invalid(pointer, f"This would be more than {MOST_STEPS} steps; {most}.")
 
 
 def _nothing_yet(source: Source) -> ProblemError:

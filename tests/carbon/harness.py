@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 import httpx
 
 from carbon_service.app import create_app
-from carbon_service.poller import Poller, Retention
-from carbon_service.providers.protocol import Provider
+from carbon_service.poller import Poller
+from carbon_service.providers.protocol import DAY_S, Provider
 from carbon_service.repository import Repository
 from carbon_service.service import CarbonService
 from carbon_service.settings import Settings
@@ -65,7 +65,7 @@ def a_bench(
 ) -> Bench:
     """Return a bench for one zone."""
     zones = build_zones({provider.name: provider}, {zone: [provider.name]}, signal or provider.signals[0])
-    poller = Poller(repository, Retention(**keep), now)  # type: ignore[arg-type]
+    poller = Poller(repository, settings().model_copy(update={"backfill_s": 7 * DAY_S} | keep), now)
     return Bench(zones.find(zone, None), poller, CarbonService(zones, repository, now), repository, now)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from carbon_service.learner import Clock, Learner, predicted
+from carbon_service.learner import Learner, predicted
 from carbon_service.providers.entry import LiveProvider, LiveSettings
 from carbon_service.providers.protocol import DAY_S, Feed, Point, ProviderError, Series
 from carbon_service.providers.recorded import Recorded, load
@@ -28,7 +27,7 @@ def replayed(repository: Repository, zone: str = "GB", speed: float = 1.0) -> Be
     """Return a bench of a recording whose grid is 120 days old."""
     now = Now()
     provider = Recorded(Replay(now.s, GRID_S, speed), now)
-    return a_bench(provider, zone, repository, now, backfill_grid_s=90 * DAY_S)
+    return a_bench(provider, zone, repository, now, backfill_s=90 * DAY_S)
 
 
 def learner_of(bench: Bench) -> Learner:
@@ -122,7 +121,7 @@ async def test_an_old_forecast_gives_way_to_persistence_and_an_earlier_moment_se
 
 async def test_a_young_installation_begins_with_what_other_grids_taught(repository: Repository) -> None:
     bench = replayed(repository)
-    bench.poller._retention = replace(bench.poller._retention, backfill_grid_s=5 * DAY_S)
+    bench.poller._settings = bench.poller._settings.model_copy(update={"backfill_s": 5 * DAY_S})
     await bench.poll()
     await learner_of(bench).turn()
     tested = await bench.service.backtest("GB", None)
@@ -146,7 +145,7 @@ async def test_a_replay_is_learned_on_the_clock_of_its_grid(repository: Reposito
         ends = [point.end_s - point.start_s for point in known.points]
         assert ends == pytest.approx([HOUR_S / speed] * 96, abs=1e-5)
         points = (await slow.source.provider.history("GB", Signal.AVERAGE_DIRECT, NOW_S - 90 * DAY_S, NOW_S + 1)).points
-        at_one = predicted(points, slow.source.feed, Clock(NOW_S, GRID_S, 1.0), Signal.AVERAGE_DIRECT)
+        at_one = predicted(points, slow.source.feed, Replay(NOW_S, GRID_S, 1.0), Signal.AVERAGE_DIRECT)
         np.testing.assert_allclose(
             [point.gco2_per_kwh for point in known.points], [point.gco2_per_kwh for point in at_one.points], rtol=1e-6
         )
@@ -162,7 +161,7 @@ def test_five_minute_values_are_predicted_in_five_minute_steps() -> None:
     points = [Point(begin_s + 300.0 * i, begin_s + 300.0 * (i + 1), float(value)) for i, value in enumerate(values)]
     feed = Feed("a zone", "", step_s=300.0, max_age_s=1800.0, poll_interval_s=60.0, history_s=DAY_S)
     now_s = points[-1].end_s
-    made = predicted(points, feed, Clock(now_s, now_s, 1.0), Signal.AVERAGE_DIRECT)
+    made = predicted(points, feed, Replay(now_s, now_s, 1.0), Signal.AVERAGE_DIRECT)
     assert made.method == "ridge"
     assert len(made.points) == 96 * 12
     assert made.points[0].start_s == now_s
@@ -179,7 +178,7 @@ def test_a_month_of_five_minute_values_is_blended_where_that_beats_persistence()
     del points[5_000:5_050]
     feed = Feed("a zone", "", step_s=300.0, max_age_s=1800.0, poll_interval_s=60.0, history_s=DAY_S)
     now_s = points[-1].end_s
-    made = predicted(points, feed, Clock(now_s, now_s, 1.0), Signal.AVERAGE_DIRECT)
+    made = predicted(points, feed, Replay(now_s, now_s, 1.0), Signal.AVERAGE_DIRECT)
     assert made.method == "blend"
     assert "days of history are needed" in made.note
     assert len(made.points) == 96 * 12
@@ -191,8 +190,8 @@ def test_a_month_of_five_minute_values_is_blended_where_that_beats_persistence()
     assert len(made.backtest["mae"]["blend"]) == 4
     again = np.tile(values[:288], 30)  # each day as the one before
     steady = [Point(begin_s + 300.0 * i, begin_s + 300.0 * (i + 1), float(value)) for i, value in enumerate(again)]
-    assert predicted(steady, feed, Clock(now_s, now_s, 1.0), Signal.AVERAGE_DIRECT).method == "persistence"
-    few, then = points[: 9 * 288], Clock(points[9 * 288].start_s, now_s, 1.0)
+    assert predicted(steady, feed, Replay(now_s, now_s, 1.0), Signal.AVERAGE_DIRECT).method == "persistence"
+    few, then = points[: 9 * 288], Replay(points[9 * 288].start_s, now_s, 1.0)
     assert predicted(few, feed, then, Signal.MARGINAL).method == "persistence"
     assert predicted(few, feed, then, Signal.AVERAGE_DIRECT).method == "pretrained"
 
@@ -234,7 +233,7 @@ async def test_day_ahead_wind_is_fetched_kept_and_learned_from_and_its_absence_h
     now = Now()
     zone = "WI-TOLD" if told else "WI"
     grid = Windy(now, told)
-    bench = a_bench(grid, zone, repository, now, backfill_grid_s=140 * DAY_S)
+    bench = a_bench(grid, zone, repository, now, backfill_s=140 * DAY_S)
     await bench.poll()
     assert bench.source.last_error is None
     assert await learner_of(bench).turn() == 1

@@ -181,7 +181,7 @@ async def test_forecasts_are_asked_for_at_their_own_pace(uk: Bench, britain: Bri
 async def test_a_fast_replay_writes_each_point_once(repository: Repository) -> None:
     now = Now()
     replay = await repository.start_replay(600.0, None, NOW_S)
-    bench = a_bench(Recorded(replay, now), "DE", repository, now, backfill_grid_s=86_400)
+    bench = a_bench(Recorded(replay, now), "DE", repository, now, backfill_s=86_400)
     for _ in range(5):
         await bench.poll()
         now.s += 5
@@ -198,7 +198,7 @@ async def test_rows_of_a_fast_replay_are_bounded(repository: Repository) -> None
         await bench.poll()
         now.s += 700
     found = await repository.points(bench.source.key, 0, now.s + 99, limit=9999, begins_by_s=now.s + 99)
-    assert 900 < len(found.points) <= 1300
+    assert 900 < len(found) <= 1300
 
 
 async def test_a_restart_of_a_replay_fills_the_time_it_was_down(repository: Repository) -> None:
