@@ -29,6 +29,7 @@ from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.orders import PowerOrder
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.prices import PriceCurve
 from services.core.domain.transfers import Transfer
 from services.core.domain.windows import Ending, Window
 from services.core.parallel.graph import AllReduce, JobGraph, Stage
@@ -123,7 +124,10 @@ def _outlook_from_json(stored: dict[str, Any]) -> CarbonOutlook:
     low, high = (
         None if (values := stored.get(name)) is None else np.array(values, dtype=np.float64) for name in ("low", "high")
     )
-    return CarbonOutlook(stored["zone"], Signal(stored["signal"]), curve, stored["stale"], low, high)
+    prices = stored.get("prices")
+    if prices is not None:
+        prices = PriceCurve(prices["start_s"], np.array(prices["per_kwh"], dtype=np.float64))
+    return CarbonOutlook(stored["zone"], Signal(stored["signal"]), curve, stored["stale"], low, high, prices)
 
 
 def _network_from_json(stored: dict[str, Any]) -> Network:

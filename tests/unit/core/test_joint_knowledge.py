@@ -17,6 +17,7 @@ from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
+from services.core.domain.prices import PriceCurve
 from services.core.parallel.graph import JobGraph, data_parallel
 from services.core.parallel.iteration import Network
 from services.core.policies.joint.memory import JointMemory
@@ -222,3 +223,12 @@ def test_what_is_known_of_spreads_is_recorded() -> None:
     assert again.length_spreads == {"a": 0.4}
     (was,), (now) = snapshot.outlooks, again.outlooks
     assert (now[0].low, now[0].high) == (pytest.approx(was.low), pytest.approx(was.high))
+
+
+def test_what_electricity_costs_is_recorded() -> None:
+    snapshot = unsure([a_job("a", remaining_s=9.0)], by=30.0)
+    prices = PriceCurve(NOON_S - NOON_S % HOUR_S, np.array([0.3, -0.1]))
+    priced = replace(snapshot, outlooks=(replace(snapshot.outlooks[0], prices=prices),))
+    (again,) = snapshot_from_json(json.loads(json.dumps(snapshot_to_json(priced)))).outlooks
+    assert again.prices is not None
+    assert (again.prices.start_s, again.prices.per_kwh.tolist()) == (prices.start_s, [0.3, -0.1])
