@@ -1,15 +1,16 @@
-"""Charts as SVG: stacks of causes, points, and lines over time with the grid's intensity behind them.
+"""Charts as SVG: bars beside a baseline, stacks of causes, points, and lines over time with the grid behind them.
 
 They stand inline in a page; ``picture`` and ``dots_picture`` make files, with everything in the drawing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from services.simulator.report.charts import (
+from services.cli.reports.charts import (
     BOTTOM,
     FAINT,
     GRID_COLOUR,
@@ -18,6 +19,7 @@ from services.simulator.report.charts import (
     LEFT,
     RIGHT,
     WIDTH,
+    bar,
     colour,
     frame,
     height_of,
@@ -44,6 +46,54 @@ class Dot:
     name: str
     x: float
     y: float
+
+
+def bars(
+    groups: Sequence[str],
+    names: Sequence[str],
+    values: Sequence[Sequence[float]],
+    *,
+    marks: Sequence[float] = (),
+    mark: str = "",
+    most: float = math.inf,
+) -> str:
+    """Return bars with a dashed line at the baseline's value, 1.
+
+    Args:
+        groups, names: Names of the groups, and of the series in each.
+        values: ``values[g][n]``; NaN leaves a gap.
+        marks: One value per group, drawn across it; NaN for none.
+        mark: What the marks are.
+        most: Bars higher than this are cut off there and labelled with their value.
+    """
+    known = [value for row in (*values, marks) for value in row if value == value]
+    high = max([1.05, *(min(value, most) for value in known)])
+    top, low = high * 1.08 if known else 1.0, min([0.0, *known]) * 1.1
+    parts = [frame(low, top)]
+    slot = (WIDTH - LEFT - RIGHT) / max(len(groups), 1)
+    thick = slot * 0.84 / max(len(names), 1)
+    for at, group in enumerate(groups):
+        begin = LEFT + at * slot + slot * 0.08
+        for index, value in enumerate(values[at]):
+            if value != value:
+                continue
+            shown = min(value, most)
+            x, what = begin + index * thick, f"{names[index]}, {group}: {value:.3f}"
+            parts.append(bar(x, max(thick - 1.5, 1), (min(shown, 0.0), max(shown, 0.0)), (low, top), index, what))
+            end = height_of(max(shown, 0.0), low, top)
+            if thick > 24:
+                parts.append(text(x + thick / 2, end - 3, f"{value:.2f}", "middle", 10))
+            elif value > most:
+                turned = f'transform="rotate(-90 {x + thick / 2 + 3:.1f} {end + 4:.1f})"'
+                parts.append(text(x + thick / 2 + 3, end + 4, f"{value:.1f}", "end", 10, "#fff", turned))
+        if at < len(marks) and marks[at] == marks[at]:
+            y, end = height_of(marks[at], low, top), begin + slot * 0.84
+            what = f"<title>{escape(mark)}, {escape(group)}: {marks[at]:.3f}</title>"
+            parts.append(f'<path d="M{begin:.1f} {y:.1f}H{end:.1f}" stroke="{INK}" stroke-width="2">{what}</path>')
+        parts.append(text(LEFT + (at + 0.5) * slot, HEIGHT - BOTTOM + 18, group, "middle"))
+    y = height_of(1.0, low, top)
+    parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{INK}" stroke-dasharray="4 3"/>')
+    return svg(parts) + legend(names, mark, INK)
 
 
 def stacks(groups: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float]], *, unit: str) -> str:

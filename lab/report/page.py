@@ -11,7 +11,7 @@ from dataclasses import fields
 from html import escape
 from math import nan
 
-from lab.report.charts import Line, lines, stacks
+from lab.report.charts import Line, bars, lines, stacks
 from lab.report.html import table_html
 from lab.report.tables import (
     Result,
@@ -28,10 +28,9 @@ from lab.report.tables import (
     sensitivities,
     sizes,
 )
+from services.cli.reports.charts import STYLE
 from services.core.policies.registry import policy_entry
 from services.simulator.engine import EngineOptions
-from services.simulator.report.charts import bars
-from services.simulator.report.look import STYLE
 
 HEAD = ["policy", "carbon", "energy", "mean JCT", "p99 JCT", "peak", "by energy", "by idling", "by hours"]
 ABSOLUTE = ["trace, zone, signal, seed", "carbon, kg", "energy, kWh", "idle", "mean JCT, h", "p99 JCT, h", "whole, h"]

@@ -13,11 +13,11 @@ import numpy as np
 
 from lab.report.charts import Dot, Line, dots, lines
 from lab.report.html import table_html
+from services.cli.reports.charts import STYLE
 from services.core.accounting.carbon import percent_change
 from services.core.domain.arrays import Floats
 from services.core.domain.units import S_PER_HOUR
 from services.simulator.engine.result import SimulationResult
-from services.simulator.report.look import STYLE
 
 LOOK = """
 :root{color-scheme:light dark}

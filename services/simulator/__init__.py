@@ -1,5 +1,5 @@
 """What a policy would have done with past jobs: the live scheduling round, run on a simulated cluster.
 
 ``workload`` defines the inputs (jobs, profiles, cluster, carbon) as columns; ``engine`` runs them; readers and recipes
-build workloads from traces; experiments and reports run and compare many of them.
+build workloads from traces.
 """

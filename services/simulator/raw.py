@@ -6,8 +6,10 @@ Formats fill a ``Collector``; it checks each job once, reports what it drops by 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from services.core.domain.errors import DomainError
 
 TOO_LARGE = 2.0**53  #: From here on, floats are not exact whole numbers
 TWICE = ("row occurs twice and counts once", "rows occur twice and count once")
+OPTIONAL = ("slice_sevenths", "ran_sevenths")  #: Columns that are None where all are 0
+NUMBERS = ("submitted_s", "duration_s", "gpus", "batch_size", "energy_j", *OPTIONAL)
 LINES_NAMED = 5  #: Lines named per reason; the others are only counted
 
 
@@ -38,18 +42,18 @@ class ReadReport:
     format: str
     rows: int = 0  #: Rows of data in the file: every line that is not empty, except the header
     kept: int = 0  #: Rows that became jobs (or hours)
-    dropped: dict[str, int] = field(default_factory=dict[str, int])  #: Rows left out, by reason
-    merged: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    dropped: Counter[str] = field(default_factory=Counter[str])  #: Rows left out, by reason
+    merged: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """Rows merged into an earlier one, by the reason in the singular and the plural."""
     lines: dict[str, list[int]] = field(default_factory=dict[str, list[int]])  #: The first line numbers of each reason
     notes: list[str] = field(default_factory=list[str])  #: Interpretations of the data that a reader should know
 
     def drop(self, line: int, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.dropped[reason] += 1
         self._name(line, reason)
 
     def merge(self, line: int, how: tuple[str, str]) -> None:
-        self.merged[how] = self.merged.get(how, 0) + 1
+        self.merged[how] += 1
         self._name(line, how[0])
 
     def _name(self, line: int, reason: str) -> None:
@@ -143,15 +147,11 @@ class Collector:
     """
 
     def __init__(self, report: ReadReport) -> None:
-        self.report = report
-        self.absolute = False
+        self.report, self.drop = report, report.drop
+        self.absolute, self.needs_duration = False, True
         self._jobs: list[RawJob] = []
-        self._ids: dict[str, int] = {}
+        self._ids: Counter[str] = Counter()
         self._runs: set[tuple[str, ...]] = set()
-        self.needs_duration = True
-
-    def drop(self, line: int, reason: str) -> None:
-        self.report.drop(line, reason)
 
     def again(self, line: int, *run: str) -> bool:
         """Merge the row and return True if this run, identified by its id and times, was seen before."""
@@ -174,11 +174,10 @@ class Collector:
             return self.drop(line, "a negative number of GPUs")
         if math.isinf(job.energy_j) or job.energy_j < 0:
             return self.drop(line, "an energy that cannot be")
-        seen = self._ids.get(job.id, 0)
-        self._ids[job.id] = seen + 1
-        if seen:
+        self._ids[job.id] += 1
+        if (seen := self._ids[job.id]) > 1:
             self.report.note("ids that occur again were given a suffix such as ~2")
-            job = replace(job, id=f"{job.id}~{seen + 1}")
+            job = replace(job, id=f"{job.id}~{seen}")
         self._jobs.append(job)
         return None
 
@@ -190,27 +189,18 @@ class Collector:
             raise TraceFormatError("no job can be used; " + "; ".join(report.sentences()))
         order = np.argsort([job.submitted_s for job in jobs], kind="stable")
         jobs = [jobs[row] for row in order]
+        numbers: dict[str, Any] = {name: np.array([getattr(job, name) for job in jobs]) for name in NUMBERS}
         return RawJobs(
             ids=tuple(job.id for job in jobs),
             tenants=tuple(job.tenant for job in jobs),
-            submitted_s=np.array([job.submitted_s for job in jobs]),
-            duration_s=np.array([job.duration_s for job in jobs]),
-            gpus=np.array([job.gpus for job in jobs], dtype=np.int64),
+            **{name: column for name, column in numbers.items() if name not in OPTIONAL or column.any()},
             application=tuple(job.application for job in jobs),
-            batch_size=np.array([job.batch_size for job in jobs], dtype=np.int64),
-            energy_j=np.array([job.energy_j for job in jobs]),
             absolute=self.absolute,
             report=report,
             array=tuple(job.array for job in jobs),
             max_running={job.array: job.max_running for job in jobs if job.array and job.max_running > 0},
             after=tuple(job.after for job in jobs),
-            slice_sevenths=_ints([job.slice_sevenths for job in jobs]),
-            ran_sevenths=_ints([job.ran_sevenths for job in jobs]),
         )
-
-
-def _ints(values: list[int]) -> Ints | None:
-    return np.array(values, dtype=np.int64) if any(values) else None
 
 
 @dataclass(frozen=True)

@@ -80,21 +80,6 @@ def steps_of(policy: str, parameters: Mapping[str, Any], engine: EngineOptions) 
     return steps
 
 
-@dataclass(frozen=True)
-class Replay:
-    """The outcome of one replay, up to the time at which the last of all replays ended.
-
-    Attributes:
-        gco2, energy_j: Of the whole cluster, without PUE.
-    """
-
-    gco2: float
-    energy_j: float
-    job_gco2: np.ndarray[Any, np.dtype[np.float64]]  #: (n_jobs,)
-    mean_s: float  #: Mean time from submission to end
-    completed: int
-
-
 def lever_savings(
     policy: str,
     parameters: Mapping[str, Any],
@@ -119,7 +104,8 @@ def lever_savings(
         options = {"parameters": step.parameters, "options": step.engine, "progress": None}
         results.append(simulate(step.policy, workload, cluster, trace, **options))
         report(len(results), len(asked))
-    replays = _until_one_end(results, asked, cluster, trace, engine)
+    drawn = _until_one_end(results, asked, cluster, trace, engine)
+    job_gco2 = [np.nan_to_num(result.columns.carbon_gco2) for result in results]
     found: dict[str, Any] = {
         "policy": policy,
         "baseline": BASELINE,
@@ -129,49 +115,43 @@ def lever_savings(
         "steps": [
             {
                 "lever": None if step.lever is None else step.lever.value,
-                "gco2": replay.gco2,
-                "energy_j": replay.energy_j,
-                "mean_s": _known(replay.mean_s),
-                "completed": replay.completed,
-                "spread_gco2": _spread(before.job_gco2 - replay.job_gco2),
+                "gco2": drawn[at][0],
+                "energy_j": drawn[at][1],
+                "mean_s": _known(results[at].avg_jct_s),
+                "completed": results[at].completed,
+                "spread_gco2": _spread(job_gco2[max(at - 1, 0)] - job_gco2[at]),
             }
-            for step, before, replay in zip(steps, [replays[0], *replays], replays, strict=False)
+            for at, step in enumerate(steps)
         ],
-        "spread_gco2": _spread(replays[0].job_gco2 - replays[len(steps) - 1].job_gco2),
+        "spread_gco2": _spread(job_gco2[0] - job_gco2[len(steps) - 1]),
         "slack": None,
         "notes": [*workload.notes, *trace.notes],
     }
     if has_hours:
-        found["slack"] = {"slack_s": SLACK_S, "gco2": replays[-1].gco2, "mean_s": _known(replays[-1].mean_s)}
+        found["slack"] = {"slack_s": SLACK_S, "gco2": drawn[-1][0], "mean_s": _known(results[-1].avg_jct_s)}
     return found
 
 
 def _until_one_end(
     results: list[SimulationResult], steps: list[Rung], cluster: ClusterSpec, trace: CarbonTrace, engine: EngineOptions
-) -> list[Replay]:
-    """Return each replay up to the time the last one ended: a cluster that is done earlier continues to draw power."""
+) -> list[tuple[float, float]]:
+    """Return the gCO2 and J of each replay's whole cluster, without PUE, up to the time the last one ended.
+
+    A cluster that is done earlier continues to draw power.
+    """
     ends_s = [float(np.nanmax(result.columns.ended_s, initial=-math.inf)) for result in results]
     last_s = max(ends_s)
     idle_w = sum(group.count * group.gpus * (group.model.idle_w + engine.host_idle_w) for group in cluster.groups)
     grid = Grid(trace, engine.history_s, engine.horizon_s)
-    replays: list[Replay] = []
+    found: list[tuple[float, float]] = []
     for result, step, end_s in zip(results, steps, ends_s, strict=True):
         awake_s = step.engine.power_down_after_s
         until_s = last_s if awake_s is None else min(last_s, end_s + awake_s)
         known = math.isfinite(end_s)
         rest_j = idle_w * (until_s - end_s) if known else 0.0
         rest_g = idle_w * (grid.integral(until_s) - grid.integral(end_s)) / 3.6e6 if known else 0.0
-        columns = result.columns
-        replays.append(
-            Replay(
-                result.carbon_kg * 1e3 + rest_g,
-                result.energy_kwh * 3.6e6 + rest_j,
-                np.nan_to_num(columns.carbon_gco2),
-                result.avg_jct_s,
-                result.completed,
-            )
-        )
-    return replays
+        found.append((result.carbon_kg * 1e3 + rest_g, result.energy_kwh * 3.6e6 + rest_j))
+    return found
 
 
 def _spread(differences: np.ndarray[Any, np.dtype[np.float64]]) -> float:

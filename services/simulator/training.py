@@ -153,10 +153,7 @@ class TrainingRun:
                 self.engine,
                 lambda done, steps: report(name, jobs * done // steps, jobs),
             )
-        results: list[SimulationResult] = []
-        for result in self.results(report):
-            results.append(result)
-        return self.document(results)
+        return self.document(list(self.results(report)))
 
     def results(self, report: Progress | None = None) -> Iterator[SimulationResult]:
         """Yield each policy's result, in order; ``wall_s`` is measured here."""

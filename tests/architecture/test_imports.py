@@ -154,7 +154,7 @@ def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
         ("migrations.env", "from services.db.tables import jobs"),
         (
             "lab.reproductions.traffic",
-            "from services.learning import demand\nfrom services.simulator.report import charts",
+            "from services.learning import demand\nfrom services.cli.reports import charts",
         ),
         ("lab.policies.entries", "from services.core.policies.registry import PolicyEntry"),
         ("lab.experiments.runner", "import services.simulator.engine, services.cli.client, lab.policies"),

@@ -241,6 +241,22 @@ def test_the_page_stands_alone_and_shows_every_account(accounts: CarbonAccounts)
     assert all(word in read.text for word in expected)
 
 
+def test_days_without_emissions_are_drawn() -> None:
+    """A grid of hydropower alone emits nothing directly, and its jobs used energy all the same."""
+    clean = KNOWN.model_copy(update={"baseline_gco2": 0.0, "estimated_gco2": 0.0})
+    whole = a_report(clean, "job")
+    for line in (day := a_report(clean, "day"))["lines"]:
+        line["footprint"]["carbon_gco2"] = 0.0
+    tables = [
+        {"group_by": group, "lines": a_report(clean, group)["lines"]} for group in ("project", "user", "zone", "model")
+    ]
+    page = render(
+        whole | {"also": [{"group_by": "day", "lines": day["lines"]}, *tables]}, datetime(2026, 12, 2, tzinfo=UTC)
+    )
+    assert page.count("<svg") == 2
+    assert "location-based, 01: 0.000" in page
+
+
 def test_a_page_that_was_changed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Gateway", FakeGateway)
     out = tmp_path / "november.html"

@@ -180,7 +180,6 @@ def test_the_parts_of_a_cut_gpu_are_the_whole(
     simulation = Simulation(build_policy("fifo", {}), jobs, cluster, a_trace([100.0, 400.0] * 40), options)
     result = simulation.run({})
 
-    assert simulation._slices is not None
     drawn_kwh = sum(gpu.energy_j for gpu in simulation._slices.gpus) / 3.6e6
     charged_kwh = result.columns.energy_j.sum() / 3.6e6 + result.idle_energy_kwh
     assert result.energy_kwh == pytest.approx(drawn_kwh)

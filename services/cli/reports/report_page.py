@@ -8,11 +8,10 @@ from html import escape
 from typing import Any
 
 from services.cli import output
+from services.cli.reports.charts import STYLE, bars
 from services.cli.reports.figures import Report, amounts, change, share, title
 from services.core.domain.units import J_PER_KWH
 from services.kit.release import RELEASE
-from services.simulator.report.charts import bars
-from services.simulator.report.look import STYLE
 
 OTHERS = ("day", "project", "user", "zone", "model")  #: What the page is made of, besides the jobs
 
@@ -178,14 +177,14 @@ def _summary(found: Report) -> str:
 
 def _days(found: Report) -> str:
     days = found["lines"][-MOST_BARS:]
-    if not any(line["footprint"]["carbon_gco2"] for line in days):
+    if not any(line["footprint"]["energy_j"] for line in days):
         return "<p>No job used energy in this period.</p>"
     values = [[line["footprint"]["carbon_gco2"] / 1_000, _kg(line["accounts"]["baseline_gco2"])] for line in days]
     energy = [[line["footprint"]["energy_j"] / J_PER_KWH] for line in days]
     labels = [line["group"][-2:] for line in days]
     cut = f"<p>The last {MOST_BARS} days are drawn.</p>" if len(found["lines"]) > MOST_BARS else ""
-    carbon = bars(labels, ["location-based", "baseline"], values, line=0.0)
-    charts = (("kgCO2", carbon), ("kWh", bars(labels, ["energy"], energy, line=0.0)))
+    carbon = bars(labels, ["location-based", "baseline"], values)
+    charts = (("kgCO2", carbon), ("kWh", bars(labels, ["energy"], energy)))
     return cut + "".join(
         f'<figure><figcaption class="unit">{unit} of jobs per day, idle energy left out</figcaption>{chart}</figure>'
         for unit, chart in charts

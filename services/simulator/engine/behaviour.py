@@ -247,14 +247,20 @@ def speed_curves(workload: Workload, models: tuple[str, ...]) -> Floats:
 class TunedCurves:
     """How the kinds of a workload run with a tuned batch, on the first model each may use, by stage of the work."""
 
+    tunes: Bools  #: (n_jobs,) the jobs whose batch follows the gang, by workload row
     goodput: Floats  #: (n_rows, 2, most GPUs) speed at 1, 2, ... GPUs on one node and on several.
     batches: Ints  #: Same shape: total batch sizes, samples; 0 for a kind that does not tune
     first: Ints  #: (n_profiles + 1,) the first row of each kind, ascending, then the number of rows
     permitted: Ints  #: (n_profiles, 2) the smallest and the largest batch of each kind, -1 for one that does not tune
 
+    def given(self, profile: Ints) -> list[Ints]:
+        """Return the initial curve, smallest and largest batch of jobs of these kinds, one per workload row."""
+        begin = (self.first[profile], *self.permitted[profile].T)
+        return [np.where(self.tunes, each, -1) for each in begin]
 
-def tuned_curves(workload: Workload, models: tuple[str, ...]) -> TunedCurves:
-    """Return how the kinds of a workload run with a tuned batch."""
+
+def tuned_curves(workload: Workload, models: tuple[str, ...], tunes: Bools) -> TunedCurves:
+    """Return how the kinds of a workload run with a tuned batch, as these jobs, (n_jobs,), do."""
     sizes = np.arange(1, int(workload.max_gpus.max(initial=1)) + 1)
     rows: list[Floats] = []
     batches: list[Ints] = []
@@ -266,6 +272,7 @@ def tuned_curves(workload: Workload, models: tuple[str, ...]) -> TunedCurves:
         first.append(len(rows))
     nothing = np.empty((0, 2, sizes.size))
     return TunedCurves(
+        tunes,
         np.stack(rows) if rows else nothing,
         np.stack(batches) if batches else nothing.astype(np.int64),
         np.array(first, dtype=np.int64),

@@ -6,7 +6,6 @@ holds GPUs are closed forms in the time since it got them: ``attained = settled 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
 from services.simulator.engine.beginning import Beginning
+from services.simulator.engine.behaviour import TunedCurves
 from services.simulator.workload import Workload
 
 
@@ -25,60 +25,17 @@ class FloatRow:
     Rows that are written together are adjacent: writing a whole slice costs no more than writing one element.
     """
 
-    SUBMITTED = 0
-    DEADLINE = 1
-    WORK = 2
-    PREDICTED = 3
-    REMAINING = 4
-    SINCE = 5
-    ATTAINED = 6
-    ENERGY = 7
-    CARBON = 8
-    ACCOUNTED = 9
-    GRID = 10
-    SET_ATTAINED = 11
-    SET_ENERGY = 12
-    SET_CARBON = 13
-    SET_GPU_ENERGY = 14
-    SET_DONE = 15
-    RUN_FROM = 16
-    SPEED = 17
-    DRAW = 18
-    GPU_DRAW = 19
-    EFFICIENCY = 20
-    BEGAN = 21
-    KEPT = 22
-    POWER = 23
-    BASE = 24
-    NOW = 25
-    PROGRESS = 26
-    POWER_LIMIT = 27
-    CLOCK = 28
-    UNORDERED = 29
-    FLEX = 30
-    COUNT = 31
+    SUBMITTED, DEADLINE, WORK, PREDICTED, REMAINING, SINCE, ATTAINED, ENERGY, CARBON, ACCOUNTED, GRID = range(11)
+    SET_ATTAINED, SET_ENERGY, SET_CARBON, SET_GPU_ENERGY, SET_DONE = range(11, 16)
+    RUN_FROM, SPEED, DRAW, GPU_DRAW, EFFICIENCY, BEGAN, KEPT, POWER, BASE, NOW, PROGRESS = range(16, 27)
+    POWER_LIMIT, CLOCK, UNORDERED, FLEX, COUNT = range(27, 32)
 
 
 class IntRow:
     """Rows of the table of integers."""
 
-    MIN = 0
-    MAX = 1
-    STEP = 2
-    ASKED = 3
-    PRIORITY = 4
-    CURVE = 5
-    ROW = 6
-    GOODPUT = 7
-    BATCH_MIN = 8
-    BATCH_MAX = 9
-    PHASE = 10
-    GPUS = 11
-    MEASURED = 12
-    GENERATION = 13
-    STALE = 14
-    ZONE = 15
-    COUNT = 16
+    MIN, MAX, STEP, ASKED, PRIORITY, CURVE, ROW, GOODPUT, BATCH_MIN, BATCH_MAX = range(10)
+    PHASE, GPUS, MEASURED, GENERATION, STALE, ZONE, COUNT = range(10, 17)
 
 
 SHOWN_FLOATS = {
@@ -125,24 +82,6 @@ REFRESHED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """Jobs that tune their batch sizes to their gangs, by stage of their work.
-
-    Attributes:
-        first, permitted: As in ``behaviour.TunedCurves``.
-    """
-
-    tunes: Bools  #: (n_jobs,) the jobs whose batch follows the gang, by workload row
-    first: Ints
-    permitted: Ints
-
-    def given(self, profile: Ints) -> list[Ints]:
-        """Return the initial curve, smallest and largest batch of jobs of these kinds, one per workload row."""
-        begin = (self.first[profile], *self.permitted[profile].T)
-        return [np.where(self.tunes, each, -1) for each in begin]
-
-
 class LiveJobs:
     """Slots of live jobs, with room to grow.
 
@@ -164,7 +103,7 @@ class LiveJobs:
         workload: Workload,
         eligible: Bools,
         predicted_s: Floats,
-        tuning: Tuning | None = None,
+        tuning: TunedCurves | None = None,
         capacity: int = 256,
     ) -> None:
         self._workload = workload

@@ -8,7 +8,6 @@ import numpy as np
 
 from services.core.accounting.completion import completion_times, jain_index
 from services.core.domain.arrays import Floats, Ints
-from services.core.domain.units import J_PER_KWH
 
 
 @dataclass(frozen=True)
@@ -127,74 +126,40 @@ class SimulationResult:
         return {name: None if value != value else value for name, value in figures.items()}
 
 
-@dataclass(frozen=True)
-class Totals:
-    """The engine's running totals: J, gCO2, W, GPU seconds, and counts."""
-
-    energy_j: float
-    carbon_gco2: float
-    idle_energy_j: float
-    idle_carbon_gco2: float
-    peak_w: float
-    rounds: int
-    active_rounds: int
-    unrunnable: int
-    lost_gpu_s: float
-    beyond_trace_s: float
-    devices: int
-    shared_s: float
-    above: Mapping[str, float]
-
-
 def result_of(
-    named: tuple[str, dict[str, Any], str, str],
     columns: JobColumns,
     series: Series,
-    totals: Totals,
-    slices: Mapping[str, Mapping[str, float]],
     tenants: Mapping[str, float],
-    orders: tuple[Mapping[str, float], ...] = (),
-    zones: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    devices: int,
+    shared_s: float,
+    **figures: Any,
 ) -> SimulationResult:
-    """Return the figures of a run; ``named``: policy, its parameters, zone and signal."""
+    """Return a run's figures: those that follow from its jobs, and the others as given.
+
+    Args:
+        tenants: GPU time of each tenant that waited; fewer than two say nothing of fairness.
+        devices: Of the cluster; ``shared_s``: how long jobs shared some.
+    """
     ended = np.isfinite(columns.ended_s)
     times = completion_times(columns.submitted_s[ended], columns.ended_s[ended])
-    jct_s = columns.jct_s[ended]
     makespan = float(columns.ended_s[ended].max() - columns.submitted_s.min()) if times.jobs else float("nan")
     gpu_s = float(columns.gpu_s.sum())
-    policy, parameters, zone, signal = named
+    served = tenants if len(tenants) > 1 else {}
     return SimulationResult(
-        policy=policy,
-        parameters=parameters,
-        zone=zone,
-        signal=signal,
         jobs=len(columns.ids),
         completed=times.jobs,
-        unrunnable=totals.unrunnable,
         avg_jct_s=times.mean_s,
-        p50_jct_s=float(np.median(jct_s)) if times.jobs else float("nan"),
+        p50_jct_s=float(np.median(columns.jct_s[ended])) if times.jobs else float("nan"),
         p99_jct_s=times.p99_s,
         makespan_s=makespan,
-        energy_kwh=totals.energy_j / J_PER_KWH,
-        carbon_kg=totals.carbon_gco2 / 1_000.0,
-        idle_energy_kwh=totals.idle_energy_j / J_PER_KWH,
-        idle_carbon_kg=totals.idle_carbon_gco2 / 1_000.0,
-        peak_power_w=totals.peak_w,
         preemptions=int(columns.preemptions.sum()),
         failures=int(columns.failures.sum()),
-        lost_gpu_hours=totals.lost_gpu_s / 3_600.0,
-        rounds=totals.rounds,
-        active_rounds=totals.active_rounds,
         gpu_hours=gpu_s / 3_600.0,
-        utilisation=(gpu_s - totals.shared_s) / (totals.devices * makespan) if times.jobs else 0.0,
-        beyond_trace_s=totals.beyond_trace_s,
-        **totals.above,
-        currency=None,
+        utilisation=(gpu_s - shared_s) / (devices * makespan) if times.jobs else 0.0,
         columns=columns,
         series=series,
-        slices=slices,
-        tenants=tenants if len(tenants) > 1 else {},
-        orders=orders,
-        zones=zones or {},
-        jain=jain_index(tenants.values()) if len(tenants) > 1 else float("nan"),
+        tenants=served,
+        jain=jain_index(served.values()),
+        **figures,
     )

@@ -56,11 +56,11 @@ from services.simulator.engine.events import (
 from services.simulator.engine.gangs import Gangs
 from services.simulator.engine.gates import Turns
 from services.simulator.engine.grid import Grid
-from services.simulator.engine.live import FloatRow, IntRow, LiveJobs, Tuning
+from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 from services.simulator.engine.options import EngineOptions, Foreseeing
 from services.simulator.engine.orders import Orders
 from services.simulator.engine.recorder import Recorder
-from services.simulator.engine.result import SimulationResult, Totals, result_of
+from services.simulator.engine.result import SimulationResult, result_of
 from services.simulator.engine.slices import Slices
 from services.simulator.engine.tenants import TenantTime
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
@@ -156,9 +156,8 @@ class Simulation:
             self.workload = replace(self.workload, within={each: level for each, most in wide if most > 1})
         tuning, shown_curves = None, dict[str, Any]()
         if self._tunes is not None:
-            tuned = tuned_curves(self.workload, models)
-            tuning = Tuning(self._tunes, tuned.first, tuned.permitted)
-            shown_curves = {"goodput_curves": tuned.goodput, "goodput_batches": tuned.batches}
+            tuning = tuned_curves(self.workload, models, self._tunes)
+            shown_curves = {"goodput_curves": tuning.goodput, "goodput_batches": tuning.batches}
         self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models, self.network), tuning)
         placement = policy.placement if isinstance(policy, PlacesGangs) else options.placement
         self._foresight = None if predictor is None else predictor(self.workload)
@@ -240,48 +239,31 @@ class Simulation:
             room = [int(sums(self.nodes.domains[:, level], each).max()) if level >= 0 else 0 for each in its]
             rows = [at for at, each in enumerate(workload.ids) if of.get(each) == level and at not in held]
             fits[rows] = np.any(eligible[rows] & (np.array(room)[None, :] >= min_gpus[rows, None]), axis=1)
-        self._slices = self._slices_of(cluster, eligible)
-        if self._slices is not None:
-            for row in filter(self._slices.asks, range(len(workload))):
-                fits[row] = self._slices.exists_for(row)
+        of_jobs = self.workload, eligible, self.live, self.recorder
+        self._slices = Slices(*of_jobs, cluster, self.nodes, self._events, options, self.gangs)
+        for row in np.flatnonzero(self._slices.sevenths).tolist():
+            fits[row] = self._slices.exists_for(row)
         self._arrivals: list[int] = np.flatnonzero(fits).tolist()
         self._unrunnable = len(workload) - len(self._arrivals)
         several = len(set(workload.tenants)) > 1
         self._tenants = TenantTime(workload, options.tenant_weights or {}, cluster.gpus) if several else None
         self._turns = None if workload.gates is None else Turns(self.workload, self._arrivals)
 
-    def _slices_of(self, cluster: ClusterSpec, eligible: Bools) -> Slices | None:
-        """Return the slices of a cluster; None if there are none and no job asks for one."""
-        asked = self.workload.slice_sevenths
-        if not any(group.slices for group in cluster.groups) and (asked is None or not asked.any()):
-            return None
-        return Slices(
-            self.workload,
-            cluster,
-            eligible,
-            self.nodes,
-            self.live,
-            self.recorder,
-            self._events,
-            self.options,
-            self.gangs,
-        )
-
     def _intensities(self) -> list[float]:
         return [grid.at(self.gangs.now_s) for grid in self.grids]
 
     @property
     def _alive(self) -> int:
-        return self.live.count if self._slices is None else self.live.count + self._slices.count
+        return self.live.count + self._slices.count
 
     @property
     def _held_w(self) -> float:
         """What jobs draw now, with their hosts."""
-        return self.gangs.power_w if self._slices is None else self.gangs.power_w + self._slices.held_w
+        return self.gangs.power_w + self._slices.held_w
 
     @property
     def _idle_w(self) -> float:
-        return self.nodes.idle_w if self._slices is None else self.nodes.idle_w + self._slices.idle_w
+        return self.nodes.idle_w + self._slices.idle_w
 
     def run(self, parameters: dict[str, Any], progress: Progress | None = None) -> SimulationResult:
         """Run until the last job has ended, or ``until_s``."""
@@ -331,7 +313,7 @@ class Simulation:
 
     def _show(self, rows: Iterable[int]) -> None:
         for row in rows:
-            if self._slices is not None and self._slices.asks(row):
+            if self._slices.asks(row):
                 self._slices.arrives(row, self._done_before(row))
             else:
                 self.live.waits(self._arrive(row))
@@ -344,7 +326,7 @@ class Simulation:
         """Put the gangs that are already running on their devices; return when the other jobs arrive, UTC seconds."""
         taken: set[Placement] = set()
         for row in [row for row in self._arrivals if row in beginning.held]:
-            if self._slices is not None and self._slices.asks(row):
+            if self._slices.asks(row):
                 self._slices.goes_on(row, beginning.held[row], self._done_before(row))
                 continue
             self._arrive(row)
@@ -379,7 +361,10 @@ class Simulation:
             gangs=self._tables.shown(self._measurements.curves) if self._replans else (),
             next_active_s=self._next_active_s,
             measured_w=self.gangs.power_w + self.nodes.idle_w if self.options.metered else math.nan,
-            **self._of_slices(),
+            services_gpus=len(self._slices.gpus),
+            services_w=self._slices.held_w + self._slices.idle_w,
+            slice_units=self._slices.units(),
+            slice_jobs=self._slices.jobs(),
             shared=tuple(pair for pair in self.gangs.beside.items() if pair[0] < pair[1]) if self.gangs.beside else (),
             measuring=self._measuring(),
             saves=self.gangs.saves(),
@@ -390,22 +375,9 @@ class Simulation:
         rows = self._measurements.rows()
         return frozenset(map(self.recorder.ids.__getitem__, rows)) if rows else NOBODY
 
-    def _of_slices(self) -> dict[str, Any]:
-        slices = self._slices
-        if slices is None:
-            return {}
-        return {
-            "services_gpus": len(slices.gpus),
-            "services_w": slices.held_w + slices.idle_w,
-            "slice_units": slices.units(),
-            "slice_jobs": slices.jobs(),
-        }
-
     def _active(self) -> None:
         live = self.live
         live.refresh(self.gangs.now_s, self.gangs.integrals, self.options.min_profile_s)
-        slices = self._slices
-        on_slices, queued = ((), 0) if slices is None else (slices.holding(), slices.queued)
         self.recorder.sample(
             self.gangs.now_s,
             self._intensities()[0]
@@ -413,8 +385,8 @@ class Simulation:
             else float(self._zone_gpus @ self._intensities() / self._zone_gpus.sum()),
             self._sums,
             live,
-            on_slices,
-            queued,
+            self._slices.holding(),
+            self._slices.queued,
             shared_gpus=len(self.gangs.beside) // 2,
         )
         if self._alive and (self._preempts or self._may_start()):
@@ -422,9 +394,7 @@ class Simulation:
             self._round(Trigger.ACTIVE)
 
     def _may_start(self) -> bool:
-        if self._slices is not None and self._slices.may_start():
-            return True
-        return self.live.may_start(self.nodes.free_total)
+        return self._slices.may_start() or self.live.may_start(self.nodes.free_total)
 
     def _passive(self) -> None:
         due_s = self._last_passive_s + self.options.passive_interval_s
@@ -438,20 +408,18 @@ class Simulation:
     def _round(self, trigger: Trigger) -> None:
         self.rounds += 1
         self.gangs.learned = False
-        if self._slices is not None:
-            self._slices.show()
+        self._slices.show()
         snapshot, again_s = self.snapshot(trigger), math.inf
         if self._orders is not None:
-            slices_w = 0.0 if self._slices is None else self._slices.held_w + self._slices.idle_w
-            snapshot, again_s = self._orders.shown(snapshot, self.gangs.power_w + self.nodes.idle_w, slices_w)
+            drawn_w = self.gangs.power_w + self.nodes.idle_w
+            snapshot, again_s = self._orders.shown(snapshot, drawn_w, snapshot.services_w)
         result = run_under_orders(self.policy, snapshot, self.memory)
         self.memory = result.memory
         self._look_again_s = min(again_s, math.inf if result.plan.look_again_s is None else result.plan.look_again_s)
         self._carry_out(result.plan)
         if self._tenants is not None:
             self._tenants.sample(self.gangs.now_s, self.live)
-        if self._slices is not None:
-            self._slices.hide()
+        self._slices.hide()
         if self._limited is not None:
             power_w = self.gangs.power_w + self.nodes.idle_w
             if not self._above.held(power_w, self._limited.power_limit_w(self.snapshot(trigger))):
@@ -462,7 +430,7 @@ class Simulation:
             self.gangs.hurry()
         for action in plan.actions:
             if type(action) is Start:
-                if self._slices is not None and self._slices.is_shown(action.job_id):
+                if self._slices.is_shown(action.job_id):
                     self._slices.start(action)
                 else:
                     self.gangs.start(action)
@@ -515,8 +483,7 @@ class Simulation:
                 self._fail(subject)
             elif kind == RECOVER:
                 self.nodes.recover(subject)
-                if self._slices is not None:
-                    self._slices.follow(subject)
+                self._slices.follow(subject)
                 self._plan_failure(subject)
             elif kind == POWER_DOWN:
                 since_s = self._idle_since.get(subject, math.inf)
@@ -528,7 +495,7 @@ class Simulation:
 
     def _ends_on_slice(self, row: int, kind: int, generation: int) -> bool:
         """Process the event of a job that is not live, as jobs on slices are not; return whether one may now start."""
-        if self._slices is None or not self._slices.ends(row, kind, generation):
+        if not self._slices.ends(row, kind, generation):
             return False
         if kind == COMPLETE and self._turns is not None:
             self._show(self._turns.ended(row))
@@ -549,8 +516,7 @@ class Simulation:
         live = self.live
         node_id = self.nodes.ids[node]
         self.nodes.fail(node)
-        if self._slices is not None:
-            self._slices.fail(node)
+        self._slices.fail(node)
         for slot in range(live.count):
             placement = live.placements[slot]
             if placement is not None and any(share.node_id == node_id for share in placement.shares):
@@ -585,43 +551,46 @@ class Simulation:
             self._bill.draw(gangs.now_s, time_s, power_w)
         if self._orders is not None:
             self._orders.draw(gangs.now_s, time_s, power_w)
-        self._above.draw(power_w if self._slices is None else gangs.power_w + self.nodes.idle_w, seconds)
+        self._above.draw(gangs.power_w + self.nodes.idle_w, seconds)
         gangs.now_s, gangs.integrals = time_s, integrals
 
     def _result(self, parameters: dict[str, Any]) -> SimulationResult:
         for slot in range(self.live.count):
             if self.live.placements[slot] is not None:
                 self.gangs.settle(slot)
-        if self._slices is not None:
-            self._slices.settle()
-        self._sums[:2] = np.add(self._sums[:2], self.gangs.transferred).tolist()
-        totals = Totals(
-            *self._sums,
-            peak_w=self._peak_w,
-            rounds=self.rounds,
-            active_rounds=self.active_rounds,
-            unrunnable=self._unrunnable,
-            lost_gpu_s=self.gangs.lost_gpu_s,
-            beyond_trace_s=max(0.0, *(self.gangs.now_s - grid.trace.curve.end_s for grid in self.grids)),
+        self._slices.settle()
+        energy_j, carbon_g = np.add(self._sums[:2], self.gangs.transferred).tolist()
+        predicted = self.workload.predicted_work_s if self._foresight is None else self._foresight.work_s
+        traces, paid = [grid.trace for grid in self.grids], dict[str, Any]()
+        if self._bill is not None and self._prices is not None:
+            money, demand_money = self._bill.figures()
+            paid = {"currency": self._prices.currency, "money": money, "demand_money": demand_money}
+        return result_of(
+            self.recorder.columns(self.workload.work_s if predicted is None else predicted),
+            self.recorder.series(),
+            {} if self._tenants is None else self._tenants.served(self.gangs.now_s),
             devices=self._devices,
             shared_s=self.gangs.shared_s,
-            above=self._above.figures(self.gangs.now_s - self._began_s),
+            policy=self.policy.name,
+            parameters=parameters,
+            zone=",".join(trace.zone for trace in traces),
+            signal=traces[0].signal.value,
+            unrunnable=self._unrunnable,
+            energy_kwh=energy_j / J_PER_KWH,
+            carbon_kg=carbon_g / 1_000.0,
+            idle_energy_kwh=self._sums[2] / J_PER_KWH,
+            idle_carbon_kg=self._sums[3] / 1_000.0,
+            peak_power_w=self._peak_w,
+            lost_gpu_hours=self.gangs.lost_gpu_s / 3_600.0,
+            rounds=self.rounds,
+            active_rounds=self.active_rounds,
+            beyond_trace_s=max(0.0, *(self.gangs.now_s - trace.curve.end_s for trace in traces)),
+            **self._above.figures(self.gangs.now_s - self._began_s),
+            slices=self._slices.figures(),
+            orders=() if self._orders is None else self._orders.figures(self.gangs.now_s),
+            zones=self._zones() if len(self.grids) > 1 else {},
+            **paid,
         )
-        trace = self.grids[0].trace
-        named = self.policy.name, parameters, ",".join(grid.trace.zone for grid in self.grids), trace.signal.value
-        predicted = self.workload.predicted_work_s
-        if self._foresight is not None:
-            predicted = self._foresight.work_s
-        columns = self.recorder.columns(self.workload.work_s if predicted is None else predicted)
-        slices = {} if self._slices is None else self._slices.figures()
-        tenants = {} if self._tenants is None else self._tenants.served(self.gangs.now_s)
-        orders = () if self._orders is None else self._orders.figures(self.gangs.now_s)
-        zones = self._zones() if len(self.grids) > 1 else {}
-        result = result_of(named, columns, self.recorder.series(), totals, slices, tenants, orders, zones)
-        if self._bill is None or self._prices is None:
-            return result
-        money, demand_money = self._bill.figures()
-        return replace(result, currency=self._prices.currency, money=money, demand_money=demand_money)
 
     def _zones(self) -> dict[str, dict[str, float]]:
         """Return what each zone's nodes used, and the checkpoints that moved there."""

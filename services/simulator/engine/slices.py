@@ -87,16 +87,17 @@ class Slices:
         held_w: What slices held by jobs draw now, with their hosts, watts.
         idle_w: The same for the other slices.
         gpus: The GPUs that are cut.
+        sevenths: (n_jobs,) the size of the slice that each asks for, 0 for a job that asks for none.
     """
 
     def __init__(
         self,
         workload: Workload,
-        cluster: ClusterSpec,
         eligible: Bools,
-        nodes: Nodes,
         live: LiveJobs,
         recorder: Recorder,
+        cluster: ClusterSpec,
+        nodes: Nodes,
         events: Events,
         options: EngineOptions,
         clock: Gangs,
@@ -105,7 +106,7 @@ class Slices:
         self._workload, self._eligible, self._nodes, self._live = workload, eligible, nodes, live
         self._recorder, self._events, self._options, self._clock = recorder, events, options, clock
         asked = workload.slice_sevenths
-        self._sevenths = np.zeros(len(workload), dtype=np.int64) if asked is None else asked
+        self.sevenths = np.zeros(len(workload), dtype=np.int64) if asked is None else asked
         self.held_w = self.idle_w = 0.0
         self.gpus: list[CutGpu] = []
         self._units: list[SliceUnit] = []
@@ -152,7 +153,7 @@ class Slices:
         )
 
     def asks(self, row: int) -> bool:
-        return bool(self._sevenths[row])
+        return bool(self.sevenths[row])
 
     def exists_for(self, row: int) -> bool:
         """Return whether some slice, free or not, suits a job."""
@@ -206,6 +207,8 @@ class Slices:
 
     def units(self) -> tuple[SliceUnit, ...]:
         """Return the slices on nodes that are up, as a snapshot shows them."""
+        if not self._units:
+            return ()
         row = np.cumsum(self._nodes.up) - 1
         shown = zip(self._units, self._free.tolist(), self._up.tolist(), strict=True)
         return tuple(
@@ -292,7 +295,7 @@ class Slices:
     def _asked(self, row: int) -> Asked:
         memory_gib = self._workload.slice_memory_gib
         least_gib = 0.0 if memory_gib is None else float(memory_gib[row])
-        return int(self._sevenths[row]), least_gib, self._eligible[row].tobytes()
+        return int(self.sevenths[row]), least_gib, self._eligible[row].tobytes()
 
     def _suits(self, asked: Asked) -> Bools:
         """Return which slices a job may have: (n_units,)."""

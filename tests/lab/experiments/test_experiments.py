@@ -33,9 +33,9 @@ from lab.report.tables import (
     sensitivities,
     write_csv,
 )
+from services.cli.reports.charts import ticks
 from services.core.domain.errors import DomainError
 from services.core.policies.registry import POLICIES
-from services.simulator.report.charts import ticks
 from services.simulator.workload import ForecastKind
 
 FILE = """

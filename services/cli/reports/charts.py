@@ -1,0 +1,104 @@
+"""The look of report pages, one HTML file each, and charts as inline SVG: grouped bars, and what others are made of."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:980px;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem;border-bottom:1px solid #ddd}
+h3{font-size:1rem;margin-bottom:0}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
+td,th{padding:.2rem .5rem;text-align:right;border-bottom:1px solid #eee;white-space:nowrap}
+td:first-child,th:first-child{text-align:left}tr.base td{background:#f5f5f5}
+svg{width:100%;height:auto;display:block}.legend{font-size:12px;display:flex;flex-wrap:wrap;gap:.2rem 1rem}
+.legend i{display:inline-block;width:12px;height:12px;margin-right:5px;vertical-align:middle}
+.unit{font-size:12px;color:#666;margin:.4rem 0 0}.note{font-size:13px;color:#555}
+nav{font-size:13px}nav a{margin-right:1rem}details{margin:.6rem 0}summary{cursor:pointer}
+"""
+WIDTH, HEIGHT = 760, 260
+LEFT, RIGHT, TOP, BOTTOM = 56, 56, 14, 40
+COLOURS = (
+    *("#4c78a8", "#54a24b", "#f58518", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e"),
+    *("#1f3b5c", "#2b6b2b", "#8c4a00", "#5c3a55", "#a11d21", "#2f6f6b"),
+)
+INK, FAINT, GRID_COLOUR = "#333", "#ddd", "#c0392b"
+
+
+def colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def legend(names: Sequence[str], extra: str = "", extra_colour: str = GRID_COLOUR) -> str:
+    """Return the names beside their colours, and optionally an extra entry, shown as a line of its own colour."""
+    keys = [f'<span><i style="background:{colour(at)}"></i>{escape(name)}</span>' for at, name in enumerate(names)]
+    if extra:
+        keys.append(f'<span><i style="background:{extra_colour};height:2px"></i>{escape(extra)}</span>')
+    return f'<div class="legend">{"".join(keys)}</div>'
+
+
+def bars(groups: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
+    """Return bars over a dashed line at zero.
+
+    Args:
+        groups, names: Names of the groups, and of the series in each.
+        values: ``values[g][n]``; NaN leaves a gap.
+    """
+    known = [value for row in values for value in row if value == value]
+    top, low = max([0.0, *known]) * 1.08, min([0.0, *known]) * 1.1
+    top = top if top > low else 1.0
+    parts = [frame(low, top)]
+    slot = (WIDTH - LEFT - RIGHT) / max(len(groups), 1)
+    thick = slot * 0.84 / max(len(names), 1)
+    for at, group in enumerate(groups):
+        begin = LEFT + at * slot + slot * 0.08
+        for index, value in enumerate(values[at]):
+            if value == value:
+                x, span = begin + index * thick, (min(value, 0.0), max(value, 0.0))
+                what = f"{names[index]}, {group}: {value:.3f}"
+                parts.append(bar(x, max(thick - 1.5, 1), span, (low, top), index, what))
+                if thick > 24:
+                    parts.append(text(x + thick / 2, height_of(span[1], low, top) - 3, f"{value:.2f}", "middle", 10))
+        parts.append(text(LEFT + (at + 0.5) * slot, HEIGHT - BOTTOM + 18, group, "middle"))
+    y = height_of(0.0, low, top)
+    parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{INK}" stroke-dasharray="4 3"/>')
+    return svg(parts) + legend(names)
+
+
+def bar(x: float, width: float, span: tuple[float, float], axis: tuple[float, float], index: int, what: str) -> str:
+    bottom, y = (height_of(value, *axis) for value in span)
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(bottom - y, 0.5):.1f}" '
+        f'fill="{colour(index)}"><title>{escape(what)}</title></rect>'
+    )
+
+
+def ticks(low: float, top: float) -> list[float]:
+    """Return round values between two, four to ten of them."""
+    rough = (top - low) / 5
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.75)
+    return [at * step for at in range(math.ceil(low / step - 1e-9), math.floor(top / step + 1e-9) + 1)]
+
+
+def frame(low: float, top: float) -> str:
+    """Return lines and labels at round values of the vertical axis."""
+    parts: list[str] = []
+    for value in ticks(low, top):
+        y = height_of(value, low, top)
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{FAINT}"/>')
+        parts.append(text(LEFT - 6, y + 4, f"{round(value, 9):g}", "end"))
+    return "".join(parts)
+
+
+def height_of(value: float, low: float, top: float) -> float:
+    return TOP + (1 - (value - low) / (top - low)) * (HEIGHT - TOP - BOTTOM)
+
+
+def text(x: float, y: float, words: str, anchor: str, size: int = 11, fill: str = INK, turned: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {turned}'
+    return f'<text {place} font-size="{size}" fill="{fill}">{escape(words)}</text>'
+
+
+def svg(parts: Sequence[str], height: int = HEIGHT) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'
