@@ -417,3 +417,16 @@ async def test_an_engine_that_changes_its_mind_never_doubles_a_job(world: World)
     held = await bridge.claims()
     assert {len(devices) for devices in held.values()} == {1}
     assert (await world.fetch("SELECT count(*) FROM engine_jobs WHERE unfolded"))[0][0] == 0
+
+
+async def test_a_job_that_no_job_can_be_stops_neither_others_nor_rounds(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol()
+    long = timedelta(days=400).total_seconds()
+    await bridge.say(a_job("6", gpus=1, max_gpus=4, step_gpus=2), a_job("7", time_limit_s=long), a_job("8"))
+
+    assert [(await bridge.job(each))["state"] for each in ("7", "8")] == ["starting", "starting"]
+    assert (await bridge.job("7"))["spec"]["time_limit_s"] == timedelta(days=365).total_seconds()
+    assert await world.fetch("SELECT 1 FROM jobs WHERE external_id = '6'") == []
+    await bridge.say(a_job("6", gpus=1), a_job("7"), a_job("8"))
+    assert (await bridge.job("6"))["state"] == "starting"

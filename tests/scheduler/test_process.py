@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from services.contracts.streams import HINTS_STREAM
 from services.core.domain.errors import PolicyConfigError
 from services.db.database import plain_url
+from services.kit.tasks import end_tasks
 from services.scheduler import loop
 from services.scheduler.app import create_app
+from services.scheduler.repository import outbox
 from tests.scheduler.world import World
 from tests.support.control_plane import eventually
 
@@ -48,6 +51,32 @@ async def test_the_app_starts_what_waits_and_leads_alone(world: World) -> None:
         assert await connection.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted") == 0
     finally:
         await connection.close()
+
+
+async def test_commands_go_out_once_a_full_database_takes_writes_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.node("n1", 1)
+    await world.job()
+    await world.scheduler.turn()
+    refusals = [asyncpg.PostgresError("no space left on device")]
+    delete = outbox.delete
+
+    async def delete_later(connection: Any, ids: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        await delete(connection, ids)
+
+    monkeypatch.setattr(outbox, "delete", delete_later)
+    relaying = asyncio.create_task(loop.Relay(world.database, world.redis, look_every_s=0.01).run())
+
+    async def is_empty() -> bool:
+        return await world.fetch("SELECT 1 FROM outbox") == []
+
+    try:
+        await eventually(is_empty)
+    finally:
+        await end_tasks([relaying])
 
 
 class Asked:

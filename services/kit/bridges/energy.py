@@ -7,6 +7,7 @@ time at which it ends, so that a bridge that restarts books nothing twice.
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from services.contracts.codes import ProblemCode
 from services.contracts.engines import EngineEnergyReport, EngineJob, EngineNode
 from services.contracts.nodes import EnergyInterval, EnergyReceipt, EnergySource, Usage
 from services.core.profiles.boards import board_of
@@ -44,9 +45,12 @@ class ModelledEnergy:
             report = EngineEnergyReport(node=name, intervals=self._due[name])
             try:
                 await control_plane.call("engine-energy", report, EnergyReceipt, 10.0)
-            except ProblemError as error:  # no intensity is known yet: it is kept, and sent with the next interval
+            except ProblemError as error:
                 log.warning("energy.not_booked", node=name, error=error.detail)
-                return
+                if error.problem_code == ProblemCode.UNKNOWN_ZONE:
+                    continue  # no intensity is known yet: it is kept, and sent with the next interval
+                if error.status not in (404, 422):  # nobody answers; else none of it will ever be booked
+                    return
             del self._due[name]
 
 

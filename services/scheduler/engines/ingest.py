@@ -30,6 +30,7 @@ log = Log(__name__)
 BATCH = 500
 MOST_BATCHES = 100
 """In one look, so that rounds are held even while reports come as fast as they are folded."""
+LONGEST_S = 365 * 86_400.0  #: The longest time limit of a job; engines have longer ones
 _HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.PREEMPTING)
 _STREAM = command_stream("\0").split("\0")
 
@@ -69,9 +70,13 @@ class EngineIngest:
             blocked: dict[str, bool] = {}
             deviations = Counter[tuple[str, str]]()
             for row in rows:
-                fold = _Fold(connection, row)
-                if isinstance(fold.fate, folding.Admit):
-                    new.append(fold.admitted(again=fold.fate.again))
+                try:
+                    fold = _Fold(connection, row)
+                    if isinstance(fold.fate, folding.Admit):
+                        new.append(fold.admitted(again=fold.fate.again))
+                except ValueError as error:  # of what no job can have: it stops neither others nor rounds
+                    log.error("engine.unfoldable", engine=row.engine, job=row.external_id, error=str(error)[:300])
+                    continue
                 await fold.apply()
                 if row.job_id is not None:
                     blocked[row.job_id] = bool(fold.report.blocked)
@@ -248,7 +253,7 @@ def spec_of(engine: str, report: EngineJob) -> Json:
         command=[engine, report.number],
         gpus=GpuRequest(min=low, max=high, step=step, asked=asked, model=report.gpu_model or None),
         preemptible=report.stoppable and report.steered,
-        time_limit_s=report.time_limit_s,
+        time_limit_s=report.time_limit_s and min(report.time_limit_s, LONGEST_S),
         deadline=report.deadline,
         labels={"user": report.user[:255], "queue": report.queue[:255], ENGINE_LABEL: engine},
     )
