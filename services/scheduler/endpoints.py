@@ -13,9 +13,9 @@ from services.contracts.codes import ProblemCode
 from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import NodePower, Topology, TopologyFile, TopologyLevel
-from services.contracts.predictions import JobPrediction, LengthModel, LengthModelList
+from services.contracts.predictions import JobPrediction, LengthModelList
 from services.contracts.problems import FieldError
-from services.contracts.profiles import ControlInForce, ControlMeasurement, JobProfile, LearnedCurve
+from services.contracts.profiles import JobProfile, LearnedCurve
 from services.contracts.queries import PlanQuery
 from services.contracts.schema import Name
 from services.core.domain.errors import DomainError, PolicyConfigError
@@ -41,7 +41,7 @@ from services.scheduler.planning.dry_run import DryRuns
 from services.scheduler.power.hooks import PowerHook
 from services.scheduler.repository import node_power, predictions, profiles, rounds
 from services.scheduler.repository.profiles import LearnedRow
-from services.scheduler.repository.rounds import ActivePolicyRow, PlanRow
+from services.scheduler.repository.rounds import ActivePolicyRow
 from services.scheduler.service import PowerRefusedError, SchedulerService, shares_of
 from services.scheduler.settings import SchedulerSettings
 
@@ -157,16 +157,15 @@ async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, 
     """List scheduling rounds, newest first."""
     rows = await service.read(rounds.plans, _before(query.cursor), query.limit + 1)
     following = str(rows[query.limit - 1].round) if len(rows) > query.limit else None
-    return policies.PlanList(items=[_summary(row) for row in rows[: query.limit]], next_cursor=following)
+    return policies.PlanList(items=rows[: query.limit], next_cursor=following)
 
 
 @router.get("/plans/{round_number}", tags=["policies"])
 async def get_plan(round_number: Round, _: Operator, service: Service) -> policies.PlanSummary:
     """Get a scheduling round."""
-    row = await service.read(rounds.plan, round_number)
-    if row is None:
-        raise not_found("plan")
-    return _summary(row)
+    for found in await service.read(rounds.plan, round_number):
+        return found
+    raise not_found("plan")
 
 
 @router.post("/nodes/{node_id}/sleep", tags=["nodes"], responses=NOT_POWERED)
@@ -212,12 +211,9 @@ async def unpin_node(node_id: Name, operator: Operator, service: Service, redis:
 
 
 async def _power(service: SchedulerService, node_id: str) -> NodePower:
-    row = await service.read(node_power.node_power, node_id)
-    if row is None:
-        raise not_found("node")
-    values = row._asdict()
-    del values["node_id"]
-    return NodePower.model_validate(values)
+    for found in await service.read(node_power.node_power, node_id):
+        return found
+    raise not_found("node")
 
 
 async def _hinted(service: SchedulerService, redis: Redis, node_id: str) -> NodePower:
@@ -247,25 +243,19 @@ async def get_job_profile(job_id: Name, caller: ProjectCaller, service: Service)
         raise not_found("job")
     # Curves are learned from all jobs of a kind, whatever their project, so that a key of one project gets none.
     curves, measurements = await service.profile(job.kind)
-    in_force = await service.read(profiles.in_force, job_id)
     return JobProfile(
         job_id=job_id,
         kind=job.name,
         curves=[_curve(row, job.gpus) for row in curves] if caller.project is None else [],
-        measurements=[
-            ControlMeasurement.model_validate(row._asdict())
-            for row in measurements
-            if caller.is_operator or row.job_id == job_id
-        ],
-        in_force=[ControlInForce.model_validate(row._asdict()) for row in in_force],
+        measurements=[each for each in measurements if caller.is_operator or each.job_id == job_id],
+        in_force=await service.read(profiles.in_force, job_id),
     )
 
 
 @router.get("/predictions/models", tags=["policies"])
 async def list_length_models(_: Operator, service: Service) -> LengthModelList:
     """List the versions of the job length model, with their errors."""
-    rows = await service.read(predictions.models)
-    return LengthModelList(items=[LengthModel.model_validate(row._asdict()) for row in rows])
+    return LengthModelList(items=await service.read(predictions.models))
 
 
 @router.get(
@@ -345,9 +335,3 @@ def _active(row: ActivePolicyRow | None, settings: SchedulerSettings) -> policie
         changed_by=row.policy_changed_by,
         round_interval_s=settings.round_interval_s,
     )
-
-
-def _summary(row: PlanRow) -> policies.PlanSummary:
-    values = row._asdict()
-    actions = [policies.PlannedAction.model_validate(action) for action in row.actions]
-    return policies.PlanSummary.model_validate({**values, "actions": actions})

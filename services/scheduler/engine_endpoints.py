@@ -11,7 +11,6 @@ from services.db.database import Database
 from services.kit.identity import Operator
 from services.kit.problems import not_found
 from services.scheduler.repository import engines
-from services.scheduler.repository.engines import DayRow
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 
@@ -24,17 +23,8 @@ async def list_engines(request: Request, _: Operator) -> contracts.EngineList:
     jobs, day by day.
     """
     database: Database = request.app.state.database
-    async with database.transaction("repeatable_read", readonly=True) as connection:
-        found = await engines.engines(connection)
-        rows = await engines.days(connection, 7)
-    return contracts.EngineList(
-        items=[
-            contracts.Engine.model_validate(
-                row._asdict() | {"days": [_day(day) for day in rows if day.engine == row.name]}
-            )
-            for row in found
-        ]
-    )
+    async with database.connection() as connection:
+        return contracts.EngineList(items=await engines.engines(connection))
 
 
 @router.get("/engines/{name}/days")
@@ -50,7 +40,7 @@ async def list_days_of_engine(
     async with database.transaction("repeatable_read", readonly=True) as connection:
         if not await engines.is_known(connection, name):
             raise not_found("engine")
-        return contracts.EngineDays(items=[_day(row) for row in await engines.days(connection, query.days, name)])
+        return contracts.EngineDays(items=await engines.days(connection, query.days, name))
 
 
 @router.get("/engines/{name}/jobs")
@@ -66,13 +56,5 @@ async def list_jobs_of_engine(
     async with database.transaction("repeatable_read", readonly=True) as connection:
         if not await engines.is_known(connection, name):
             raise not_found("engine")
-        rows = await engines.waiting(connection, name, held=query.held)
-        shares = await engines.shares(connection, name)
-    return contracts.EngineJobList(
-        items=[contracts.EngineWaiting.model_validate(row._asdict()) for row in rows],
-        hours=[contracts.EngineHours(why_not=why_not, gpu_h=gpu_h) for why_not, gpu_h in shares],
-    )
-
-
-def _day(row: DayRow) -> contracts.EngineDay:
-    return contracts.EngineDay.as_stored({"day": row.day, "counts": row.counts, "savings": row.savings})
+        items = await engines.waiting(connection, name, held=query.held)
+        return contracts.EngineJobList(items=items, hours=await engines.hours(connection, name))

@@ -1,22 +1,18 @@
-"""What the scheduler shows at ``/metrics``: rounds as they are held, and the present queue, gangs and commands."""
+"""What the scheduler shows at ``/metrics`` beside its counters: the present queue, gangs and commands."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Protocol
 
 from prometheus_client.metrics_core import Metric
 from redis.asyncio import Redis
 
 from services.contracts.streams import HINTS_STREAM, command_stream
-from services.core.cycle.levels import LevelRoom
-from services.core.cycle.snapshot import Trigger
 from services.db.database import Database
 from services.db.figures import pool_of
 from services.kit.metrics import Metrics, gauge, single
-from services.scheduler.counters import ACTIONS, PHASES, ROUNDS, WAITS
 from services.scheduler.grid.orders import shown
-from services.scheduler.planning.apply import Applied
+from services.scheduler.loop import Scheduler
 from services.scheduler.repository import figures
 from services.scheduler.repository.orders import drawn_w as drawn_before_w
 from services.scheduler.repository.orders import live as live_orders
@@ -25,50 +21,14 @@ from services.scheduler.settings import SchedulerSettings
 DRAWN_S = 120.0  #: Over so long what is drawn under an order is shown
 
 
-class Loop(Protocol):
-    """What is shown about the decision loop."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process decides."""
-        ...
-
-    free_gpus: int
-    level_rooms: Sequence[LevelRoom]
-
-    @property
-    def since_turn_s(self) -> float:
-        """How long ago its last turn began."""
-        ...
-
-
-def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float]) -> None:
-    """Count a round that was held, and how long the jobs that it started had waited."""
-    ROUNDS.labels(trigger.value).inc()
-    for phase, took_ms in phases_ms.items():
-        PHASES.labels(phase).observe(took_ms / 1e3)
-    done = {
-        "start": applied.starts,
-        "preempt": applied.preemptions,
-        "hold": applied.holds,
-        "set_control": applied.controls,
-        "power_node": applied.nodes,
-    }
-    for action, count in done.items():
-        ACTIONS.labels(action).inc(count)
-    for gang, waits_s in (("first", applied.first_waits_s), ("later", applied.later_waits_s)):
-        for waited_s in waits_s:
-            WAITS.labels(gang).observe(waited_s)
-
-
-def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop, settings: SchedulerSettings) -> None:
+def show_figures(
+    metrics: Metrics, database: Database, redis: Redis, loop: Scheduler, settings: SchedulerSettings
+) -> None:
 
     async def read_cluster() -> Iterable[Metric]:
         async with database.connection() as connection:
-            jobs = await figures.live_jobs(connection)
-            gangs = await figures.live_gangs(connection)
+            counts = await figures.counts(connection)
             tenants = [each for each in await figures.shares(connection) if each.guaranteed_gpus]
-            nodes = await figures.node_power(connection)
             state = await figures.state(connection)
             orders, drawn_w = [shown(row) for row in await live_orders(connection)], dict[str | None, float | None]()
             for zone in {order.zone for order in orders}:
@@ -79,7 +39,7 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
                 "wattshift_jobs",
                 "Jobs that have not ended, and the reason they are in their state.",
                 ["state", "reason"],
-                [((each.state, each.reason), each.jobs) for each in jobs],
+                counts["jobs"],
             ),
             gauge(
                 "wattshift_free_gpus",
@@ -93,8 +53,8 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
                 ["level"],
                 [((each.level,), each.free) for each in loop.level_rooms],
             ),
-            gauge("wattshift_gangs", "Gangs that hold GPUs.", ["state"], [((g.state,), g.gangs) for g in gangs]),
-            gauge("wattshift_gang_gpus", "GPUs that gangs hold.", ["state"], [((g.state,), g.gpus) for g in gangs]),
+            gauge("wattshift_gangs", "Gangs that hold GPUs.", ["state"], counts["gangs"]),
+            gauge("wattshift_gang_gpus", "GPUs that gangs hold.", ["state"], counts["gpus"]),
             gauge(
                 "wattshift_tenant_gpus",
                 "GPUs of tenants that are guaranteed some: how many those are, and how many they hold and borrow.",
@@ -113,7 +73,7 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
                 "wattshift_nodes_powered",
                 "Nodes that were ever powered down, by what they are now.",
                 ["state"],
-                [((each.state,), each.nodes) for each in nodes],
+                counts["nodes"],
             ),
             gauge(
                 "wattshift_grid_orders",

@@ -28,9 +28,8 @@ from services.db.database import CONNECTION_ERRORS, Database, dumps
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
-from services.scheduler.counters import FAILURES
+from services.scheduler.counters import ACTIONS, FAILURES, PHASES, ROUNDS, WAITS
 from services.scheduler.engines.ingest import EngineIngest
-from services.scheduler.figures import note_round
 from services.scheduler.grid.orders import prepare
 from services.scheduler.ingest.dependencies import look
 from services.scheduler.ingest.reports import Ingest
@@ -45,7 +44,8 @@ from services.scheduler.planning.snapshot import Loaded, load
 from services.scheduler.power.hooks import NoHook, PowerHook
 from services.scheduler.power.limit import PowerWatch
 from services.scheduler.power.nodes import NodePower
-from services.scheduler.repository import engines, gates, orders, outbox, rounds, snapshots
+from services.scheduler.repository import engines, jobs, orders, outbox, rounds, snapshots
+from services.scheduler.repository.jobs import Waiting
 from services.scheduler.repository.kept_jobs import KeptJobs
 from services.scheduler.settings import SchedulerSettings
 
@@ -74,7 +74,7 @@ class Relay:
             try:
                 while await self.publish():
                     pass
-            except (RedisError, TimeoutError, *CONNECTION_ERRORS) as error:
+            except Exception as error:  # whatever it is, such as a full disk: commands wait for the relay alone
                 log.warning("relay.waiting", error=str(error) or type(error).__name__)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._look_every_s):
@@ -125,6 +125,25 @@ class Door(Protocol):
     async def run(self) -> None:
         """Take it in until cancelled."""
         ...
+
+
+def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float]) -> None:
+    """Count a round that was held, and how long the jobs that it started had waited."""
+    ROUNDS.labels(trigger.value).inc()
+    for phase, took_ms in phases_ms.items():
+        PHASES.labels(phase).observe(took_ms / 1e3)
+    done = {
+        "start": applied.starts,
+        "preempt": applied.preemptions,
+        "hold": applied.holds,
+        "set_control": applied.controls,
+        "power_node": applied.nodes,
+    }
+    for action, count in done.items():
+        ACTIONS.labels(action).inc(count)
+    for gang, waits_s in (("first", applied.first_waits_s), ("later", applied.later_waits_s)):
+        for waited_s in waits_s:
+            WAITS.labels(gang).observe(waited_s)
 
 
 class Scheduler:
@@ -248,9 +267,9 @@ class Scheduler:
         await self._nodes.look()
         ingested = await self._ingest.look(time.monotonic())
         folded = await self._engines.look()
-        dependencies = await look(self._database)
+        still_open = await look(self._database)
         measured = await self._measuring.look()
-        if ingested or measured or folded:
+        if any(ingested) or measured or folded:
             self._relay.wake()
         if measured or self._points_unread:
             self._points_unread = await refit(self._database)
@@ -261,7 +280,7 @@ class Scheduler:
             due_in_s = await rounds.due_in_s(
                 connection, self._settings.round_interval_s, self._settings.engine_new_jobs_s
             )
-            now = (*await rounds.fingerprint(connection, self._settings.node_min_on_s), dependencies.still_open)
+            now = (*await rounds.fingerprint(connection, self._settings.node_min_on_s), still_open)
         if due_in_s <= 0:
             await self.hold(Trigger.ACTIVE)
             await self._trim()
@@ -318,7 +337,9 @@ class Scheduler:
             self._ratios, loaded = ratios, replace(loaded, snapshot=snapshot)
             if loaded.withheld:
                 async with self._database.connection() as connection:
-                    await gates.explain(connection, loaded.withheld)
+                    await jobs.hold(
+                        connection, [Waiting(each.id, each.reason.value, each.detail, None) for each in loaded.withheld]
+                    )
             if loaded.predictions:
                 await self._predicting.keep(loaded.predictions)
             self.level_rooms = level_rooms(snapshot)

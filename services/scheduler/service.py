@@ -7,6 +7,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from services.contracts.identity import Identity
 from services.contracts.nodes import PowerState
 from services.contracts.policies import TenantShare, TenantShares
+from services.contracts.profiles import ControlMeasurement
 from services.core.accounting.completion import jain_index
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.topology import read_topology
@@ -19,7 +20,7 @@ from services.scheduler.repository import figures, node_power, profiles, rounds
 from services.scheduler.repository.documents import Json
 from services.scheduler.repository.figures import ShareRow
 from services.scheduler.repository.node_power import PoweredNode
-from services.scheduler.repository.profiles import LearnedRow, MeasurementRow
+from services.scheduler.repository.profiles import LearnedRow
 from services.scheduler.repository.rounds import ActivePolicyRow, State
 
 _P = ParamSpec("_P")
@@ -133,7 +134,7 @@ class SchedulerService:
             raise PowerRefusedError("The node no longer exists.")
         return node
 
-    async def profile(self, kind: str) -> tuple[list[LearnedRow], list[MeasurementRow]]:
+    async def profile(self, kind: str) -> tuple[list[LearnedRow], list[ControlMeasurement]]:
         """Return what was learned about a kind of job, and its last measurements."""
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             return await profiles.learned(connection, kind), await profiles.measurements(connection, kind)

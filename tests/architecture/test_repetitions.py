@@ -79,7 +79,6 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     # --- scheduler
     "services/scheduler/grid/openadr.py::OpenAdr.run": Pace("`openadr_poll_s`"),
     "services/scheduler/loop.py::Scheduler.run": Pace("`tick_s`"),
-    "services/scheduler/planning/saving.py::Savings.run": Pace("`EVERY_S`"),
     "services/scheduler/power/ipmi.py::set_power.is_so": Until("`until`"),
     "services/scheduler/power/nodes.py::NodePower.run": Pace("`LOOK_EVERY_S`"),
     "services/scheduler/power/nodes.py::NodePower._carry_out": Until("the database is back: `node_power.waiting`"),

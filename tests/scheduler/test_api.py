@@ -139,3 +139,17 @@ async def test_a_stored_policy_of_the_lab_without_the_lab_stops_no_round_and_say
         assert "wattshift-lab" in said
         assert "pip install ./lab" in said
     assert "'las+zeus'" in chosen.json()["detail"]
+
+
+async def test_a_round_is_shown_though_its_actions_say_more_than_a_plan_shows(world: World) -> None:
+    """Where a policy chose the batch, the action has its size, and a later release may write yet other fields."""
+    await world.node("n1", 4)
+    await world.job()
+    await world.scheduler.turn()
+    await world.fetch("UPDATE plans SET actions = jsonb_set(actions, '{0,batch_size}', '64') RETURNING 1")
+    async with client(world) as api:
+        listed = await api.get("/v1/plans")
+        one = await api.get(f"/v1/plans/{listed.json()['items'][0]['round']}")
+
+    assert (listed.status_code, one.status_code) == (200, 200)
+    assert one.json()["actions"][0]["action"] == "start"

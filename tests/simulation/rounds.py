@@ -490,7 +490,7 @@ def _stand_ins(simulation: Simulation) -> dict[str, Any]:
         "rounds": SimpleNamespace(prepare=_prepare, due_in_s=_due_in_s, fingerprint=_fingerprint, trim=_trim),
         "engines": SimpleNamespace(forget=_forget),
         "orders": SimpleNamespace(keep_ratios=_keep_ratios),
-        "gates": SimpleNamespace(explain=_explain),
+        "jobs": SimpleNamespace(hold=_explain),
         "snapshots": SimpleNamespace(zones=_nothing),
         "look": _dependencies,
         "prepare": _nothing,

@@ -15,7 +15,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import aiohttp
-import asyncpg
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.contracts.grid import (
@@ -29,9 +28,7 @@ from services.contracts.grid import (
     GridStep,
 )
 from services.contracts.identity import Identity, Role
-from services.db.database import CONNECTION_ERRORS
 from services.kit.logging import Log
-from services.kit.problems import ProblemError
 from services.scheduler.grid.orders import GridOrders
 from services.scheduler.settings import SchedulerSettings
 
@@ -46,13 +43,6 @@ _DURATION = re.compile(
     r"P(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
 )
 _SECONDS = (365 * 86_400, 30 * 86_400, 604_800, 86_400, 3_600, 60, 1)
-
-
-FAILURES = (
-    *(aiohttp.ClientError, TimeoutError, ValueError, ArithmeticError, LookupError, TypeError, ProblemError),
-    *(asyncpg.PostgresError, *CONNECTION_ERRORS),
-)
-"""After these, it is asked again."""
 
 
 class Object(BaseModel):
@@ -119,7 +109,7 @@ class OpenAdr:
             while True:
                 try:
                     await self.look(session)
-                except FAILURES as error:
+                except Exception as error:  # whatever the VTN has answered, it is asked again
                     self._token = ""
                     self._tell("", f"{type(error).__name__}: {error}")
                 await asyncio.sleep(self._settings.openadr_poll_s)
@@ -138,7 +128,7 @@ class OpenAdr:
             try:
                 await self._follow(session, Event.model_validate(each), known.get(each["id"]))
                 self._tell(each["id"], "")
-            except FAILURES as error:  # of this event alone; a ValidationError is a ValueError
+            except Exception as error:  # of this event alone
                 self._tell(each["id"], str(error))
         there = {each["id"] for each in events}
         self._told = {event_id: problem for event_id, problem in self._told.items() if event_id in there}

@@ -5,7 +5,6 @@ killed between the end of a job and this step misses nothing.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from services.core.cycle.gates import never_met
 from services.core.domain.dependencies import Verdict
@@ -17,26 +16,19 @@ from services.scheduler.repository import gates
 log = Log(__name__)
 
 
-@dataclass(frozen=True)
-class Dependencies:
-    """What one look found: how many jobs it cancelled, and what changes once a dependency is met."""
+async def look(database: Database) -> Hashable:
+    """Cancel every job that has not started and never will, since a job it depends on did not end as required.
 
-    cancelled: int
-    still_open: Hashable
-
-
-async def look(database: Database) -> Dependencies:
-    """Cancel every job that has not started and never will, since a job it depends on did not end as required."""
-    cancelled = 0
+    Returns:
+        What changes once a dependency is met.
+    """
     while True:
         async with database.transaction() as connection:
             needs = await gates.needs(connection)
             ended = [(dependent, need.words()) for dependent, need in never_met(needs).items()]
             count = await gates.cancel(connection, ended, Reason.DEPENDENCY_FAILED.value) if ended else 0
         if not count:
-            still_open = frozenset(
+            return frozenset(
                 (need.dependent, need.needed, need.condition) for need in needs if need.verdict is Verdict.OPEN
             )
-            return Dependencies(cancelled, still_open)
-        cancelled += count
         log.info("dependencies.failed", jobs=count)

@@ -6,7 +6,7 @@ be repeated or interrupted anywhere.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from services.contracts.nodes import ControlsStatus, EndedBy, RankState
 from services.core.domain.jobs import JobState
@@ -30,7 +30,7 @@ from services.scheduler.ingest.gangs import (
 )
 from services.scheduler.power.device_controls import take_refusals, unacknowledged_shares
 from services.scheduler.repository import gangs, jobs, outbox
-from services.scheduler.repository.gangs import CONTROL_COLUMNS, Earlier, LiveGang, LostShare, RankReport, StoppableGang
+from services.scheduler.repository.gangs import CONTROL_COLUMNS, LiveGang, LostShare, RankReport, StoppableGang
 from services.scheduler.repository.outbox import Outgoing
 from services.scheduler.settings import SchedulerSettings
 
@@ -39,19 +39,11 @@ log = Log(__name__)
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.PREEMPTING)
 
 
-@dataclass(frozen=True)
-class Ingested:
-    """The changes of one pass."""
+class Ingested(NamedTuple):
+    """The changes of one pass: nodes that were given up, and gangs that run, are stopped or have ended since."""
 
-    nodes_lost: int = 0
-    running: int = 0
-    stopped: int = 0
-    ended: int = 0
-    repeated: int = 0
-    refused: int = 0
-
-    def __bool__(self) -> bool:
-        return any((self.nodes_lost, self.running, self.stopped, self.ended))
+    nodes_lost: int
+    gangs: int
 
 
 ShareReports = Mapping[tuple[str, str], ShareReport]  #: The last reports on shares, by allocation and node
@@ -77,13 +69,13 @@ class Ingest:
         lost = await self._lose_nodes_unless_unheard(now_s)
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             live = await gangs.live(connection)
-            reports = share_reports(await gangs.reports(connection), await gangs.lost_shares(connection))
+            reports = share_reports(*await gangs.reports(connection))
             unsent = await outbox.unsent_gangs(connection)
             controls = await gangs.controls(connection)
             lost_slices = await gangs.lost_slices(connection)
             lost_gpus = await gangs.lost_gpus(connection)
             finished = await gangs.finished_before(connection)
-        counts = {"running": 0, "stopped": 0, "ended": 0, "repeated": 0, "refused": 0}
+        moved = 0
         for gang in live:
             facts = self._gang(
                 gang,
@@ -94,57 +86,38 @@ class Ingest:
             )
             match fate_of(facts):
                 case Run():
-                    counts["running"] += await self._run(gang)
+                    moved += await self._run(gang)
                 case Stop(reason):
-                    counts["stopped"] += await self._stop(gang, reason)
+                    moved += await self._stop(gang, reason)
                 case End():
-                    counts["ended"] += await self._end(gang)
+                    moved += await self._end(gang)
                 case None:
                     said = controls.get(gang.id, {})
-                    counts["refused"] += await take_refusals(self._database, gang, said)
+                    await take_refusals(self._database, gang, said)
                     # While a command is on its way to Redis, repeating it would only make the outbox longer.
                     if gang.id not in unsent:
-                        counts["repeated"] += await self._repeat(gang, reports, now_s)
-                        counts["repeated"] += await self._set_again(gang, reports, said, now_s)
+                        await self._repeat(gang, reports, now_s)
+                        await self._set_again(gang, reports, said, now_s)
         for job_id in finished:
-            counts["ended"] += await self._believe(job_id)
+            moved += await self._believe(job_id)
         names = {gang.id for gang in live}
         self._repeated_at_s = {name: at for name, at in self._repeated_at_s.items() if name in names}
         self._unacknowledged_since_s = {name: at for name, at in self._unacknowledged_since_s.items() if name in names}
-        return Ingested(lost, **counts)
+        return Ingested(lost, moved)
 
-    def _gang(
-        self,
-        gang: LiveGang,
-        reports: ShareReports,
-        earlier: Earlier = Earlier(),
-        *,
-        stands_out: bool = False,
-        slice_lost: bool,
-        gpu_lost: str,
-        finished_before: bool,
-    ) -> Gang:
+    def _gang(self, gang: LiveGang, reports: ShareReports, **facts: Any) -> Gang:
+        """Return a gang with what was reported of it; ``facts``: fields that its row does not have."""
+        same: dict[str, Any] = {name: getattr(gang, name) for name in gang._fields if name in Gang.__dataclass_fields__}
+        read: dict[str, Any] = {
+            "state": GangState(gang.state),
+            "stop_reason": EndReason(gang.stop_reason) if gang.stop_reason else None,
+            "shares": [reports.get((gang.id, share["node_id"]), ShareReport()) for share in gang.shares],
+        }
         return Gang(
-            state=GangState(gang.state),
-            stop_reason=EndReason(gang.stop_reason) if gang.stop_reason else None,
-            shares=[reports.get((gang.id, share["node_id"]), ShareReport()) for share in gang.shares],
+            **same | read | facts,
             is_late=gang.age_s > self._settings.start_timeout_s,
-            work_done=gang.work_done,
-            cancel_requested=gang.cancel_requested,
-            hold_requested=gang.hold_requested,
-            restarts=gang.restarts,
-            max_restarts=gang.max_restarts,
-            failed_starts=earlier.failed_starts,
-            refused_slices=earlier.refused_slices,
             start_attempts=self._settings.start_attempts,
-            slice_lost=slice_lost,
-            gpu_lost=gpu_lost,
-            since_loss_s=earlier.since_loss_s,
-            node_losses=gang.node_losses,
             max_node_losses=self._settings.max_node_losses,
-            restart_after_node_loss=gang.restart_after_node_loss,
-            stands_out=stands_out,
-            finished_before=finished_before,
         )
 
     async def _lose_nodes_unless_unheard(self, now_s: float) -> int:
@@ -203,18 +176,14 @@ class Ingest:
             gang = await gangs.live_one(connection, seen.id)
             if gang is None:
                 return False
-            reports = share_reports(
-                await gangs.reports_of(connection, gang.id), await gangs.lost_shares_of(connection, gang.id)
-            )
-            earlier = await gangs.earlier(connection, gang.job_id)
-            slice_lost = gang.id in await gangs.lost_slices(connection)
+            reports = share_reports(*await gangs.reports(connection, gang.id))
             is_lost = any(report.broke_off is EndReason.NODE_LOST for report in reports.values())
             facts = self._gang(
                 gang,
                 reports,
-                earlier,
+                **await gangs.earlier(connection, gang.job_id),
                 stands_out=is_lost and await gangs.loss_stands_out(connection, gang.id),
-                slice_lost=slice_lost,
+                slice_lost=gang.id in await gangs.lost_slices(connection),
                 gpu_lost=(await gangs.lost_gpus(connection, gang.id)).get(gang.id, ""),
                 finished_before=gang.job_id in await gangs.finished_before(connection, gang.job_id),
             )
@@ -263,13 +232,13 @@ class Ingest:
             GANGS_ENDED.labels(EndReason.FINISHED.value, JobState.SUCCEEDED.value).inc()
         return moved
 
-    async def _repeat(self, gang: LiveGang, reports: ShareReports, now_s: float) -> int:
+    async def _repeat(self, gang: LiveGang, reports: ShareReports, now_s: float) -> None:
         """Send a command again that has had no effect: Redis may have lost it. Agents do nothing twice.
 
         A gang that starts on a sleeping node gets its commands here, as soon as all of its nodes are awake.
         """
         if gang.asleep:
-            return 0
+            return
         is_first = gang.was_asleep and gang.id not in self._repeated_at_s
         if gang.state == GangState.STOPPING and (gang.stopping_s or 0.0) < 0:
             first = reports.get((gang.id, gang.shares[0]["node_id"]), ShareReport())
@@ -277,13 +246,13 @@ class Ingest:
             if any_ended or first.state is RankState.STOPPING or gang.cancel_requested or gang.hold_requested:
                 async with self._database.transaction() as connection:
                     await hurry(connection, gang.id)
-            return 0
+            return
         after_s = 0.0 if is_first else self._settings.republish_after_s
         last_s = self._repeated_at_s.get(gang.id, -after_s)
         stopping = gang.state == GangState.STOPPING
         unanswered_s = gang.stopping_s or 0.0 if stopping else gang.age_s
         if unanswered_s < after_s or now_s - last_s < after_s:
-            return 0
+            return
         answers = (RankState.STOPPING, RankState.EXITED) if stopping else tuple(RankState)
         silent = [
             share
@@ -292,7 +261,7 @@ class Ingest:
             and not report.lost
         ]
         if not silent:
-            return 0
+            return
         self._repeated_at_s[gang.id] = now_s
         async with self._database.transaction() as connection:
             if stopping:
@@ -302,14 +271,13 @@ class Ingest:
             await outbox.put(connection, commands)
         if not is_first:
             log.warning("command.repeated", allocation=gang.id, nodes=",".join(share["node_id"] for share in silent))
-        return len(silent)
 
     async def _set_again(
         self, gang: LiveGang, reports: ShareReports, said: Mapping[str, ControlsStatus], now_s: float
-    ) -> int:
+    ) -> None:
         """Send again what a running gang's devices are set to, if nodes have not acknowledged it for a while."""
         if not gang.settings_revision or gang.state == GangState.STOPPING:
-            return 0
+            return
         running = {
             share["node_id"]
             for share in gang.shares
@@ -318,17 +286,16 @@ class Ingest:
         missing = unacknowledged_shares(gang, said, running)
         if not missing:
             self._unacknowledged_since_s.pop(gang.id, None)
-            return 0
+            return
         since_s = self._unacknowledged_since_s.setdefault(gang.id, now_s)
         if now_s - since_s < self._settings.republish_after_s:
-            return 0
+            return
         self._unacknowledged_since_s[gang.id] = now_s
         values = dict(zip(CONTROL_COLUMNS.values(), (gang.power_limit_w, gang.clock_mhz), strict=True))
         commands = set_commands(gang.id, missing, gang.settings_revision, values, gang.interval_s)
         async with self._database.transaction() as connection:
             await outbox.put(connection, commands)
         log.warning("controls.repeated", allocation=gang.id, nodes=",".join(each["node_id"] for each in missing))
-        return len(missing)
 
 
 STOP_SENTENCES: dict[EndReason, str] = {

@@ -191,7 +191,7 @@ class Measuring:
             running = await measurements.running(connection)
             if not running:
                 return 0
-            reports = await measurements.reports(connection)
+            reports = await gangs.controls(connection)
         moved = 0
         for measurement in running:
             verdict = verdict_of(measurement, reports.get(measurement.allocation_id, {}))

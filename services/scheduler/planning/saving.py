@@ -4,7 +4,6 @@ Computed when a day is over, and again until the ledger has its energy and the h
 are over: the state is in the tables, so that the work may be interrupted anywhere.
 """
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -12,8 +11,9 @@ from datetime import UTC, date, datetime, timedelta
 from services.contracts.engines import EngineSavings
 from services.core.domain.carbon import Measured
 from services.core.domain.units import J_PER_KWH
-from services.db.database import CONNECTION_ERRORS, Database
+from services.db.database import Database
 from services.kit.logging import Log
+from services.kit.repeating import repeat
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.repository import savings
 from services.scheduler.repository.savings import EndedRow, EnergyRow
@@ -98,14 +98,7 @@ class Savings:
 
     async def run(self) -> None:
         """Compute savings until cancelled."""
-        while True:
-            try:
-                await self.look(time.time())
-            except (TimeoutError, *CONNECTION_ERRORS) as error:
-                log.warning("savings.waiting", error=str(error) or type(error).__name__)
-            except Exception:  # a report that fails costs no decision
-                log.exception("savings.failed")
-            await asyncio.sleep(EVERY_S)
+        await repeat(lambda: self.look(time.time()), EVERY_S, failed="savings.failed", traceback=True)
 
     async def look(self, now_s: float) -> int:
         """Compute the savings of the days before that of ``now_s`` that are not settled; return how many days."""

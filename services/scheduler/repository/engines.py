@@ -4,9 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from services.contracts.engines import Engine, EngineDay, EngineHours, EngineWaiting
 from services.db.database import Connection
 from services.db.job_rows import TAKEN
-from services.db.rows import fetch_rows
+from services.db.rows import fetch_messages, fetch_rows
 from services.scheduler.repository.documents import Json, StoredShare
 
 LOCK_UNFOLDED = """
@@ -168,28 +169,32 @@ SELECT c.allocation_id, c.node_id, c.device FROM device_claims c
 
 FORGET = "DELETE FROM engine_jobs e WHERE over AND NOT unfolded AND reported_at < now() - interval '7 days'"
 
-ENGINES = """
+DAYS = """
+SELECT day::text AS day, coalesce(c.counts, '{{}}') AS counts, s.savings
+  FROM (SELECT day, jsonb_object_agg(what, count) AS counts FROM engine_days WHERE engine = {engine} GROUP BY 1) c
+  FULL JOIN (SELECT day, to_jsonb(k) - 'engine' - 'day' AS savings FROM engine_savings k WHERE engine = {engine}) s
+       USING (day)
+ WHERE day > (now() AT TIME ZONE 'UTC')::date - {within_days}::int
+"""
+
+ENGINES = f"""
 SELECT e.name, e.kind, e.version, e.places, e.mode, to_jsonb(e.queues) AS queues, e.problem, e.reported_at,
        coalesce((SELECT n.heard FROM known_nodes n WHERE n.id = e.name), false) AS heard,
        (SELECT count(*) FROM known_nodes n WHERE n.engine = e.name) AS nodes,
        (SELECT coalesce(sum(jsonb_array_length(n.devices)), 0) FROM known_nodes n WHERE n.engine = e.name) AS gpus,
        (SELECT count(*) FROM device_claims c JOIN known_nodes n ON n.id = c.node_id WHERE n.engine = e.name)
            AS gpus_in_use,
-       (SELECT coalesce(jsonb_object_agg(s.state, s.count), '{}') FROM (
+       (SELECT coalesce(jsonb_object_agg(s.state, s.count), '{{}}') FROM (
             SELECT j.state, count(*) AS count FROM jobs j WHERE j.engine = e.name AND j.ended_at IS NULL GROUP BY 1) s
        ) AS jobs,
        (SELECT count(*) FROM engine_jobs k WHERE k.engine = e.name AND e.mode = 'control' AND NOT k.over
-           AND k.decision IS NOT NULL AND (k.report ->> 'revision')::bigint < k.revision) AS unfollowed
+           AND k.decision IS NOT NULL AND (k.report ->> 'revision')::bigint < k.revision) AS unfollowed,
+       (SELECT coalesce(jsonb_agg(d ORDER BY d.day DESC), '[]') FROM ({DAYS.format(within_days=7, engine="e.name")}) d)
+           AS days
   FROM known_engines e WHERE NOT e.revoked ORDER BY e.name
 """
 
-DAYS = """
-SELECT engine, day::text AS day, coalesce(c.counts, '{}') AS counts, s.savings
-  FROM (SELECT engine, day, jsonb_object_agg(what, count) AS counts FROM engine_days GROUP BY 1, 2) c
-  FULL JOIN (SELECT engine, day, to_jsonb(k) - 'engine' - 'day' AS savings FROM engine_savings k) s USING (engine, day)
- WHERE day > (now() AT TIME ZONE 'UTC')::date - $1::int AND ($2::text IS NULL OR engine = $2)
- ORDER BY engine, day DESC
-"""
+DAYS_OF_ONE = f"{DAYS.format(within_days='$1', engine='$2')} ORDER BY day DESC"
 
 # Those that are held back longest come first; nobody reads more than this.
 WAITING = """
@@ -204,7 +209,7 @@ SELECT e.report ->> 'number' AS number, e.report ->> 'name' AS name, e.report ->
  ORDER BY held_until DESC NULLS LAST, e.external_id LIMIT 1000
 """
 
-SHARES = """
+HOURS = """
 SELECT CASE WHEN (e.report ->> 'steered')::bool THEN '' ELSE e.report ->> 'why_not' END AS why_not,
        sum(a.gpus * extract(epoch FROM coalesce(a.ended_at, now())
                                        - greatest(a.running_at, now() - interval '7 days')))::float8 / 3600 AS gpu_h
@@ -287,48 +292,6 @@ class HeldRow(NamedTuple):
     shares: list[StoredShare]
     engine: str
     started_s: float
-
-
-class EngineRow(NamedTuple):
-    """An engine, as in ``contracts.engines.Engine``, except for its days."""
-
-    name: str
-    kind: str
-    version: str
-    places: str
-    mode: str
-    queues: list[str]
-    problem: str | None
-    reported_at: datetime
-    heard: bool
-    nodes: int
-    gpus: int
-    gpus_in_use: int
-    jobs: dict[str, int]
-    unfollowed: int
-
-
-class DayRow(NamedTuple):
-    """A day of an engine: how often each thing happened, and its ``contracts.engines.EngineSavings``, if computed."""
-
-    engine: str
-    day: str
-    counts: dict[str, int]
-    savings: Json | None
-
-
-class WaitingRow(NamedTuple):
-    """A waiting job, as in ``contracts.engines.EngineWaiting``."""
-
-    number: str
-    name: str
-    user: str
-    queue: str
-    gpus: int
-    steered: bool
-    waits_for: str
-    held_until: datetime | None
-    saves_gco2: float | None
 
 
 class DecidedRow(NamedTuple):
@@ -483,24 +446,24 @@ async def forget(connection: Connection) -> None:
     await connection.execute(FORGET)
 
 
-async def engines(connection: Connection) -> list[EngineRow]:
+async def engines(connection: Connection) -> list[Engine]:
     """Return the engines that have ever been reported."""
-    return await fetch_rows(connection, EngineRow, ENGINES)
+    return await fetch_messages(connection, Engine, ENGINES)
 
 
-async def days(connection: Connection, within_days: int, engine: str | None = None) -> list[DayRow]:
-    """Return the last days of one engine, or of all, newest first."""
-    return await fetch_rows(connection, DayRow, DAYS, within_days, engine)
+async def days(connection: Connection, within_days: int, engine: str) -> list[EngineDay]:
+    """Return the last days of an engine, newest first."""
+    return await fetch_messages(connection, EngineDay, DAYS_OF_ONE, within_days, engine)
 
 
-async def waiting(connection: Connection, engine: str, *, held: bool) -> list[WaitingRow]:
+async def waiting(connection: Connection, engine: str, *, held: bool) -> list[EngineWaiting]:
     """Return jobs that wait, those that are held back longest first; with ``held`` these alone."""
-    return await fetch_rows(connection, WaitingRow, WAITING, engine, held)
+    return await fetch_messages(connection, EngineWaiting, WAITING, engine, held)
 
 
-async def shares(connection: Connection, engine: str) -> list[tuple[str, float]]:
-    """Return the GPU hours of the last seven days by why their jobs were left alone; "": they were steered."""
-    return [(row["why_not"], row["gpu_h"]) for row in await connection.fetch(SHARES, engine)]
+async def hours(connection: Connection, engine: str) -> list[EngineHours]:
+    """Return the GPU hours of the last seven days by why their jobs were left alone."""
+    return await fetch_messages(connection, EngineHours, HOURS, engine)
 
 
 async def is_known(connection: Connection, engine: str) -> bool:

@@ -1,5 +1,7 @@
 """What the scheduler's ``/metrics`` shows, each from a partial index: counts of live rows; and tenants' shares."""
 
+from collections import defaultdict
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -7,12 +9,13 @@ from services.db.database import Connection
 from services.db.rows import fetch_row, fetch_rows
 
 # Jobs that have ended are counted as they do, not here: there may be millions.
-LIVE_JOBS = """
-SELECT state, coalesce(reason, '') AS reason, count(*) AS jobs FROM jobs
- WHERE state NOT IN ('succeeded', 'failed', 'cancelled') GROUP BY 1, 2
+COUNTS = """
+SELECT 'jobs', ARRAY[state, coalesce(reason, '')], count(*)::float8 FROM jobs
+ WHERE state NOT IN ('succeeded', 'failed', 'cancelled') GROUP BY 2
+UNION ALL SELECT 'gangs', ARRAY[state], count(*) FROM allocations WHERE state <> 'ended' GROUP BY 2
+UNION ALL SELECT 'gpus', ARRAY[state], sum(gpus) FROM allocations WHERE state <> 'ended' GROUP BY 2
+UNION ALL SELECT 'nodes', ARRAY[state], count(*) FROM node_power GROUP BY 2
 """
-
-LIVE_GANGS = "SELECT state, count(*) AS gangs, sum(gpus) AS gpus FROM allocations WHERE state <> 'ended' GROUP BY 1"
 
 STATE = """
 SELECT s.policy, s.last_active_at,
@@ -23,25 +26,7 @@ SELECT s.policy, s.last_active_at,
   FROM scheduler_state s WHERE s.id = 1
 """
 
-NODE_POWER = "SELECT state, count(*) AS nodes FROM node_power GROUP BY 1"
-
 NODES = "SELECT id FROM known_nodes WHERE state = 'up' ORDER BY id"
-
-
-class LiveJobs(NamedTuple):
-    """Jobs that have not ended, by state and the stable code of the reason for it."""
-
-    state: str
-    reason: str
-    jobs: int
-
-
-class LiveGangs(NamedTuple):
-    """Gangs that hold GPUs, by state."""
-
-    state: str
-    gangs: int
-    gpus: int
 
 
 class SchedulerState(NamedTuple):
@@ -54,31 +39,17 @@ class SchedulerState(NamedTuple):
     longest_wait_s: float | None
 
 
-class PoweredNodes(NamedTuple):
-    """Nodes that have ever been powered down, by their present state."""
-
-    state: str
-    nodes: int
-
-
-async def live_jobs(connection: Connection) -> list[LiveJobs]:
-    """Return how many jobs that have not ended are in each state, and why."""
-    return await fetch_rows(connection, LiveJobs, LIVE_JOBS)
-
-
-async def live_gangs(connection: Connection) -> list[LiveGangs]:
-    """Return how many gangs hold how many GPUs."""
-    return await fetch_rows(connection, LiveGangs, LIVE_GANGS)
+async def counts(connection: Connection) -> Mapping[str, list[tuple[tuple[str, ...], float]]]:
+    """Return ``jobs`` by state and reason, and ``gangs``, their ``gpus`` and ``nodes`` ever powered down by state."""
+    found: dict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
+    for what, labels, count in await connection.fetch(COUNTS):
+        found[what].append((tuple(labels), count))
+    return found
 
 
 async def state(connection: Connection) -> SchedulerState | None:
     """Return the policy and what waits; None before the scheduler's first turn."""
     return await fetch_row(connection, SchedulerState, STATE)
-
-
-async def node_power(connection: Connection) -> list[PoweredNodes]:
-    """Return how many nodes are off, waking, going down or failed."""
-    return await fetch_rows(connection, PoweredNodes, NODE_POWER)
 
 
 async def nodes_up(connection: Connection) -> list[str]:

@@ -1,6 +1,6 @@
 """Allocations: gangs that start, run, are set, stop and end, and what nodes reported about them."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -291,14 +291,6 @@ class LiveGang(NamedTuple):
     work_done: bool  #: Whether the job has reported that all its work is done
 
 
-class Earlier(NamedTuple):
-    """How many gangs of a job failed to start or lost their slice, and how many seconds ago one lost a node or GPU."""
-
-    failed_starts: int = 0
-    refused_slices: int = 0
-    since_loss_s: float = 0.0
-
-
 class RankReport(NamedTuple):
     """A node's last report on its share of a gang."""
 
@@ -316,14 +308,6 @@ class LostShare(NamedTuple):
     allocation_id: str
     node_id: str
     ended_by: str
-
-
-class ControlsReport(NamedTuple):
-    """A node's last report on the controls of a gang's devices; ``settings`` is a ``ControlsStatus``."""
-
-    allocation_id: str
-    node_id: str
-    settings: Json
 
 
 class StartableJob(NamedTuple):
@@ -405,24 +389,11 @@ async def live_one(connection: Connection, allocation_id: str) -> LiveGang | Non
     return await fetch_row(connection, LiveGang, f"{LIVE} AND a.id = $1", allocation_id)
 
 
-async def reports(connection: Connection) -> list[RankReport]:
-    """Return what nodes last reported about their shares of live gangs."""
-    return await fetch_rows(connection, RankReport, REPORTS)
-
-
-async def reports_of(connection: Connection, allocation_id: str) -> list[RankReport]:
-    """Return what nodes last reported about their shares of one live gang."""
-    return await fetch_rows(connection, RankReport, f"{REPORTS} AND a.id = $1", allocation_id)
-
-
-async def lost_shares(connection: Connection) -> list[LostShare]:
-    """Return the shares of live gangs that were lost with their nodes."""
-    return await fetch_rows(connection, LostShare, LOST_SHARES)
-
-
-async def lost_shares_of(connection: Connection, allocation_id: str) -> list[LostShare]:
-    """Return the shares of one live gang that were lost with their nodes."""
-    return await fetch_rows(connection, LostShare, f"{LOST_SHARES} AND a.id = $1", allocation_id)
+async def reports(connection: Connection, allocation_id: str | None = None) -> tuple[list[RankReport], list[LostShare]]:
+    """Return what nodes last reported about their shares of live gangs, or of one, and those lost with their nodes."""
+    one, ids = ("", ()) if allocation_id is None else (" AND a.id = $1", (allocation_id,))
+    reported = await fetch_rows(connection, RankReport, REPORTS + one, *ids)
+    return reported, await fetch_rows(connection, LostShare, LOST_SHARES + one, *ids)
 
 
 async def finished_before(connection: Connection, job_id: str | None = None) -> set[str]:
@@ -432,13 +403,9 @@ async def finished_before(connection: Connection, job_id: str | None = None) -> 
 
 async def controls(connection: Connection) -> ControlsByNode:
     """Return what nodes report about the controls of live gangs on which any were ever set."""
-    return by_gang(await fetch_rows(connection, ControlsReport, CONTROLS_REPORTS))
-
-
-def by_gang(rows: Iterable[ControlsReport]) -> ControlsByNode:
     found: dict[str, dict[str, ControlsStatus]] = {}
-    for row in rows:
-        found.setdefault(row.allocation_id, {})[row.node_id] = ControlsStatus.as_stored(row.settings)
+    for gang, node, settings in await connection.fetch(CONTROLS_REPORTS):
+        found.setdefault(gang, {})[node] = ControlsStatus.as_stored(settings)
     return found
 
 
@@ -556,8 +523,9 @@ async def give_up_asleep(connection: Connection, allocation_id: str, node_ids: S
     return asleep
 
 
-async def earlier(connection: Connection, job_id: str) -> Earlier:
-    return await fetch_row(connection, Earlier, EARLIER, job_id) or Earlier()
+async def earlier(connection: Connection, job_id: str) -> dict[str, float]:
+    """Return how many gangs of a job failed to start or lost their slice, and how long ago one lost a node or GPU."""
+    return dict(await connection.fetchrow(EARLIER, job_id) or {})
 
 
 async def end(connection: Connection, allocation_id: str, reason: str) -> float:

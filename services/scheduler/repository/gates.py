@@ -59,12 +59,6 @@ SELECT id, tenant_id, 'job.cancelled', jsonb_build_object('state', 'cancelled', 
   FROM cancelled RETURNING job_id
 """
 
-EXPLAIN = """
-UPDATE jobs SET reason = w.reason, detail = w.detail, expected_start_at = NULL
-  FROM unnest($1::text[], $2::text[], $3::text[]) AS w(id, reason, detail)
- WHERE jobs.id = w.id AND jobs.state = 'queued'
-"""
-
 
 class GatedRow(NamedTuple):
     """A job that is queued or holds GPUs, with its present reason and the limit of its array."""
@@ -79,17 +73,6 @@ class GatedRow(NamedTuple):
     max_running: int | None
     blocked: str
     paused: str
-
-
-class NeedRow(NamedTuple):
-    """A dependency of a job that waits or is on hold, and the state of what it needs."""
-
-    dependent_id: str
-    needs_id: str
-    condition: str
-    name: str
-    live: int
-    not_ok: int
 
 
 @dataclass(frozen=True)
@@ -127,17 +110,11 @@ async def gates(connection: Connection) -> Gates:
 async def needs(connection: Connection) -> list[Need]:
     """Return the dependencies of all jobs that wait or are on hold, and of the arrays that those jobs are tasks of."""
     return [
-        Need(row.dependent_id, row.needs_id, Condition(row.condition), row.name, Ends(row.live, row.not_ok))
-        for row in await fetch_rows(connection, NeedRow, NEEDS)
+        Need(dependent, needed, Condition(condition), name, Ends(live, not_ok))
+        for dependent, needed, condition, name, live, not_ok in await connection.fetch(NEEDS)
     ]
 
 
 async def cancel(connection: Connection, ended: Sequence[tuple[str, str]], reason: str) -> int:
     """Cancel jobs, or all tasks of arrays, that have not started, each with its detail; return how many there were."""
     return len(await connection.fetch(CANCEL, [each for each, _ in ended], [said for _, said in ended], reason))
-
-
-async def explain(connection: Connection, withheld: Sequence[Withheld]) -> None:
-    """Store why jobs must not start yet, if they are still queued."""
-    columns = [each.id for each in withheld], [each.reason.value for each in withheld], [e.detail for e in withheld]
-    await connection.execute(EXPLAIN, *columns)

@@ -8,7 +8,7 @@ from services.db.database import Connection
 from services.db.job_specs import GLOBAL_BATCH
 from services.db.rows import fetch_rows
 from services.scheduler.repository.documents import StoredDevice, StoredShare
-from services.scheduler.repository.gangs import ControlledGang, ControlsByNode, ControlsReport, by_gang
+from services.scheduler.repository.gangs import ControlledGang
 from services.scheduler.repository.profiles import KIND
 
 MEASURABLE = f"""
@@ -37,12 +37,6 @@ SELECT m.allocation_id, m.job_id, m.kind, m.gpu_model, m.setting AS control, m.g
        coalesce(a.batch_size, {GLOBAL_BATCH}) / m.gpus AS spec_batch
   FROM setting_measurements m JOIN allocations a ON a.id = m.allocation_id
   JOIN jobs j ON j.id = m.job_id WHERE m.state = 'running'
-"""
-
-REPORTS = """
-SELECT s.allocation_id, s.node_id, s.settings
-  FROM rank_reports s JOIN setting_measurements m ON m.allocation_id = s.allocation_id
- WHERE m.state = 'running' AND s.settings IS NOT NULL
 """
 
 LOCK = """
@@ -181,11 +175,6 @@ async def begin(connection: Connection, measurement: NewMeasurement) -> bool:
 async def running(connection: Connection) -> list[Measurement]:
     """Return the measurements that are under way."""
     return await fetch_rows(connection, Measurement, RUNNING)
-
-
-async def reports(connection: Connection) -> ControlsByNode:
-    """Return what nodes report about the controls of gangs that are being measured."""
-    return by_gang(await fetch_rows(connection, ControlsReport, REPORTS))
 
 
 async def lock(connection: Connection, allocation_id: str, position: int) -> bool:

@@ -4,11 +4,11 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
 
-from services.contracts.nodes import PowerState
+from services.contracts.nodes import NodePower, PowerState
 from services.db import nodes
 from services.db.database import Connection
 from services.db.nodes import NODE_POWER
-from services.db.rows import fetch_row, fetch_rows
+from services.db.rows import fetch_messages, fetch_row, fetch_rows
 
 FRESH = "since = now(), attempts = 0, acted_at = NULL, done_at = NULL, next_attempt_at = NULL"
 
@@ -132,22 +132,6 @@ class PoweredNode(NamedTuple):
     measures_only: bool
 
 
-class NodePowerRow(NamedTuple):
-    """A node and its power, as in ``contracts.nodes.NodePower``."""
-
-    node_id: str
-    state: str
-    since: datetime | None
-    pinned_awake: bool
-    reason: str | None
-    detail: str | None
-    attempts: int
-    wakes: int
-    off_s: float
-    waking_s: float
-    estimated_energy_j: float
-
-
 async def power_down(connection: Connection, node_ids: Collection[str], reason: str, detail: str) -> list[str]:
     """Take nodes out of the plans, to be powered down; return those that were on, idle, leased and not pinned."""
     if not node_ids:
@@ -255,6 +239,6 @@ async def pin(connection: Connection, node_id: str, pinned: bool) -> bool:
     return await connection.fetchval(PIN, node_id, pinned) is not None
 
 
-async def node_power(connection: Connection, node_id: str) -> NodePowerRow | None:
-    """Return a node's power and its totals so far; None if there is no such node."""
-    return await fetch_row(connection, NodePowerRow, NODE_POWER, node_id)
+async def node_power(connection: Connection, node_id: str) -> list[NodePower]:
+    """Return a node's power and its totals so far, if there is such a node."""
+    return await fetch_messages(connection, NodePower, NODE_POWER, node_id)

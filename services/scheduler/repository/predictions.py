@@ -3,11 +3,11 @@
 from datetime import datetime
 from typing import NamedTuple
 
+from services.contracts.predictions import LengthModel
 from services.db.database import Connection
 from services.db.job_specs import MIN_GPUS
 from services.db.lengths import AMOUNT, MEASURED
-from services.db.rows import fetch_row, fetch_rows
-from services.scheduler.repository.documents import Json
+from services.db.rows import fetch_messages, fetch_row
 
 ACTIVE = "SELECT id, group_version FROM length_models WHERE is_active"
 
@@ -86,18 +86,6 @@ class PredictionRow(NamedTuple):
     actual_gpu_s: float | None
 
 
-class ModelRow(NamedTuple):
-    """A version of the model, as in ``contracts.predictions.LengthModel``."""
-
-    id: str
-    trained_at: datetime
-    through_at: datetime
-    jobs: int
-    groups: int
-    active: bool
-    evaluation: Json
-
-
 async def active_model(connection: Connection) -> ActiveModel | None:
     return await fetch_row(connection, ActiveModel, ACTIVE)
 
@@ -121,6 +109,6 @@ async def prediction(connection: Connection, job_id: str) -> PredictionRow | Non
     return await fetch_row(connection, PredictionRow, PREDICTION, job_id)
 
 
-async def models(connection: Connection) -> list[ModelRow]:
+async def models(connection: Connection) -> list[LengthModel]:
     """Return the versions of the model, newest first, without their contents."""
-    return await fetch_rows(connection, ModelRow, MODELS)
+    return await fetch_messages(connection, LengthModel, MODELS)

@@ -3,9 +3,10 @@
 from datetime import datetime
 from typing import NamedTuple
 
+from services.contracts.profiles import ControlInForce, ControlMeasurement
 from services.db.database import Connection
 from services.db.job_specs import BATCH_MIN, FAMILY, GLOBAL_BATCH, MIN_GPUS
-from services.db.rows import fetch_row, fetch_rows
+from services.db.rows import fetch_messages, fetch_row, fetch_rows
 from services.scheduler.repository.documents import StoredStepTimes
 
 KIND = "coalesce(j.tenant_id || '/' || (j.labels ->> 'kind'), j.id)"
@@ -41,22 +42,18 @@ ON CONFLICT (kind, gpu_model, setting) DO UPDATE SET
     by_batch = excluded.by_batch
 """
 
-TABLES = f"""
+_FITTED = """
 SELECT kind, gpu_model, setting AS control, gpus, settings AS values, speed, power_w,
        coalesce(time_mape + energy_mape, 0) AS power_error, by_batch::text AS by_batch
-  FROM setting_profiles
- WHERE jsonb_array_length(gpus) > 0
-   AND kind IN (SELECT {KIND} FROM jobs j WHERE j.state IN ('queued', 'starting', 'running', 'preempting'))
+  FROM setting_profiles WHERE jsonb_array_length(gpus) > 0
+"""
+
+TABLES = f"""
+{_FITTED} AND kind IN (SELECT {KIND} FROM jobs j WHERE j.state IN ('queued', 'starting', 'running', 'preempting'))
  ORDER BY fitted_at
 """
 
-TABLES_OF_JOB = f"""
-SELECT kind, gpu_model, setting AS control, gpus, settings AS values, speed, power_w,
-       coalesce(time_mape + energy_mape, 0) AS power_error, by_batch::text AS by_batch
-  FROM setting_profiles
- WHERE jsonb_array_length(gpus) > 0 AND kind = (SELECT {KIND} FROM jobs j WHERE j.id = $1)
- ORDER BY fitted_at
-"""
+TABLES_OF_JOB = f"{_FITTED} AND kind = (SELECT {KIND} FROM jobs j WHERE j.id = $1) ORDER BY fitted_at"
 
 JOB = f"""
 SELECT j.tenant_id, j.project, {KIND} AS kind, coalesce(j.labels ->> 'kind', j.id) AS name,
@@ -179,36 +176,6 @@ class LearnedRow(NamedTuple):
     batch_known: bool
 
 
-class MeasurementRow(NamedTuple):
-    """A measurement, as in ``contracts.profiles.ControlMeasurement``."""
-
-    job_id: str
-    allocation_id: str
-    gpu_model: str
-    setting: str
-    gpus: int
-    state: str
-    detail: str
-    settings: list[float]
-    position: int
-    began_at: datetime
-    ended_at: datetime | None
-
-
-class InForceRow(NamedTuple):
-    """What a job's devices on one node were set to, as in ``contracts.profiles.ControlInForce``."""
-
-    allocation_id: str
-    node_id: str
-    revision: int
-    power_limit_w: float | None
-    clock_mhz: int | None
-    enforced_w: list[float]
-    refused: dict[str, str]
-    since: datetime
-    current: bool
-
-
 async def news(connection: Connection) -> News | None:
     """Return one kind that has new points since it was last fitted and is not being measured; None if there is none."""
     return await fetch_row(connection, News, NEWS)
@@ -244,11 +211,11 @@ async def learned(connection: Connection, kind: str) -> list[LearnedRow]:
     return await fetch_rows(connection, LearnedRow, LEARNED, kind)
 
 
-async def measurements(connection: Connection, kind: str) -> list[MeasurementRow]:
+async def measurements(connection: Connection, kind: str) -> list[ControlMeasurement]:
     """Return the last measurements of a kind of job, newest first."""
-    return await fetch_rows(connection, MeasurementRow, MEASUREMENTS, kind)
+    return await fetch_messages(connection, ControlMeasurement, MEASUREMENTS, kind)
 
 
-async def in_force(connection: Connection, job_id: str) -> list[InForceRow]:
+async def in_force(connection: Connection, job_id: str) -> list[ControlInForce]:
     """Return what a job's devices were set to, newest first."""
-    return await fetch_rows(connection, InForceRow, IN_FORCE, job_id)
+    return await fetch_messages(connection, ControlInForce, IN_FORCE, job_id)

@@ -4,9 +4,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.contracts.engines import QUEUEING
+from services.contracts.policies import PlanSummary
 from services.db import nodes
 from services.db.database import Connection
-from services.db.rows import fetch_row, fetch_rows
+from services.db.rows import fetch_messages, fetch_row
 from services.scheduler.repository import gangs
 from services.scheduler.repository.documents import Json
 
@@ -133,23 +134,6 @@ class NewPlan(NamedTuple):
     actions: list[Json]
 
 
-class PlanRow(NamedTuple):
-    """A round that was held."""
-
-    round: int
-    at: datetime
-    trigger: str
-    policy: str
-    jobs: int
-    starts: int
-    preemptions: int
-    holds: int
-    intensity_gco2_per_kwh: float | None
-    intensity_stale: bool
-    decide_ms: float
-    actions: list[Json]
-
-
 async def prepare(connection: Connection, policy: str) -> None:
     """Put ``policy`` in force in a new installation; any other has one already."""
     await connection.execute(FIRST_STATE, policy)
@@ -220,14 +204,15 @@ async def topology(connection: Connection) -> str:
     return await connection.fetchval("SELECT topology FROM scheduler_state WHERE id = 1") or ""
 
 
-async def plans(connection: Connection, before: int | None, limit: int) -> list[PlanRow]:
+async def plans(connection: Connection, before: int | None, limit: int) -> list[PlanSummary]:
     """Return recorded rounds, newest first, below number ``before``."""
     query = f"{PLANS} WHERE $1::bigint IS NULL OR round < $1 ORDER BY round DESC LIMIT $2"
-    return await fetch_rows(connection, PlanRow, query, before, limit)
+    return await fetch_messages(connection, PlanSummary, query, before, limit)
 
 
-async def plan(connection: Connection, number: int) -> PlanRow | None:
-    return await fetch_row(connection, PlanRow, f"{PLANS} WHERE round = $1", number)
+async def plan(connection: Connection, number: int) -> list[PlanSummary]:
+    """Return one recorded round, if there is one of that number."""
+    return await fetch_messages(connection, PlanSummary, f"{PLANS} WHERE round = $1", number)
 
 
 LIVE_NODES = """
