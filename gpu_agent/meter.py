@@ -348,8 +348,9 @@ class Meter:
         """Return the fraction of the time since the interval began during which an owner was alive."""
         if (ended_at := self._ended_at.get(owner or "")) is None:
             return 1.0
-        gap_s = max((self._sampled_at - self._opened_at).total_seconds(), 1e-6)
-        return min(max((ended_at - self._opened_at).total_seconds() / gap_s, 0.0), 1.0)
+        start_at, end_at = self._bounds(self._sampled - self._opened)
+        gap_s = max((end_at - start_at).total_seconds(), 1e-6)
+        return min(max((ended_at - start_at).total_seconds() / gap_s, 0.0), 1.0)
 
     def _note_fault(self, meter: str, fault: Fault) -> None:
         self._faults[meter, fault.value] += 1

@@ -231,6 +231,23 @@ async def test_a_rank_that_ended_meanwhile_pays_until_its_end(world: World, tmp_
     assert interval.metered_gpu_energy_j == pytest.approx(300 * 60)
 
 
+@pytest.mark.parametrize("step_s", [-3_600, -20, 20, 3_600])
+async def test_nobody_pays_for_time_after_an_end_though_the_clock_was_set(
+    world: World, tmp_path: Path, step_s: float
+) -> None:
+    measuring = await a_meter(world, tmp_path)
+    world.pass_time(1)
+    await measuring.switch({1: "a"})
+    ended_at = world.at + timedelta(seconds=15)
+    world.pass_time(60, set_clock_by_s=step_s)
+    await a_meter(world, tmp_path, {}, ended_at)
+    interval = last(tmp_path)
+    (usage,) = (each for each in interval.usages if each.allocation_id == "a")
+    its_s = (min(ended_at, interval.end_at) - interval.start_at).total_seconds()
+    assert usage.gpu_energy_j == pytest.approx(200 * max(its_s, 0.0))
+    assert energies(interval)[None][0] == pytest.approx(300 * 60 - usage.gpu_energy_j)
+
+
 async def test_a_restart_of_the_host_is_a_new_start(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
