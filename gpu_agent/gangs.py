@@ -28,7 +28,7 @@ from gpu_agent.launch import Launcher
 from gpu_agent.progress import ProgressReader, Report, parse_report
 from gpu_agent.ranks import COMMAND, Exit, Leaving, RankFolder
 from gpu_agent.secrets import CannotStartError, InputError
-from services.contracts.commands import SetDevices, StartGang, StopGang, command_document, read_accepted_start
+from services.contracts.commands import SetDevices, StartGang, StopGang, command_document
 from services.contracts.nodes import PORT_TAKEN, DeviceControls, EndedBy, Listener, RankState, RankStatus
 from services.core.domain.mig import parent_of
 from services.core.profiles.sharing import pace_beside
@@ -581,7 +581,7 @@ def _read_gang(folder: RankFolder) -> Gang:
     """Read a gang from its folder; a command that this version cannot read is treated as missing."""
 
     def take(written: dict[str, Any]) -> tuple[StartGang | None, str, str | None]:
-        start = read_accepted_start(written["command"]) if written["command"] else None
+        start = StartGang.as_stored(written["command"]) if written["command"] else None
         return start, str(written["token"]), written.get("traceparent")
 
     start, token, traceparent = files.read(folder.path / COMMAND, take, "gang.unreadable") or (None, "", None)

@@ -107,48 +107,12 @@ def read_command(document: Any) -> AnyCommand:
         if document["type"] == "start_gang":
             fields = sorted(".".join(map(str, path)) for path in unknown)
             raise UnknownFieldsError(str(document.get("allocation_id", "")), fields) from None
-        return command_adapter.validate_python(_without(document, unknown))
+        return command_adapter.validate_python(document, extra="ignore")
 
 
-def read_accepted_start(document: Any) -> StartGang:
-    """Read the command of a gang that an agent of this release or another one accepted; unknown fields are ignored.
-
-    Raises:
-        ValidationError: It is not such a command.
-    """
-    try:
-        return StartGang.model_validate(document)
-    except ValidationError as error:
-        unknown = [each["loc"] for each in error.errors(include_url=False) if each["type"] == "extra_forbidden"]
-        if not unknown:
-            raise
-        return StartGang.model_validate(_without(document, unknown))
-
-
-Path = tuple[int | str, ...]
-
-
-def _unknown_fields(error: ValidationError) -> list[Path]:
+def _unknown_fields(error: ValidationError) -> list[tuple[int | str, ...]]:
     """Return the paths of the fields that are not known; empty if anything else is also wrong."""
     found = error.errors(include_url=False, include_input=False)
     if any(each["type"] != "extra_forbidden" for each in found):
         return []
     return [each["loc"][1:] for each in found]  # the first element is the type of the command
-
-
-def _without(document: Any, paths: list[Path]) -> Any:
-    """Return a copy of a JSON document without the values at ``paths``."""
-    if isinstance(document, dict):
-        kept: dict[str, Any] = {}
-        for name, value in document.items():  # pyright: ignore[reportUnknownVariableType]
-            below = [path[1:] for path in paths if path[0] == name]
-            if () not in below:
-                kept[name] = _without(value, below) if below else value
-        return kept
-    if isinstance(document, list):
-        values: list[Any] = document  # pyright: ignore[reportUnknownVariableType]
-        return [
-            _without(value, below) if (below := [path[1:] for path in paths if path[0] == number]) else value
-            for number, value in enumerate(values)
-        ]
-    return document

@@ -67,6 +67,11 @@ class Identity(Message):
         """Whether the caller sees and steers the whole cluster."""
         return self.role.is_operators
 
+    @property
+    def only_tenant(self) -> str | None:
+        """The only tenant whose things the caller may see; None: an operator sees those of all."""
+        return None if self.is_operator else self.tenant_id
+
     def sees(self, tenant_id: str, project: str) -> bool:
         """Whether the caller may see what belongs to a project of a tenant."""
         return self.is_operator or (self.tenant_id == tenant_id and self.project in (None, project))

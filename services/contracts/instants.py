@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
@@ -30,15 +31,9 @@ def _parse(value: Any, *, naive_is_utc: bool) -> datetime:
     return parsed.astimezone(UTC)
 
 
-def _aware(value: Any) -> datetime:
-    return _parse(value, naive_is_utc=False)
-
-
-def _lenient(value: Any) -> datetime:
-    return _parse(value, naive_is_utc=True)
-
-
 _SCHEMA = WithJsonSchema({"type": "string", "format": "date-time"})
-AwareInstant = Annotated[datetime, BeforeValidator(_aware), _SCHEMA]  #: A time with a time zone
-LenientInstant = Annotated[datetime, BeforeValidator(_lenient), _SCHEMA]
+AwareInstant = Annotated[
+    datetime, BeforeValidator(partial(_parse, naive_is_utc=False)), _SCHEMA
+]  #: A time with a time zone
+LenientInstant = Annotated[datetime, BeforeValidator(partial(_parse, naive_is_utc=True)), _SCHEMA]
 """A time; UTC if it has no time zone, midnight if it is only a date."""

@@ -13,7 +13,7 @@ from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
 from services.contracts.secrets import MAX_SECRETS_OF_A_JOB, EnvironmentName, SecretUse
-from services.contracts.sources import Source
+from services.contracts.sources import AbsolutePath, Source, absolute
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 
@@ -146,7 +146,7 @@ class JobSpec(Message):
     working_dir: Text | None = maybe(
         "An absolute path; with a `source`, a path in it, by default its top folder.", max_length=4_096
     )
-    checkpoint_dir: Text | None = maybe(
+    checkpoint_dir: AbsolutePath | None = maybe(
         "Kept between restarts. By default, each job has a folder of its own.", max_length=4_096
     )
     gpus: GpuRequest = GpuRequest()
@@ -281,23 +281,9 @@ class JobSpec(Message):
     @classmethod
     def _in_its_source(cls, value: str | None, info: ValidationInfo) -> str | None:
         if info.data.get("source") is None:
-            return cls._absolute(value)
+            return value if value is None else absolute(value)
         if value is not None and (value.startswith("/") or ".." in value.split("/")):
             raise ValueError("must be a path in the source, without '..'")
-        return value
-
-    @field_validator("checkpoint_dir")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("/"):
-            raise ValueError("must be an absolute path")
-        return value
-
-    @field_validator("deadline")
-    @classmethod
-    def _storable(cls, value: datetime | None) -> datetime | None:
-        if value is not None and not 1970 <= value.year <= 9_000:
-            raise ValueError("must lie between the years 1970 and 9000")
         return value
 
     @model_validator(mode="after")

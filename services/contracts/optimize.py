@@ -1,6 +1,5 @@
 """Long solves: requests to the optimizer, their state and their results."""
 
-from datetime import datetime
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -21,12 +20,6 @@ MAX_CELLS = 500_000
 """Maximum number of pairs of a class of work and a step of its window: the variables of a carbon bound."""
 
 
-def _storable(value: datetime | None) -> datetime | None:
-    if value is not None and not 1970 <= value.year <= 9_000:
-        raise ValueError("must lie between the years 1970 and 9000")
-    return value
-
-
 class WorkClass(Message):
     """Work of jobs that draw the same power and may run in the same window."""
 
@@ -36,8 +29,6 @@ class WorkClass(Message):
     release_at: Instant | None = maybe("Earliest start; null for the beginning of the horizon.")
     deadline_at: Instant | None = maybe("Latest end; null for the end of the horizon.")
     max_gpus: Real | None = maybe("Maximum number of GPUs at once.", gt=0, le=1e7)
-
-    _window = field_validator("release_at", "deadline_at")(_storable)
 
     @model_validator(mode="after")
     def _window_is_open(self) -> Self:
@@ -56,7 +47,7 @@ class IntensitySeries(Message):
     @classmethod
     def _contiguous(cls, points: list[IntensityPoint]) -> list[IntensityPoint]:
         for index, point in enumerate(points):
-            if _storable(point.start_at) and _storable(point.end_at) and point.end_at <= point.start_at:
+            if point.end_at <= point.start_at:
                 raise ValueError(f"point {index} does not end after it begins")
             if index and point.start_at != points[index - 1].end_at:
                 raise ValueError(f"point {index} does not begin where point {index - 1} ends")

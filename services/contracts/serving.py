@@ -24,6 +24,7 @@ from services.contracts.routing import AccuracyPct, ModelName
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
 from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
+from services.contracts.sources import AbsolutePath
 from services.core.domain import serving
 from services.core.domain.signal import Signal
 
@@ -65,14 +66,7 @@ class ServerProcess(Message):
     environment: dict[EnvironmentName, Argument] = Field(
         default_factory=dict[EnvironmentName, Argument], max_length=500
     )
-    working_dir: Text | None = Field(default=None, max_length=4_096)
-
-    @field_validator("working_dir")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("/"):
-            raise ValueError("must be an absolute path")
-        return value
+    working_dir: AbsolutePath | None = Field(default=None, max_length=4_096)
 
     @property
     def runs_something(self) -> bool:

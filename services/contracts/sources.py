@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Int, Message, Name, NodeMessage, maybe, said
+from services.contracts.schema import Instant, Int, Message, Name, NodeMessage, Text, maybe, said
 
 UPLOAD_CHUNK_BYTES = 512 * 1024  #: Bytes of every chunk of an upload but the last: as Base64, one fits into a request
 
@@ -27,6 +27,15 @@ def _git_url(url: str) -> str:
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 GitUrl = Annotated[str, StringConstraints(max_length=1_000), AfterValidator(_git_url)]
 Commit = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
+
+
+def absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError("must be an absolute path")
+    return path
+
+
+AbsolutePath = Annotated[Text, AfterValidator(absolute)]
 
 
 class GitSource(Message):

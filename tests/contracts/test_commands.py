@@ -16,7 +16,6 @@ from services.contracts.commands import (
     StopGang,
     UnknownFieldsError,
     command_document,
-    read_accepted_start,
     read_command,
 )
 
@@ -86,6 +85,6 @@ def test_a_gang_that_a_newer_agent_accepted_is_still_known_after_a_downgrade() -
     future = copy.deepcopy(START)
     future["spec"]["vault"] = ["a"]
 
-    assert read_accepted_start(future) == StartGang.model_validate(START)
+    assert StartGang.as_stored(future) == StartGang.model_validate(START)
     with pytest.raises(ValidationError):
-        read_accepted_start({"job_id": "job_01"})
+        StartGang.as_stored({"job_id": "job_01"})
