@@ -23,7 +23,7 @@ from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.enrolment import Enrolment
 from services.telemetry.figures import show_figures
 from services.telemetry.idle import BOOK_EVERY_S, SLOT_S, book_control_plane, book_sleeps
-from services.telemetry.intensity import Intensity, IntensitySource
+from services.telemetry.intensity import IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
 from services.telemetry.redis_users import LOOK_S, RedisUsers
 from services.telemetry.repository.corrections import return_late
@@ -45,9 +45,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         session = new_session(tls=settings.tls)
         carbon = Carbon(client_of(session, settings, "carbon"), attempts=2, timeout_s=3)
 
-        async def last_used(zone: str) -> Intensity | None:
-            return await last_used_intensity(database, zone)
-
+        last_used = partial(last_used_intensity, database)
         intensities = IntensitySource(carbon, last_used, signal=settings.signal, refresh_s=settings.carbon_refresh_s)
         ledger = Ledger(database, intensities, settings.pue)
         users = RedisUsers(database, redis) if settings.node_redis == "own" else None

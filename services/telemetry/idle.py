@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from services.contracts.nodes import EnergyInterval, EnergySource, Usage
 from services.db.database import Database
+from services.kit.repeating import each_apart
 from services.telemetry.ledger import Ledger
 from services.telemetry.repository import energy
 from services.telemetry.repository.nodes import Reporter
@@ -21,11 +22,17 @@ async def book_sleeps(database: Database, ledger: Ledger) -> int:
     """Write a ledger line for every period of a node's sleep that has none; return how many there were.
 
     Raises:
-        ProblemError: 503 if no intensity is known for a zone.
+        ProblemError: 503 if no intensity is known for a zone; the sleeps of nodes in others are booked.
     """
+
     rows = await energy.unbooked_sleeps(database, LIFE)
-    for row in rows:
-        await _book(ledger, row.node_id, row.zone, row.power_w, row.id, row.start_at, row.end_at)
+
+    async def book(zone: str) -> None:
+        for row in rows:
+            if row.zone == zone:
+                await _book(ledger, row.node_id, zone, row.power_w, row.id, row.start_at, row.end_at)
+
+    await each_apart(dict.fromkeys(row.zone for row in rows), book, failed="sleeps.zone_not_booked")
     return len(rows)
 
 

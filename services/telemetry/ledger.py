@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from services.contracts.nodes import Basis, EnergyInterval, EnergyReceipt, EnergySource, Usage
@@ -17,75 +16,28 @@ from services.kit.logging import Log
 from services.kit.release import RELEASE
 from services.telemetry.figures import INTERVALS, MARKED, note_line
 from services.telemetry.intensity import Intensity, IntensitySource, Origin
-from services.telemetry.profiles import GangInterval, Profile, advance
+from services.telemetry.measured import ENERGIES, part_of
 from services.telemetry.repository import energy
+from services.telemetry.repository.energy import Profile
 from services.telemetry.repository.lines import KNOWN_LATE_S
 from services.telemetry.repository.nodes import Reporter
 from services.telemetry.repository.rules import LEDGER_TOLERANCE
 
 log = Log(__name__)
 
-MEASURED = frozenset({EnergySource.COUNTER, EnergySource.SAMPLED})
 _LEAST_KNOWN_LAST = list(EnergySource)
 _KNOWN_LATE = timedelta(seconds=KNOWN_LATE_S)
 _LEAST_J = 1e-12
 """Less is nothing: products of smaller numbers underflow in the database, which then refuses the whole report."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the ledger: an owner's energy over one interval; all energies in joules at the device."""
+class Line(NamedTuple):
+    """A line of the ledger, the gang that it is of, and what tells how that gets on."""
 
-    reporter: Reporter
-    interval: EnergyInterval
-    owner: str
-    job_id: str | None
-    devices: Sequence[int]
-    gpu_energy_j: float
-    cpu_energy_j: float
-    static_energy_j: float
-    source: EnergySource
-    cpu_source: str
-    intensity: Intensity
-    carbon_gco2: float
-    progress_done: float | None
-    shared: bool = False
-    until: datetime | None = None
-    basis: Basis | None = None
-    reported_energy_j: float | None = None
-
-    @property
-    def end_at(self) -> datetime:
-        """The end of the interval, or of the gang if that came first."""
-        end_at = self.interval.end_at
-        return end_at if self.until is None else max(min(self.until, end_at), self.interval.start_at)
-
-    @property
-    def energy_j(self) -> float:
-        """GPU, CPU and static energy."""
-        return self.gpu_energy_j + self.cpu_energy_j + self.static_energy_j
-
-    @property
-    def estimated_energy_j(self) -> float:
-        """The part that was not measured: static watts are always configuration."""
-        gpu = 0.0 if self.source in MEASURED else self.gpu_energy_j
-        cpu = 0.0 if self.cpu_source in MEASURED else self.cpu_energy_j
-        return gpu + cpu + self.static_energy_j
-
-    @property
-    def zone(self) -> str:
-        """Where the energy was used."""
-        return self.reporter.zone_at(self.interval.start_at.timestamp())
-
-    @property
-    def gpus(self) -> int:
-        """How many devices the owner held."""
-        return len(self.devices)
-
-    @property
-    def gpu_s(self) -> float:
-        """GPU seconds held."""
-        return self.gpus * max(0.0, (self.end_at - self.interval.start_at).total_seconds())
+    row: energy.UsageRow
+    gang: energy.GangRow | None  #: None: it is idle
+    done: float | None  #: Progress at the end of the interval, where it is known
+    shared: bool  #: Whether another gang ran on the same device: what was done then says nothing of the job alone
 
 
 def length_s(interval: EnergyInterval) -> float:
@@ -103,17 +55,15 @@ def merge_usages(usages: list[Usage]) -> dict[str, Usage]:
             merged[owner] = usage
             continue
         dones = [done for done in (known.progress_done, usage.progress_done) if done is not None]
-        merged[owner] = Usage(
-            allocation_id=usage.allocation_id,
-            devices=sorted({*known.devices, *usage.devices}),
-            gpu_energy_j=known.gpu_energy_j + usage.gpu_energy_j,
-            cpu_energy_j=known.cpu_energy_j + usage.cpu_energy_j,
-            static_energy_j=known.static_energy_j + usage.static_energy_j,
-            source=max(known.source, usage.source, key=_LEAST_KNOWN_LAST.index),
-            progress_done=max(dones, default=None),
-            basis=known.basis or usage.basis,
-            until=max(known.until, usage.until) if known.until and usage.until else None,
-        )
+        sums = {name: getattr(known, name) + getattr(usage, name) for name in ENERGIES}
+        changes: dict[str, object] = {
+            "devices": sorted({*known.devices, *usage.devices}),
+            "source": max(known.source, usage.source, key=_LEAST_KNOWN_LAST.index),
+            "progress_done": max(dones, default=None),
+            "basis": known.basis or usage.basis,
+            "until": max(known.until, usage.until) if known.until and usage.until else None,
+        }
+        merged[owner] = known.model_copy(update=sums | changes)
     return merged
 
 
@@ -153,18 +103,17 @@ class Ledger:
             keys = await energy.store_intervals(connection, rows)
             fresh = [_Fresh(*distinct[key], booked[key], priced[key]) for key in sorted(keys)]
             fresh.sort(key=lambda each: each.reported.start_at)
-            gangs: _Gangs = {}
             lines: list[Line] = []
             if fresh:
                 gangs = await _gangs_of(connection, fresh)
                 lines = [line for each in fresh for line in self._lines(each, gangs)]
-                await energy.store_usages(connection, self._pue, RELEASE, [_usage_row(line) for line in lines])
-                await _add_footprints(connection, [line for line in lines if line.job_id is not None])
-                await _advance_profiles(connection, lines, gangs)
+                await energy.store_usages(connection, self._pue, RELEASE, [line.row for line in lines])
+                await _add_footprints(connection, lines)
+                await _advance_profiles(connection, lines)
                 if doubted := _doubted(lines):
                     await energy.count_marked(connection, doubted)
         if fresh:
-            _count(lines, gangs, len(fresh))
+            _count(lines, len(fresh))
         accepted = Counter(key.node_id for key in keys)
         return [
             EnergyReceipt(accepted=accepted[each.node_id], duplicates=len(intervals) - accepted[each.node_id])
@@ -183,27 +132,37 @@ class Ledger:
             gang = gangs.get((reporter.held_as, owner))
             amounts = usage.gpu_energy_j, usage.cpu_energy_j, usage.static_energy_j
             gpu_j, cpu_j, static_j = (0.0 if amount < _LEAST_J else amount for amount in amounts)
-            lines.append(
-                Line(
-                    reporter=reporter,
-                    interval=interval,
-                    owner=owner,
-                    job_id=gang.job_id if gang else None,
-                    devices=sorted({*usage.devices}),
-                    gpu_energy_j=gpu_j,
-                    cpu_energy_j=cpu_j,
-                    static_energy_j=static_j,
-                    source=usage.source,
-                    cpu_source=interval.cpu_source or reporter.host_power,
-                    intensity=intensity,
-                    carbon_gco2=carbon_gco2(gpu_j + cpu_j + static_j, intensity.gco2_per_kwh, self._pue),
-                    progress_done=usage.progress_done,
-                    shared=any(holders[device] > 1 for device in usage.devices),
-                    until=usage.until,
-                    basis=usage.basis,
-                    reported_energy_j=_energy_j(reported[owner]) if owner in reported else None,
-                )
+            devices, end_at = sorted({*usage.devices}), interval.end_at
+            if usage.until is not None:
+                end_at = max(min(usage.until, end_at), interval.start_at)
+            row = energy.UsageRow(
+                node_id=reporter.node_id,
+                cpu_source=interval.cpu_source or reporter.host_power,
+                zone=reporter.zone_at(interval.start_at.timestamp()),
+                boot_id=interval.boot_id,
+                sequence=interval.sequence,
+                owner=owner,
+                job_id=gang.job_id if gang else None,
+                start_at=interval.start_at,
+                end_at=end_at,
+                gpus=len(devices),
+                gpu_energy_j=gpu_j,
+                cpu_energy_j=cpu_j,
+                static_energy_j=static_j,
+                source=usage.source,
+                signal=intensity.signal,
+                intensity_gco2_per_kwh=intensity.gco2_per_kwh,
+                intensity_estimated=intensity.estimated,
+                carbon_gco2=carbon_gco2(gpu_j + cpu_j + static_j, intensity.gco2_per_kwh, self._pue),
+                devices=f"{{{','.join(map(str, devices))}}}",
+                provider=intensity.origin.provider,
+                intensity_kind=intensity.origin.kind,
+                fetched_at=intensity.origin.fetched_at,
+                basis=usage.basis,
+                reported_energy_j=_energy_j(reported[owner]) if owner in reported else None,
             )
+            shared = any(holders[device] > 1 for device in usage.devices)
+            lines.append(Line(row, gang, usage.progress_done, shared))
         return lines
 
 
@@ -300,7 +259,7 @@ def _of_the_living(reporter: Reporter, interval: EnergyInterval, gangs: _Gangs) 
             log.warning("energy.outside_life", node=reporter.node_id, allocation_id=gang.id, at=str(gang.ended_at))
             is_shared = usage.source is EnergySource.MODELLED or reporter.engine_node is not None
             rest = 0.0 if is_shared else (interval.end_at - gang.ended_at).total_seconds() / length_s(interval)
-            usages.append(_times(usage, 1 - rest).model_copy(update={"until": gang.ended_at, "basis": Basis.LIFE}))
+            usages.append(part_of(usage, 1 - rest, devices=usage.devices, until=gang.ended_at, basis=Basis.LIFE))
             usages.append(_idle(usage, rest))
         else:
             usages.append(usage)
@@ -308,26 +267,20 @@ def _of_the_living(reporter: Reporter, interval: EnergyInterval, gangs: _Gangs) 
 
 
 def _idle(usage: Usage, share: float) -> Usage:
-    changes = {"allocation_id": None, "progress_done": None, "until": None, "basis": usage.basis or Basis.LIFE}
-    devices = usage.devices if share >= 0.5 else []
-    return _times(usage, share).model_copy(update={**changes, "devices": devices})
-
-
-def _times(usage: Usage, share: float) -> Usage:
-    names = ("gpu_energy_j", "cpu_energy_j", "static_energy_j")
-    return usage.model_copy(update={name: getattr(usage, name) * share for name in names})
+    basis = usage.basis or Basis.LIFE
+    return part_of(usage, share, allocation_id=None, progress_done=None, until=None, basis=basis)
 
 
 def _energy_j(usage: Usage) -> float:
-    return usage.gpu_energy_j + usage.cpu_energy_j + usage.static_energy_j
+    return sum(getattr(usage, name) for name in ENERGIES)
 
 
 def _doubted(lines: Sequence[Line]) -> dict[str, int]:
     """Return how many intervals of each node were not booked as its meters measured them."""
     marked = {
-        (line.reporter.node_id, line.interval.boot_id, line.interval.sequence)
-        for line in lines
-        if line.basis is not None and line.basis is not Basis.LIFE
+        (row.node_id, row.boot_id, row.sequence)
+        for row, *_ in lines
+        if row.basis is not None and row.basis is not Basis.LIFE
     }
     return dict(Counter(node_id for node_id, _, _ in marked))
 
@@ -356,85 +309,74 @@ def _check_sum(reporter: Reporter, interval: EnergyInterval) -> None:
         )
 
 
-def _count(lines: Sequence[Line], gangs: _Gangs, intervals: int) -> None:
+def _count(lines: Sequence[Line], intervals: int) -> None:
     """Count what was committed, for ``/metrics``."""
     INTERVALS.inc(intervals)
-    for line in lines:
-        gang = gangs.get((line.reporter.held_as, line.owner))
+    for row, gang, *_ in lines:
         tenant, project = (gang.tenant_id, gang.project) if gang else ("", "")
-        note_line(tenant, project, line.zone, line.energy_j, line.carbon_gco2)
-        if line.basis is not None:
-            MARKED.labels(line.basis).inc()
+        note_line(tenant, project, row.zone, row.energy_j, row.carbon_gco2)
+        if row.basis is not None:
+            MARKED.labels(row.basis).inc()
 
 
 def _interval_row(key: energy.IntervalKey, reported: EnergyInterval, booked: EnergyInterval) -> energy.IntervalRow:
-    metered_j = booked.metered_gpu_energy_j
     as_reported = None if reported is booked else reported.metered_gpu_energy_j
-    return energy.IntervalRow(*key, booked.start_at, booked.end_at, metered_j, as_reported)
-
-
-def _usage_row(line: Line) -> energy.UsageRow:
-    return energy.UsageRow(
-        node_id=line.reporter.node_id,
-        cpu_source=line.cpu_source,
-        zone=line.zone,
-        boot_id=line.interval.boot_id,
-        sequence=line.interval.sequence,
-        owner=line.owner,
-        job_id=line.job_id,
-        start_at=line.interval.start_at,
-        end_at=line.end_at,
-        gpus=line.gpus,
-        gpu_energy_j=line.gpu_energy_j,
-        cpu_energy_j=line.cpu_energy_j,
-        static_energy_j=line.static_energy_j,
-        source=line.source,
-        signal=line.intensity.signal,
-        intensity_gco2_per_kwh=line.intensity.gco2_per_kwh,
-        intensity_estimated=line.intensity.estimated,
-        carbon_gco2=line.carbon_gco2,
-        devices=f"{{{','.join(map(str, line.devices))}}}",
-        provider=line.intensity.origin.provider,
-        intensity_kind=line.intensity.origin.kind,
-        fetched_at=line.intensity.origin.fetched_at,
-        basis=line.basis,
-        reported_energy_j=line.reported_energy_j,
-    )
+    return energy.IntervalRow(*key, booked.start_at, booked.end_at, booked.metered_gpu_energy_j, as_reported)
 
 
 async def _add_footprints(connection: Connection, lines: Sequence[Line]) -> None:
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
-    for line in lines:
-        assert line.job_id is not None
-        amounts = (line.energy_j, line.gpu_energy_j, line.estimated_energy_j, line.carbon_gco2, line.gpu_s)
-        for position, amount in enumerate(amounts):
-            sums[line.job_id][position] += amount
+    for row, *_ in lines:
+        if row.job_id is not None:
+            amounts = row.energy_j, row.gpu_energy_j, row.estimated_energy_j, row.carbon_gco2, row.gpu_s
+            sums[row.job_id] = [known + more for known, more in zip(sums[row.job_id], amounts, strict=True)]
     if sums:
         await energy.add_footprints(connection, [energy.FootprintRow(job, *sums[job]) for job in sorted(sums)])
 
 
-async def _advance_profiles(connection: Connection, lines: Sequence[Line], gangs: _Gangs) -> None:
-    wanted = sorted({(gang.job_id, gang.gpus) for gang in gangs.values()})
-    if not wanted:
+async def _advance_profiles(connection: Connection, lines: Sequence[Line]) -> None:
+    of_gangs = [(line, line.gang) for line in lines if line.gang is not None]
+    if not of_gangs:
         return
-    before = await energy.lock_profiles(connection, wanted)
+    before = await energy.lock_profiles(connection, sorted({(gang.job_id, gang.gpus) for _, gang in of_gangs}))
     after: dict[tuple[str, int], Profile] = {}
-    for line in lines:
-        if (gang := gangs.get((line.reporter.held_as, line.owner))) is None:
-            continue
+    for line, gang in of_gangs:
         key = gang.job_id, gang.gpus
-        interval = GangInterval(
-            generation=gang.generation,
-            start_s=line.interval.start_at.timestamp(),
-            end_s=line.end_at.timestamp(),
-            energy_j=line.energy_j,
-            gpu_energy_j=line.gpu_energy_j,
-            leads=gang.leader == line.reporter.held_as,
-            done=line.progress_done,
-            shared=line.shared,
-        )
-        if (profile := advance(after.get(key, before.get(key)), interval)) is not None:
+        if (profile := advance(after.get(key, before.get(key)), line, gang)) is not None:
             after[key] = profile
     changed = {key: after[key] for key in sorted(after) if after[key] != before.get(key)}
     if changed:
         await energy.store_profiles(connection, changed)
+
+
+def advance(profile: Profile | None, line: Line, gang: energy.GangRow) -> Profile | None:
+    """Return the profile with one more line of a gang, or None while nothing has been reported yet.
+
+    The node of rank 0 reports progress, and its lines measure the duration. A gang counts from its first report, so
+    that neither its start nor what it repeats after a restart weighs on its efficiency. Late intervals of a former
+    gang, and those on a shared device, are left out. Progress that falls counts as none.
+    """
+    row, leads = line.row, gang.leader == gang.node_id
+    start_s, end_s = row.start_at.timestamp(), row.end_at.timestamp()
+    reported = line.done if leads else None
+    if profile is None or gang.generation > profile.generation:
+        if reported is None:
+            return profile
+        if profile is None:
+            return Profile(0.0, 0.0, 0.0, 0.0, reported, gang.generation, end_s)
+        return profile._replace(last_done=reported, generation=gang.generation, since_s=end_s)
+    if gang.generation < profile.generation or end_s <= profile.since_s:
+        return profile
+    if line.shared:
+        done = profile.last_done if line.done is None else line.done
+        return profile._replace(last_done=max(done, profile.last_done), since_s=end_s)
+    counted_s = end_s - max(start_s, profile.since_s)
+    share = counted_s / (end_s - start_s) if end_s > start_s else 0.0
+    done = profile.last_done if reported is None else reported
+    return profile._replace(
+        progress=profile.progress + max(done - profile.last_done, 0.0),
+        energy_j=profile.energy_j + share * row.energy_j,
+        gpu_energy_j=profile.gpu_energy_j + share * row.gpu_energy_j,
+        duration_s=profile.duration_s + (counted_s if leads else 0.0),
+        last_done=max(done, profile.last_done),
+    )

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from services.contracts.nodes import EnergyInterval, Usage
 
+ENERGIES = ("gpu_energy_j", "cpu_energy_j", "static_energy_j")
+
 
 class Hold(NamedTuple):
     """A device that an allocation held, from when until when, UTC seconds; the end of a live one is infinite."""
@@ -30,7 +32,7 @@ def by_holder(interval: EnergyInterval, holds: Sequence[Hold]) -> EnergyInterval
         parts = _parts(interval, [each for each in holds if each.device in usage.devices])
         idle = 1.0 - sum(parts.values())
         shares: Iterable[tuple[str | None, float]] = [*parts.items(), (None, idle)] if idle > 1e-9 else parts.items()
-        usages += [_part(usage, owner, share) for owner, share in shares]
+        usages += [part_of(usage, share, allocation_id=owner) for owner, share in shares]
     return interval.model_copy(update={"usages": usages})
 
 
@@ -49,13 +51,7 @@ def _parts(interval: EnergyInterval, holds: Sequence[Hold]) -> dict[str, float]:
     return found
 
 
-def _part(usage: Usage, owner: str | None, share: float) -> Usage:
-    return usage.model_copy(
-        update={
-            "allocation_id": owner,
-            "devices": usage.devices if share >= 0.5 else [],
-            "gpu_energy_j": usage.gpu_energy_j * share,
-            "cpu_energy_j": usage.cpu_energy_j * share,
-            "static_energy_j": usage.static_energy_j * share,
-        }
-    )
+def part_of(usage: Usage, share: float, **changes: object) -> Usage:
+    """Return a share of a usage; its devices count among those of whoever has half of it or more."""
+    energies = {name: getattr(usage, name) * share for name in ENERGIES}
+    return usage.model_copy(update={**energies, "devices": usage.devices if share >= 0.5 else [], **changes})

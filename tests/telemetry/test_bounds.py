@@ -69,6 +69,15 @@ async def test_what_no_board_can_use_is_booked_at_what_it_can_and_kept_as_report
     assert await broken(plane) == {}
 
 
+async def test_parts_whose_sum_is_more_than_one_part_may_be_are_booked_too(plane) -> None:
+    agent = await bounded(plane)
+    t = utc_now().timestamp() - 100
+    answer = await agent.report(agent.interval(t, t + 5, usage(None, 9e11), usage(None, 9e11, gpus=3), metered_j=9e11))
+    assert answer.json() == {"accepted": 1, "duplicates": 0}
+    (line,) = await lines(plane)
+    assert (line["gpu_energy_j"], line["reported_energy_j"]) == (pytest.approx(5 * MOST_GPU_W), 1.8e12)
+
+
 async def lines_in_order(plane) -> list[dict[str, Any]]:
     return sorted(await lines(plane), key=lambda line: (line["sequence"], line["owner"]))
 

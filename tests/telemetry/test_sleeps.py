@@ -3,8 +3,9 @@
 import pytest
 
 from services.db.database import Database
+from services.kit.ids import utc_now
 from services.telemetry.idle import LIFE
-from tests.support.control_plane import OPERATOR, eventually, service_headers
+from tests.support.control_plane import OPERATOR, eventually, service_headers, usage
 from tests.telemetry.conftest import Plane
 
 
@@ -62,3 +63,20 @@ async def test_sleep_is_booked_in_the_zone_the_node_was_in(plane: Plane) -> None
         return [row["zone"] for row in rows] if len(rows) == 2 else []
 
     assert await eventually(zones) == ["west", "west"], "both periods began before the node moved"
+
+
+async def test_a_zone_of_unknown_intensity_keeps_no_other_from_being_booked(plane: Plane) -> None:
+    await plane.agent("n0", zone="atlantis")
+    agent = await plane.agent("n1")
+    t = utc_now().timestamp()
+    assert (await agent.report(agent.interval(t - 2, t - 1, usage(None, 1)))).status_code == 200
+    plane.carbon.has_zone = False
+    await periods(plane.database, "n0")
+    await periods(plane.database, "n1")
+
+    async def booked() -> bool:
+        async with plane.database.connection() as connection:
+            rows = await connection.fetch("SELECT node_id FROM energy_usages WHERE boot_id = $1", LIFE)
+        return [row["node_id"] for row in rows] == ["n1", "n1"]
+
+    assert await eventually(booked)

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from services.contracts.nodes import EnergySource
 from services.db.database import Connection, Database
 from services.db.rows import columns_of, fetch_row, fetch_rows, rows_of
-from services.telemetry.profiles import Profile
 from services.telemetry.repository.lines import GANG_BEGIN, GANG_END
 
 STORE_INTERVALS = """
@@ -88,19 +88,25 @@ FROM energy_usages WHERE zone = $1 ORDER BY start_at DESC LIMIT 1
 """
 
 UNBOOKED = """
-SELECT d.id, d.node_id, d.start_at, d.end_at, d.power_w, coalesce(
-    (SELECT z.zone FROM node_zones z WHERE z.node_id = d.node_id
-     ORDER BY z.since <= d.start_at DESC, CASE WHEN z.since <= d.start_at THEN z.since END DESC, z.since LIMIT 1),
-    n.zone) AS zone
-FROM node_power_periods d
-JOIN nodes n ON n.id = d.node_id
-WHERE d.power_w > 0
-    AND NOT EXISTS (
-        SELECT FROM energy_intervals e WHERE e.node_id = d.node_id AND e.boot_id = $1 AND e.sequence = d.id)
-    AND NOT EXISTS (
-        SELECT FROM folded_intervals f WHERE f.node_id = d.node_id AND f.boot_id = $1 AND f.through_sequence >= d.id)
-ORDER BY d.id LIMIT 100
+SELECT id, node_id, start_at, end_at, power_w, zone FROM (
+    SELECT *, row_number() OVER (PARTITION BY zone ORDER BY id) AS place FROM (
+        SELECT d.*, coalesce(
+            (SELECT z.zone FROM node_zones z WHERE z.node_id = d.node_id
+             ORDER BY z.since <= d.start_at DESC, CASE WHEN z.since <= d.start_at THEN z.since END DESC, z.since
+             LIMIT 1), n.zone) AS zone
+        FROM node_power_periods d JOIN nodes n ON n.id = d.node_id
+        WHERE d.power_w > 0
+            AND NOT EXISTS (
+                SELECT FROM energy_intervals e WHERE e.node_id = d.node_id AND e.boot_id = $1 AND e.sequence = d.id)
+            AND NOT EXISTS (
+                SELECT FROM folded_intervals f
+                WHERE f.node_id = d.node_id AND f.boot_id = $1 AND f.through_sequence >= d.id)
+    ) AS unbooked
+) AS placed WHERE place <= 100 ORDER BY id
 """
+
+
+MEASURED = frozenset({EnergySource.COUNTER, EnergySource.SAMPLED})
 
 
 class IntervalKey(NamedTuple):
@@ -168,6 +174,35 @@ class UsageRow(NamedTuple):
     fetched_at: datetime | None
     basis: str | None
     reported_energy_j: float | None
+
+    @property
+    def energy_j(self) -> float:
+        """GPU, CPU and static energy."""
+        return self.gpu_energy_j + self.cpu_energy_j + self.static_energy_j
+
+    @property
+    def estimated_energy_j(self) -> float:
+        """The part that was not measured: static watts are always configuration."""
+        gpu = 0.0 if self.source in MEASURED else self.gpu_energy_j
+        cpu = 0.0 if self.cpu_source in MEASURED else self.cpu_energy_j
+        return gpu + cpu + self.static_energy_j
+
+    @property
+    def gpu_s(self) -> float:
+        """GPU seconds held."""
+        return self.gpus * max(0.0, (self.end_at - self.start_at).total_seconds())
+
+
+class Profile(NamedTuple):
+    """Progress and energy of one job at one gang size, over all its gangs of that size."""
+
+    progress: float  #: Work done, in the job's unit
+    energy_j: float  #: GPU, CPU and static energy it took
+    gpu_energy_j: float  #: The GPUs' part
+    duration_s: float  #: How long it was measured
+    last_done: float  #: The newest gang's last report
+    generation: int  #: The newest gang that counted
+    since_s: float  #: When that gang first reported progress, UTC seconds; what came before does not count
 
 
 class FootprintRow(NamedTuple):
@@ -249,6 +284,6 @@ async def last_used(database: Database, zone: str) -> LastUsedRow | None:
 
 
 async def unbooked_sleeps(database: Database, life: str) -> list[SleepRow]:
-    """Return at most a hundred periods of sleep that have no line of the life ``life`` yet."""
+    """Return the periods of sleep that have no line of the life ``life`` yet: at most a hundred of each zone."""
     async with database.connection() as connection:
         return await fetch_rows(connection, SleepRow, UNBOOKED, life)
