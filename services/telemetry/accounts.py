@@ -13,7 +13,7 @@ from decimal import Decimal, localcontext
 from services.contracts.reports import CarbonAccounts, FunctionalUnit, HalfWidth, ZoneIntensity
 from services.core.accounting.uncertainty import Cell, half_widths
 from services.core.domain.units import J_PER_KWH
-from services.telemetry.repository.accounts import DoneRow, MeanRow, PartRow, SpentRow
+from services.telemetry.repository.accounts import DoneRow, PartRow, SpentRow
 
 TOKENS = 1_000.0  #: Tokens are counted in thousands
 
@@ -136,10 +136,6 @@ def zone_intensities(parts: Iterable[PartRow], inputs: Inputs) -> list[ZoneInten
         )
         for zone in sorted({part.zone for part in parts})
     ]
-
-
-def known_means(rows: Iterable[MeanRow]) -> dict[str, float]:
-    return {row.zone: row.gco2_per_kwh for row in rows if row.gco2_per_kwh is not None}
 
 
 def _add(total: float | None, amount: float, factor: float | None, name: str, unknown: set[str]) -> float | None:

@@ -298,9 +298,8 @@ async def report_footprint(
     A user sees its tenant's jobs; an operator sees everything, idle energy included.
     """
     _check_period(query.start, query.end)
-    tenant_id = None if caller.is_operator else caller.tenant_id
     project = check_project(query.project, caller.project)
-    report = await footprint_report(service.database, query, tenant_id, project, service.settings)
+    report = await footprint_report(service.database, query, caller.only_tenant, project, service.settings)
     return Response(slim(report, query.fields, "lines"), media_type="application/json")
 
 
@@ -314,8 +313,7 @@ async def report_hours(
     """
     end_at = query.end or utc_now()
     _check_period(query.start, end_at, LONGEST_HOURLY)
-    tenant_id = None if caller.is_operator else caller.tenant_id
-    return await hourly_report(service.database, query.start, end_at, tenant_id, caller.project)
+    return await hourly_report(service.database, query.start, end_at, caller.only_tenant, caller.project)
 
 
 @router.get("/reports/lines", tags=["footprint"], responses={200: {"model": reports.LedgerLine}}, response_class=Lines)
@@ -333,7 +331,7 @@ async def export_ledger_lines(
         raise ProblemError(403, ProblemCode.FORBIDDEN, "Seals are of the whole ledger: an operator exports them.")
     if query.seals and query.job is not None:
         raise invalid("?job", "Seals are of all lines of a period: leave it out, or `seals`.")
-    about = Subject(query.start, query.end, None if caller.is_operator else caller.tenant_id, caller.project)
+    about = Subject(query.start, query.end, caller.only_tenant, caller.project)
     pieces = await service.exports.begin(about, query.format, service.signer if query.seals else None, query.job)
     return StreamingResponse(pieces, media_type=queries.LINE_MEDIA[query.format])
 
@@ -348,7 +346,7 @@ async def report_requests(
     requests; an operator sees everything, and the part that belongs to no request.
     """
     _check_period(query.start, query.end)
-    return await request_report(service.database, query, None if caller.is_operator else caller.tenant_id)
+    return await request_report(service.database, query, caller.only_tenant)
 
 
 @router.get("/reports/history", tags=["jobs"])
@@ -357,8 +355,7 @@ async def export_past_jobs(
 ) -> reports.PastJobs:
     """Export past jobs as they ran, to replay them."""
     _check_period(query.start, query.end)
-    tenant_id = query.tenant if caller.is_operator else caller.tenant_id
-    return await past_jobs(service.database, query, tenant_id, caller.project)
+    return await past_jobs(service.database, query, caller.only_tenant or query.tenant, caller.project)
 
 
 @router.get("/invariants", tags=["footprint"])

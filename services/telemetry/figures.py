@@ -1,6 +1,6 @@
 """What telemetry shows at ``/metrics``: nodes and devices by their last heartbeats, and the ledger as it is written."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 
 from prometheus_client.metrics_core import Metric
@@ -56,46 +56,39 @@ def show_figures(metrics: Metrics, database: Database) -> None:
 
 def node_figures(rows: Sequence[NodeRow], asleep: Collection[str], now: datetime) -> list[Metric]:
     """Return what nodes and their GPUs last reported of themselves; readings are only of nodes that are up."""
-    names = [((row.id, row.zone), row) for row in rows]
     devices = [(row, device) for row in rows for device in row.devices if is_gpu(device["index"])]
     unusable = {(row.id, each["gpu"]): each for row in rows for each in row.gpu_health}
+
+    def of_nodes(name: str, help_text: str, value: Callable[[NodeRow], float | None]) -> Metric:
+        return gauge(name, help_text, ["node", "zone"], [((row.id, row.zone), value(row)) for row in rows])
+
     return [
-        gauge(
+        of_nodes(
             "wattshift_node_up",
             "1 for a node with a lease, 0 for one that is lost or powered down.",
-            ["node", "zone"],
-            [(labels, float(row.state == "up" and row.leased)) for labels, row in names],
+            lambda row: float(row.state == "up" and row.leased),
         ),
-        gauge(
+        of_nodes(
             "wattshift_node_asleep",
             "1 for a node that is powered down, or on its way there or back.",
-            ["node", "zone"],
-            [(labels, float(row.id in asleep)) for labels, row in names],
+            lambda row: float(row.id in asleep),
         ),
-        gauge(
+        of_nodes(
             "wattshift_node_accepts_work",
             "1 for a node that takes new work, 0 for one that is drained, or that refuses it, as with a full disk.",
-            ["node", "zone"],
-            [(labels, float(not row.draining and row.closed is None)) for labels, row in names],
+            lambda row: float(not row.draining and row.closed is None),
         ),
-        gauge(
+        of_nodes(
             "wattshift_node_heartbeat_age_seconds",
             "Time since a node was last heard of.",
-            ["node", "zone"],
-            [(labels, row.heartbeat_at and (now - row.heartbeat_at).total_seconds()) for labels, row in names],
+            lambda row: row.heartbeat_at and (now - row.heartbeat_at).total_seconds(),
         ),
-        gauge(
+        of_nodes(
             "wattshift_node_lease_seconds",
             "How long a node may still run its gangs without contact; negative once its lease is over.",
-            ["node", "zone"],
-            [(labels, row.lease_until and (row.lease_until - now).total_seconds()) for labels, row in names],
+            lambda row: row.lease_until and (row.lease_until - now).total_seconds(),
         ),
-        gauge(
-            "wattshift_node_gpus_in_use",
-            "GPUs of a node that gangs hold.",
-            ["node", "zone"],
-            [(labels, row.gpus_in_use) for labels, row in names],
-        ),
+        of_nodes("wattshift_node_gpus_in_use", "GPUs of a node that gangs hold.", lambda row: row.gpus_in_use),
         gauge(
             "wattshift_device_info",
             "The GPUs of nodes.",

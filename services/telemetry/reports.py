@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from services.contracts.jobs import JobFootprint
 from services.contracts.queries import GroupBy, PastJobsQuery, RequestQuery
@@ -27,13 +28,12 @@ from services.telemetry.accounts import (
     accounts_of,
     functional_units,
     half_width_of,
-    known_means,
     zone_intensities,
 )
 from services.telemetry.repository import accounts, jobs, reports
 from services.telemetry.repository.accounts import PartRow
-from services.telemetry.repository.reports import Amounts, Dimensions, GroupRow, Subject, TotalRow, period_end
-from services.telemetry.repository.requests import request_rows, servers_row
+from services.telemetry.repository.reports import Dimensions, GroupRow, Subject, period_end
+from services.telemetry.repository.requests import of_servers, request_rows
 from services.telemetry.repository.rules import breaches_of
 from services.telemetry.settings import TelemetrySettings
 
@@ -54,7 +54,8 @@ async def footprint_report(
     async with database.transaction("repeatable_read", readonly=True) as connection:  # all figures of one moment
         end_at = await reports.period_end(connection, query.start, query.end)
         about = Subject(query.start, end_at, tenant_id, project)
-        found = await reports.sums(connection, by, about, after=after, limit=query.limit + 1)
+        groups = await reports.group_rows(connection, by, about, after=after, limit=query.limit + 1)
+        totals, metered_gpu_energy_j = await reports.totals(connection, about)
         rows = await accounts.account_rows(connection, by, about)
         others: dict[GroupBy, tuple[list[GroupRow], list[PartRow]]] = {
             group: (
@@ -63,13 +64,13 @@ async def footprint_report(
             )
             for group in query.also
         }
-    totals = {row.idle: row for row in found.totals}
-    idle, total = _footprint(totals.get(True)), _footprint(totals.get(None))
-    page, following = one_page(found.groups, query.limit, lambda group: "\n".join(group[:2]))
+    sums = {row.idle: JobFootprint.of(row) for row in totals}
+    idle, total = sums.get(True, JobFootprint()), sums.get(None, JobFootprint())
+    page, following = one_page(groups, query.limit, lambda group: "\n".join(group[:2]))
     stated = (settings.market_gco2_per_kwh, settings.embodied_kgco2, settings.device_lifetime_s)
-    inputs = Inputs(*stated, known_means(rows.means), rows.currency, bool(rows.means))
+    means = {zone: mean for zone, mean in rows.means.items() if mean is not None}
+    inputs = Inputs(*stated, means, rows.currency, bool(rows.means))
     sees_all = tenant_id is project is None
-    units = functional_units(rows.spent, rows.done, inputs)
     return FootprintReport(
         start_at=query.start,
         end_at=end_at,
@@ -86,10 +87,10 @@ async def footprint_report(
         total_accounts=accounts_of(rows.parts, inputs),
         signals=sorted({Signal(part.signal) for part in rows.parts}),
         zones=zone_intensities(rows.parts, inputs),
-        units=units,
+        units=functional_units(rows.spent, rows.done, inputs),
         currency=rows.currency,
         demand=rows.demand if sees_all and inputs.hourly else [],
-        metered_gpu_energy_j=found.metered_gpu_energy_j if sees_all else total.gpu_energy_j,
+        metered_gpu_energy_j=metered_gpu_energy_j if sees_all else total.gpu_energy_j,
         next_cursor=following,
     )
 
@@ -101,7 +102,7 @@ def _lines(by: Dimensions, rows: Sequence[GroupRow], parts: Sequence[PartRow], i
             group=row.name,
             then_group=row.then_name if by.then_by else None,
             name=row.label if by.group_by == "job" else None,
-            footprint=_footprint(row),
+            footprint=JobFootprint.of(row),
             jobs=row.jobs,
             accounts=accounts_of(of_groups[row.name, row.then_name], inputs),
         )
@@ -124,23 +125,16 @@ async def job_footprint(database: Database, job_id: str, cursor: str | None, lim
     """Return a job's footprint, and its use under each intensity in order of time."""
     after = int(read_cursor(cursor, r"[0-9]{1,12}") or 0)
     footprint, cells, terms, uses = await reports.uses_of(database, job_id, after=after, limit=limit + 1)
-    page, following = one_page(uses, limit, lambda use: str(use.number))
+    page, following = one_page(uses, limit, lambda use: str(use["number"]))
+    priced: dict[str, Any] = dict(terms) if terms else dict.fromkeys(("zone", "signal", "pue"))
     return JobFootprintReport(
         job_id=job_id,
-        footprint=_footprint(footprint),
+        footprint=footprint,
         half_width=half_width_of(cells),
-        zone=terms.zone if terms else None,
-        signal=Signal(terms.signal) if terms else None,
-        pue=terms.pue if terms else None,
-        intervals=[IntensityUse(**{name: getattr(use, name) for name in IntensityUse.model_fields}) for use in page],
+        **priced,
+        intervals=[IntensityUse.as_stored(dict(use)) for use in page],
         next_cursor=following,
     )
-
-
-def _footprint(row: Amounts | GroupRow | TotalRow | None) -> JobFootprint:
-    if row is None:
-        return JobFootprint()
-    return JobFootprint(**{name: getattr(row, name) for name in Amounts._fields})
 
 
 def _after(cursor: str | None) -> tuple[str, str] | None:
@@ -161,15 +155,8 @@ async def past_jobs(database: Database, query: PastJobsQuery, tenant_id: str | N
     Raises:
         ProblemError: 422 for an invalid cursor.
     """
-    rows = await jobs.past_jobs(
-        database,
-        start_at=query.start,
-        end_at=query.end,
-        tenant_id=tenant_id,
-        project=project,
-        after=read_cursor(query.cursor, r"[A-Za-z0-9_]{1,100}"),
-        limit=query.limit + 1,
-    )
+    after = read_cursor(query.cursor, r"[A-Za-z0-9_]{1,100}")
+    rows = await jobs.past_jobs(database, query, tenant_id, project, after)
     items, following = one_page(rows, query.limit, lambda job: job.job_id)
     return PastJobs(items=items, next_cursor=following)
 
@@ -187,22 +174,17 @@ async def request_report(database: Database, query: RequestQuery, tenant_id: str
     async with database.transaction("repeatable_read", readonly=True) as connection:
         end_at = await period_end(connection, query.start, query.end)
         rows = await request_rows(connection, query.group_by, start_at=query.start, end_at=end_at, tenant_id=tenant_id)
-        servers = await servers_row(connection, query.start, end_at) if tenant_id is None else None
-    divided_j, divided_gco2 = sum(row.energy_j for row in rows), sum(row.carbon_gco2 for row in rows)
-    return RequestReport(
-        start_at=query.start,
-        end_at=end_at,
-        group_by=query.group_by,
-        lines=rows,
-        servers=None
-        if servers is None
-        else ServersFootprint(
-            energy_j=servers.energy_j,
-            carbon_gco2=servers.carbon_gco2,
-            unattributed_energy_j=max(0.0, servers.energy_j - divided_j),
-            unattributed_carbon_gco2=servers.carbon_gco2 - divided_gco2,
-        ),
-    )
+        of_all = await of_servers(connection, query.start, end_at) if tenant_id is None else None
+    servers: ServersFootprint | None = None
+    if of_all is not None:
+        energy_j, carbon_gco2 = of_all
+        servers = ServersFootprint(
+            energy_j=energy_j,
+            carbon_gco2=carbon_gco2,
+            unattributed_energy_j=max(0.0, energy_j - sum(row.energy_j for row in rows)),
+            unattributed_carbon_gco2=carbon_gco2 - sum(row.carbon_gco2 for row in rows),
+        )
+    return RequestReport(start_at=query.start, end_at=end_at, group_by=query.group_by, lines=rows, servers=servers)
 
 
 BREACHES_SHOWN = 3  #: Of a rule

@@ -47,7 +47,7 @@ class Signer:
     async def _known(self, connection: Connection) -> Ed25519PrivateKey | None:
         for key in await seals.newest_keys(connection):
             try:
-                private = self._sealer.open(key.sealed, _PLACE, key.public_key.hex())
+                private = self._sealer.open(key["sealed"], _PLACE, key["public_key"].hex())
             except SealError:
                 continue
             return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
@@ -57,7 +57,7 @@ class Signer:
         key = Ed25519PrivateKey.generate()
         public = key.public_key().public_bytes_raw()
         sealed = self._sealer.seal(key.private_bytes_raw().hex(), _PLACE, public.hex())
-        await seals.add_key(connection, seals.SealedKey(public, sealed))
+        await seals.add_key(connection, public, sealed)
         log.info("ledger.key_made", public_key=public.hex())
         return key
 

@@ -109,13 +109,6 @@ class PartRow(NamedTuple):
     unpriced: bool  #: Whether any hour of it has no price
 
 
-class MeanRow(NamedTuple):
-    """The mean intensity of a zone, weighted by time."""
-
-    zone: str
-    gco2_per_kwh: float | None
-
-
 class SpentRow(NamedTuple):
     """What whole jobs emitted, by the unit of their work; None for work without a unit or without reports."""
 
@@ -137,7 +130,7 @@ class AccountRows(NamedTuple):
     """All of these rows."""
 
     parts: list[PartRow]
-    means: list[MeanRow]
+    means: dict[str, float | None]  #: Mean intensity of each zone, gCO2/kWh, weighted by time
     spent: list[SpentRow]
     done: list[DoneRow]
     currency: str | None  #: That of the prices; None: none are known
@@ -152,7 +145,7 @@ async def account_rows(connection: Connection, by: Dimensions, about: Subject) -
     means = MEANS.format(period=PERIOD, whole_hours=WHOLE_HOURS, part_hours=PART_HOURS, returned=RETURNED)
     return AccountRows(
         parts=await part_rows(connection, by, about),
-        means=await fetch_rows(connection, MeanRow, means, *about[:2]),
+        means={row["zone"]: row["gco2_per_kwh"] for row in await connection.fetch(means, *about[:2])},
         spent=await fetch_rows(connection, SpentRow, SPENT_BY_UNIT.format(**_TEXTS), *about),
         done=await fetch_rows(connection, DoneRow, DONE_BY_UNIT.format(**_TEXTS), *about),
         currency=await connection.fetchval(CURRENCY),

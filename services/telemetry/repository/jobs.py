@@ -1,8 +1,8 @@
 """Past jobs, the tenant of a job, and what a node needs to start one."""
 
-from datetime import datetime
 from typing import Any, NamedTuple
 
+from services.contracts.queries import PastJobsQuery
 from services.contracts.reports import PastJob
 from services.db.database import Database
 from services.db.rows import fetch_messages, fetch_row
@@ -35,18 +35,11 @@ OWNER = "SELECT tenant_id, project FROM reported_jobs WHERE id = $1"
 
 
 async def past_jobs(
-    database: Database,
-    *,
-    start_at: datetime | None,
-    end_at: datetime | None,
-    tenant_id: str | None,
-    project: str | None,
-    after: str | None,
-    limit: int,
+    database: Database, query: PastJobsQuery, tenant_id: str | None, project: str | None, after: str | None
 ) -> list[PastJob]:
-    """Return at most ``limit`` jobs submitted in a period, in order of submission, from after the job ``after``."""
+    """Return the jobs submitted in a period, one more than its limit, in order, from after the job ``after``."""
+    given = query.start, query.end, tenant_id, project, after, query.limit + 1
     async with database.connection() as connection:
-        given = start_at, end_at, tenant_id, project, after, limit
         return await fetch_messages(connection, PastJob, PAST_JOBS, *given)
 
 

@@ -1,14 +1,14 @@
 """Sums over the ledger, and a job's energy by intensity."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from services.contracts.jobs import JobFootprint
 from services.contracts.queries import GroupBy
 from services.contracts.reports import LedgerHour
 from services.core.accounting.uncertainty import Cell
-from services.db.database import Connection, Database
-from services.db.rows import fetch_messages, fetch_row, fetch_rows
+from services.db.database import Connection, Database, Record
+from services.db.rows import fetch_messages, fetch_rows
 from services.telemetry.repository.lines import LEDGER, METERED, SUMS
 
 _NAMES = ("energy_j", "gpu_energy_j", "estimated_energy_j", "carbon_gco2", "gpu_s")
@@ -145,16 +145,6 @@ class Subject(NamedTuple):
     project: str | None
 
 
-class Amounts(NamedTuple):
-    """What was used and emitted."""
-
-    energy_j: float
-    gpu_energy_j: float
-    estimated_energy_j: float
-    carbon_gco2: float
-    gpu_s: float
-
-
 class GroupRow(NamedTuple):
     """What the jobs of one group used; ``jobs`` is their number, ``label`` the name of the only job or array.
 
@@ -183,26 +173,6 @@ class TotalRow(NamedTuple):
     gpu_s: float
 
 
-class UseRow(NamedTuple):
-    """What a job used without a break under one intensity; uses are numbered in order of time."""
-
-    number: int
-    start_at: datetime
-    end_at: datetime
-    energy_j: float
-    intensity_gco2_per_kwh: float
-    carbon_gco2: float
-    estimated: bool
-
-
-class TermsRow(NamedTuple):
-    """The terms by which a line is priced."""
-
-    zone: str
-    signal: str
-    pue: float
-
-
 class Dimensions(NamedTuple):
     """What lines are summed by: one dimension, or two at once."""
 
@@ -215,29 +185,15 @@ class Dimensions(NamedTuple):
         return {"group": GROUPS[self.group_by], "then": GROUPS[self.then_by] if self.then_by else "''"}
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Sums over a period."""
-
-    groups: list[GroupRow]  #: A page of the groups, in order of their names
-    totals: list[TotalRow]  #: Totals of the whole period
-    metered_gpu_energy_j: float  #: Energy by the counters of all nodes' devices
-
-
 async def period_end(connection: Connection, start_at: datetime | None, end_at: datetime | None) -> datetime:
     """Return the end of a period for a report as of now: no later than now, nor earlier than its start."""
     return await connection.fetchval(PERIOD_END, start_at, end_at)
 
 
-async def sums(
-    connection: Connection, by: Dimensions, about: Subject, *, after: tuple[str, str] | None, limit: int
-) -> Sums:
-    """Return sums over the lines that begin in a period; at most ``limit`` groups after the one named ``after``."""
-    return Sums(
-        groups=await group_rows(connection, by, about, after=after, limit=limit),
-        totals=await fetch_rows(connection, TotalRow, TOTALS.format(**PARTS), *about),
-        metered_gpu_energy_j=await connection.fetchval(METERED_SUM.format(**PARTS), *about[:2]),
-    )
+async def totals(connection: Connection, about: Subject) -> tuple[list[TotalRow], float]:
+    """Return what was used in a period, and the energy by the counters of all nodes' devices."""
+    rows = await fetch_rows(connection, TotalRow, TOTALS.format(**PARTS), *about)
+    return rows, await connection.fetchval(METERED_SUM.format(**PARTS), *about[:2])
 
 
 async def hour_rows(database: Database, about: Subject) -> list[LedgerHour]:
@@ -261,14 +217,14 @@ async def group_rows(
 
 async def uses_of(
     database: Database, job_id: str, *, after: int, limit: int
-) -> tuple[Amounts | None, list[Cell], TermsRow | None, list[UseRow]]:
+) -> tuple[JobFootprint, list[Cell], Record | None, list[Record]]:
     """Return a job's footprint, its part on each node, the terms of its newest line, and a page of its uses.
 
-    The page has at most ``limit`` uses, after the number ``after``.
+    The page has at most ``limit`` uses, after the number ``after``: what it used without a break under one intensity.
     """
     async with database.transaction("repeatable_read", readonly=True) as connection:
-        footprint = await fetch_row(connection, Amounts, FOOTPRINT, job_id)
+        footprint = await fetch_messages(connection, JobFootprint, FOOTPRINT, job_id)
         cells = await fetch_rows(connection, Cell, CELLS.format(ledger=LEDGER), job_id)
-        terms = await fetch_row(connection, TermsRow, LAST_TERMS.format(ledger=LEDGER), job_id)
-        uses = await fetch_rows(connection, UseRow, USES.format(ledger=LEDGER), job_id, after, limit)
-    return footprint, cells, terms, uses
+        terms = await connection.fetchrow(LAST_TERMS.format(ledger=LEDGER), job_id)
+        uses = await connection.fetch(USES.format(ledger=LEDGER), job_id, after, limit)
+    return footprint[0] if footprint else JobFootprint(), cells, terms, uses

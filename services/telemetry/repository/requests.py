@@ -1,13 +1,12 @@
 """Requests as routers report them, and what was measured of their servers, divided among them."""
 
 from datetime import datetime
-from typing import NamedTuple
 
 from services.contracts.queries import RequestGroup
 from services.contracts.reports import RequestLine
 from services.contracts.routing import UsageReport
 from services.db.database import Connection, Database
-from services.db.rows import fetch_messages, fetch_rows
+from services.db.rows import fetch_messages
 
 FORGET = "DELETE FROM request_usages WHERE router = $1 AND start_at = $2"
 
@@ -104,13 +103,6 @@ SELECT coalesce(sum(energy_j), 0)::float8 AS energy_j, coalesce(sum(carbon_gco2)
 )
 
 
-class ServersRow(NamedTuple):
-    """What the ledger has for all servers of pools."""
-
-    energy_j: float
-    carbon_gco2: float
-
-
 async def replace_usages(database: Database, report: UsageReport) -> None:
     """Write what a router saw in a window, replacing what it reported of it before."""
     columns = [[getattr(usage, name) for usage in report.usages] for name in _REPORTED]
@@ -132,10 +124,10 @@ async def request_rows(
     return await fetch_messages(connection, RequestLine, query, start_at, end_at, tenant_id)
 
 
-async def servers_row(connection: Connection, start_at: datetime | None, end_at: datetime | None) -> ServersRow:
-    """Return what the ledger has for all servers of pools in a period."""
-    (found,) = await fetch_rows(connection, ServersRow, SERVERS, start_at, end_at)
-    return found
+async def of_servers(connection: Connection, start_at: datetime | None, end_at: datetime | None) -> tuple[float, float]:
+    """Return the energy, joules, and the emissions, gCO2, that the ledger has for all servers of pools in a period."""
+    (found,) = await connection.fetch(SERVERS, start_at, end_at)
+    return found["energy_j"], found["carbon_gco2"]
 
 
 async def fold_requests(database: Database, keep_s: float) -> None:

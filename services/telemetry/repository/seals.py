@@ -5,7 +5,7 @@ from datetime import date, datetime
 from typing import NamedTuple
 
 from services.db import locks
-from services.db.database import Connection, Database
+from services.db.database import Connection, Database, Record
 from services.db.rows import fetch_row, fetch_rows
 
 NOTHING = bytes(32)  #: Stands for the hash before the first
@@ -92,23 +92,6 @@ class Head(NamedTuple):
     hash: str
 
 
-class Span(NamedTuple):
-    """How many lines there are, and when the first and the last begin; None if there are none."""
-
-    lines: int
-    first_at: datetime | None
-    last_at: datetime | None
-
-
-class SumSpan(NamedTuple):
-    """The span of a sum, with the SHA-256 of its lines."""
-
-    lines: int
-    first_at: datetime | None
-    last_at: datetime | None
-    digest: str
-
-
 class FoldableDay(NamedTuple):
     """A day whose lines are all old, and the hash of its statement."""
 
@@ -116,8 +99,9 @@ class FoldableDay(NamedTuple):
     hash: str
 
 
-def _instant(at: datetime | None) -> str:
-    return "-" if at is None else at.isoformat()
+def _lines(span: Record) -> str:
+    first, last = ("-" if at is None else at.isoformat() for at in (span["first_at"], span["last_at"]))
+    return f"lines {span['lines']} {first} {last}"
 
 
 async def close_day(database: Database, sign: Sign, day: date) -> bool:
@@ -139,9 +123,7 @@ async def close_day(database: Database, sign: Sign, day: date) -> bool:
             return False
         columns = zip(*(head[:3] for head in heads), strict=True)
         await connection.execute(_ADD_HEADS, number, *map(list, columns))
-        span = await fetch_row(connection, Span, _SPAN, number)
-        last_sum = await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)
-        assert span is not None
+        (span,), last_sum = await connection.fetch(_SPAN, number), await _last_sum(connection)
         text = "\n".join(
             [
                 "wattshift ledger day 1",
@@ -150,11 +132,11 @@ async def close_day(database: Database, sign: Sign, day: date) -> bool:
                 f"before {before.hash.hex()}",
                 f"since {before.since}",
                 f"sums {last_sum.number} {last_sum.hash.hex()}",
-                f"lines {span.lines} {_instant(span.first_at)} {_instant(span.last_at)}",
+                _lines(span),
                 *(f"lane {head.lane} {head.number} {head.hash}" for head in heads),
             ]
         )
-        await connection.execute(_ADD_DAY, number, day, text, *sign(text), span.first_at, span.last_at)
+        await connection.execute(_ADD_DAY, number, day, text, *sign(text), span["first_at"], span["last_at"])
     return True
 
 
@@ -164,38 +146,33 @@ async def foldable_day(connection: Connection, before: datetime) -> FoldableDay 
 
 
 async def next_sum(connection: Connection) -> int:
-    return (await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)).number + 1
+    return (await _last_sum(connection)).number + 1
+
+
+async def _last_sum(connection: Connection) -> Known:
+    return await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)
 
 
 async def state_sum(connection: Connection, number: int, replaced: FoldableDay | None, sign: Sign) -> None:
     """Sign the lines of a sum; ``replaced`` is the day whose lines it stands for, None if it corrects such sums."""
-    before = await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)
-    span = await fetch_row(connection, SumSpan, _OF_SUM, number)
-    assert span is not None
+    before, (span,) = await _last_sum(connection), await connection.fetch(_OF_SUM, number)
     text = "\n".join(
         [
             "wattshift ledger sum 1",
             f"number {number}",
             f"before {before.hash.hex()}",
             f"replaces {replaced.number} {replaced.hash}" if replaced else "adds",
-            f"lines {span.lines} {_instant(span.first_at)} {_instant(span.last_at)}",
-            f"digest {span.digest}",
+            _lines(span),
+            f"digest {span['digest']}",
         ]
     )
     await connection.execute(_ADD_SUM, number, replaced.number if replaced else None, text, *sign(text))
 
 
-class SealedKey(NamedTuple):
-    """A signing key, sealed."""
-
-    public_key: bytes
-    sealed: bytes
+async def newest_keys(connection: Connection) -> list[Record]:
+    """Return the signing keys, newest first: ``public_key``, and the key itself as ``sealed``."""
+    return await connection.fetch("SELECT public_key, sealed FROM ledger_keys ORDER BY made_at DESC")
 
 
-async def newest_keys(connection: Connection) -> list[SealedKey]:
-    """Return the signing keys, newest first."""
-    return await fetch_rows(connection, SealedKey, "SELECT public_key, sealed FROM ledger_keys ORDER BY made_at DESC")
-
-
-async def add_key(connection: Connection, key: SealedKey) -> None:
-    await connection.execute("INSERT INTO ledger_keys (public_key, sealed) VALUES ($1, $2)", *key)
+async def add_key(connection: Connection, public_key: bytes, sealed: bytes) -> None:
+    await connection.execute("INSERT INTO ledger_keys (public_key, sealed) VALUES ($1, $2)", public_key, sealed)
