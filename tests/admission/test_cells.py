@@ -41,7 +41,8 @@ class Door:
         self.gco2_per_hour = 1.0
         self.is_cut_off = False
         self.loses_answers = False
-        self.refuses = False
+        self.refuses = ""
+        self.garbles = ""
         self.delays = False
         self.under_way: list[SubmissionEntry] = []
 
@@ -70,7 +71,7 @@ class Door:
                     "title": "t",
                     "status": 422,
                     "code": "gang_impossible",
-                    "detail": "No such GPU.",
+                    "detail": self.refuses,
                 }
                 return web.json_response(problem, status=422)
             if self.delays:
@@ -80,7 +81,10 @@ class Door:
             return web.Response(status=503 if self.loses_answers else found.status, text=found.body)
         asked = f"{path}?{request.query_string}"
         passed = await self.cell.ask(request.method, asked, caller=caller, content=body)
-        return web.Response(status=passed.status_code, body=passed.content, content_type="application/json")
+        body = passed.content
+        if self.garbles and self.garbles in body.decode():
+            body = body.replace(b'"generation":0', b'"generation":1099511627776')
+        return web.Response(status=passed.status_code, body=body, content_type="application/json")
 
 
 class Pair:
@@ -271,7 +275,7 @@ async def test_a_refusal_counts_once_nothing_is_under_way_any_more(pair: Pair, a
     pair.door.delays = True
     job_id = await pair.home.submit({"cells": ["any"]})
     await pair.turns(2)
-    pair.door.refuses = True
+    pair.door.refuses = "No such GPU."
     await pair.turns(2)
     assert (await pair.job(job_id))["cell"] == "north"
     if arrives:
@@ -330,3 +334,24 @@ async def test_holds_go_to_the_cell_and_come_back(pair: Pair) -> None:
         await pair.turns(2)
         assert ((await pair.job(job_id))["state"], (await pair.copies())[0]["state"]) == (state, state)
     assert (await pair.job(job_id))["detail"] == "Cell north had it."
+
+
+async def test_what_cannot_be_kept_of_one_cell_keeps_no_other_from_its_turn(pair: Pair) -> None:
+    await pair.add(name="a-mad-one")
+    await pair.add(name="north")
+    mad = await pair.home.submit({"cells": ["a-mad-one"]})
+    await pair.turns()
+    pair.door.garbles = mad
+    sound = await pair.home.submit({"cells": ["north"]})
+    await pair.turns(2)
+    assert (await pair.job(sound))["cell"] == "north"
+    cells = {each["name"]: each for each in (await pair.home.ask("GET", "/v1/cells", role="operator")).json()["items"]}
+    assert "does not answer as an installation" in cells["a-mad-one"]["problem"]
+
+
+async def test_a_refusal_is_told_whatever_characters_it_has(pair: Pair) -> None:
+    await pair.add()
+    pair.door.refuses = "No such\0GPU."
+    job_id = await pair.home.submit({"cells": ["north"]})
+    await pair.turns(3)
+    assert "No such\\x00GPU." in (await pair.job(job_id))["detail"]

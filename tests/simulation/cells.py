@@ -20,7 +20,7 @@ from typing import Any, cast
 import orjson
 
 from services.admission.cells.placing import Placing
-from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, Terms
+from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob
 from services.admission.jobs import Jobs
 from services.admission.steering import Command
 from services.contracts.codes import ProblemCode
@@ -139,8 +139,8 @@ class _Cell:
 
         return cast(Any, await self._exchange(work))
 
-    async def terms(self, remote_id: str) -> Terms | None:
-        return cast(Any, await self._exchange(lambda: Terms("NO", "average_direct", 1.2)))
+    async def terms(self, remote_id: str) -> tuple[str, str, float] | None:
+        return cast(Any, await self._exchange(lambda: ("NO", "average_direct", 1.2)))
 
     async def estimate(self, body: bytes) -> StartEstimate:
         return cast(Any, await self._exchange(lambda: _estimate(self.simulation, suits=not self.refuses)))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import orjson
-from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, copy_of
@@ -19,9 +18,11 @@ from services.contracts.jobs import JobSpec
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
 from services.core.policies.cells import Offer, Terms, emissions, is_worth_a_move, ranked
+from services.db.engine import is_connection_error
 from services.kit.ids import utc_now
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
+from services.kit.text import visible
 
 log = Log(__name__)
 
@@ -91,8 +92,12 @@ class Placing:
                 given = await CellRepository(connection).given(row.name)
             for each in given:
                 problem = await self._advance(cell, each, live) or problem
-        except (ProblemError, ValidationError) as error:
-            cell, problem = None, str(error)
+        except Exception as error:  # whatever befalls one cell, the others have their turn
+            if is_connection_error(error):
+                raise
+            if not isinstance(error, ProblemError):
+                log.exception("cell.not_followed", cell=row.name)
+            cell, problem = None, visible(str(error))
         if problem != row.problem or (cell is not None and _is_old(row)):
             async with self._engine.begin() as connection:
                 await CellRepository(connection).note(row.name, problem, heard=cell is not None)
@@ -172,8 +177,8 @@ class Placing:
             return
         if copy.footprint.energy_j > 0 and not row.zone and (terms := await cell.remote.terms(copy.id)) is not None:
             async with self._engine.begin() as connection:
-                await CellRepository(connection).terms(row.job_id, terms.zone, terms.signal, terms.pue)
-            row = row._replace(zone=terms.zone)
+                await CellRepository(connection).terms(row.job_id, *terms)
+            row = row._replace(zone=terms[0])
         async with self._engine.begin() as connection:
             if row.handing == "leaving":
                 await CellRepository(connection).turn(row.job_id, row.attempt, "leaving", "there")
@@ -209,7 +214,7 @@ class Placing:
         try:
             for row in given:
                 await self._send(cell, row)
-        except (ProblemError, ValidationError) as error:
+        except ProblemError as error:
             cell.answers = False
             log.warning("cell.unanswered", cell=cell.row.name, job=job_id, error=str(error))
 
@@ -238,7 +243,7 @@ class Placing:
     async def _offer_here(self, row: WaitingRow) -> Offer | str:
         try:
             found = await self._here(row.tenant_id, orjson.dumps(copy_of(row.spec, {}, None)))
-        except (ProblemError, ValidationError) as error:
+        except ProblemError as error:
             return f"Here: {error}"
         return offer_of(HOME, found) or "Here: no node suits it."
 
@@ -246,8 +251,8 @@ class Placing:
         name = cell.row.name
         try:
             found = await cell.remote.estimate(orjson.dumps(copy_of(row.spec, {}, cell.row.project)))
-        except (ProblemError, ValidationError) as error:
-            if not isinstance(error, ProblemError) or error.status >= 500:
+        except ProblemError as error:
+            if error.status >= 500:
                 cell.answers = False
             return f"Cell {name}: {error}"
         return offer_of(name, found) or f"Cell {name}: no node suits it."

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 
+from services.contracts.codes import ProblemCode
 from services.contracts.explanations import StartEstimate
 from services.contracts.identity import IDEMPOTENCY_HEADER, OwnIdentity
 from services.contracts.jobs import JobFootprint, JobProgress
+from services.contracts.nodes import Count
 from services.contracts.reports import JobFootprintReport
-from services.contracts.schema import Instant, Message
+from services.contracts.schema import Instant, Message, Text
 from services.core.domain.jobs import JobState
 from services.db.sealing import Sealer, SealError
 from services.kit.http import ServiceClient
-from services.kit.problems import unavailable
+from services.kit.problems import ProblemError, unavailable
+from services.kit.text import visible
 
 HOME_LABEL, COPY_LABEL = "wattshift.home", "wattshift.copy-of"
 """Labels of a copy in a cell: whose jobs it is one of, and of which job and attempt."""
 
 TIMEOUT_S = 10.0
+NO_HEADERS: Mapping[str, str] = {}
+M = TypeVar("M", bound=Message)
 LIVE = [state for state in JobState if not state.is_final]
 
 
@@ -34,17 +38,17 @@ class Lenient(Message):
 
 
 class RemoteJob(Lenient):
-    """What of a job's copy is kept."""
+    """What of a job's copy is kept, within what this installation can keep."""
 
-    id: str
+    id: Text
     state: JobState
-    reason: str | None = None
-    detail: str | None = None
-    generation: int
-    preemptions: int = 0
-    restarts: int = 0
-    gpus: int = 0
-    exit_code: int | None = None
+    reason: Text | None = None
+    detail: Text | None = None
+    generation: Count
+    preemptions: Count = 0
+    restarts: Count = 0
+    gpus: Count = 0
+    exit_code: Count | None = None
     started_at: Instant | None = None
     ended_at: Instant | None = None
     expected_start_at: Instant | None = None
@@ -63,15 +67,6 @@ class Made(Lenient):
     """The answer to a submission."""
 
     id: str
-
-
-@dataclass(frozen=True)
-class Terms:
-    """By which terms a cell's ledger prices a job."""
-
-    zone: str
-    signal: str
-    pue: float
 
 
 def copy_of(spec: Mapping[str, Any], labels: Mapping[str, str], project: str | None) -> dict[str, Any]:
@@ -120,60 +115,62 @@ class RemoteCell:
 
     def __init__(self, session: aiohttp.ClientSession, url: str, name: str, headers: Mapping[str, str]) -> None:
         self._client = ServiceClient(session, url, f"Cell {name}", timeout_s=TIMEOUT_S)
-        self._headers = headers
+        self._name, self._headers = name, headers
 
     async def who_am_i(self) -> OwnIdentity:
         """Return whose the key is."""
-        return OwnIdentity.as_stored(await self._ask("GET", "/v1/whoami"))
+        return await self._ask(OwnIdentity, "GET", "/v1/whoami")
 
     async def estimate(self, body: bytes) -> StartEstimate:
         """Return what would become of a job there now."""
-        return StartEstimate.as_stored(await self._ask("POST", "/v1/jobs:estimate", body=body))
+        return await self._ask(StartEstimate, "POST", "/v1/jobs:estimate", body)
 
     async def submit(self, body: bytes, key: str) -> str:
         """Submit a copy, once for each idempotency key; return its id."""
-        sent = {IDEMPOTENCY_HEADER: key}
-        return Made.as_stored(await self._ask("POST", "/v1/jobs", body=body, headers=sent)).id
+        return (await self._ask(Made, "POST", "/v1/jobs", body, key)).id
 
     async def live(self, home: str) -> dict[str, RemoteJob]:
         """Return the copies of an installation's jobs that have not ended, by their ids."""
-        return await self._listed([f"{HOME_LABEL}={home}"], LIVE)
+        return await self._listed(f"{HOME_LABEL}={home}", LIVE)
 
     async def made(self, copy: str) -> str | None:
         """Return the id of the copy with this label; None if there is none."""
-        return next(iter(await self._listed([f"{COPY_LABEL}={copy}"], ())), None)
+        return next(iter(await self._listed(f"{COPY_LABEL}={copy}", ())), None)
 
     async def job(self, remote_id: str) -> RemoteJob:
-        return RemoteJob.as_stored(await self._ask("GET", _path(remote_id)))
+        return await self._ask(RemoteJob, "GET", _path(remote_id))
 
     async def steer(self, remote_id: str, command: str) -> RemoteJob:
         """Give a command, such as ``cancel``; return the copy after that."""
-        return RemoteJob.as_stored(await self._ask("POST", f"{_path(remote_id)}/{command}"))
+        return await self._ask(RemoteJob, "POST", f"{_path(remote_id)}/{command}")
 
-    async def terms(self, remote_id: str) -> Terms | None:
-        """Return the terms of a copy in the cell's ledger; None before it is in there."""
-        found = JobFootprintReport.as_stored(await self._ask("GET", f"{_path(remote_id)}/footprint?limit=1"))
+    async def terms(self, remote_id: str) -> tuple[str, str, float] | None:
+        """Return the zone, signal and PUE by which the cell's ledger prices a copy; None before it is in there."""
+        found = await self._ask(JobFootprintReport, "GET", f"{_path(remote_id)}/footprint?limit=1")
         if found.zone is None or found.signal is None:
             return None
-        return Terms(found.zone, found.signal.value, found.pue or 1.0)
+        return found.zone, found.signal.value, found.pue or 1.0
 
-    async def _listed(self, labels: Sequence[str], states: Sequence[JobState]) -> dict[str, RemoteJob]:
-        asked = "&".join([*(f"label={quote(label, safe='')}" for label in labels), *(f"state={s}" for s in states)])
+    async def _listed(self, label: str, states: Sequence[JobState]) -> dict[str, RemoteJob]:
+        asked = "&".join([f"label={quote(label, safe='')}", *(f"state={state}" for state in states)])
         found: dict[str, RemoteJob] = {}
-        cursor: str | None = None
+        more = ""
         while True:
-            more = f"&cursor={cursor}" if cursor else ""
-            page = RemotePage.as_stored(await self._ask("GET", f"/v1/jobs?limit=500&{asked}{more}"))
+            page = await self._ask(RemotePage, "GET", f"/v1/jobs?limit=500&{asked}{more}")
             found.update((job.id, job) for job in page.items)
-            cursor = page.next_cursor
-            if cursor is None:
+            if page.next_cursor is None:
                 return found
+            more = f"&cursor={quote(page.next_cursor, safe='')}"
 
-    async def _ask(
-        self, method: str, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> bytes:
-        sent = {**self._headers, **(headers or {})}
-        return await self._client.request(method, path, body=body, headers=sent, attempts=1)
+    async def _ask(self, kind: type[M], method: str, path: str, body: bytes | None = None, key: str = "") -> M:
+        sent = {**self._headers, IDEMPOTENCY_HEADER: key} if key else self._headers
+        try:
+            return kind.as_stored(await self._client.request(method, path, body=body, headers=sent, attempts=1))
+        except ValidationError as error:
+            detail = f"Cell {self._name} does not answer as an installation of Wattshift does."
+            raise ProblemError(503, ProblemCode.UNAVAILABLE, detail) from error
+        except ProblemError as error:
+            raise ProblemError(error.status, error.problem_code, visible(error.detail)) from error
 
 
 def _path(remote_id: str) -> str:

@@ -9,7 +9,7 @@ from services.admission.secrets import NO_KEY
 from services.contracts.cells import Cell, CellChange, CellList, CellSpec
 from services.contracts.identity import Identity, Role
 from services.kit.ids import new_id
-from services.kit.problems import ProblemError, conflict, invalid, not_found
+from services.kit.problems import ProblemError, conflict, found, invalid, not_found
 
 
 class Cells:
@@ -24,10 +24,7 @@ class Cells:
 
     async def get(self, name: str) -> Cell:
         async with self._engine.connect() as connection:
-            found = await CellRepository(connection).listed(name)
-        if not found:
-            raise not_found("cell")
-        return found[0]
+            return found(next(iter(await CellRepository(connection).listed(name)), None), "cell")
 
     async def add(self, caller: Identity, spec: CellSpec) -> Cell:
         """Add a cell that answers to the key, and note who did.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, RowMapping, text
+from sqlalchemy import Row, text
 
 from services.admission.repository import Repository
 from services.contracts.cells import Cell
@@ -248,7 +248,7 @@ class CellRepository(Repository):
 
     async def listed(self, name: str | None = None) -> list[Cell]:
         """Return the cells, or one, as operators see them."""
-        return await self._all(_LISTED.bindparams(name=name), lambda row: Cell(**row))
+        return await self._all(_LISTED.bindparams(name=name), Cell.as_stored)
 
     async def add(self, **values: Any) -> bool:
         """Add a cell; return False if there is one of this name."""
@@ -271,11 +271,11 @@ class CellRepository(Repository):
 
     async def to_place(self, limit: int) -> list[WaitingRow]:
         """Return jobs whose place is to be chosen, oldest first."""
-        return await self._all(_WAITING.bindparams(limit=limit), _waiting)
+        return await self._all(_WAITING.bindparams(limit=limit), lambda row: WaitingRow(**row))
 
     async def roaming(self, after: str, limit: int) -> list[WaitingRow]:
         """Return jobs that wait somewhere and might wait elsewhere, by id, from behind one."""
-        return await self._all(_ROAMING.bindparams(after=after, limit=limit), _waiting)
+        return await self._all(_ROAMING.bindparams(after=after, limit=limit), lambda row: WaitingRow(**row))
 
     async def given(self, cell: str) -> list[GivenRow]:
         """Return the jobs that a cell has or is to have, and those whose ends are not settled."""
@@ -410,10 +410,6 @@ class CellRepository(Repository):
         """Add an event to a job."""
         told = {name: value for name, value in data.items() if value is not None}
         await self._connection.execute(_EVENT, {"job_id": job_id, "type": kind, "data": dumps(told)})
-
-
-def _waiting(row: RowMapping) -> WaitingRow:
-    return WaitingRow(**row)
 
 
 def at(value: str | None) -> datetime | None:
