@@ -108,9 +108,6 @@ class Exec:
     async def _reachable(self, identity: Identity, job: Job) -> Allocated:
         if job.cell is not None:
             raise conflict(f"Job {job.name} is in cell {job.cell}: commands in it and its files are to be had there.")
-        if self._open[identity.key_id] >= self._most_per_key:
-            most = f"This API key has {self._most_per_key} exec sessions open, which is the maximum."
-            raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
         await self._check_user(identity, job)
         return await self._allocation(job.id, job.generation)
 
@@ -119,6 +116,9 @@ class Exec:
     ) -> AsyncIterator[bytes]:
         place = _place(found, index)
         session_id = f"exec_{found.generation}_{index}_{secrets.token_hex(16)}"
+        if self._open[identity.key_id] >= self._most_per_key:
+            most = f"This API key has {self._most_per_key} exec sessions open, which is the maximum."
+            raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
         self._open[identity.key_id] += 1
         began_at = time.monotonic()
         try:

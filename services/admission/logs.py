@@ -1,6 +1,7 @@
 """A job's output, fetched from the node that holds it."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -176,6 +177,6 @@ class Logs:
         return LogPiece(
             content=content,
             headers={**passed_on, **source.own},
-            next_offset=int(next_offset) if next_offset.isdigit() else offset + len(content),
+            next_offset=int(next_offset) if re.fullmatch(r"[0-9]{1,18}", next_offset) else offset + len(content),
             is_end=headers.get(LOG_EOF_HEADER) == "true",
         )

@@ -25,6 +25,7 @@ class FakeNode:
         self.output: dict[tuple[str, str], bytes] = {}
         self.has_ended = False
         self.is_broken = False
+        self.says: dict[str, str] = {}
         self.times: dict[float, int] | None = None
         self.asked: list[dict[str, str]] = []
 
@@ -49,7 +50,7 @@ class FakeNode:
             LOG_SIZE_HEADER: str(len(whole)),
             LOG_EOF_HEADER: str(self.has_ended and offset + len(piece) == len(whole)).lower(),
         }
-        return web.Response(body=piece, headers=headers, content_type="text/plain")
+        return web.Response(body=piece, headers=headers | self.says, content_type="text/plain")
 
 
 @pytest.fixture
@@ -177,3 +178,13 @@ async def test_a_node_that_does_not_answer_is_named(admission: Admission) -> Non
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
         assert "gone" in answer.json()["detail"]
     await admission.database.execute("DELETE FROM nodes")
+
+
+@pytest.mark.parametrize("said", ["\u00b2", "9" * 5_000])
+async def test_where_a_node_says_that_output_goes_on_is_believed_if_it_is_a_number(
+    admission: Admission, node: FakeNode, said: str
+) -> None:
+    _, path = await _running(admission, node)
+    node.says = {LOG_NEXT_OFFSET_HEADER: said}
+    answer = await admission.ask("GET", path)
+    assert (answer.status_code, answer.text) == (200, "hello world\n")
