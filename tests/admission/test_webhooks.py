@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import hmac
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from ipaddress import ip_network
@@ -500,6 +501,23 @@ async def test_an_exceeded_budget_is_sent_once_a_month(
     await publisher.publish()
     await sender.send(made["id"])
     assert receiver.received[1].message["data"]["month"] == "2099-01"
+
+
+async def test_an_event_that_a_later_release_wrote_is_sent(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender
+) -> None:
+    made = await create(admission, tenant, receiver.url, events=["budget.exceeded"])
+    data = {"budget_id": "b", "tenant_id": tenant, "project": "p", "quantity": "kwh", "amount": 1, "used": 2}
+    data |= {"month": "2026-11", "action": "warn", "detail": "d", "of_a_later_release": True}
+    await admission.database.execute(
+        "INSERT INTO webhook_events (type, tenant_id, project, data) VALUES ('budget.exceeded', $1, 'p', $2)",
+        tenant,
+        json.dumps(data),
+    )
+    await publisher.publish()
+    await sender.send(made["id"])
+    (received,) = receiver.received
+    assert received.message["data"]["used"] == 2
 
 
 async def test_a_lost_node_is_sent_to_operators_with_the_jobs_it_ran(

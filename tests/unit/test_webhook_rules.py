@@ -79,7 +79,9 @@ def test_attempts_are_further_and_further_apart() -> None:
 
 def test_retry_after_is_seconds_or_a_date_and_nonsense_is_nothing() -> None:
     soon = datetime.now(UTC) + timedelta(seconds=100)
-    assert [retry_after_s(text) for text in ("90", "99999999", "", "soon", "-5", "\u0665")] == [90, 86_400, 0, 0, 0, 0]
+    far = "Mon, 01 Jan 99999999999 00:00:00 GMT"
+    texts = ("90", "99999999", "", "soon", "-5", "\u0665", far)
+    assert [retry_after_s(text) for text in texts] == [90, 86_400, 0, 0, 0, 0, 0]
     assert 60 < retry_after_s(format_datetime(soon, usegmt=True)) <= 100
     assert retry_after_s(format_datetime(soon - timedelta(hours=1), usegmt=True)) == 0
 

@@ -248,7 +248,7 @@ def retry_after_s(text: str) -> float:
         return min(LONGEST_RETRY_AFTER_S, float(text))
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return min(LONGEST_RETRY_AFTER_S, max(0.0, (at - utc_now()).total_seconds()))

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from services.admission.jobs import visible_tenant
 from services.admission.repository.access import write_audit
 from services.admission.repository.events import Position
 from services.admission.repository.webhooks import LARGEST_MOVE, PAGE, NewDelivery, Receiver, WebhookRepository
@@ -18,7 +17,7 @@ from services.contracts.jobs import JobFootprint
 from services.contracts.problems import FieldError
 from services.core.domain.jobs import JobState
 from services.kit.ids import new_id, utc_now
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, found
 
 
 class Publisher:
@@ -78,32 +77,33 @@ def _ready(changes: Sequence[RowMapping]) -> Sequence[RowMapping]:
 
 def _deliveries_of_job(row: RowMapping, receivers: Iterable[Receiver]) -> list[NewDelivery]:
     asked = row["notify"] or ()
-    message: webhooks.JobStartedMessage | webhooks.JobEndedMessage
+    message: webhooks.WebhookMessage
     if row["is_start"]:
-        started = {name: row[name] for name in webhooks.JobStarted.model_fields} | {"started_at": row["at"]}
-        message = webhooks.JobStartedMessage(timestamp=row["at"], data=webhooks.JobStarted.model_validate(started))
-        is_asked = "started" in asked
+        started = webhooks.JobStarted.as_stored({**row, "started_at": row["at"]})
+        message, is_asked = webhooks.JobStartedMessage(timestamp=row["at"], data=started), "started" in asked
     else:
         footprint = {name: row[name] for name in JobFootprint.model_fields if row[name] is not None}
-        values = {name: row[name] for name in webhooks.JobEnded.model_fields if name != "footprint"}
-        ended = webhooks.JobEnded.model_validate({**values, "footprint": footprint})
+        ended = webhooks.JobEnded.as_stored({**row, "footprint": footprint})
         message = webhooks.JobEndedMessage(timestamp=row["at"], data=ended)
         is_asked = "ended" in asked or ("failed" in asked and ended.state is JobState.FAILED)
-    of = message.type, row["tenant_id"], row["project"], row["at"]
-    wanted = [receiver for receiver in receivers if receiver.wants(*of, is_asked=is_asked)]
-    return [delivery_of(receiver.id, message) for receiver in wanted]
+    return _deliveries(message, row, receivers, is_asked=is_asked)
 
 
 def _deliveries_of_event(row: RowMapping, receivers: Iterable[Receiver]) -> list[NewDelivery]:
     message: webhooks.WebhookMessage
     if row["type"] == webhooks.WebhookEvent.NODE_LOST:
-        message = webhooks.NodeLostMessage(timestamp=row["at"], data=webhooks.NodeLost.model_validate(row["data"]))
+        message = webhooks.NodeLostMessage(timestamp=row["at"], data=webhooks.NodeLost.as_stored(row["data"]))
     else:
-        message = webhooks.BudgetExceededMessage(
-            timestamp=row["at"], data=webhooks.BudgetExceeded.model_validate(row["data"])
-        )
-    wanted = [r for r in receivers if r.wants(row["type"], row["tenant_id"], row["project"], row["at"])]
-    return [delivery_of(receiver.id, message) for receiver in wanted]
+        excess = webhooks.BudgetExceeded.as_stored(row["data"])
+        message = webhooks.BudgetExceededMessage(timestamp=row["at"], data=excess)
+    return _deliveries(message, row, receivers)
+
+
+def _deliveries(
+    message: webhooks.WebhookMessage, row: RowMapping, receivers: Iterable[Receiver], *, is_asked: bool = False
+) -> list[NewDelivery]:
+    about = message.type, row["tenant_id"], row["project"], row["at"]
+    return [delivery_of(each.id, message) for each in receivers if each.wants(*about, is_asked=is_asked)]
 
 
 def delivery_of(webhook_id: str, message: webhooks.WebhookMessage) -> NewDelivery:
@@ -146,21 +146,19 @@ class Webhooks:
             await repository.begin()
             made = await repository.insert(webhook_id, caller.tenant_id, spec, fingerprint(secret))
             await write_audit(connection, caller, "webhook.created", webhook_id, url=spec.url, events=spec.events)
-        return webhooks.NewWebhook(**made.model_dump(), secret=secret)
+        return webhooks.NewWebhook.of(made, secret=secret)
 
     async def list(self, caller: Identity) -> webhooks.WebhookList:
         """Return the webhooks of the caller's tenant; an operator sees all."""
         async with self._engine.connect() as connection:
-            return webhooks.WebhookList(items=await WebhookRepository(connection).all(visible_tenant(caller)))
+            return webhooks.WebhookList(items=await WebhookRepository(connection).all(caller.only_tenant))
 
     async def get(self, caller: Identity, webhook_id: str) -> webhooks.WebhookDetail:
         """Return a webhook and its last messages."""
         async with self._engine.connect() as connection:
             repository = WebhookRepository(connection)
-            found = await repository.find(webhook_id, visible_tenant(caller))
-            if found is None:
-                raise not_found("webhook")
-            return webhooks.WebhookDetail(**found.model_dump(), deliveries=await repository.deliveries(webhook_id))
+            known = found(await repository.find(webhook_id, caller.only_tenant), "webhook")
+            return webhooks.WebhookDetail.of(known, deliveries=await repository.deliveries(webhook_id))
 
     async def change(self, caller: Identity, webhook_id: str, change: webhooks.WebhookChange) -> webhooks.Webhook:
         """Enable or disable a webhook; the rest of a webhook never changes."""
@@ -168,15 +166,15 @@ class Webhooks:
             repository = WebhookRepository(connection)
             if change.enabled:
                 await repository.begin()  # before the webhook's row is locked, as by the process that makes deliveries
-            found = await self._lock(connection, caller, webhook_id)
-            if found.enabled == change.enabled:
-                return found
+            known = await self._lock(connection, caller, webhook_id)
+            if known.enabled == change.enabled:
+                return known
             if change.enabled:
                 await repository.enable(webhook_id)
-                await write_audit(connection, caller, "webhook.enabled", webhook_id, url=found.url)
+                await write_audit(connection, caller, "webhook.enabled", webhook_id, url=known.url)
             else:
                 await repository.disable(webhook_id, "disabled by hand")
-                await write_audit(connection, caller, "webhook.disabled", webhook_id, url=found.url, reason="by hand")
+                await write_audit(connection, caller, "webhook.disabled", webhook_id, url=known.url, reason="by hand")
             return await self._lock(connection, caller, webhook_id)
 
     async def test(self, caller: Identity, webhook_id: str) -> webhooks.WebhookDelivery:
@@ -188,30 +186,27 @@ class Webhooks:
         )
         await self._sender.send_once(delivery)
         async with self._engine.connect() as connection:
-            found = await WebhookRepository(connection).delivery(delivery.id)
-        if found is None:
-            raise not_found("webhook")
-        return found
+            return found(await WebhookRepository(connection).delivery(delivery.id), "webhook")
 
     async def rotate(
         self, caller: Identity, webhook_id: str, rotation: webhooks.WebhookRotation
     ) -> webhooks.NewWebhook:
         """Give a webhook a new secret; messages are also signed with the old one until the overlap ends."""
         async with self._engine.begin() as connection:
-            found = await self._lock(connection, caller, webhook_id)
+            known = await self._lock(connection, caller, webhook_id)
             repository = WebhookRepository(connection)
             revision = await repository.revision(webhook_id) + 1
             secret = self._signer.secret(webhook_id, revision)
             await repository.rotate(webhook_id, revision, fingerprint(secret), rotation.overlap_s)
             await write_audit(connection, caller, "webhook.rotated", webhook_id, overlap_s=rotation.overlap_s)
-        return webhooks.NewWebhook(**found.model_dump(), secret=secret)
+        return webhooks.NewWebhook.of(known, secret=secret)
 
     async def delete(self, caller: Identity, webhook_id: str) -> None:
         """Delete a webhook with its waiting messages."""
         async with self._engine.begin() as connection:
-            found = await self._lock(connection, caller, webhook_id)
+            known = await self._lock(connection, caller, webhook_id)
             await WebhookRepository(connection).delete(webhook_id)
-            await write_audit(connection, caller, "webhook.deleted", webhook_id, url=found.url)
+            await write_audit(connection, caller, "webhook.deleted", webhook_id, url=known.url)
 
     @staticmethod
     async def _lock(connection: AsyncConnection, caller: Identity, webhook_id: str) -> webhooks.Webhook:
@@ -220,12 +215,10 @@ class Webhooks:
         Raises:
             ProblemError: 404; 403 for one that an operator created for cluster events.
         """
-        found = await WebhookRepository(connection).find(webhook_id, visible_tenant(caller), lock=True)
-        if found is None:
-            raise not_found("webhook")
-        if webhooks.WebhookEvent.NODE_LOST in found.events and not caller.is_operator:
+        known = found(await WebhookRepository(connection).find(webhook_id, caller.only_tenant, lock=True), "webhook")
+        if webhooks.WebhookEvent.NODE_LOST in known.events and not caller.is_operator:
             raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may change a webhook with node.lost.")
-        return found
+        return known
 
 
 def _invalid(pointer: str, detail: str) -> ProblemError:
