@@ -8,34 +8,29 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.keys import key_hash, new_secret
 from services.admission.repository.access import AccessRepository, write_audit
 from services.contracts import identity
-from services.contracts.identity import Identity, OwnIdentity, User, UserChange, UserList, UserSpec
+from services.contracts.identity import Identity, OwnIdentity, Role, User, UserChange, UserList, UserSpec
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import AuditQuery, PageQuery
 from services.kit.ids import utc_now
-from services.kit.problems import conflict, invalid, not_found
+from services.kit.problems import conflict, found, invalid
 from services.kit.routes import one_page, read_cursor
 
 KEY_ID = r"key_[0-9a-z]{26}"
+SUPERUSER = "root"
+"""No job runs as this account. Users of an earlier release who have it run jobs as their tenant's account."""
 
 
 class Access:
-    """Manages tenants and keys, and reads the audit log."""
+    """Manages tenants, their users and keys, and reads the audit log."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
     async def resolve(self, key: bytes | str) -> identity.ResolvedKey:
-        """Return the identity of the key with this hash or id.
-
-        Raises:
-            ProblemError: 404 for a key that does not exist or was revoked.
-        """
+        """Return the identity of the key with this hash or id; ``ProblemError``: 404 if none works."""
         async with self._engine.begin() as connection:
-            found = await AccessRepository(connection).resolve(key)
-        if found is None:
-            raise not_found("key")
-        return found
+            return found(await AccessRepository(connection).resolve(key), "key")
 
     async def create_tenant(self, caller: identity.Identity, spec: identity.TenantSpec) -> identity.Tenant:
         _check(spec.limits)
@@ -55,9 +50,7 @@ class Access:
         """Change a tenant's limits; they apply in the gateway once its cached keys have expired."""
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
-            tenant = await repository.tenant(tenant_id, lock=True)
-            if tenant is None:
-                raise not_found("tenant")
+            tenant = found(await repository.tenant(tenant_id, lock=True), "tenant")
             limits = change.limits.applied_to(tenant.limits)
             if change.limits.model_fields_set & {"guaranteed_gpus", "max_gpus"}:  # others may change as ever
                 _check(limits)
@@ -68,17 +61,14 @@ class Access:
 
     async def tenant(self, tenant_id: str) -> identity.Tenant:
         async with self._engine.connect() as connection:
-            tenant = await AccessRepository(connection).tenant(tenant_id)
-        if tenant is None:
-            raise not_found("tenant")
-        return tenant
+            return found(await AccessRepository(connection).tenant(tenant_id), "tenant")
 
     async def tenants(self, page: PageQuery) -> identity.TenantList:
         """Return one page of tenants, ordered by id."""
         after_id = read_cursor(page.cursor, NAME_PATTERN)
         async with self._engine.connect() as connection:
-            found = await AccessRepository(connection).tenants(after_id, page.limit + 1)
-        items, following = one_page(found, page.limit, lambda tenant: tenant.id)
+            listed = await AccessRepository(connection).tenants(after_id, page.limit + 1)
+        items, following = one_page(listed, page.limit, lambda tenant: tenant.id)
         return identity.TenantList(items=items, next_cursor=following)
 
     async def create_key(self, caller: identity.Identity, spec: identity.KeySpec) -> identity.NewApiKey:
@@ -99,7 +89,7 @@ class Access:
             await write_audit(
                 connection, caller, "key.created", key.id, tenant=spec.tenant_id, role=spec.role, **details
             )
-        return identity.NewApiKey(**key.model_dump(), secret=secret)
+        return identity.NewApiKey.of(key, secret=secret)
 
     @staticmethod
     async def _owner(repository: AccessRepository, spec: identity.KeySpec) -> identity.User | None:
@@ -121,12 +111,15 @@ class Access:
         The old one keeps working for ``overlap_s``.
 
         Raises:
-            ProblemError: 404 if there is no such key, 409 if it no longer works.
+            ProblemError: 404 if there is no such key; 409 if it no longer works, or if every admin key would expire.
         """
         secret = new_secret()
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
+            await repository.lock_admin_keys()
             old = await self._working_key(repository, key_id)
+            if rotation.expires_at is not None:
+                await self._check_lasting(repository, old)
             same = old.model_dump(include={"tenant_id", "role", "label", "user", "project", "limits"})
             spec = identity.KeySpec(**same, expires_at=rotation.expires_at)
             user = await self._owner(repository, spec)
@@ -134,7 +127,7 @@ class Access:
             ends_at = utc_now() + timedelta(seconds=rotation.overlap_s)
             await repository.set_expiry(key_id, min(ends_at, old.expires_at or ends_at))
             await write_audit(connection, caller, "key.rotated", key_id, successor=key.id, overlap_s=rotation.overlap_s)
-        return identity.NewApiKey(**key.model_dump(), secret=secret)
+        return identity.NewApiKey.of(key, secret=secret)
 
     async def change_key(self, caller: identity.Identity, key_id: str, change: identity.KeyChange) -> identity.ApiKey:
         """Set when a key stops working, and what it may do with models.
@@ -146,10 +139,8 @@ class Access:
             repository = AccessRepository(connection)
             await repository.lock_admin_keys()
             key = await self._working_key(repository, key_id)
-            if change.expires_at is not None and key.role is identity.Role.ADMIN:
-                others = [other.key_id for other in await repository.lasting_admins() if other.key_id != key_id]
-                if not others:
-                    raise conflict("No other admin key would last; create one that does not expire.")
+            if change.expires_at is not None:
+                await self._check_lasting(repository, key)
             changed: dict[str, Any] = {}
             if "expires_at" in change.model_fields_set:
                 changed["expires_at"] = change.expires_at
@@ -165,12 +156,17 @@ class Access:
 
     @staticmethod
     async def _working_key(repository: AccessRepository, key_id: str) -> identity.ApiKey:
-        key = await repository.key(key_id)
-        if key is None:
-            raise not_found("key")
-        if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= utc_now()):
+        key = found(await repository.key(key_id), "key")
+        if not _works(key):
             raise conflict("The key was revoked or has expired; create a new one.")
         return key
+
+    @staticmethod
+    async def _check_lasting(repository: AccessRepository, key: identity.ApiKey) -> None:
+        """Refuse to let a key expire if no other admin key would last."""
+        others = (other for other in await repository.admins() if other.expires_at is None and other.id != key.id)
+        if key.role is Role.ADMIN and not any(others):
+            raise conflict("No other admin key would last; create one that does not expire.")
 
     async def revoke_key(self, caller: identity.Identity, key_id: str) -> None:
         """Revoke a key; if it is already revoked, nothing changes.
@@ -181,12 +177,10 @@ class Access:
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
             await repository.lock_admin_keys()
-            valid = await repository.lock_key_and_admins(key_id)
-            if key_id not in {key.key_id for key in valid}:
-                if not await repository.has_key(key_id):
-                    raise not_found("key")
+            key = found(await repository.key(key_id), "key")
+            if not _works(key):
                 return
-            if [key.key_id for key in valid if key.role is identity.Role.ADMIN] == [key_id]:
+            if key.role is Role.ADMIN and all(other.id == key_id for other in await repository.admins()):
                 raise conflict("This is the last admin key; create another one first.")
             await repository.revoke_key(key_id)
             await write_audit(connection, caller, "key.revoked", key_id)
@@ -195,8 +189,8 @@ class Access:
         """Return one page of keys, newest first, without their secrets."""
         before_id = read_cursor(page.cursor, KEY_ID)
         async with self._engine.connect() as connection:
-            found = await AccessRepository(connection).keys(before_id, page.limit + 1)
-        items, following = one_page(found, page.limit, lambda key: key.id)
+            listed = await AccessRepository(connection).keys(before_id, page.limit + 1)
+        items, following = one_page(listed, page.limit, lambda key: key.id)
         return identity.KeyList(items=items, next_cursor=following)
 
     async def audit(self, page: AuditQuery) -> identity.AuditList:
@@ -204,22 +198,11 @@ class Access:
         before = read_cursor(page.cursor, r"[0-9]{1,18}")
         async with self._engine.connect() as connection:
             after = None if before is None else int(before)
-            found = await AccessRepository(connection).audit(page, after, page.limit + 1)
-        rows, following = one_page(found, page.limit, lambda row: str(row.sequence))
-        return identity.AuditList(items=[row.entry for row in rows], next_cursor=following)
+            listed = await AccessRepository(connection).audit(page, after, page.limit + 1)
+        rows, following = one_page(listed, page.limit, lambda row: str(row[0]))
+        return identity.AuditList(items=[entry for _, entry in rows], next_cursor=following)
 
-
-SUPERUSER = "root"
-"""No job runs as this account. Users of an earlier release who have it run jobs as their tenant's account."""
-
-
-class Users:
-    """Manages the users of tenants."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-
-    async def create(self, caller: Identity, tenant_id: str, spec: UserSpec) -> User:
+    async def create_user(self, caller: Identity, tenant_id: str, spec: UserSpec) -> User:
         """Create a user of a tenant.
 
         Raises:
@@ -228,8 +211,7 @@ class Users:
         """
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
-            if await repository.tenant(tenant_id) is None:
-                raise not_found("tenant")
+            found(await repository.tenant(tenant_id), "tenant")
             _check_account(spec.account)
             user = await repository.insert_user(tenant_id, spec)
             if user is None:
@@ -241,7 +223,7 @@ class Users:
             )
         return user
 
-    async def change(self, caller: Identity, tenant_id: str, name: str, change: UserChange) -> User:
+    async def change_user(self, caller: Identity, tenant_id: str, name: str, change: UserChange) -> User:
         """Change a user's account, or disable or enable the user; keys of a disabled user are refused.
 
         Raises:
@@ -252,10 +234,7 @@ class Users:
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
             await repository.lock_admin_keys()
-            user = await repository.user(tenant_id, name, lock=True)
-            if user is None:
-                raise not_found("user")
-            changed = user
+            changed = user = found(await repository.user(tenant_id, name, lock=True), "user")
             if "account" in given and change.account != user.account:
                 _check_account(change.account)
                 changed = changed.model_copy(update={"account": change.account})
@@ -273,27 +252,23 @@ class Users:
 
     @staticmethod
     async def _check_admins(repository: AccessRepository, user: User) -> None:
-        owners = [owner for _, owner in await repository.admin_keys()]
-        if user.id in owners and all(owner == user.id for owner in owners):
+        admins = await repository.admins()
+        if admins and all((key.tenant_id, key.user) == (user.tenant_id, user.name) for key in admins):
             raise conflict("This user has the last admin key; create another one first.")
 
-    async def get(self, tenant_id: str, name: str) -> User:
+    async def user(self, tenant_id: str, name: str) -> User:
         """Return a user; ``ProblemError``: 404 if there is none."""
         async with self._engine.connect() as connection:
-            user = await AccessRepository(connection).user(tenant_id, name)
-        if user is None:
-            raise not_found("user")
-        return user
+            return found(await AccessRepository(connection).user(tenant_id, name), "user")
 
-    async def page(self, tenant_id: str, page: PageQuery) -> UserList:
+    async def users(self, tenant_id: str, page: PageQuery) -> UserList:
         """Return one page of a tenant's users, by name; ``ProblemError``: 404 if there is no such tenant."""
         after = read_cursor(page.cursor, NAME_PATTERN)
         async with self._engine.connect() as connection:
             repository = AccessRepository(connection)
-            if await repository.tenant(tenant_id) is None:
-                raise not_found("tenant")
-            found = await repository.users(tenant_id, after, page.limit + 1)
-        items, following = one_page(found, page.limit, lambda user: user.name)
+            found(await repository.tenant(tenant_id), "tenant")
+            listed = await repository.users(tenant_id, after, page.limit + 1)
+        items, following = one_page(listed, page.limit, lambda user: user.name)
         return UserList(items=items, next_cursor=following)
 
     async def own(self, caller: Identity) -> OwnIdentity:
@@ -301,14 +276,12 @@ class Users:
         if caller.user_id is not None:
             async with self._engine.connect() as connection:
                 user = await AccessRepository(connection).user_of_id(caller.user_id)
-        return OwnIdentity(
-            tenant_id=caller.tenant_id,
-            role=caller.role,
-            key_id=caller.key_id,
-            project=caller.project,
-            user=user.name if user else None,
-            account=user.account if user else None,
-        )
+        named = {"user": user and user.name, "account": user and user.account}
+        return OwnIdentity.of(caller, **named)
+
+
+def _works(key: identity.ApiKey) -> bool:
+    return key.revoked_at is None and (key.expires_at is None or key.expires_at > utc_now())
 
 
 def _check(limits: identity.TenantLimits) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from services.admission.access import KEY_ID, Access, Users
+from services.admission.access import KEY_ID, Access
 from services.admission.budgets import BUDGET_ID, Budgets
 from services.contracts import identity
 from services.contracts.budgets import Budget, BudgetList, BudgetSpec
@@ -21,7 +21,6 @@ BudgetId = Annotated[str, named_by(BUDGET_ID, "budget")]
 
 
 TheAccess = Annotated[Access, from_state("access")]
-TheUsers = Annotated[Users, from_state("users")]
 TheBudgets = Annotated[Budgets, from_state("budgets")]
 router = APIRouter(tags=["access"])
 
@@ -120,24 +119,24 @@ async def list_audit_entries(
     status_code=201,
     responses={409: {"description": "The tenant has a user of this name: `conflict`."}},
 )
-async def create_user(caller: Admin, tenant_id: TenantId, spec: identity.UserSpec, users: TheUsers) -> identity.User:
+async def create_user(caller: Admin, tenant_id: TenantId, spec: identity.UserSpec, access: TheAccess) -> identity.User:
     """Create a user of a tenant.
 
     Keys may belong to a user, and jobs remember whose key submitted them.
     """
-    return await users.create(caller, tenant_id, spec)
+    return await access.create_user(caller, tenant_id, spec)
 
 
 @router.get("/v1/tenants/{tenant_id}/users")
-async def list_users(_: Operator, tenant_id: TenantId, page: Page, users: TheUsers) -> identity.UserList:
+async def list_users(_: Operator, tenant_id: TenantId, page: Page, access: TheAccess) -> identity.UserList:
     """List a tenant's users."""
-    return await users.page(tenant_id, page)
+    return await access.users(tenant_id, page)
 
 
 @router.get("/v1/tenants/{tenant_id}/users/{name}")
-async def get_user(_: Operator, tenant_id: TenantId, name: UserName, users: TheUsers) -> identity.User:
+async def get_user(_: Operator, tenant_id: TenantId, name: UserName, access: TheAccess) -> identity.User:
     """Get a user."""
-    return await users.get(tenant_id, name)
+    return await access.user(tenant_id, name)
 
 
 @router.patch(
@@ -147,19 +146,19 @@ async def get_user(_: Operator, tenant_id: TenantId, name: UserName, users: TheU
     },
 )
 async def change_user(
-    caller: Admin, tenant_id: TenantId, name: UserName, change: identity.UserChange, users: TheUsers
+    caller: Admin, tenant_id: TenantId, name: UserName, change: identity.UserChange, access: TheAccess
 ) -> identity.User:
     """Change a user's account, or disable or enable a user.
 
     Keys of a disabled user are refused within seconds. Jobs already accepted go on.
     """
-    return await users.change(caller, tenant_id, name, change)
+    return await access.change_user(caller, tenant_id, name, change)
 
 
 @router.get("/v1/whoami")
-async def get_own_identity(caller: ProjectCaller, users: TheUsers) -> identity.OwnIdentity:
+async def get_own_identity(caller: ProjectCaller, access: TheAccess) -> identity.OwnIdentity:
     """Get the tenant, user, role and project of the key in use."""
-    return await users.own(caller)
+    return await access.own(caller)
 
 
 @router.put("/v1/budgets")

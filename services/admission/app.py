@@ -16,7 +16,7 @@ from services.admission import (
     endpoints,
     input_endpoints,
 )
-from services.admission.access import Access, Users
+from services.admission.access import Access
 from services.admission.agent_metrics import AgentMetrics
 from services.admission.agents import AgentTokens
 from services.admission.budgets import Budgets
@@ -35,7 +35,7 @@ from services.admission.logs import Logs
 from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.repository.webhooks import WebhookRepository
-from services.admission.retention import Kept, Retention
+from services.admission.retention import Kept, forget
 from services.admission.secrets import Secrets
 from services.admission.service import Committer, References, Submissions
 from services.admission.settings import AdmissionSettings
@@ -118,12 +118,13 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         sender = Sender(engine, signer, addresses, rules)
         publisher = Publisher(engine, settings.webhook_settle_s)
         webhooks = Webhooks(engine, signer, addresses, sender, max_per_tenant=settings.webhooks_per_tenant)
-        uploads = Uploads(engine, UploadLimits.of(settings), disk)
+        limits = UploadLimits(settings.upload_max_bytes, settings.upload_quota_bytes, settings.upload_retention_s)
+        uploads = Uploads(engine, limits, disk)
         app.state.submissions, app.state.jobs, app.state.streams, app.state.logs = submissions, jobs, streams, logs
         app.state.arrays, app.state.budgets, app.state.exec_sessions = arrays, budgets, sessions
         app.state.webhooks, app.state.uploads = webhooks, uploads
-        app.state.access, app.state.users = Access(engine), Users(engine)
-        app.state.secrets, app.state.cells = Secrets(engine, reach.sealer), Cells(engine, reach)
+        app.state.access, app.state.secrets = Access(engine), Secrets(engine, reach.sealer)
+        app.state.cells = Cells(engine, reach)
         app.state.agent_metrics = AgentMetrics(engine, session, agent_tokens)
         if secret := await ensure_first_admin_patiently(engine, settings.data_dir, settings.first_account):
             show_secret(secret, settings.data_dir)
@@ -132,7 +133,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         publishing = repeat(publisher.publish, settings.webhook_poll_s, failed="webhooks.not_published")
         sending = repeat(sender.start_due, settings.webhook_poll_s, failed="webhooks.not_sent")
         forgetting = repeat(forget_messages, FORGET_S, failed="webhooks.not_forgotten")
-        trimming = repeat(Retention(engine, Kept.of(settings)).forget, FORGET_S, failed="jobs.not_forgotten")
+        kept = Kept(settings.jobs_keep_days, settings.idempotency_keep_days, settings.audit_keep_days)
+        trimming = repeat(partial(forget, engine, kept), FORGET_S, failed="jobs.not_forgotten")
         placing = Placing(engine, reach.cell, partial(estimate_here, scheduler), hints.give, settings.cells_again_s)
         following = repeat(placing.turn, settings.cells_poll_s, failed="cells.not_followed", traceback=True)
         loops = (committer.run(), hints.run(), clearing, trimming, counting, publishing, sending, forgetting, following)

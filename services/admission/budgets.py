@@ -17,13 +17,11 @@ from services.admission.repository.budgets import BudgetRepository
 from services.admission.repository.webhooks import write_event
 from services.admission.settings import ModelPrice
 from services.contracts.budgets import Budget, BudgetList, BudgetQuantity, BudgetSpec
-from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, KeyUse
-from services.contracts.problems import FieldError
 from services.contracts.webhooks import BudgetExceeded, WebhookEvent
 from services.kit.ids import utc_now
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import invalid, not_found
 
 log = Log(__name__)
 
@@ -49,22 +47,18 @@ class Budgets:
         """Set a budget, and count and enforce it at once; ``ProblemError``: 422 if there is no such tenant."""
         async with self._engine.begin() as connection:
             if await AccessRepository(connection).tenant(spec.tenant_id) is None:
-                pointer = FieldError(pointer="/tenant_id", detail="There is no such tenant.")
-                raise ProblemError(
-                    422, ProblemCode.INVALID_REQUEST, f"There is no tenant {spec.tenant_id}.", errors=[pointer]
-                )
+                raise invalid("/tenant_id", f"There is no tenant {spec.tenant_id}.")
             made = await BudgetRepository(connection).put(spec)
             await write_audit(connection, caller, "budget.set", made.id, budget=spec.model_dump(mode="json"))
         await self.count()
         async with self._engine.connect() as connection:
-            found = await BudgetRepository(connection).all(spec.tenant_id)
-        return next(budget for budget in found if budget.id == made.id)
+            known = await BudgetRepository(connection).all(spec.tenant_id)
+        return next((budget for budget in known if budget.id == made.id), made)
 
     async def list(self, caller: Identity) -> BudgetList:
         """Return the budgets of the caller's tenant, or of the one project that it may see; an operator sees all."""
         async with self._engine.connect() as connection:
-            tenant_id = None if caller.is_operator else caller.tenant_id
-            found = await BudgetRepository(connection).all(tenant_id)
+            found = await BudgetRepository(connection).all(caller.only_tenant)
         return BudgetList(items=[budget for budget in found if caller.project in (None, budget.project)])
 
     async def remove(self, caller: Identity, budget_id: str) -> None:
@@ -120,17 +114,7 @@ class Budgets:
 
     @staticmethod
     async def _record_excess(connection: AsyncConnection, budget: Budget, used: float, month: str, detail: str) -> None:
-        excess = BudgetExceeded(
-            budget_id=budget.id,
-            tenant_id=budget.tenant_id,
-            project=budget.project,
-            quantity=budget.quantity,
-            amount=budget.amount,
-            used=used,
-            month=month,
-            action=budget.action,
-            detail=detail,
-        )
+        excess = BudgetExceeded.of(budget, budget_id=budget.id, used=used, month=month, detail=detail)
         data = excess.model_dump(mode="json")
         await write_event(connection, WebhookEvent.BUDGET_EXCEEDED, budget.tenant_id, budget.project, data)
 

@@ -8,7 +8,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import ValidationError
 
 from services.admission.exec_sessions import Exec
-from services.admission.jobs import ARRAY_ID, JOB_ID, Arrays, Jobs, visible_tenant
+from services.admission.jobs import ARRAY_ID, JOB_ID, Arrays, Jobs
 from services.admission.logs import Logs
 from services.admission.repository.events import Scope
 from services.admission.service import Submissions
@@ -175,7 +175,7 @@ async def follow_events(
     Users follow their tenant's jobs, operators those of all tenants.
     """
     after = read_last_event_id(last_event_id)
-    scope = Scope(tenant_id=visible_tenant(caller), project=caller.project)
+    scope = Scope(tenant_id=caller.only_tenant, project=caller.project)
     stream = await streams.of_all(scope, after, follow=query.follow, changes=query.changes)
     return StreamingResponse(stream, media_type="text/event-stream", headers=UNBUFFERED)
 

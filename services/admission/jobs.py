@@ -6,26 +6,22 @@ from typing import Any, TypeVar
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from services.admission.repository.access import write_audit
 from services.admission.repository.arrays import ArrayRepository
-from services.admission.repository.jobs import JobRepository, LockedJob
-from services.admission.steering import Command, Decision, decide
+from services.admission.repository.jobs import JobRepository
+from services.admission.steering import Command, decide
 from services.admission.submissions import Found
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobArray, JobArrayList, JobCounts, JobList
 from services.contracts.queries import ArrayQuery, JobFilters, JobQuery
 from services.core.domain.errors import TransitionError
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, found
 from services.kit.projects import check_project
 from services.kit.routes import one_page, read_cursor
 
 Q = TypeVar("Q", bound=JobFilters)
 JOB_ID = r"job_[0-9a-z]{26}"
-
-
-def visible_tenant(identity: Identity) -> str | None:
-    """Return the tenant whose jobs the caller may see; None means all tenants."""
-    return None if identity.is_operator else identity.tenant_id
 
 
 def visible(query: Q, identity: Identity, what: str, id_pattern: str) -> Q:
@@ -37,7 +33,7 @@ def visible(query: Q, identity: Identity, what: str, id_pattern: str) -> Q:
     if not identity.is_operator and query.tenant not in (None, identity.tenant_id):
         raise ProblemError(403, ProblemCode.FORBIDDEN, f"Only an operator sees the {what} of other tenants.")
     seen = {
-        "tenant": visible_tenant(identity) or query.tenant,
+        "tenant": identity.only_tenant or query.tenant,
         "project": check_project(query.project, identity.project),
         "cursor": read_cursor(query.cursor, id_pattern),
     }
@@ -53,8 +49,8 @@ class Jobs:
     async def page(self, identity: Identity, query: JobQuery) -> JobList:
         """Return one page, newest first."""
         async with self._engine.connect() as connection:
-            found = await JobRepository(connection).page(visible(query, identity, "jobs", JOB_ID))
-        items, following = one_page(found, query.limit, lambda job: job.id)
+            listed = await JobRepository(connection).page(visible(query, identity, "jobs", JOB_ID))
+        items, following = one_page(listed, query.limit, lambda job: job.id)
         return JobList(items=items, next_cursor=following)
 
     async def counts(self, identity: Identity) -> JobCounts:
@@ -65,10 +61,7 @@ class Jobs:
     async def get(self, identity: Identity, job_id: str) -> Job:
         """Return a job; one that the caller may not see is treated as if it did not exist."""
         async with self._engine.connect() as connection:
-            job = await JobRepository(connection).find(job_id, identity)
-        if job is None:
-            raise not_found("job")
-        return job
+            return found(await JobRepository(connection).find(job_id, identity), "job")
 
     async def steer(self, identity: Identity, job_id: str, command: Command) -> Job:
         """Cancel, hold or release a job, or forget its checkpoint; repeating a command changes nothing.
@@ -78,9 +71,7 @@ class Jobs:
         """
         async with self._engine.begin() as connection:
             repository = JobRepository(connection)
-            job = await repository.lock(job_id, identity)
-            if job is None:
-                raise not_found("job")
+            job = found(await repository.lock(job_id, identity), "job")
             decision = decide(
                 command,
                 job.state,
@@ -91,24 +82,18 @@ class Jobs:
                 has_started=job.generation > 0,
             )
             if decision is not None:
-                await self._apply(repository, identity, job_id, job, decision)
+                await repository.change(job_id, decision)
+                data: dict[str, Any] = {"by": identity.key_id}
+                if state := decision.values.get("state"):
+                    data["state"] = state
+                if "bound_to" in decision.values:
+                    data["nodes"] = [*job.bound_to]
+                await repository.add_event(job_id, job.tenant_id, decision.event, **data)
+                if job.tenant_id != identity.tenant_id:
+                    await write_audit(connection, identity, decision.event, job_id, tenant=job.tenant_id)
         if decision is not None:
             self._on_change()
         return await self.get(identity, job_id)
-
-    @staticmethod
-    async def _apply(
-        repository: JobRepository, identity: Identity, job_id: str, job: LockedJob, decision: Decision
-    ) -> None:
-        await repository.change(job_id, decision)
-        data: dict[str, Any] = {"by": identity.key_id}
-        if state := decision.values.get("state"):
-            data["state"] = state
-        if "bound_to" in decision.values:
-            data["nodes"] = [*job.bound_to]
-        await repository.add_event(job_id, job.tenant_id, decision.event, **data)
-        if job.tenant_id != identity.tenant_id:
-            await repository.audit(identity, decision.event, job_id, tenant=job.tenant_id)
 
 
 ARRAY_ID = r"array_[0-9a-z]{26}"
@@ -125,17 +110,14 @@ class Arrays:
     async def page(self, identity: Identity, query: ArrayQuery) -> JobArrayList:
         """Return one page, newest first."""
         async with self._engine.connect() as connection:
-            found = await ArrayRepository(connection).page(visible(query, identity, "arrays", ARRAY_ID))
-        items, following = one_page(found, query.limit, lambda array: array.id)
+            listed = await ArrayRepository(connection).page(visible(query, identity, "arrays", ARRAY_ID))
+        items, following = one_page(listed, query.limit, lambda array: array.id)
         return JobArrayList(items=items, next_cursor=following)
 
     async def get(self, identity: Identity, array_id: str) -> JobArray:
         """Return an array; one that the caller may not see is treated as if it did not exist."""
         async with self._engine.connect() as connection:
-            found = await ArrayRepository(connection).find(array_id, identity)
-        if found is None:
-            raise not_found("array")
-        return found
+            return found(await ArrayRepository(connection).find(array_id, identity), "array")
 
     async def steer(self, identity: Identity, array_id: str, command: Command) -> JobArray:
         """Cancel, hold or release all tasks in one transaction, each as ``steering`` decides for its state.
@@ -179,7 +161,7 @@ class Arrays:
             if not possible and said is not None:
                 raise TransitionError(f"No task of the array can be changed so: {said}")
             if changed and array.tenant_id != identity.tenant_id:
-                await repository.audit(identity, f"array.{command}", array.id, tenant=array.tenant_id)
+                await write_audit(connection, identity, f"array.{command}", array.id, tenant=array.tenant_id)
         return changed
 
     async def find(self, tenant_id: str, project: str | None, words: Collection[str]) -> Found:
@@ -189,8 +171,8 @@ class Arrays:
         """
         async with self._engine.connect() as connection:
             repository = ArrayRepository(connection)
-            found = {word: [word] for word in await repository.with_ids(tenant_id, project, words)}
+            ids = {word: [word] for word in await repository.with_ids(tenant_id, project, words)}
             for word in words:
-                if word not in found:
-                    found[word] = await repository.named(tenant_id, project, word)
-            return found
+                if word not in ids:
+                    ids[word] = await repository.named(tenant_id, project, word)
+            return ids

@@ -13,7 +13,7 @@ from services.contracts.identity import Identity
 from services.contracts.secrets import Secret, SecretList, SecretSpec
 from services.db.sealing import Sealer
 from services.kit.ids import utc_now
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, found, not_found
 
 MAX_SECRETS_OF_A_TENANT = 1_000
 
@@ -42,8 +42,7 @@ class Secrets:
         sealed = self._sealer.seal(spec.value, tenant_id, project, name)
         async with self._engine.begin() as connection:
             repository = SecretRepository(connection)
-            if await AccessRepository(connection).tenant(tenant_id) is None:
-                raise not_found("tenant")
+            found(await AccessRepository(connection).tenant(tenant_id), "tenant")
             await repository.lock_tenant(tenant_id)
             is_new = not await repository.version(tenant_id, project, name)
             if is_new and await repository.count(tenant_id) >= MAX_SECRETS_OF_A_TENANT:

@@ -143,9 +143,6 @@ FindJobs = Callable[[str, str | None, Collection[str]], Awaitable[Found]]
 """Return the ids of the jobs and arrays of a tenant, in one project or in any, that each word may mean."""
 
 
-DATABASE_DISK = "The database's disk"
-
-
 class References:
     """Checks the secrets, uploads and cells that jobs name. Submissions without any do not touch the database."""
 
@@ -199,11 +196,10 @@ class Submissions:
         capacity: CapacityCache,
         references: References,
         find: FindJobs,
-        disk: DiskWatch | None = None,
+        disk: DiskWatch,
     ) -> None:
         self._committer, self._capacity = committer, capacity
-        self._references, self._find = references, find
-        self._disk = disk or DiskWatch(None, 0)
+        self._references, self._find, self._disk = references, find, disk
 
     async def submit(self, entries: Sequence[SubmissionEntry]) -> list[SubmissionAnswer]:
         """Return the answers in the order of the entries, once the accepted jobs are on disk."""
@@ -222,7 +218,7 @@ class Submissions:
         self, entries: Sequence[SubmissionEntry], traceparents: Sequence[str | None]
     ) -> list[SubmissionAnswer]:
         try:
-            self._disk.check(DATABASE_DISK)
+            self._disk.check("The database's disk")
         except ProblemError as full:
             return [refused(full) for _ in entries]
         read = [self._read(entry) for entry in entries]
@@ -231,32 +227,22 @@ class Submissions:
                 item.traceparent = traceparent
         checked = await self._check(read)
         drafts = [draft for draft in checked if isinstance(draft, Draft)]
-        await self._name(drafts)
         for draft in drafts:
-            draft.problem = draft.problem or await self._lack(draft)
+            await self._check_references(draft)
         answers = iter(await self._committer.submit(drafts) if drafts else ())
         return [next(answers) if isinstance(item, Draft) else refused(item) for item in checked]
 
-    async def _name(self, drafts: Sequence[Draft]) -> None:
-        """Find the jobs that submissions depend on."""
-        for draft in drafts:
-            if any(job.spec.after for job in draft.jobs):
-                try:
-                    entry = draft.entry
-                    resolve(draft, await self._find(entry.tenant_id, entry.project, words_to_find(draft)))
-                except Exception as error:
-                    if not is_connection_error(error):
-                        raise
-                    draft.problem = unavailable("The database")
-
-    async def _lack(self, draft: Draft) -> ProblemError | None:
-        """Return the problem of a submission that names secrets or uploads that do not exist."""
+    async def _check_references(self, draft: Draft) -> None:
+        """Find the jobs that a submission depends on; note the problem if something that it names does not exist."""
         try:
-            return await self._references.check(draft)
+            if any(job.spec.after for job in draft.jobs):
+                entry = draft.entry
+                resolve(draft, await self._find(entry.tenant_id, entry.project, words_to_find(draft)))
+            draft.problem = draft.problem or await self._references.check(draft)
         except Exception as error:
             if not is_connection_error(error):
                 raise
-            return unavailable("The database")
+            draft.problem = draft.problem or unavailable("The database")
 
     @staticmethod
     def _read(entry: SubmissionEntry) -> Draft | ProblemError:

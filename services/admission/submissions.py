@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 import orjson
 from pydantic import ValidationError
@@ -12,7 +11,14 @@ from pydantic import ValidationError
 from services.admission.capacity import Capacity, impossibility
 from services.contracts.arrays import MAX_ARRAY_TASKS, After, ArrayTasks
 from services.contracts.codes import ProblemCode
-from services.contracts.jobs import JobBatch, JobSpec, SubmissionAnswer, SubmissionEntry
+from services.contracts.jobs import (
+    JobBatch,
+    JobSpec,
+    SubmissionAnswer,
+    SubmissionEntry,
+    SubmittedBatch,
+    SubmittedJob,
+)
 from services.contracts.problems import FieldError
 from services.core.domain.dependencies import Condition
 from services.core.domain.jobs import JobState
@@ -148,30 +154,12 @@ def check_capacity(draft: Draft, capacity: Capacity) -> ProblemError | None:
     return ProblemError(422, ProblemCode.GANG_IMPOSSIBLE, errors[0].detail, errors=errors[:50])
 
 
-@dataclass(slots=True, frozen=True)
-class MadeJob:
-    """A stored job, as it appears in the answer to its submission."""
-
-    id: str
-    name: str
-    state: JobState
-    submitted_at: datetime
-    number: int | None
-    count: int | None = None
-
-
-def accepted(jobs: Sequence[MadeJob], *, batch: bool, replayed: bool) -> SubmissionAnswer:
+def accepted(jobs: Sequence[SubmittedJob], *, batch: bool, replayed: bool) -> SubmissionAnswer:
     """Return the answer to a submission that is in the database; repetitions get the same one."""
-    made: list[dict[str, Any]] = [
-        {"id": j.id, "number": j.number, "name": j.name, "state": j.state, "submitted_at": j.submitted_at} for j in jobs
-    ]
-    for job, answer in zip(jobs, made, strict=True):
-        if job.count is not None:
-            answer["count"] = job.count
-    body = orjson.dumps({"jobs": made} if batch else made[0], option=orjson.OPT_UTC_Z).decode()
-    kind = "jobs" if jobs[0].count is None else "arrays"
-    location = None if batch else f"/v1/{kind}/{jobs[0].id}"
-    return SubmissionAnswer(status=201, body=body, replayed=replayed, location=location)
+    body = SubmittedBatch(jobs=list(jobs)) if batch else jobs[0]
+    location = None if batch else f"/v1/{'jobs' if jobs[0].count is None else 'arrays'}/{jobs[0].id}"
+    document = body.model_dump_json(exclude_none=True)
+    return SubmissionAnswer(status=201, body=document, replayed=replayed, location=location)
 
 
 def refused(problem: ProblemError) -> SubmissionAnswer:

@@ -2,46 +2,37 @@
 
 import base64
 import binascii
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.uploads import StoredUpload, UploadRepository
-from services.admission.settings import AdmissionSettings
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.sources import UPLOAD_CHUNK_BYTES, Upload
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, conflict, invalid, not_found
+from services.kit.problems import ProblemError, conflict, found, invalid
 
 log = Log(__name__)
 
 _UNFINISHED_S = 86_400.0
 
 
-@dataclass(frozen=True)
-class UploadLimits:
+class UploadLimits(NamedTuple):
     """How much is kept, and for how long."""
 
     max_bytes: int  #: Size of one archive
     quota_bytes: int  #: Total size of a tenant's archives
     kept_s: float  #: Time that an archive is kept after its last use, if no job needs it
 
-    @classmethod
-    def of(cls, settings: AdmissionSettings) -> Self:
-        """Return the limits in the settings."""
-        return cls(settings.upload_max_bytes, settings.upload_quota_bytes, settings.upload_retention_s)
-
 
 class Uploads:
     """Receives archives in chunks. A tenant sees only its own: another's is not found, even by its hash."""
 
-    def __init__(self, engine: AsyncEngine, limits: UploadLimits, disk: DiskWatch | None = None) -> None:
-        self._engine, self._limits = engine, limits
-        self._disk = disk or DiskWatch(None, 0)
+    def __init__(self, engine: AsyncEngine, limits: UploadLimits, disk: DiskWatch) -> None:
+        self._engine, self._limits, self._disk = engine, limits, disk
 
     async def start(self, caller: Identity, sha256: str, size_bytes: int) -> Upload:
         """Begin an upload, or return how far it has got.
@@ -60,11 +51,10 @@ class Uploads:
         tenant_id = caller.tenant_id
         async with self._engine.begin() as connection:
             repository = UploadRepository(connection)
-            if await AccessRepository(connection).tenant(tenant_id) is None:
-                raise not_found("tenant")
+            found(await AccessRepository(connection).tenant(tenant_id), "tenant")
             await repository.lock_tenant(tenant_id)
-            found = await repository.find(tenant_id, sha256)
-            if found is None:
+            known = await repository.find(tenant_id, sha256)
+            if known is None:
                 kept = await repository.total_bytes(tenant_id)
                 if kept + size_bytes > self._limits.quota_bytes:
                     raise ProblemError(
@@ -74,8 +64,8 @@ class Uploads:
                         f"ones go after {self._limits.kept_s / 3_600:.0f} h.",
                     )
                 await repository.add(tenant_id, sha256, size_bytes)
-            elif found.size_bytes != size_bytes:
-                raise conflict(f"The upload was begun with {found.size_bytes} bytes, not {size_bytes}.")
+            elif known.size_bytes != size_bytes:
+                raise conflict(f"The upload was begun with {known.size_bytes} bytes, not {size_bytes}.")
             else:
                 await repository.use(tenant_id, [sha256])
             return await _state(repository, tenant_id, sha256)
@@ -95,25 +85,21 @@ class Uploads:
         content = _decoded(data)
         async with self._engine.begin() as connection:
             repository = UploadRepository(connection)
-            found = await repository.find(tenant_id, sha256, lock=True)
-            if found is None:
-                raise not_found("upload")
-            if found.is_complete:
+            known = found(await repository.find(tenant_id, sha256, lock=True), "upload")
+            if known.is_complete:
                 return await _state(repository, tenant_id, sha256)
-            expected = min(UPLOAD_CHUNK_BYTES, found.size_bytes - number * UPLOAD_CHUNK_BYTES)
+            expected = min(UPLOAD_CHUNK_BYTES, known.size_bytes - number * UPLOAD_CHUNK_BYTES)
             if expected <= 0 or len(content) != expected:
                 raise invalid("/data", f"Chunk {number} has {len(content)} bytes; it must have {max(expected, 0)}.")
             await repository.put_chunk(tenant_id, sha256, number, content)
-            is_whole = len(await repository.chunk_numbers(tenant_id, sha256)) == _chunks(found)
+            is_whole = len(await repository.chunk_numbers(tenant_id, sha256)) == _chunks(known)
             is_right = not is_whole or await repository.digest(tenant_id, sha256) == sha256
-            if not is_right:
-                await repository.remove(tenant_id, sha256)
-            elif is_whole:
+            if is_right and is_whole:
                 await repository.complete(tenant_id, sha256)
-            state = await _state(repository, tenant_id, sha256) if is_right else None
-        if state is None:
-            raise invalid("/data", "What was uploaded does not have the SHA-256 that it is named by; upload it again.")
-        return state
+            if is_right:
+                return await _state(repository, tenant_id, sha256)
+            await repository.remove(tenant_id, sha256)
+        raise invalid("/data", "What was uploaded does not have the SHA-256 that it is named by; upload it again.")
 
     async def clear(self) -> None:
         """Delete archives that no job needs any more and that have not been used for a while."""
@@ -126,17 +112,15 @@ class Uploads:
 
 
 async def _state(repository: UploadRepository, tenant_id: str, sha256: str) -> Upload:
-    found = await repository.find(tenant_id, sha256)
-    if found is None:
-        raise not_found("upload")
-    there = set[int]() if found.is_complete else await repository.chunk_numbers(tenant_id, sha256)
-    missing = () if found.is_complete else (n for n in range(_chunks(found)) if n not in there)
+    known = found(await repository.find(tenant_id, sha256), "upload")
+    there = set[int]() if known.is_complete else await repository.chunk_numbers(tenant_id, sha256)
+    missing = () if known.is_complete else (n for n in range(_chunks(known)) if n not in there)
     return Upload(
         sha256=sha256,
-        size_bytes=found.size_bytes,
-        chunks=_chunks(found),
+        size_bytes=known.size_bytes,
+        chunks=_chunks(known),
         next_chunk=next(iter(missing), None),
-        created_at=found.created_at,
+        created_at=known.created_at,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +18,8 @@ from services.kit import traces
 from services.kit.logging import Log
 
 log = Log(__name__)
+
+T = TypeVar("T")
 
 _CODES_OF_STATUS = {
     400: ProblemCode.INVALID_REQUEST,
@@ -69,6 +71,13 @@ class ProblemError(WattshiftError):
 def not_found(what: str) -> ProblemError:
     """Return the problem for something that does not exist, or that the caller may not see."""
     return ProblemError(404, ProblemCode.NOT_FOUND, f"There is no such {what}.")
+
+
+def found(value: T | None, what: str) -> T:
+    """Return a value; ``ProblemError``: 404 if there is none."""
+    if value is None:
+        raise not_found(what)
+    return value
 
 
 def conflict(detail: str, errors: Sequence[FieldError] = ()) -> ProblemError:

@@ -232,6 +232,8 @@ async def test_some_admin_key_always_lasts(admission: Admission) -> None:
     path, change = f"/v1/keys/{only.id}", {"expires_at": "2099-01-01T00:00:00Z"}
     refused = await admission.ask("PATCH", path, role="admin", json=change)
     assert (refused.status_code, refused.json()["detail"].startswith("No other admin key would last")) == (409, True)
+    refused = await admission.ask("POST", f"{path}/rotate", role="admin", json=change)
+    assert (refused.status_code, refused.json()["detail"].startswith("No other admin key would last")) == (409, True)
     await _key(admission, role=Role.ADMIN)
     assert (await admission.ask("PATCH", path, role="admin", json=change)).status_code == 200
 

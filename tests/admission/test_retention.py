@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ import asyncpg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.retention import DAY_S, Kept, Retention
+from services.admission.retention import Kept, forget
 from services.db.engine import create_engine
 from tests.admission.conftest import admission_on
-from tests.admission.installation import Admission, an_entry
+from tests.admission.installation import SPEC, Admission, an_entry
 from tests.support.servers import fresh_database
 
-KEPT = Kept(jobs_s=90 * DAY_S, keys_s=30 * DAY_S, audit_s=730 * DAY_S)
+KEPT = Kept(jobs=90, keys=30, audit=730)
 
 
 @pytest.fixture
@@ -68,8 +69,8 @@ async def test_a_job_that_ended_long_ago_leaves_one_small_row(own: Admission, en
     await end(own, old, 91)
     await end(own, recent, 89)
 
-    assert await Retention(engine, KEPT).forget() == 1
-    assert await Retention(engine, KEPT).forget() == 0
+    assert await forget(engine, KEPT) == 1
+    assert await forget(engine, KEPT) == 0
 
     assert await left(own) == {recent, runs}
     for table in ("allocations", "job_events", "job_progress"):
@@ -96,11 +97,11 @@ async def test_what_is_still_needed_stays(own: Admission, engine: AsyncEngine) -
     for job in (needed, first):
         await end(own, job, 400)
 
-    assert await Retention(engine, KEPT).forget() == 0
+    assert await forget(engine, KEPT) == 0
 
     await end(own, waits, 91)
     await end(own, second, 91)
-    assert await Retention(engine, KEPT).forget() == 4
+    assert await forget(engine, KEPT) == 4
     assert await left(own) == set()
     assert not await run(own, "SELECT FROM job_arrays")
     assert not await run(own, "SELECT FROM job_dependencies")
@@ -116,6 +117,26 @@ async def test_keys_and_audit_rows_go_when_they_are_old(own: Admission, engine: 
         "INSERT INTO audit_log (tenant_id, key_id, action, target, at) VALUES ('', '', 'a', '', "
         "now() - interval '731 days'), ('', '', 'b', '', now() - interval '729 days')",
     )
-    await Retention(engine, Kept(None, KEPT.keys_s, KEPT.audit_s)).forget()
+    await forget(engine, KEPT._replace(jobs=0))
     assert [row[0] for row in await run(own, "SELECT idempotency_key FROM submissions")] == ["new"]
     assert [row[0] for row in await run(own, "SELECT action FROM audit_log WHERE target = ''")] == ["b"]
+
+
+async def test_a_repeated_submission_stays_the_same_when_its_jobs_are_forgotten(
+    own: Admission, engine: AsyncEngine
+) -> None:
+    entries = [an_entry(key="one"), an_entry({"array": "0-1"}, key="array"), an_entry([SPEC, SPEC], key="batch")]
+    first = await own.submit_all(*entries)
+    for job in [row["id"] for row in await run(own, "SELECT id FROM jobs")]:
+        await end(own, job, 91)
+    assert await forget(engine, KEPT._replace(keys=0)) == 5
+
+    again = await own.submit_all(*entries)
+
+    assert [(each.status, each.replayed) for each in again] == [(201, True)] * 3
+    for before, after in zip(first, again, strict=True):
+        assert after.location == before.location
+        kept = ("id", "name", "submitted_at")
+        was, now = (each.get("jobs", [each]) for each in map(json.loads, (before.body, after.body)))
+        assert [[job[name] for name in kept] for job in now] == [[job[name] for name in kept] for job in was]
+    assert not await run(own, "SELECT FROM jobs"), "nothing runs a second time"

@@ -15,6 +15,7 @@ import pytest
 from services.admission.uploads import UploadLimits, Uploads
 from services.contracts.sources import UPLOAD_CHUNK_BYTES
 from services.db.engine import create_engine
+from services.kit.disk import DiskWatch
 from tests.admission.conftest import admission_on
 from tests.admission.installation import Admission, an_entry
 
@@ -165,7 +166,7 @@ async def test_uploads_go_when_no_job_needs_them_and_they_are_old(admission: Adm
     )
 
     engine = create_engine(admission.database_url, application_name="test")
-    await Uploads(engine, UploadLimits(1, 1, kept_s=3_600)).clear()
+    await Uploads(engine, UploadLimits(1, 1, kept_s=3_600), DiskWatch(None, 0)).clear()
     await engine.dispose()
 
     rows = await admission.database.fetch("SELECT sha256 FROM uploads WHERE tenant_id = $1", tenant)

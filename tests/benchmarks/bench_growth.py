@@ -16,7 +16,7 @@ from typing import Any
 
 import asyncpg
 
-from services.admission.retention import DAY_S, Kept, Retention
+from services.admission.retention import DAY_S, Kept, forget
 from services.db.database import Database
 from services.db.engine import create_engine
 from tests.benchmarks.results import write_result
@@ -134,7 +134,7 @@ async def measure(postgres_url: str) -> dict[str, float]:
     await empty_ledger(database, "metered_days")
     await connection.execute(DAYS_MADE)
     folded = await size_bytes(connection)
-    forgotten = await Retention(engine, Kept(90 * DAY_S, 30 * DAY_S, 730 * DAY_S)).forget()
+    forgotten = await forget(engine, Kept(90, 30, 730))
     assert forgotten == JOBS
     left = await size_bytes(connection)
     await engine.dispose()

@@ -20,6 +20,7 @@ from services.admission.capacity import CapacityCache, DeviceKind
 from services.admission.service import Committer, References, Submissions
 from services.admission.submissions import Draft, refused
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
+from services.kit.disk import DiskWatch
 from services.kit.problems import ProblemError
 from tests.simulation.kept import kept
 from tests.simulation.loop import Simulation
@@ -172,7 +173,7 @@ class _Admission:
 
     def __init__(self, simulation: Simulation, database: _Database, known: _Known, committer: Committer) -> None:
         self._simulation = simulation
-        self._submissions = Submissions(committer, known.capacity, known.references, known.find)
+        self._submissions = Submissions(committer, known.capacity, known.references, known.find, DiskWatch(None, 0))
         self.database, self.known = database, known
         self.has_ended = False
         self.sent: dict[str, list[str]] = {}

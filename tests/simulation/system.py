@@ -52,6 +52,7 @@ from services.db.engine import create_engine, is_connection_error
 from services.db.sealing import Sealer
 from services.kit import ids
 from services.kit.control_plane import ControlPlane
+from services.kit.disk import DiskWatch
 from services.kit.problems import ProblemError, unavailable
 from services.kit.repeating import repeat
 from services.scheduler import loop as scheduler_loop
@@ -691,7 +692,9 @@ async def _begin_admission(world: World) -> _Admission:
         async with engine.connect() as connection:
             return await JobRepository(connection).capacity()
 
-    submissions = Submissions(committer, CapacityCache(read_capacity, 5.0), References(engine), arrays.find)
+    submissions = Submissions(
+        committer, CapacityCache(read_capacity, 5.0), References(engine), arrays.find, DiskWatch(None, 0)
+    )
     budgets = Budgets(engine, hints.give)
     for work in (committer.run(), hints.run(), repeat(budgets.count, 10.0, failed="budgets.not_counted")):
         world.simulation.loop.create_task(work)

@@ -7,7 +7,7 @@ tenants may still submit, ``access`` is tenants, keys and the audit log, ``event
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sqlalchemy import Executable, RowMapping
+from sqlalchemy import Executable
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 T = TypeVar("T")
@@ -19,12 +19,12 @@ class Repository:
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
-    async def _all(self, query: Executable, made_of: Callable[[RowMapping], T]) -> list[T]:
-        return [made_of(row) for row in (await self._connection.execute(query)).mappings()]
+    async def _all(self, query: Executable, made_of: Callable[[Any], T]) -> list[T]:
+        return [made_of(dict(row)) for row in (await self._connection.execute(query)).mappings()]
 
-    async def _one(self, query: Executable, made_of: Callable[[RowMapping], T]) -> T | None:
+    async def _one(self, query: Executable, made_of: Callable[[Any], T]) -> T | None:
         row = (await self._connection.execute(query)).mappings().one_or_none()
-        return None if row is None else made_of(row)
+        return None if row is None else made_of(dict(row))
 
     async def _value(self, query: Executable) -> Any:
         return (await self._connection.execute(query)).scalar_one_or_none()

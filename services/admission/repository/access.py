@@ -1,11 +1,10 @@
 """Tenants, users, keys and the audit log."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, and_, exists, func, select, update
+from sqlalchemy import ColumnElement, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -37,22 +36,6 @@ _NOT_NOTED = (api_keys.c.last_used_at.is_(None) | (api_keys.c.last_used_at < fun
     "not_noted"
 )
 """Whether the last use is to be written: at most once a minute."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRole:
-    """A valid key and its role."""
-
-    key_id: str
-    role: Role
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRow:
-    """An audit log entry and its place in the order."""
-
-    sequence: int
-    entry: AuditEntry
 
 
 class AccessRepository(Repository):
@@ -97,21 +80,21 @@ class AccessRepository(Repository):
         """Store a tenant; return None if one with its id already exists."""
         values = {"id": spec.id, "limits": spec.limits.model_dump(exclude_none=True)}
         query = insert(tenants).values(values).on_conflict_do_nothing().returning(tenants)
-        return await self._one(query, _tenant)
+        return await self._one(query, Tenant.as_stored)
 
     async def tenant(self, tenant_id: str, *, lock: bool = False) -> Tenant | None:
         """Return a tenant; with ``lock``, no other transaction can change it until this one ends."""
         query = select(tenants).where(tenants.c.id == tenant_id)
         if lock:
             query = query.with_for_update(key_share=True)
-        return await self._one(query, _tenant)
+        return await self._one(query, Tenant.as_stored)
 
     async def tenants(self, after_id: str | None, limit: int) -> list[Tenant]:
         """Return up to ``limit`` tenants in order of id, after ``after_id``."""
         query = select(tenants).order_by(tenants.c.id).limit(limit)
         if after_id is not None:
             query = query.where(tenants.c.id > after_id)
-        return await self._all(query, _tenant)
+        return await self._all(query, Tenant.as_stored)
 
     async def set_limits(self, tenant_id: str, limits: TenantLimits) -> None:
         """Replace a tenant's limits."""
@@ -122,34 +105,29 @@ class AccessRepository(Repository):
         """Store a user; return None if the tenant already has one of that name."""
         values = {"id": new_id("user"), "tenant_id": tenant_id, **spec.model_dump()}
         query = insert(users).values(values).on_conflict_do_nothing().returning(users)
-        return await self._one(query, _user)
+        return await self._one(query, User.as_stored)
 
     async def user(self, tenant_id: str, name: str, *, lock: bool = False) -> User | None:
         """Return a user; with ``lock``, no other transaction can change it until this one ends."""
         query = select(users).where(users.c.tenant_id == tenant_id, users.c.name == name)
         if lock:
             query = query.with_for_update()
-        return await self._one(query, _user)
+        return await self._one(query, User.as_stored)
 
     async def user_of_id(self, user_id: str) -> User | None:
-        return await self._one(select(users).where(users.c.id == user_id), _user)
+        return await self._one(select(users).where(users.c.id == user_id), User.as_stored)
 
     async def users(self, tenant_id: str, after: str | None, limit: int) -> list[User]:
         """Return up to ``limit`` users of a tenant in order of name, after ``after``."""
         query = select(users).where(users.c.tenant_id == tenant_id).order_by(users.c.name).limit(limit)
         if after is not None:
             query = query.where(users.c.name > after)
-        return await self._all(query, _user)
+        return await self._all(query, User.as_stored)
 
     async def change_user(self, user_id: str, *, account: str | None, disabled_at: datetime | None) -> None:
         """Set a user's account, and since when the user has been disabled."""
         query = update(users).where(users.c.id == user_id).values(account=account, disabled_at=disabled_at)
         await self._connection.execute(query)
-
-    async def admin_keys(self) -> list[tuple[str, str | None]]:
-        """Return the valid admin keys and the ids of their users."""
-        query = select(api_keys.c.id, api_keys.c.user_id).where(api_keys.c.role == Role.ADMIN, *_VALID)
-        return [(row.id, row.user_id) for row in await self._connection.execute(query)]
 
     async def has_unowned_admin_key(self, labels: Collection[str]) -> bool:
         """Return whether an admin key with one of these labels belongs to no user."""
@@ -168,15 +146,9 @@ class AccessRepository(Repository):
         Args:
             replaced: The key that it replaces, whose use of budgets counts as its own.
         """
-        values = {
-            "id": new_id("key"),
-            "tenant_id": spec.tenant_id,
-            "role": spec.role,
-            "label": spec.label,
-            "key_sha256": key_sha256,
-            "expires_at": spec.expires_at,
-            "user_id": user_id,
-            "project": spec.project,
+        values: dict[str, Any] = {
+            **spec.model_dump(include={"tenant_id", "role", "label", "expires_at", "project"}),
+            **{"id": new_id("key"), "key_sha256": key_sha256, "user_id": user_id},
             "limits": spec.limits.model_dump(exclude_none=True),
         }
         if replaced is not None:
@@ -184,26 +156,18 @@ class AccessRepository(Repository):
             values["replaced"] = select(func.array_append(old.c.replaced, old.c.id)).scalar_subquery()
             values["used"] = select(old.c.used).scalar_subquery()
         query = insert(api_keys).values(values).returning(api_keys)
-        return _key((await self._connection.execute(query)).mappings().one(), spec.user)
+        (made,) = await self._all(query, ApiKey.as_stored)
+        return made.model_copy(update={"user": spec.user})
 
-    async def has_key(self, key_id: str) -> bool:
-        """Return whether there is such a key, revoked or not."""
-        query = select(api_keys.c.id).where(api_keys.c.id == key_id)
-        return await self._value(query) is not None
-
-    async def lock_key_and_admins(self, key_id: str) -> list[KeyRole]:
-        """Return the key, if it is not revoked, and all valid admin keys; lock them until the transaction ends."""
-        query = select(api_keys.c.id, api_keys.c.role).where(
-            and_(api_keys.c.id == key_id, *_WORKING) | and_(api_keys.c.role == Role.ADMIN, *_VALID)
-        )
-        rows = await self._connection.execute(query.order_by(api_keys.c.id).with_for_update())
-        return [KeyRole(row.id, Role(row.role)) for row in rows]
+    async def admins(self) -> list[ApiKey]:
+        """Return the valid admin keys, and lock them until the transaction ends."""
+        is_valid = api_keys.c.role == Role.ADMIN, *_WORKING, users.c.disabled_at.is_(None)
+        query = _KEYS.where(*is_valid).order_by(api_keys.c.id)
+        return await self._all(query.with_for_update(of=api_keys), ApiKey.as_stored)
 
     async def key(self, key_id: str) -> ApiKey | None:
         """Return a key, revoked or not, and lock it until the transaction ends."""
-        query = _KEYS.where(api_keys.c.id == key_id).with_for_update(of=api_keys)
-        row = (await self._connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _key(row, row["user"])
+        return await self._one(_KEYS.where(api_keys.c.id == key_id).with_for_update(of=api_keys), ApiKey.as_stored)
 
     async def set_expiry(self, key_id: str, expires_at: datetime | None) -> None:
         """Set when a key stops working; None: never."""
@@ -213,14 +177,6 @@ class AccessRepository(Repository):
         """Replace what a key may do with models."""
         values = {"limits": limits.model_dump(exclude_none=True)}
         await self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(values))
-
-    async def lasting_admins(self) -> list[KeyRole]:
-        """Return the valid admin keys that never expire, and lock them until the transaction ends."""
-        query = select(api_keys.c.id, api_keys.c.role).where(
-            api_keys.c.role == Role.ADMIN, api_keys.c.expires_at.is_(None), *_VALID
-        )
-        rows = await self._connection.execute(query.order_by(api_keys.c.id).with_for_update())
-        return [KeyRole(row.id, Role(row.role)) for row in rows]
 
     async def revoke_key(self, key_id: str) -> None:
         """Mark a key as revoked."""
@@ -242,10 +198,10 @@ class AccessRepository(Repository):
         query = _KEYS.order_by(api_keys.c.id.desc()).limit(limit)
         if before_id is not None:
             query = query.where(api_keys.c.id < before_id)
-        return [_key(row, row["user"]) for row in (await self._connection.execute(query)).mappings()]
+        return await self._all(query, ApiKey.as_stored)
 
-    async def audit(self, asked: AuditQuery, before: int | None, limit: int) -> list[AuditRow]:
-        """Return up to ``limit`` of the entries asked for, newest first, before ``before``."""
+    async def audit(self, asked: AuditQuery, before: int | None, limit: int) -> list[tuple[int, AuditEntry]]:
+        """Return up to ``limit`` of the entries asked for, newest first, before ``before``, with their places."""
         query = select(audit_log).order_by(audit_log.c.sequence.desc()).limit(limit)
         if before is not None:
             query = query.where(audit_log.c.sequence < before)
@@ -255,7 +211,7 @@ class AccessRepository(Repository):
             query = query.where(audit_log.c.at < asked.until)
         if asked.action is not None:
             query = query.where(audit_log.c.action.startswith(asked.action, autoescape=True))
-        return [AuditRow(row["sequence"], _entry(row)) for row in (await self._connection.execute(query)).mappings()]
+        return await self._all(query, lambda row: (row["sequence"], AuditEntry.as_stored(row)))
 
     async def lock_admin_keys(self) -> None:
         """Let one transaction at a time check which admin keys are valid and change that."""
@@ -274,23 +230,6 @@ def _unowned(labels: Collection[str]) -> tuple[ColumnElement[bool], ...]:
         api_keys.c.user_id.is_(None),
         api_keys.c.revoked_at.is_(None),
     )
-
-
-def _tenant(row: RowMapping) -> Tenant:
-    return Tenant(id=row["id"], limits=TenantLimits.as_stored(row["limits"]), created_at=row["created_at"])
-
-
-def _user(row: RowMapping) -> User:
-    return User(**{name: row[name] for name in User.model_fields})
-
-
-def _key(row: RowMapping, user: str | None) -> ApiKey:
-    return ApiKey(user=user, **{name: row[name] for name in ApiKey.model_fields if name != "user"})
-
-
-def _entry(row: RowMapping) -> AuditEntry:
-    fields: dict[str, Any] = {name: row[name] for name in ("at", "tenant_id", "key_id", "action", "target", "data")}
-    return AuditEntry(**fields)
 
 
 async def write_audit(connection: AsyncConnection, caller: Identity, action: str, target: str, **data: Any) -> None:

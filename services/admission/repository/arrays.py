@@ -6,11 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import RowMapping, and_, func, text, update
+from sqlalchemy import Row, and_, func, text, update
 from sqlalchemy.dialects.postgresql import JSONB
 
 from services.admission.repository import Repository
-from services.admission.repository.access import write_audit
 from services.admission.repository.jobs import labels_of
 from services.admission.steering import Decision
 from services.contracts.arrays import TaskCounts
@@ -129,14 +128,13 @@ class ArrayRepository(Repository):
 
     async def find(self, array_id: str, caller: Identity) -> JobArray | None:
         """Return an array if it exists and the caller may see it."""
-        given = {"id": array_id, "tenant": None if caller.is_operator else caller.tenant_id, "project": caller.project}
+        given = {"id": array_id, "tenant": caller.only_tenant, "project": caller.project}
         return next(iter(await self._found({name: value for name, value in given.items() if value}, 1)), None)
 
     async def _found(self, given: dict[str, Any], limit: int) -> list[JobArray]:
         query = _ARRAYS.format(conditions=" AND ".join(map(_CONDITIONS.__getitem__, given)) or "true")
         typed = text(query).columns(spec=JSONB, waiting=JSONB)
-        rows = await self._connection.execute(typed, {**given, "limit": limit})
-        return [_array(row) for row in rows.mappings()]
+        return [_array(row) for row in await self._connection.execute(typed, {**given, "limit": limit})]
 
     async def lock_tasks(self, array_id: str) -> list[AlikeTasks]:
         """Lock all tasks until the transaction ends; return the states they are in."""
@@ -158,10 +156,6 @@ class ArrayRepository(Repository):
         data = {"by": key_id} | ({} if state is None else {"state": state})
         await self._connection.execute(_EVENTS, {"ids": ids, "event": decision.event, "data": json.dumps(data)})
         return len(ids)
-
-    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
-        """Record what an operator did."""
-        await write_audit(self._connection, caller, action, target, **data)
 
     async def with_ids(self, tenant_id: str, project: str | None, words: Collection[str]) -> list[str]:
         """Return the words that are ids of the tenant's jobs and arrays, in one project or, if None, in any."""
@@ -190,30 +184,19 @@ class ArrayRepository(Repository):
         return list(found.scalars())
 
 
-def _array(row: RowMapping) -> JobArray:
-    tasks = TaskCounts(**{state.value: row[state.value] for state in JobState})
-    footprint = {name: row[name] for name in JobFootprint.model_fields}
-    return JobArray(
-        id=row["id"],
-        number=row["number"],
-        tenant_id=row["tenant_id"],
-        user=row["user_name"],
-        name=row["name"],
-        project=row["project"],
+def _array(row: Row[Any]) -> JobArray:
+    tasks = TaskCounts.of(row)
+    return JobArray.of(
+        row,
+        user=row.user_name,
         state=state_of(tasks),
-        spec=JobSpec.as_stored(row["spec"]),
-        count=row["tasks"],
-        first=row["first_index"],
-        last=row["last_index"],
-        max_running=row["max_running"],
+        spec=JobSpec.as_stored(row.spec),
+        count=row.tasks,
+        first=row.first_index,
+        last=row.last_index,
         tasks=tasks,
-        waiting=row["waiting"] or {},
-        next_task=row["next_task"],
-        gpus=row["gpus"],
-        submitted_at=row["submitted_at"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
-        footprint=JobFootprint(**footprint),
+        waiting=row.waiting or {},
+        footprint=JobFootprint.of(row),
     )
 
 

@@ -85,7 +85,8 @@ class BudgetRepository(Repository):
             .on_conflict_do_update(index_elements=["tenant_id", "project", "quantity"], set_=changed)
             .returning(budgets)
         )
-        return _budget((await self._connection.execute(query)).mappings().one())
+        (made,) = await self._all(query, _budget)
+        return made
 
     async def all(self, tenant_id: str | None = None, *, lock: bool = False) -> list[Budget]:
         """Return the budgets of a tenant (None: of all); with ``lock``, no other transaction can change them."""
@@ -130,5 +131,4 @@ class BudgetRepository(Repository):
 
 
 def _budget(row: RowMapping) -> Budget:
-    values = {name: row[name] for name in Budget.model_fields}
-    return Budget.model_validate({**values, "project": row["project"] or None})
+    return Budget.as_stored({**row, "project": row["project"] or None})

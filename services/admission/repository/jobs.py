@@ -10,7 +10,6 @@ from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, sele
 from services.admission.agents import Agent
 from services.admission.capacity import DeviceKind, kinds_of
 from services.admission.repository import Repository
-from services.admission.repository.access import write_audit
 from services.admission.steering import Decision
 from services.contracts.engines import OURS
 from services.contracts.identity import Identity
@@ -209,10 +208,6 @@ class JobRepository(Repository):
             insert(job_events).values(job_id=job_id, tenant_id=tenant_id, type=event, data=data)
         )
 
-    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
-        """Record what an operator did."""
-        await write_audit(self._connection, caller, action, target, **data)
-
     async def allocation(self, job_id: str, generation: int | None) -> Allocated | None:
         """Return a job's gang of that generation, or its newest."""
         query = select(gangs.c.id, gangs.c.generation, gangs.c.shares).where(gangs.c.job_id == job_id)
@@ -255,37 +250,16 @@ def _visible(caller: Identity) -> list[ColumnElement[bool]]:
 def _job(row: Row[Any]) -> Job:
     spec = JobSpec.as_stored(row.spec)
     seen: dict[str, Any] = row.seen or {}
-    return Job(
-        id=row.id,
-        number=row.number,
-        tenant_id=row.tenant_id,
+    return Job.of(
+        row,
         user=row.user_name,
-        name=row.name,
-        project=row.project,
-        state=JobState(row.state),
-        reason=row.reason,
-        detail=row.detail,
         spec=spec,
-        submitted_at=row.submitted_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        expected_start_at=row.expected_start_at,
-        generation=row.generation,
         gpus=row.gpus or seen.get("gpus") or 0,
         placement=[Share(node_id=share["node_id"], devices=share["devices"]) for share in row.shares or ()],
-        power_limit_w=row.power_limit_w,
-        clock_mhz=row.clock_mhz,
-        batch_size=row.batch_size,
         stop_at=spec.stop_at(row.running_at, row.stop_requested_at) if row.engine == OURS else None,
-        preemptions=row.preemptions,
-        restarts=row.restarts,
-        node_losses=row.node_losses,
-        exit_code=row.exit_code,
         cell=row.cell or None,
         checkpoint_nodes=row.bound_to or [] if row.state in (JobState.QUEUED, JobState.HELD) else [],
         warnings=row.warnings or [],
-        array_id=row.array_id,
-        array_index=row.array_index,
         progress=_progress(row, spec, seen),
         footprint=JobFootprint.of(row),
     )
@@ -295,12 +269,4 @@ def _progress(row: Row[Any], spec: JobSpec, seen: dict[str, Any]) -> JobProgress
     if row.done is None:
         return JobProgress.as_stored(seen["progress"]) if seen.get("progress") else None
     total = row.total if row.total is not None else spec.work and spec.work.total
-    return JobProgress(
-        done=row.done,
-        total=total,
-        unit=spec.work and spec.work.unit,
-        updated_at=row.progress_at,
-        saved_at=row.saved_at,
-        save_every_s=row.save_every_s,
-        save_s=row.save_s,
-    )
+    return JobProgress.of(row, total=total, unit=spec.work and spec.work.unit, updated_at=row.progress_at)

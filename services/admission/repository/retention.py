@@ -42,7 +42,8 @@ _FORGET = [
     text("DELETE FROM jobs WHERE id = ANY(CAST(:ids AS text[]))"),
 ]
 
-_FORGET_ARRAYS = text("""
+# Arrays that have no tasks left.
+FORGET_ARRAYS = text("""
 WITH gone AS (
     DELETE FROM job_arrays a WHERE submitted_at < now() - make_interval(secs => CAST(:kept_s AS float8))
        AND NOT EXISTS (SELECT FROM jobs j WHERE j.array_id = a.id) RETURNING id
@@ -50,9 +51,9 @@ WITH gone AS (
 DELETE FROM job_dependencies d USING gone WHERE d.dependent_id = gone.id
 """)
 
-_FORGET_KEYS = text("DELETE FROM submissions WHERE created_at < now() - make_interval(secs => CAST(:kept_s AS float8))")
+FORGET_KEYS = text("DELETE FROM submissions WHERE created_at < now() - make_interval(secs => CAST(:kept_s AS float8))")
 
-_FORGET_AUDIT = text("DELETE FROM audit_log WHERE at < now() - make_interval(secs => CAST(:kept_s AS float8))")
+FORGET_AUDIT = text("DELETE FROM audit_log WHERE at < now() - make_interval(secs => CAST(:kept_s AS float8))")
 
 
 async def forget_jobs(connection: AsyncConnection, kept_s: float) -> int:
@@ -64,18 +65,3 @@ async def forget_jobs(connection: AsyncConnection, kept_s: float) -> int:
     for statement in (_KEEP, *_FORGET):
         await connection.execute(statement, {"ids": ids})
     return len(ids)
-
-
-async def forget_arrays(connection: AsyncConnection, kept_s: float) -> None:
-    """Forget arrays that have no tasks left."""
-    await connection.execute(_FORGET_ARRAYS, {"kept_s": kept_s})
-
-
-async def forget_keys(connection: AsyncConnection, kept_s: float) -> None:
-    """Forget old idempotency keys: a submission that repeats one counts as new."""
-    await connection.execute(_FORGET_KEYS, {"kept_s": kept_s})
-
-
-async def forget_audit(connection: AsyncConnection, kept_s: float) -> None:
-    """Forget what operators and admins did more than ``kept_s`` ago."""
-    await connection.execute(_FORGET_AUDIT, {"kept_s": kept_s})

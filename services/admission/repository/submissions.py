@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain
+from typing import NamedTuple
 
 import asyncpg
 
 from services.admission.repository.accounts import Account, Accounts
-from services.admission.submissions import REUSED, Draft, DraftJob, MadeJob, accepted, refused
+from services.admission.submissions import REUSED, Draft, DraftJob, accepted, refused
 from services.contracts.arrays import ArrayTasks
 from services.contracts.codes import ProblemCode
-from services.contracts.jobs import SubmissionAnswer
-from services.core.domain.jobs import JobState
+from services.contracts.jobs import SubmissionAnswer, SubmittedJob
 from services.db import database
 from services.kit.ids import ID_ALPHABET
 from services.kit.problems import ProblemError
@@ -31,15 +31,24 @@ PLANS = {
 }
 
 FIND = """
-SELECT s.tenant_id, s.idempotency_key, s.body_sha256, s.batch, s.job_ids
+SELECT s.tenant_id, s.idempotency_key, s.body_sha256, s.batch, s.job_ids, s.created_at
 FROM unnest($1::text[], $2::text[]) AS asked (tenant_id, idempotency_key)
 JOIN submissions s USING (tenant_id, idempotency_key)
 """
 MADE = """
-SELECT id, name, (spec->'hold')::bool AS hold, submitted_at, number, NULL::int AS tasks
+SELECT id, name, CASE WHEN (spec->'hold')::bool THEN 'held' ELSE 'queued' END AS state, submitted_at, number,
+       NULL::int AS count
 FROM jobs WHERE id = ANY($1::text[])
 UNION ALL
-SELECT id, name, (spec->'hold')::bool, submitted_at, number, tasks FROM job_arrays WHERE id = ANY($1::text[])
+SELECT id, name, CASE WHEN (spec->'hold')::bool THEN 'held' ELSE 'queued' END, submitted_at, number, tasks
+FROM job_arrays WHERE id = ANY($1::text[])
+"""
+
+# What is left of jobs and arrays that are forgotten: a submission is repeated with its key for as long as that is kept.
+PAST = """
+SELECT id, name, 'queued' AS state, NULL::int AS count FROM past_jobs WHERE id = ANY($1::text[])
+UNION ALL
+SELECT array_id, array_name, 'queued', count(*)::int FROM past_jobs WHERE array_id = ANY($1::text[]) GROUP BY 1, 2
 """
 
 INSERT = """
@@ -181,7 +190,7 @@ class SubmissionRepository:
             await connection.execute(INSERT_NEEDS, *(list(column) for column in zip(*needs, strict=True)))
             await connection.execute(GATE, [job_id for job_id, _, _ in needs])
 
-    async def _already_there(self, connection: asyncpg.Connection, drafts: Sequence[Draft]) -> dict[str, MadeJob]:
+    async def _already_there(self, connection: asyncpg.Connection, drafts: Sequence[Draft]) -> dict[str, SubmittedJob]:
         """Return the jobs of drafts that an earlier attempt committed although it seemed to fail.
 
         The tenants are locked, so an earlier attempt has either committed or been rolled back by now.
@@ -198,35 +207,34 @@ class SubmissionRepository:
         rows = await connection.fetch(FIND, [tenant for tenant, _ in keys], [key for _, key in keys])
         if not rows:
             return {}
-        ids = list(chain.from_iterable(row["job_ids"] for row in rows))
+        ids = set(chain.from_iterable(row["job_ids"] for row in rows))
         made = await _made(connection, ids)
-        return {
-            (row["tenant_id"], row["idempotency_key"]): _StoredSubmission(
-                row["body_sha256"], accepted([made[i] for i in row["job_ids"]], batch=row["batch"], replayed=True)
-            )
-            for row in rows
-        }
+        gone = await connection.fetch(PAST, [*ids - made.keys()]) if ids - made.keys() else []
+        past = {row["id"]: dict(row) for row in gone}
+        stored: dict[tuple[str, str], _StoredSubmission] = {}
+        for row in rows:
+            at = row["created_at"]
+            jobs = [made.get(i) or SubmittedJob(submitted_at=at, **past[i]) for i in row["job_ids"]]
+            answer = accepted(jobs, batch=row["batch"], replayed=True)
+            stored[row["tenant_id"], row["idempotency_key"]] = _StoredSubmission(row["body_sha256"], answer)
+        return stored
 
 
-class _StoredSubmission:
+class _StoredSubmission(NamedTuple):
     """The submission that an idempotency key belongs to."""
 
-    __slots__ = ("answer", "body_sha256")
-
-    def __init__(self, body_sha256: bytes, answer: SubmissionAnswer) -> None:
-        self.body_sha256 = body_sha256
-        self.answer = answer
-
-    def replay(self, draft: Draft) -> SubmissionAnswer:
-        """Return the answer to another submission with the same key."""
-        return self.answer if draft.body_sha256 == self.body_sha256 else refused(REUSED)
+    body_sha256: bytes
+    answer: SubmissionAnswer
 
 
 class _Resolver:
     """Decides on each draft in turn, given the database and the drafts before it in the same commit."""
 
     def __init__(
-        self, accounts: dict[str, Account], stored: dict[tuple[str, str], _StoredSubmission], there: dict[str, MadeJob]
+        self,
+        accounts: dict[str, Account],
+        stored: dict[tuple[str, str], _StoredSubmission],
+        there: dict[str, SubmittedJob],
     ) -> None:
         self._accounts, self._stored, self._there = accounts, stored, there
         self.new: list[Draft] = []
@@ -237,7 +245,7 @@ class _Resolver:
             made = [self._there[job.id] for job in draft.jobs]
             return accepted(made, batch=draft.entry.batch, replayed=False)
         if draft.key and (stored := self._stored.get(draft.key)):
-            return stored.replay(draft)
+            return stored.answer if draft.body_sha256 == stored.body_sha256 else refused(REUSED)
         account = self._accounts.get(draft.entry.tenant_id)
         if account is None:
             return refused(ProblemError(403, ProblemCode.FORBIDDEN, "The tenant does not exist."))
@@ -247,34 +255,29 @@ class _Resolver:
         self.new.append(draft)
         answer = _acceptance(draft)
         if draft.key:
-            again = SubmissionAnswer(status=201, body=answer.body, replayed=True, location=answer.location)
+            again = answer.model_copy(update={"replayed": True})
             self._stored[draft.key] = _StoredSubmission(draft.body_sha256, again)
         return answer
 
 
 def _acceptance(draft: Draft) -> SubmissionAnswer:
     made = [
-        MadeJob(
-            job.id, job.spec.name, job.state, draft.submitted_at, job.number, None if job.tasks is None else job.count
+        SubmittedJob(
+            id=job.id,
+            number=job.number,
+            name=job.spec.name,
+            state=job.state,
+            submitted_at=draft.submitted_at,
+            count=None if job.tasks is None else job.count,
         )
         for job in draft.jobs
     ]
     return accepted(made, batch=draft.entry.batch, replayed=False)
 
 
-async def _made(connection: asyncpg.Connection, ids: Sequence[str]) -> dict[str, MadeJob]:
+async def _made(connection: asyncpg.Connection, ids: Collection[str]) -> dict[str, SubmittedJob]:
     """Return stored jobs and arrays, by id, as they were when accepted."""
-    return {
-        row["id"]: MadeJob(
-            row["id"],
-            row["name"],
-            JobState.HELD if row["hold"] else JobState.QUEUED,
-            row["submitted_at"],
-            row["number"],
-            row["tasks"],
-        )
-        for row in await connection.fetch(MADE, ids)
-    }
+    return {row["id"]: SubmittedJob.as_stored(dict(row)) for row in await connection.fetch(MADE, list(ids))}
 
 
 def _array_arguments(draft: Draft, array: DraftJob, tasks: ArrayTasks) -> tuple[object, ...]:

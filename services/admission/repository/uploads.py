@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import RowMapping, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from services.admission.repository import Repository
@@ -126,6 +126,9 @@ ORDER BY wanted.position
 """)
 
 
+_SHOWN = secrets.c.name, secrets.c.project, secrets.c.version, secrets.c.created_at, secrets.c.updated_at
+
+
 class SecretWanted(NamedTuple):
     """A secret that a job names; ``position`` is that of the job in its submission."""
 
@@ -157,16 +160,14 @@ class SecretRepository(Repository):
         place = {"tenant_id": tenant_id, "project": project, "name": name}
         query = insert(secrets).values(**place, version=1, sealed=sealed, created_at=now, updated_at=now)
         changed = {"sealed": sealed, "version": secrets.c.version + 1, "updated_at": now}
-        stored = query.on_conflict_do_update(index_elements=list(place), set_=changed).returning(
-            secrets.c.name, secrets.c.project, secrets.c.version, secrets.c.created_at, secrets.c.updated_at
-        )
-        return _secret(*(await self._connection.execute(stored)).one())
+        stored = query.on_conflict_do_update(index_elements=list(place), set_=changed)
+        (made,) = await self._all(stored.returning(*_SHOWN), _secret)
+        return made
 
     async def all(self, tenant_id: str) -> list[Secret]:
         """Return a tenant's secrets without their values, ordered by name."""
-        columns = (secrets.c.name, secrets.c.project, secrets.c.version, secrets.c.created_at, secrets.c.updated_at)
-        query = select(*columns).where(secrets.c.tenant_id == tenant_id).order_by(secrets.c.name, secrets.c.project)
-        return [_secret(*row) for row in await self._connection.execute(query)]
+        query = select(*_SHOWN).where(secrets.c.tenant_id == tenant_id).order_by(secrets.c.name, secrets.c.project)
+        return await self._all(query, _secret)
 
     async def remove(self, tenant_id: str, project: str, name: str) -> bool:
         """Delete a secret; return whether there was one."""
@@ -183,5 +184,5 @@ class SecretRepository(Repository):
         return [(int(position), str(name)) for position, name in found]
 
 
-def _secret(name: str, project: str, version: int, created_at: datetime, updated_at: datetime) -> Secret:
-    return Secret(name=name, project=project or None, version=version, created_at=created_at, updated_at=updated_at)
+def _secret(row: RowMapping) -> Secret:
+    return Secret.as_stored({**row, "project": row["project"] or None})

@@ -144,7 +144,8 @@ class WebhookRepository(Repository):
     async def insert(self, webhook_id: str, tenant_id: str, spec: WebhookSpec, secret_sha256: bytes) -> Webhook:
         values = {**spec.model_dump(mode="json"), "id": webhook_id, "tenant_id": tenant_id}
         query = insert(webhooks).values(**values, secret_sha256=secret_sha256).returning(webhooks)
-        return _webhook((await self._connection.execute(query)).mappings().one())
+        (made,) = await self._all(query, _webhook)
+        return made
 
     async def all(self, tenant_id: str | None) -> list[Webhook]:
         """Return the webhooks of a tenant (None: of all), oldest first."""
@@ -332,10 +333,8 @@ class WebhookRepository(Repository):
 
 
 def _webhook(row: RowMapping) -> Webhook:
-    given = {name: row[name] for name in Webhook.model_fields if name != "enabled"}
-    return Webhook.model_validate({**given, "enabled": row["disabled_at"] is None})
+    return Webhook.as_stored({**row, "enabled": row["disabled_at"] is None})
 
 
 def _delivery(row: RowMapping) -> WebhookDelivery:
-    given = {name: row[name] for name in WebhookDelivery.model_fields if name != "event"}
-    return WebhookDelivery.model_validate({**given, "event": row["type"]})
+    return WebhookDelivery.as_stored({**row, "event": row["type"]})
