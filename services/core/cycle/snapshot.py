@@ -160,10 +160,7 @@ class JobTable:
 
     def rows(self, keep: Bools) -> JobTable:
         """Return the table of the jobs that a mask selects: (n_jobs,)."""
-        columns: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
-        for name, column in columns.items():
-            columns[name] = column[keep] if isinstance(column, np.ndarray) else tuple(compress(column, keep))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        return JobTable(**columns)
+        return JobTable(**_rows(self, keep))
 
     def gpus_by_tenant(self, which: Bools | None = None) -> dict[str, int]:
         """Return the GPUs that tenants hold with these jobs, (n_jobs,), or with all."""
@@ -209,16 +206,16 @@ class NodeTable:
         return int(self.gpus[self.schedulable].sum())
 
     def __post_init__(self) -> None:
+        columns, n_nodes = self.__dict__, len(self.ids)
         if self.free_gpus is _UNCOUNTED:
-            counted = np.fromiter(map(len, self.free_devices), np.int64, len(self.ids))
-            object.__setattr__(self, "free_gpus", counted)
+            columns["free_gpus"] = np.fromiter(map(len, self.free_devices), np.int64, n_nodes)
         if self.zone is _UNCOUNTED:
-            object.__setattr__(self, "zone", np.zeros(len(self.ids), dtype=np.int64))
+            columns["zone"] = np.zeros(n_nodes, dtype=np.int64)
         if self.domains is _UNCOUNTED:
-            object.__setattr__(self, "domains", np.empty((len(self.ids), 0), dtype=np.int64))
+            columns["domains"] = np.empty((n_nodes, 0), dtype=np.int64)
         for name in ("asleep", "may_sleep"):
-            if getattr(self, name) is _NOWHERE:
-                object.__setattr__(self, name, np.zeros(len(self.ids), dtype=np.bool_))
+            if columns[name] is _NOWHERE:
+                columns[name] = np.zeros(n_nodes, dtype=np.bool_)
 
     @cached_property
     def free_total(self) -> int:
@@ -237,21 +234,28 @@ class NodeTable:
         kept["widest"] = self.widest
         return {each.name: getattr(self, each.name) for each in fields(self)} | kept
 
+    def rows(self, keep: Bools) -> NodeTable:
+        """Return the table of the nodes that a mask selects: (n_nodes,)."""
+        return NodeTable(**_rows(self, keep))
+
     def with_free(
         self, free_devices: tuple[tuple[int, ...], ...], free_gpus: Ints, free_total: int, asleep: Bools
     ) -> NodeTable:
         """Return the same nodes with these devices free and these nodes asleep; the rest is carried over, unchecked."""
         table = object.__new__(NodeTable)
-        columns = table.__dict__
-        columns.update(self._unchanging)
-        columns["free_devices"] = free_devices
-        columns["free_gpus"] = free_gpus
-        columns["free_total"] = free_total
-        columns["asleep"] = asleep
+        free = {"free_devices": free_devices, "free_gpus": free_gpus, "free_total": free_total, "asleep": asleep}
+        table.__dict__.update(self._unchanging, **free)
         return table
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def _rows(table: JobTable | NodeTable, keep: Bools) -> dict[str, Any]:
+    columns: dict[str, Any] = {each.name: getattr(table, each.name) for each in fields(table)}
+    for name, column in columns.items():
+        columns[name] = column[keep] if isinstance(column, np.ndarray) else tuple(compress(column, keep))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return columns
 
 
 @dataclass(frozen=True)

@@ -51,17 +51,13 @@ class Nodes:
         self.zone_idle_w = [0.0] * len(self.zones)
         for at, zone in enumerate(self.zone):
             self.zone_idle_w[zone] += self._idle_each[at] * self.gpus[at]
-        self._all_gpus = np.array(self.gpus, dtype=np.int64)
-        self._all_zones = np.array(self.zone, dtype=np.int64)
-        self._all_models = np.array(self.model, dtype=np.int64)
-        self._schedulable = np.array([group.schedulable and bool(group.whole) for group in groups], dtype=np.bool_)
+        schedulable = np.array([group.schedulable and bool(group.whole) for group in groups], dtype=np.bool_)
         self._cut = np.array([group.slices > 0 for group in groups], dtype=np.bool_)
         self._asleep: Bools = np.zeros(len(groups), dtype=np.bool_)
-        columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
-        sleep = self._schedulable & ~self._cut
-        self._whole = NodeTable(
-            *columns, free_gpus=self.free_gpus, may_sleep=sleep, zone=self._all_zones, domains=self.domains
-        )
+        model, gpus, zone = (np.array(each, dtype=np.int64) for each in (self.model, self.gpus, self.zone))
+        columns = (self.ids, model, gpus, schedulable, tuple(self._free), self.free_gpus)
+        sleep = schedulable & ~self._cut
+        self._whole = NodeTable(*columns, may_sleep=sleep, zone=zone, domains=self.domains)
         self._table: NodeTable | None = None
         self._down = 0
         self._awake_at_s = [0.0] * len(groups)
@@ -74,22 +70,8 @@ class Nodes:
     def table(self) -> NodeTable:
         """Return the nodes that are up, as a snapshot shows them until the next event."""
         if self._table is None:
-            if not self._down:
-                self._table = self._whole.with_free(tuple(self._free), self.free_gpus, self.free_total, self._asleep)
-            else:
-                rows = [at for at, up in enumerate(self.up) if up]
-                self._table = NodeTable(
-                    ids=tuple(self.ids[at] for at in rows),
-                    gpu_model=self._all_models[rows],
-                    gpus=self._all_gpus[rows],
-                    schedulable=self._schedulable[rows],
-                    free_devices=tuple(self._free[at] for at in rows),
-                    free_gpus=self.free_gpus[rows],
-                    asleep=self._asleep[rows],
-                    may_sleep=(self._schedulable & ~self._cut)[rows],
-                    zone=self._all_zones[rows],
-                    domains=self.domains[rows],
-                )
+            whole = self._whole.with_free(tuple(self._free), self.free_gpus, self.free_total, self._asleep)
+            self._table = whole.rows(np.array(self.up)) if self._down else whole
         return self._table
 
     def _put_to_sleep(self, node: int, asleep: bool) -> None:
