@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
+from lab.inference.profiles import SLICE_SM_PERCENT
 from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.serving.profiling import Reading, mean_power_w
 from services.cli.values import json_document
@@ -20,7 +21,7 @@ from services.contracts.jobs import Argument
 from services.contracts.schema import Message, Real, Text
 from services.contracts.secrets import EnvironmentName
 from services.core.domain.errors import DomainError
-from services.core.domain.gpus import SLICE_SEVENTHS, SLICE_SM_PERCENT
+from services.core.domain.gpus import SLICE_SEVENTHS
 from services.core.domain.mig import WHOLE, placed, sevenths_of
 from services.kit.text import write_row
 

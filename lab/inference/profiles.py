@@ -22,13 +22,15 @@ import numpy as np
 
 from lab.bundles import path_of
 from services.cli.serving import families
-from services.core.domain.gpus import SLICE_SEVENTHS, SLICE_SM_PERCENT, GpuModel, likeliest_gpu_model, slice_memory_gib
+from services.core.domain.gpus import SLICE_SEVENTHS, GpuModel, likeliest_gpu_model, slice_memory_gib
 from services.core.policies.clover.application import Application
 from services.simulator.raw import ReadReport, TraceFormatError
 from services.simulator.readers.text import number, open_text, table
 
 _P95 = 1.6449  #: Standard deviations from the mean to the 95th percentile of a normal distribution
 _COLUMNS = ("gpu", "family", "variant", "sm_percent", "mean_ms", "p95_ms", "gpu_power_w")
+SLICE_SM_PERCENT = (14, 28, 43, 57, 100)
+"""Of the multiprocessors, for CUDA MPS, which stands in for slices on boards without MIG."""
 _SIZES: Mapping[int, int] = dict(zip(SLICE_SM_PERCENT, SLICE_SEVENTHS, strict=True))
 
 

@@ -133,9 +133,6 @@ def likeliest_gpu_model(name: str) -> GpuModel | None:
 
 SLICE_SEVENTHS = (1, 2, 3, 4, 7)  #: The sizes of slices that a GPU can be cut into: 1g, 2g, 3g, 4g and 7g
 
-SLICE_SM_PERCENT = (14, 28, 43, 57, 100)
-"""Of the multiprocessors, for CUDA MPS, which stands in for slices on boards without MIG."""
-
 _MIG_MEMORY_GIB: Mapping[tuple[str, float], tuple[float, float, float, float, float]] = {
     ("A100", 40): (5, 10, 20, 20, 40),
     ("A100", 80): (10, 20, 40, 40, 80),
