@@ -24,7 +24,7 @@ from carbon_service.repository import Repository
 from carbon_service.service import CarbonService
 from carbon_service.settings import Settings
 from carbon_service.zones import Zones, build_zones
-from services.db.engine import create_engine, is_connection_error
+from services.db.engine import create_engine, is_connection_error, ping
 from services.db.figures import pool_of
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.logging import Log
@@ -87,7 +87,7 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
         await engine.dispose()
 
     async def readiness() -> None:
-        await repository.ping()
+        await ping(engine)
         zones: Zones = app.state.zones
         if waiting := [source.key.zone for source in zones.sources if not source.polled]:
             raise RuntimeError(f"{waiting[0]} has not been fetched yet")

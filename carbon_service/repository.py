@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, TableClause, and_, delete, func, not_, or_, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Select, TableClause, and_, delete, func, not_, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -61,11 +61,6 @@ class Repository:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-
-    async def ping(self) -> None:
-        """Wait until the database has answered."""
-        async with self._engine.connect() as connection:
-            await connection.execute(text("SELECT 1"))
 
     async def start_replay(self, speed: float, requested_start_s: float | None, now_s: float) -> Replay:
         """Store and return the replay to continue with.

@@ -1,6 +1,6 @@
 """The configured zones: which provider serves which signals of each, and the results of fetching them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carbon_service.providers.protocol import Feed, Provider
@@ -81,11 +81,16 @@ def build_zones(
         for provider in (providers[name] for name in names):
             if provider.feed(zone) is None:
                 raise ZoneConfigError(f"CARBON_PROVIDERS: {provider.name} has nothing for zone {zone}")
-            _add(sources, zone, provider)
+            for signal in provider.signals:
+                if signal in sources:
+                    others = f"{sources[signal].provider.name} and {provider.name}"
+                    raise ZoneConfigError(
+                        f"CARBON_PROVIDERS: {others} both offer {signal} for {zone}; keep one of them"
+                    )
+                sources[signal] = Source(SourceKey(zone, signal, provider.name), provider)
         if default_signal not in sources:
-            raise ZoneConfigError(
-                f"CARBON_DEFAULT_SIGNAL: {default_signal} is not among the signals of {zone} ({_listed(sources)})"
-            )
+            has = ", ".join(sources) or "none"
+            raise ZoneConfigError(f"CARBON_DEFAULT_SIGNAL: {default_signal} is not among the signals of {zone} ({has})")
         if default_signal is Signal.MARGINAL and Signal.AVERAGE_DIRECT not in sources:
             raise ZoneConfigError(
                 f"CARBON_PROVIDERS: {zone} has no {Signal.AVERAGE_DIRECT}, by which its emissions are accounted; add a "
@@ -93,17 +98,3 @@ def build_zones(
             )
         zones.by_zone[zone] = sources
     return zones
-
-
-def _add(sources: dict[Signal, Source], zone: str, provider: Provider) -> None:
-    for signal in provider.signals:
-        if signal in sources:
-            other = sources[signal].provider.name
-            raise ZoneConfigError(
-                f"CARBON_PROVIDERS: {other} and {provider.name} both offer {signal} for {zone}; keep one of them"
-            )
-        sources[signal] = Source(SourceKey(zone, signal, provider.name), provider)
-
-
-def _listed(signals: Iterable[Signal]) -> str:
-    return ", ".join(signals) or "none"
