@@ -37,6 +37,9 @@ Z_90 = 1.645  #: Standard deviations to either side between which a normal varia
 UNANSWERED = ("width", "batch", "power_limit")
 """Levers to which jobs of a history answer not at all: it has each at the one width and power that it ran at."""
 ZONE = "zone"
+NOTHING = {"policy": "", "jobs": 0, "steps": [], "spread_gco2": 0.0, "slack": None, "slack_in_force_s": 0.0}
+"""The document of a day of which nothing was replayed."""
+AMOUNTS = ("saved_gco2", "low_gco2", "high_gco2")
 WORDS = {Signal.AVERAGE_DIRECT: "direct", Signal.AVERAGE_LIFECYCLE: "lifecycle", Signal.MARGINAL: "marginal"}
 
 
@@ -97,12 +100,9 @@ class DailySavings:
         path = "/v1/reports/footprint"
         ledger = await self._telemetry.call("GET", path, FootprintReport, params=period, identity=OWNER)
         nodes = await self._telemetry.call("GET", "/v1/nodes", NodeList, params={"clocks": "false"}, identity=OWNER)
-        gpus: Counter[str] = Counter()
-        for node in nodes.items:
-            gpus[node.zone] += node.gpus
-        found = day_of(day, simulation_id, document, ledger, gpus).model_copy(
-            update={"why": problem} if problem else {}
-        )
+        gpus = Counter(node.zone for node in nodes.items for _ in range(node.gpus))
+        found = day_of(day, simulation_id, document, ledger, gpus)
+        found = found.model_copy(update={"why": problem or found.why})
         await self._repository.add_savings(day, simulation_id, found.model_dump(mode="json"))
         log.info("savings.stored", day=str(day), saved_gco2=found.saved_gco2)
 
@@ -146,9 +146,10 @@ def day_of(
         ledger: The day's footprint, by zone.
         gpus: GPUs of all nodes, by zone.
     """
+    document = document or NOTHING
     energy_j = ledger.total.energy_j
     pue = ledger.total_accounts.facility_energy_j / energy_j if energy_j > 0 else 1.0
-    steps: Sequence[Mapping[str, Any]] = document["steps"] if document else []
+    steps: Sequence[Mapping[str, Any]] = document["steps"]
     emitted = pue * steps[-1]["gco2"] if steps else 0.0
     measured = ledger.total.carbon_gco2
     off = min(abs(emitted - measured) / measured, 1.0) if measured > 0 and steps else 0.0
@@ -178,15 +179,15 @@ def day_of(
             LeverSaving(lever=ZONE, saved_gco2=placed, low_gco2=low, high_gco2=high, saved_energy_j=0.0, later_s=0.0)
         )
     saved = sum(each.saved_gco2 for each in levers)
-    low, high = between(saved, document["spread_gco2"]) if document else (0.0, 0.0)
-    slack = document and document["slack"]
+    low, high = between(saved, document["spread_gco2"])
+    slack = document["slack"]
     return DaySavings(
         day=day,
         made_at=datetime.now(UTC),
         simulation_id=simulation_id,
-        policy=document["policy"] if document else "",
+        policy=document["policy"],
         ledger_gco2=measured,
-        jobs=document["jobs"] if document else 0,
+        jobs=document["jobs"],
         baseline_gco2=emitted + saved,
         emitted_gco2=emitted,
         saved_gco2=saved,
@@ -194,7 +195,7 @@ def day_of(
         high_gco2=high,
         later_s=_less(steps[-1]["mean_s"], steps[0]["mean_s"]) if steps else None,
         levers=levers,
-        why=why(saved, levers, document["slack_in_force_s"] if document else 0.0) if steps else "No job ran.",
+        why=why(saved, levers, document["slack_in_force_s"]) if steps else "No job ran.",
         slack_s=slack["slack_s"] if slack else None,
         slack_saved_gco2=pue * (steps[-1]["gco2"] - slack["gco2"]) if slack else None,
         slack_later_s=_less(slack["mean_s"], steps[-1]["mean_s"]) if slack else None,
@@ -234,42 +235,30 @@ def total_of(days: Sequence[DaySavings]) -> SavingsTotals | None:
     """
     if not days:
         return None
-    jobs = sum(day.jobs for day in days)
 
     def mean(of: Sequence[tuple[int, float | None]]) -> float | None:
         known = [(count, value) for count, value in of if value is not None and count]
         weight = sum(count for count, _ in known)
         return sum(count * value for count, value in known) / weight if weight else None
 
-    names = dict.fromkeys(lever.lever for day in days for lever in day.levers)
+    def sums(of: Sequence[DaySavings | LeverSaving], *names: str) -> dict[str, Any]:
+        return {name: sum(getattr(each, name) for each in of) for name in names}
+
     levers: list[LeverSaving] = []
-    for name in names:
+    for name in dict.fromkeys(lever.lever for day in days for lever in day.levers):
         mine = [(day.jobs, lever) for day in days for lever in day.levers if lever.lever == name]
-        sums = {
-            field: sum(getattr(lever, field) for _, lever in mine)
-            for field in ("saved_gco2", "low_gco2", "high_gco2", "saved_energy_j")
-        }
-        known = any(lever.known for _, lever in mine)
-        levers.append(
-            LeverSaving(lever=name, known=known, later_s=mean([(count, each.later_s) for count, each in mine]), **sums)
-        )
+        of = [lever for _, lever in mine]
+        later_s, known = mean([(count, each.later_s) for count, each in mine]), any(each.known for each in of)
+        amounts = sums(of, *AMOUNTS, "saved_energy_j")
+        levers.append(LeverSaving(lever=name, known=known, later_s=later_s, **amounts))
     slacks = [day for day in days if day.slack_saved_gco2 is not None]
-    whys = [day.why for day in days if day.jobs and day.why]
-    saved = sum(day.saved_gco2 for day in days)
+    whys = [day.why for day in days if day.jobs and day.why] or ["No job ran on the days that were replayed so far."]
+    amounts = sums(days, *AMOUNTS, "jobs", "baseline_gco2", "emitted_gco2")
     return SavingsTotals(
-        jobs=jobs,
-        baseline_gco2=sum(day.baseline_gco2 for day in days),
-        emitted_gco2=sum(day.emitted_gco2 for day in days),
-        saved_gco2=saved,
-        low_gco2=sum(day.low_gco2 for day in days),
-        high_gco2=sum(day.high_gco2 for day in days),
+        **amounts,
         later_s=mean([(day.jobs, day.later_s) for day in days]),
         levers=levers,
-        why=""
-        if saved > 0
-        else Counter(whys).most_common(1)[0][0]
-        if whys
-        else "No job ran on the days that were replayed so far.",
+        why="" if amounts["saved_gco2"] > 0 else Counter(whys).most_common(1)[0][0],
         slack_s=slacks[-1].slack_s if slacks else None,
         slack_saved_gco2=sum(day.slack_saved_gco2 or 0.0 for day in slacks) if slacks else None,
         slack_later_s=mean([(day.jobs, day.slack_later_s) for day in slacks]),

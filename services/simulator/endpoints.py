@@ -41,11 +41,11 @@ async def submit_simulation(
     body: TrainingRequest, caller: Caller, service: Service, response: Response, idempotency_key: IdempotencyKey = None
 ) -> SimulationSummary:
     """Simulate what policies would have done with past jobs."""
-    submission = await service.submit(body, caller, idempotency_key)
-    response.headers["Location"] = f"/v1/simulations/{submission.simulation.id}"
-    if not submission.is_new and submission.simulation.status is WorkState.SUCCEEDED:
+    simulation, is_new = await service.submit(body, caller, idempotency_key)
+    response.headers["Location"] = f"/v1/simulations/{simulation.id}"
+    if not is_new and simulation.status is WorkState.SUCCEEDED:
         response.status_code = 200
-    return submission.simulation
+    return simulation
 
 
 @router.get("")

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,11 @@ def live_run(state: LiveState) -> LiveRun:
     )
 
 
+def is_rigid(name: str, parameters: Mapping[str, Any]) -> bool:
+    """Whether a policy runs every job at the size its user asked for."""
+    return not policy_entry(name).elastic and "gang" not in parameters
+
+
 def parameters_of(run: LiveRun, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return each policy's parameters; the one in force has the installation's, unless the request sets some."""
     found = {name: dict(parameters) for name, parameters in chosen.items()}
@@ -124,7 +130,7 @@ def live_document(run: LiveRun, parameters: Mapping[str, Mapping[str, Any]], rep
 
 def _outcome(run: LiveRun, name: str, parameters: Mapping[str, Any], report: Report) -> dict[str, Any]:
     try:
-        result = _simulated(run, name, parameters, lambda done, total: report(name, done, total), LONGEST_S)
+        result = _simulated(run, name, parameters, partial(report, name), LONGEST_S)
     except WattshiftError as error:
         return {"policy": name, "failure": str(error)}
     report(name, result.completed, result.jobs)
@@ -141,7 +147,7 @@ def _simulated(
         if time.perf_counter() > until_s:
             raise TooLongError(f"it took longer than {most_s:g} s")
 
-    rigid, workload = not policy_entry(name).elastic and "gang" not in parameters, run.workload
+    workload, rigid = run.workload, is_rigid(name, parameters)
     if rigid:  # as they are on the cluster: at their smallest gangs
         workload = replace(workload, requested_gpus=workload.min_gpus)
     return simulate(

@@ -35,15 +35,7 @@ from services.simulator.training import Content, OptionError, opened, unpack
 
 DAY_S = 86_400.0
 TAIL_DAYS = 7.0  #: The grid is read for this long after the requested days too, because jobs still run then
-HISTORY_FORMAT = "wattshift"
-
-
-@dataclass(frozen=True)
-class Submission:
-    """The answer to a submission; even a new run may already have ended."""
-
-    simulation: simulations.SimulationSummary
-    is_new: bool
+FORMATS = {simulations.HISTORY: "wattshift", simulations.LIVE: simulations.LIVE}
 
 
 class SimulatorService:
@@ -52,16 +44,15 @@ class SimulatorService:
     def __init__(
         self, work_queue: WorkQueue, repository: SimulationRepository, sources: Sources, settings: SimulatorSettings
     ) -> None:
-        self._work_queue = work_queue
-        self._repository = repository
-        self._sources = sources
-        self._settings = settings
+        self._work_queue, self._repository = work_queue, repository
+        self._sources, self._settings = sources, settings
         self._reading = asyncio.Semaphore(1)  # each holds a trace in memory
 
     async def submit(
         self, request: simulations.TrainingRequest, caller: Identity, idempotency_key: str | None
-    ) -> Submission:
-        """Accept a run; a reused idempotency key, or a run equal to one that is kept, returns the existing simulation.
+    ) -> tuple[simulations.SimulationSummary, bool]:
+        """Accept a run, and return whether it is new; a reused idempotency key, or a run equal to one that is kept,
+        returns the existing simulation. Even a new one may already have ended.
 
         All inputs are read and checked first, so that errors are reported now and not by a worker.
 
@@ -78,7 +69,7 @@ class SimulatorService:
 
         body_sha256 = sha256("training", request.model_dump(mode="json"))
         work, is_new = await self._work_queue.submit(caller, idempotency_key, body_sha256, resolve)
-        return Submission(_summary(work), is_new)
+        return _summary(work), is_new
 
     async def find(self, simulation_id: str, caller: Identity) -> simulations.Simulation:
         """Return a complete run; ``ProblemError``: 404 if there is none that the caller may see."""
@@ -106,10 +97,8 @@ class SimulatorService:
             self._check_days(request.days)
         contents = await self._contents(request, caller)
         terms = request.model_dump(mode="json", exclude=set(simulations.FILE_OPTIONS))
-        if request.jobs == simulations.HISTORY:
-            terms["format"] = HISTORY_FORMAT
-        if request.jobs == simulations.LIVE:
-            terms["format"] = simulations.LIVE
+        if isinstance(request.jobs, str) and request.jobs in FORMATS:
+            terms["format"] = FORMATS[request.jobs]
         files = {
             name: contents[name].stored if name in contents else getattr(request, name)
             for name in simulations.FILE_OPTIONS
@@ -271,10 +260,8 @@ class Comparisons:
             max_age_s: A comparison older than this is renewed when somebody asks.
             min_age_s: A comparison younger than this is not renewed, even if it lacks the job or failed.
         """
-        self._repository = repository
-        self._service = service
-        self._max_age = timedelta(seconds=max_age_s)
-        self._min_age = timedelta(seconds=min_age_s)
+        self._repository, self._service = repository, service
+        self._max_age, self._min_age = timedelta(seconds=max_age_s), timedelta(seconds=min_age_s)
         self._known: Known | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._looking = asyncio.Semaphore(1)

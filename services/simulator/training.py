@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from services.simulator.catalogue import catalogue
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.engine.options import Foreseeing
 from services.simulator.engine.orders import SimulatedOrder
-from services.simulator.live import LiveRun, live_document, parameters_of, read_live
+from services.simulator.live import LiveRun, is_rigid, live_document, parameters_of, read_live
 from services.simulator.raw import TraceFormatError
 from services.simulator.readers.carbon import FORECASTS, read_carbon, with_prices
 from services.simulator.readers.jobs import read_jobs
@@ -144,31 +144,27 @@ class TrainingRun:
         if self.options.levers:
             (name,) = self.parameters
             jobs = len(self.workload)
-            return lever_savings(
-                name,
-                self.parameters[name],
-                self.workload,
-                self.cluster,
-                self.trace,
-                self.engine,
-                lambda done, steps: report(name, jobs * done // steps, jobs),
-            )
+            run = self.workload, self.cluster, self.trace, self.engine
+
+            def of_steps(done: int, steps: int) -> None:
+                report(name, jobs * done // steps, jobs)
+
+            return lever_savings(name, self.parameters[name], *run, of_steps)
         return self.document(list(self.results(report)))
 
     def results(self, report: Progress | None = None) -> Iterator[SimulationResult]:
         """Yield each policy's result, in order; ``wall_s`` is measured here."""
-        for name in self.parameters:
-            rigid = not registry.policy_entry(name).elastic and "gang" not in self.parameters[name]
+        for name, parameters in self.parameters.items():
             began_s = time.perf_counter()
             result = simulate(
                 name,
                 self.workload,
                 self.cluster,
                 self.trace,
-                parameters=self.parameters[name],
-                options=replace(self.engine, rigid=rigid),
+                parameters=parameters,
+                options=replace(self.engine, rigid=is_rigid(name, parameters)),
                 predictor=self.predictor,
-                progress=_progress(report, name),
+                progress=None if report is None else partial(report, name),
                 elsewhere=self.elsewhere,
             )
             yield replace(result, wall_s=round(time.perf_counter() - began_s, 3))
@@ -355,7 +351,3 @@ def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:
     except PolicyConfigError as error:
         raise OptionError("params", f"{error.pointer.lstrip('/')}: {error}") from error
     return chosen
-
-
-def _progress(report: Progress | None, name: str) -> Callable[[int, int], None] | None:
-    return None if report is None else lambda done, total: report(name, done, total)

@@ -1,6 +1,5 @@
 """The worker for what-if runs: how it computes a row that it has claimed."""
 
-from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -9,14 +8,11 @@ from services.contracts.background import WorkRecord
 from services.contracts.simulations import FILE_OPTIONS, StoredFile, TrainingProblem
 from services.db.engine import is_connection_error
 from services.kit.background.worker import Worker
-from services.kit.celery import leave_process
 from services.simulator.repository import SimulationRepository
 from services.simulator.training import Content, opened
 
 
-def simulation_worker(
-    engine: AsyncEngine, lease_s: float, *, on_lost_claim: Callable[[], None] = leave_process
-) -> Worker:
+def simulation_worker(engine: AsyncEngine, lease_s: float) -> Worker:
     repository = SimulationRepository(engine)
 
     def answer(work: WorkRecord, worker: Worker) -> Any:
@@ -33,12 +29,4 @@ def simulation_worker(
         with opened(problem, contents) as run:
             return run.answer(report)
 
-    return Worker(
-        "simulation",
-        repository,
-        answer,
-        lease_s=lease_s,
-        took="run_s",
-        is_away=is_connection_error,
-        on_lost_claim=on_lost_claim,
-    )
+    return Worker("simulation", repository, answer, lease_s=lease_s, took="run_s", is_away=is_connection_error)

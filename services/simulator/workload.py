@@ -207,11 +207,10 @@ class Workload:
     notes: tuple[str, ...] = ()  #: What was dropped or mapped on the way here, and why; for people
 
     def __post_init__(self) -> None:
-        optional = [self.predicted_work_s, self.priority, self.preemptible, self.shareable, self.deadline_s]
-        optional += [self.gpu_model, self.zone, self.flex]
-        columns = [self.tenants, self.submitted_s, self.work_s, self.requested_gpus, self.min_gpus, self.max_gpus]
-        columns += [self.step_gpus, self.profile, *(column for column in optional if column is not None)]
-        columns += [column for column in (self.slice_sevenths, self.slice_memory_gib) if column is not None]
+        apart = ("profiles", "notes")
+        columns = [
+            each for name, each in vars(self).items() if isinstance(each, (np.ndarray, tuple)) and name not in apart
+        ]
         if self.recurrence is not None:
             columns += [self.recurrence.group, self.recurrence.user]
         if self.gates is not None:

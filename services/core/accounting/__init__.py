@@ -1,6 +1,7 @@
-"""One definition of every figure a report shows: energy, emissions, completion times, latencies of requests.
+"""One definition of every figure a report shows: energy, emissions, completion times.
 
-``energy``: from device counters to joules. ``host_power``: what a host draws besides its GPUs. ``carbon``: from joules
-to gCO2. ``completion``: how long jobs took. ``serving``: how well requests were served. All are pure functions of
-numbers, called by the live processes and the simulator alike.
+``meters``: from readings to joules that can be; ``host_power``: what a host draws besides its GPUs; ``slices``: what
+each slice of a GPU used; ``carbon``: from joules to gCO2; ``uncertainty``: how far off sums may be; ``completion``: how
+long jobs took; ``orders``: how far orders of the grid were kept. All are pure functions, called by the live processes
+and the simulator alike.
 """

@@ -52,12 +52,9 @@ class Behaviours:
         domains: Mapping[NodeId, Sequence[int]],
     ) -> None:
         """Take what the snapshot has; ``domains``: of each node, at each level of the network."""
-        self._profiles = workload.profiles
-        self._domains = domains
+        self._profiles, self._models, self._options = workload.profiles, models, options
+        self._network, self._domains = network, domains
         self._method = Method.REFINED if placement == "refined" else Method.HEAVY_EDGE
-        self._network = network
-        self._models = models
-        self._options = options
         self._runs: dict[Key, Run] = {}
         self._stages: dict[tuple[int, int], int] = {}
 
@@ -143,8 +140,7 @@ class GangTables:
     def __init__(
         self, workload: Workload, cluster: ClusterSpec, models: tuple[str, ...], options: EngineOptions
     ) -> None:
-        self._profiles, self._options = workload.profiles, options
-        self._models = models
+        self._profiles, self._models, self._options = workload.profiles, models, options
         widths = [(group.model.name, max(len(group.whole), 1)) for group in cluster.groups]
         self._widest = [max(gpus for name, gpus in widths if name == model) for model in self._models]
         doublings = 1 << np.arange(int(workload.max_gpus.max(initial=1)).bit_length(), dtype=np.int64)

@@ -76,16 +76,9 @@ class Gangs:
         self.beside: dict[JobId, JobId] = {}  #: For each job on a shared device, the other job on it
         self.shared_s = 0.0  #: How long devices have been shared, seconds
         self._shared_since_s: dict[Placement, float] = {}
-        self._workload = workload
-        self._nodes = nodes
-        self._live = live
-        self._behaviours = behaviours
-        self._measurements = measurements
-        self._recorder = recorder
-        self._events = events
-        self._options = options
-        self._foresight = foresight
-        self._tunes = tunes
+        self._workload, self._nodes, self._live, self._recorder = workload, nodes, live, recorder
+        self._behaviours, self._measurements, self._events = behaviours, measurements, events
+        self._options, self._foresight, self._tunes = options, foresight, tunes
         by_interval = np.random.default_rng((options.seed, 1)).random(len(workload)) < options.interval_jobs
         self._by_interval = frozenset[int](np.flatnonzero(by_interval).tolist())
 

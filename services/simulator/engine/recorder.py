@@ -24,16 +24,14 @@ class Recorder:
         nothing = [float("nan")] * n
         self._started, self._ended = nothing.copy(), nothing.copy()
         self._gpu_s, self._energy_j, self._carbon = [0.0] * n, [0.0] * n, [0.0] * n
-        self._first, self._last, self._most = [0] * n, [0] * n, [0] * n
+        self._last = [0] * n
         self._high = high_power(workload, models)
         self._samples: list[tuple[float, ...]] = []
 
     def started(self, row: int, now_s: float, gpus: int) -> None:
-        if not self._first[row]:
-            self._first[row] = gpus
+        if not self._last[row]:
             self._started[row] = now_s
         self._last[row] = gpus
-        self._most[row] = max(self._most[row], gpus)
 
     def spent(self, row: int, gpu_s: float, energy_j: float, carbon_gco2: float) -> None:
         self._gpu_s[row] += gpu_s
@@ -76,7 +74,7 @@ class Recorder:
     def columns(self, predicted_work_s: Floats) -> JobColumns:
         floats = (self._workload.submitted_s, *map(np.array, (self._started, self._ended)))
         amounts = map(np.array, (self._gpu_s, self._energy_j, self._carbon))
-        counts = [self.preemptions, self.failures, self._first, self._last, self._most]
+        counts = [self.preemptions, self.failures, self._last]
         ints = (np.array(column, dtype=np.int64) for column in counts)
         kinds = self._workload.profile
         return JobColumns(

@@ -16,7 +16,6 @@ class JobColumns:
 
     Attributes:
         submitted_s, started_s, ended_s: Submission, first start and end, UTC seconds.
-        first_gpus, last_gpus, most_gpus: Gang sizes; 0 if it never ran.
     """
 
     ids: tuple[str, ...]  #: As in the workload
@@ -29,9 +28,7 @@ class JobColumns:
     carbon_gco2: Floats  #: Emissions of that energy, at the intensity in force
     preemptions: Ints  #: Stops by the scheduler
     failures: Ints  #: Stops by lost nodes
-    first_gpus: Ints
-    last_gpus: Ints
-    most_gpus: Ints
+    last_gpus: Ints  #: The size of its last gang; 0 if it never ran
     profile: Ints  #: Index of its kind
     predicted_work_s: Floats  #: Its work as predicted at submission; NaN if there was no prediction
 

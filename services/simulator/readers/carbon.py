@@ -162,7 +162,7 @@ def read_forecasts(path: Path) -> tuple[IssuedForecasts, ReadReport]:
         TraceFormatError: There is no such file, it has another format, or no issue in it is complete.
     """
     report = ReadReport(path.name, "issued forecasts")
-    blocks: list[tuple[list[int], list[float], list[float]]] = []
+    blocks: list[list[tuple[int, float, float]]] = []  # line, time and value of each hour of each issue
     with open_text(path) as lines:
         for line, row in table(lines, COLUMNS, report):
             try:
@@ -170,21 +170,18 @@ def read_forecasts(path: Path) -> tuple[IssuedForecasts, ReadReport]:
             except ValueError as error:
                 report.drop(line, str(error))
                 continue  # a gap, which costs the issue
-            if not blocks or time_s <= blocks[-1][1][-1]:
-                blocks.append(([], [], []))
-            rows, times, issue = blocks[-1]
-            rows.append(line)
-            times.append(time_s)
-            issue.append(value)
+            if not blocks or time_s <= blocks[-1][-1][1]:
+                blocks.append([])
+            blocks[-1].append((line, time_s, value))
     if not blocks:
         raise TraceFormatError(f"{path.name} holds no forecast")
-    lengths = [len(times) for _, times, _ in blocks]
+    lengths = [*map(len, blocks)]
     steps = max(set(lengths), key=lengths.count)
-    usual = next(times for _, times, _ in blocks if len(times) == steps)
-    step_s = float(np.median(np.diff(usual))) if steps > 1 else 3600.0
-    starts: list[float] = []
-    values: list[list[float]] = []
-    for rows, times, issue in blocks:
+    usual = next(block for block in blocks if len(block) == steps)
+    step_s = float(np.median(np.diff([time_s for _, time_s, _ in usual]))) if steps > 1 else 3600.0
+    starts, values = list[float](), list[tuple[float, ...]]()
+    for block in blocks:
+        rows, times, issue = zip(*block, strict=True)
         whole = len(times) == steps and np.isfinite(issue).all() and np.allclose(np.diff(times), step_s)
         if not whole or any(impossible(each, 1.0, Signal.AVERAGE_DIRECT) for each in issue):
             for line in rows:

@@ -21,6 +21,11 @@ SIGNALS = {
     **{signal.value: signal for signal in Signal},
 }
 
+POUNDS = {
+    "watttime": ("WattTime", "point_time", "value"),
+    "pjm": ("PJM", "datetime_beginning_utc", "marginal_co2_rate"),
+}  #: Kinds of file of lb CO2/MWh: their maker, and the columns of time and rate
+
 LEAST_MEDIAN, MOST_MEDIAN = 1.0, 2_000.0  #: gCO2/kWh; grids are seldom cleaner or dirtier for most of the time
 
 
@@ -63,21 +68,10 @@ def columns_of(header: Sequence[str], signal: Signal) -> Columns | None:
         return Columns("eso", time, value, 1.0, Signal.AVERAGE_DIRECT)
     if "oootime" in lower and len(header) > 1:
         return Columns("watttime", lower["oootime"], header[1], signal=Signal.MARGINAL)
-    if "point_time" in lower and "value" in lower:
-        note = "WattTime's lb CO2/MWh converted"
-        return Columns(
-            "watttime", lower["point_time"], lower["value"], G_PER_KWH_PER_LB_PER_MWH, Signal.MARGINAL, note=note
-        )
-    if "datetime_beginning_utc" in lower and "marginal_co2_rate" in lower:
-        note = "PJM's lb CO2/MWh converted"
-        rate = lower["marginal_co2_rate"]
-        return Columns(
-            "pjm", lower["datetime_beginning_utc"], rate, G_PER_KWH_PER_LB_PER_MWH, Signal.MARGINAL, note=note
-        )
-    return _plain(header, lower)
-
-
-def _plain(header: Sequence[str], lower: dict[str, str]) -> Columns | None:
+    for kind, (maker, at, rate) in POUNDS.items():
+        if at in lower and rate in lower:
+            note, scale = f"{maker}'s lb CO2/MWh converted", G_PER_KWH_PER_LB_PER_MWH
+            return Columns(kind, lower[at], lower[rate], scale, Signal.MARGINAL, note=note)
     if "utc time" in lower and "carbon_intensity" in lower:
         return Columns("plain", lower["utc time"], lower["carbon_intensity"])
     if len(header) == 2 and any(word in header[0].lower() for word in ("time", "date", "hour")):
