@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -18,9 +20,6 @@ from services.contracts.codes import ProblemCode
 from wattshift import ApiError, Client, StrangerError, UnreachableError
 from wattshift.logins import Login, LoginsError, chosen_login
 from wattshift.sources import Archive, SourceError
-
-if TYPE_CHECKING:
-    pass
 
 
 def data_dir() -> Path:
@@ -71,6 +70,11 @@ def gateway_url() -> str:
         raise CliError(
             f"{data_dir() / 'run.json'} is corrupt: `wattshift down` and `wattshift up` write a new one", EXIT_USAGE
         ) from None
+
+
+def is_local(url: str) -> bool:
+    """Return whether a URL's host is this machine's loopback address: a control plane there sees the same folders."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 def installation_of(url: str) -> Path | None:
@@ -128,15 +132,17 @@ class Gateway:
 
     def pages(self, path: str, limit: int, **params: Any) -> list[Any]:
         """Return up to ``limit`` items of a paginated list."""
-        items: list[Any] = []
+        return [item for page in self.in_pages(path, limit, **params) for item in page]
+
+    def in_pages(self, path: str, limit: int = sys.maxsize, **params: Any) -> Iterator[list[Any]]:
+        """Yield up to ``limit`` items of a paginated list, page by page."""
         cursor: str | None = None
-        while len(items) < limit:
-            page = self.get(path, limit=min(500, limit - len(items)), cursor=cursor, **params)
-            items += page["items"]
-            cursor = page.get("next_cursor")
-            if cursor is None:
-                break
-        return items
+        while limit > 0:
+            page = self.get(path, limit=min(500, limit), cursor=cursor, **params)
+            yield page["items"]
+            limit -= len(page["items"])
+            if (cursor := page.get("next_cursor")) is None:
+                return
 
     def send(self, archive: Archive) -> None:
         """Upload the archive of a job's files unless it is already there."""

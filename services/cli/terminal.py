@@ -6,8 +6,9 @@ import signal
 import termios
 import threading
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,49 @@ class LostError(CliError):
         super().__init__("the connection to the command was lost; the command is being ended", EXIT_LOST)
 
 
+@contextmanager
+def session(gateway: Gateway, job_id: str, body: dict[str, Any]) -> Iterator[tuple[Iterator[SessionEvent], Sender]]:
+    """Run a command in a job; yield its events once it runs, and what sends it input.
+
+    Raises:
+        CliError: The command cannot be run.
+        LostError: The connection broke off.
+    """
+    path, started = f"/v1/jobs/{job_id}/exec", None
+    try:
+        with gateway.stream(path, method="POST", json=body) as answer:
+            events = filter(None, map(read_event, answer.iter_lines()))
+            if (started := next(events, None)) is None:
+                raise LostError
+            with Sender(partial(gateway.put, f"{path}/{started.session_id}")) as sender:
+                yield events, sender
+    except CliError as error:
+        if started is not None and error.exit_code == EXIT_UNAVAILABLE:
+            raise LostError from error
+        raise
+
+
+def passed_on(
+    events: Iterable[SessionEvent],
+    out: Callable[[bytes], object],
+    err: Callable[[bytes], object],
+    notice: Callable[[str], object] = lambda text: None,
+) -> tuple[int, str]:
+    """Pass on what a command writes; return its exit status, and why it ended if not by itself.
+
+    Raises:
+        LostError: The connection broke off.
+    """
+    for event in events:
+        if event.type == "output":
+            (out if event.stream == "stdout" else err)(event.data)
+        elif event.type == "notice":
+            notice(event.detail)
+        elif event.type == "exit":
+            return event.code, event.detail
+    raise LostError
+
+
 def run_session(
     gateway: Gateway, job_id: str, body: dict[str, Any], *, on_started: Callable[[], None] = lambda: None
 ) -> tuple[int, str]:
@@ -39,28 +83,16 @@ def run_session(
         on_started: Called once the command runs.
 
     Raises:
-        CliError: The command cannot be run.
-        LostError: The connection broke off.
+        CliError: The command cannot be run, or the connection broke off.
     """
-    path = f"/v1/jobs/{job_id}/exec"
-    ended: SessionEvent | None = None
-    with _lost_once_started() as has_started, gateway.stream(path, method="POST", json=body) as answer:
-        lines = answer.iter_lines()
-        started = next((event for event in map(read_event, lines) if event), None)
-        if started is None:
-            raise LostError
-        has_started.set()
+    newline = "\r\n" if body.get("terminal") else "\n"
+    out, err = partial(_write_all, 1), partial(_write_all, 2)
+    with session(gateway, job_id, body) as (events, sender):
         on_started()
-        where = f"{path}/{started.session_id}"
-        with Sender(lambda given: gateway.put(where, given)) as sender:
-            session = _in_terminal if body.get("terminal") else _with_signals
-            with session(sender):
-                if body.get("stdin"):
-                    threading.Thread(target=_pass_stdin, args=(sender,), daemon=True).start()
-                ended = _print_events(lines, "\r\n" if body.get("terminal") else "\n")
-    if ended is None:
-        raise LostError
-    return ended.code, ended.detail
+        with (_in_terminal if body.get("terminal") else _with_signals)(sender):
+            if body.get("stdin"):
+                threading.Thread(target=_pass_stdin, args=(sender,), daemon=True).start()
+            return passed_on(events, out, err, lambda said: err(f"{newline}wattshift: {said}{newline}".encode()))
 
 
 def terminal_size() -> dict[str, int]:
@@ -71,32 +103,6 @@ def terminal_size() -> dict[str, int]:
             size = os.get_terminal_size(stream)
             break
     return {"rows": max(size.lines, 1), "columns": max(size.columns, 1)}
-
-
-@contextmanager
-def _lost_once_started() -> Iterator[threading.Event]:
-    """Yield an event; once it is set, a connection that breaks off raises ``LostError``."""
-    has_started = threading.Event()
-    try:
-        yield has_started
-    except CliError as error:
-        if has_started.is_set() and error.exit_code == EXIT_UNAVAILABLE:
-            raise LostError from error
-        raise
-
-
-def _print_events(lines: Iterator[str], newline: str) -> SessionEvent | None:
-    """Print what a command writes; return its exit event, or None if the stream breaks off."""
-    for line in lines:
-        if (event := read_event(line)) is None:
-            continue
-        if event.type == "output":
-            _write_all(1 if event.stream == "stdout" else 2, event.data)
-        elif event.type == "notice":
-            _write_all(2, f"{newline}wattshift: {event.detail}{newline}".encode())
-        elif event.type == "exit":
-            return event
-    return None
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

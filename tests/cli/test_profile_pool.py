@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from services.cli.jobs import following
 from services.cli.main import app
 from services.cli.serving import load_sweep, profile_pool
 from services.cli.serving.load_sweep import keeps
@@ -133,7 +134,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
     monkeypatch.setattr(profile_pool, "Gateway", lambda: made)
-    monkeypatch.setattr(profile_pool, "POLL_S", 0.05)
+    monkeypatch.setattr(following, "POLL_S", 0.05)
     return made
 
 

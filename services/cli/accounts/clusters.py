@@ -8,13 +8,11 @@ from urllib.parse import urlsplit
 import typer
 
 from services.cli import output
-from services.cli.client import Gateway
+from services.cli.client import Gateway, is_local
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, AsJson, CliError, Group
 from services.cli.output import console
 from services.contracts.codes import ProblemCode
 from wattshift.logins import LOCAL, Login, LoginsError, read_logins, write_logins
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +35,7 @@ def login(
     name = cluster or parts.hostname
     if name == LOCAL:
         raise CliError(f"{LOCAL} names the installation of this machine; choose another --cluster NAME", EXIT_USAGE)
-    if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+    if parts.scheme == "http" and not is_local(url):
         output.say(f"wattshift: {url} is not encrypted; the key can be read on the way")
     key = (sys.stdin.readline() if key_stdin else typer.prompt("API key", hide_input=True, err=True)).strip()
     if not key:

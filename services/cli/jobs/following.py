@@ -19,12 +19,13 @@ POLL_S = 0.5
 EXIT_INTERRUPTED = 130
 
 
-def wait_for(gateway: Gateway, job_ids: list[str], poll_s: float = POLL_S) -> Iterator[Any]:
-    """Yield each job or array once it has ended, in the order given."""
-    for job_id in job_ids:
-        while (job := gateway.get(path_of(job_id)))["state"] not in ENDED:
-            time.sleep(poll_s)
-        yield job
+def states(gateway: Gateway, job_id: str) -> Iterator[Any]:
+    """Yield a job or an array as it is now, and again after each pause, at last as it has ended."""
+    while True:
+        yield (job := gateway.get(path_of(job_id)))
+        if job["state"] in ENDED:
+            return
+        time.sleep(POLL_S)
 
 
 def follow(

@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -23,10 +23,10 @@ from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs.jobs import JobArgument
 from services.cli.jobs.names import ENDED, job_id
-from services.cli.terminal import LostError
+from services.cli.terminal import passed_on, session
 from services.contracts.jobs import JobSpec
 from services.contracts.launchers import WRAPPER
-from wattshift.sessions import Sender, SessionEvent, read_event
+from wattshift.sessions import Sender, read_event
 
 _PIECE_BYTES = 64 * 1024
 RELAY = """\
@@ -153,21 +153,10 @@ def cp(
             code, detail = piped(gateway, found, command, archive.write, said.append)
         else:
             with gateway.stream(f"/v1/jobs/{found}/files", method="POST", json={"path": path}) as answer:
-                code, detail = _ended(filter(None, map(read_event, answer.iter_lines())), archive.write, said.append)
+                code, detail = passed_on(filter(None, map(read_event, answer.iter_lines())), archive.write, said.append)
         if code:
             raise CliError(detail or b"".join(said).decode(errors="replace").strip(), EXIT_FAILED)
-        archive.seek(0)
-        try:
-            with tarfile.open(fileobj=archive) as members:
-                if target != into:  # what came gets the name that was asked for
-                    came = members.getnames()[:1]
-                    for member in members:
-                        member.name = target.name + member.name.removeprefix(came[0])
-                        if member.islnk():
-                            member.linkname = target.name + member.linkname.removeprefix(came[0])
-                members.extractall(into, filter="data")  # nothing outside the folder, and no special files
-        except (tarfile.TarError, OSError) as error:
-            raise CliError(f"cannot unpack {source}: {error}", EXIT_FAILED) from None
+        _unpacked(archive, into, source, None if target == into else target.name)
 
 
 def piped(
@@ -188,27 +177,10 @@ def piped(
         CliError: The command cannot be run, or the connection was lost.
         OSError: Raised by ``out`` or ``err``.
     """
-    path, body = f"/v1/jobs/{found}/exec", {"command": command, "stdin": feed is not None}
-    with gateway.stream(path, method="POST", json=body) as answer:
-        events = filter(None, map(read_event, answer.iter_lines()))
-        if (started := next(events, None)) is None:
-            raise LostError
-        with Sender(lambda given: gateway.put(f"{path}/{started.session_id}", given)) as sender:
-            if feed is not None:
-                threading.Thread(target=feed, args=(sender,), daemon=True).start()
-            return _ended(events, out, err)
-
-
-def _ended(
-    events: Iterable[SessionEvent], out: Callable[[bytes], object], err: Callable[[bytes], object]
-) -> tuple[int, str]:
-    """Pass on a command's output; return its exit status, and why it ended if not by itself."""
-    for event in events:
-        if event.type == "output":
-            (out if event.stream == "stdout" else err)(event.data)
-        elif event.type == "exit":
-            return event.code, event.detail
-    raise LostError
+    with session(gateway, found, {"command": command, "stdin": feed is not None}) as (events, sender):
+        if feed is not None:
+            threading.Thread(target=feed, args=(sender,), daemon=True).start()
+        return passed_on(events, out, err)
 
 
 POLL_S = 0.5
@@ -288,7 +260,8 @@ def fetch(gateway: Gateway, job_id: str, paths: list[str], here: Path) -> None:
                     code, detail = piped(gateway, job_id, command, archive.write, errors.append)
                     gang = job["generation"]
                     if archive.tell():
-                        said = _unpacked(archive, here)
+                        files = _unpacked(archive, here, "what came")
+                        said = f"{files} file{'' if files == 1 else 's'} came to {here}"
                     if code:
                         said = detail or b"".join(errors).decode(errors="replace").partition("\n")[0] or said
                 except (CliError, OSError) as error:
@@ -303,13 +276,22 @@ def _job(gateway: Gateway, job_id: str) -> Any:
     return None
 
 
-def _unpacked(archive: Any, here: Path) -> str:
-    """Unpack an archive; return a text that says how many files came; ``CliError`` if it cannot be unpacked."""
+def _unpacked(archive: Any, into: Path, what: str, name: str | None = None) -> int:
+    """Unpack an archive, all of it under ``name`` if that is given; return how many files came.
+
+    Raises:
+        CliError: It cannot be unpacked.
+    """
     archive.seek(0)
     try:
         with tarfile.open(fileobj=archive) as members:
-            files = sum(member.isfile() for member in members)
-            members.extractall(here, filter="data")  # nothing outside the folder, and no special files
+            if name is not None:
+                came = next(iter(members.getnames()), "")
+                for member in members:
+                    member.name = name + member.name.removeprefix(came)
+                    if member.islnk():
+                        member.linkname = name + member.linkname.removeprefix(came)
+            members.extractall(into, filter="data")  # nothing outside the folder, and no special files
+            return sum(member.isfile() for member in members)
     except (tarfile.TarError, OSError) as error:
-        raise CliError(f"cannot unpack what came: {error}") from None
-    return f"{files} file{'' if files == 1 else 's'} came to {here}"
+        raise CliError(f"cannot unpack {what}: {error}", EXIT_FAILED) from None

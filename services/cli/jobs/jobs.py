@@ -29,7 +29,8 @@ def register(app: typer.Typer) -> None:
     app.command()(logs)
     for command in ("cancel", "hold", "release"):
         app.command(command, help=f"{command.capitalize()} jobs, or all tasks of arrays.")(_steer(command))
-    app.command()(forget_checkpoint)
+    words = "Let jobs that wait for the node with their checkpoint start afresh elsewhere; the checkpoint stays there."
+    app.command("forget-checkpoint", help=words)(_steer("forget-checkpoint"))
 
 
 def list_jobs(
@@ -93,9 +94,7 @@ def job_table(jobs: list[Any]) -> Table:
         "energy": output.energies(job["footprint"]["energy_j"] for job in jobs),
         "CO2": output.emissions(job["footprint"]["carbon_gco2"] for job in jobs),
         "age": [output.age(job["submitted_at"]) for job in jobs],
-        "why": [
-            arrays.counts(job) if arrays.is_array(job) else (job.get("reason") or "").replace("_", " ") for job in jobs
-        ],
+        "why": [arrays.counts(job) if arrays.is_array(job) else output.reason(job) for job in jobs],
     }
     left_out = () if console.width >= WIDE else ("done", "energy", "CO2")
     if left_out and "-" not in cells["no."]:
@@ -284,7 +283,9 @@ def _steer(action: str) -> Any:
         as_json: AsJson = False,
     ) -> None:
         gateway = Gateway()
-        answers = [gateway.call("POST", f"{names.path_of(each)}/{action}") for each in names.ids_of(gateway, jobs)]
+        one = names.job_id if action == "forget-checkpoint" else names.job_or_array
+        found = [one(gateway, each) for each in jobs]  # all of them, before anything is done to one
+        answers = [gateway.call("POST", f"{names.path_of(each)}/{action}") for each in found]
         if as_json:
             output.print_json(answers)
         else:
@@ -294,25 +295,8 @@ def _steer(action: str) -> Any:
     return command
 
 
-def forget_checkpoint(
-    jobs: Annotated[
-        list[str], typer.Argument(metavar="JOB...", help="Numbers of jobs, ids, beginnings of ids, or names.")
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Let jobs that wait for the node with their checkpoint start afresh elsewhere; the checkpoint stays there."""
-    gateway = Gateway()
-    wanted = [names.job_id(gateway, each) for each in jobs]
-    answers = [gateway.call("POST", f"/v1/jobs/{each}/forget-checkpoint") for each in wanted]
-    if as_json:
-        return output.print_json(answers)
-    for job in answers:
-        follows = "It may start on any node." if job["state"] == "queued" else f"It is {job['state']}."
-        console.print(f"{job['id']}  {job['name']}: {follows}")
-
-
 def what_follows(action: str, job: dict[str, Any]) -> str:
-    """Return, in a sentence, what happens next to a job that was cancelled, held or released."""
+    """Return, in a sentence, what happens next to a job that was steered."""
     if arrays.is_array(job):
         return arrays.what_follows(action, job)
     state, grace = job["state"], job["spec"].get("grace_s", 120)
@@ -322,7 +306,8 @@ def what_follows(action: str, job: dict[str, Any]) -> str:
         return f"{stopping}, and is cancelled then." if has_gang else "It is cancelled."
     if action == "hold":
         return f"{stopping}, and waits then until it is released." if has_gang else "It waits until it is released."
-    return "It is queued again." if state == "queued" else f"It is {state}."
+    then = "It may start on any node." if action == "forget-checkpoint" else "It is queued again."
+    return then if state == "queued" else f"It is {state}."
 
 
 def _why(job: dict[str, Any]) -> str:

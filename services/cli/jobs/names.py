@@ -8,7 +8,6 @@ from __future__ import annotations
 import getpass
 import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from services.cli import output
@@ -110,11 +109,6 @@ def array_id(gateway: Gateway, word: str) -> str:
     if not is_array(found):
         raise CliError(f"{word!r} is a single job, and no array", EXIT_USAGE)
     return found
-
-
-def ids_of(gateway: Gateway, words: Sequence[str]) -> list[str]:
-    """Return the ids of jobs and arrays, in order; nothing has been done to any of them if one is not found."""
-    return [job_or_array(gateway, word) for word in words]
 
 
 def _by_number(gateway: Gateway, number: str, index: str | None) -> dict[str, Any]:

@@ -5,12 +5,11 @@ import os
 import shlex
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,7 +18,7 @@ from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.jobs import job_output
 from services.cli.jobs.exec import CommandAfterDashes, end_with, in_this_terminal, words_after_dashes
-from services.cli.jobs.following import POLL_S, ended_words
+from services.cli.jobs.following import ended_words, states
 from services.cli.jobs.forward import carry_all, listener_at, piped
 from services.cli.jobs.names import ENDED, number_of
 from services.cli.jobs.specs import SpecOptions, spec_of
@@ -142,29 +141,40 @@ def _started(gateway: Gateway, job_id: str) -> str:
     """Wait until the server listens; return its token.
 
     Raises:
-        CliError: The job ended first; the message has the last lines of its standard error.
+        CliError: The job ended first, or its port cannot be reached.
     """
-    said, failures = "", 0
-    while True:
-        job: Any = gateway.get(f"/v1/jobs/{job_id}")
+    failures = 0
+    for _ in _runs(gateway, job_id):
+        token: list[bytes] = []
+        errors: list[bytes] = []
+        code = _NOT_YET
+        with suppress(LostError):  # it ends
+            code, _ = piped(gateway, job_id, ["python3", "-c", _AWAIT, PORT_VARIABLE], token.append, errors.append)
+        if not code:
+            return b"".join(token).decode().strip()
+        failures += code != _NOT_YET
+        if failures == _MOST_FAILURES:
+            last = b"".join(errors).decode(errors="replace").strip().rpartition("\n")[2]
+            raise CliError(f"its port cannot be reached: {last}", EXIT_FAILED)
+    raise AssertionError("a job that has ended is an error")
+
+
+def _runs(gateway: Gateway, job_id: str) -> Iterator[None]:
+    """Yield each time that a job is seen to run, and say meanwhile why it waits.
+
+    Raises:
+        CliError: It has ended; the message has the last lines of its standard error.
+    """
+    said = ""
+    for job in states(gateway, job_id):
         if job["state"] in ENDED:
             raise CliError("\n".join([ended_words(job), *job_output.last_lines(gateway, job)]), EXIT_FAILED)
         if job["state"] == "running":
-            token: list[bytes] = []
-            errors: list[bytes] = []
-            code = _NOT_YET
-            with suppress(LostError):  # it ends
-                code, _ = piped(gateway, job_id, ["python3", "-c", _AWAIT, PORT_VARIABLE], token.append, errors.append)
-            if not code:
-                return b"".join(token).decode().strip()
-            failures += code != _NOT_YET
-            if failures == _MOST_FAILURES:
-                last = b"".join(errors).decode(errors="replace").strip().rpartition("\n")[2]
-                raise CliError(f"its port cannot be reached: {last}", EXIT_FAILED)
-        elif job["state"] != said:
-            said = job["state"]
-            output.say(f"{job['name']} is {said}" + (f": {job['detail']}" if job.get("detail") else ""))
-        time.sleep(POLL_S)
+            yield
+            continue
+        now = f"{job['name']} is {job['state']}" + (f": {job['detail']}" if job.get("detail") else "")
+        if now != said:
+            _say(said := now)
 
 
 def _is_over(gateway: Gateway, job_id: str) -> bool:
@@ -226,25 +236,12 @@ def shell(
         job = submit_all(gateway, [spec])[0]["id"]
         jobs.append(job)
         _say(f"{job} waits for {gpus} GPU{'s' if gpus > 1 else ''}; Ctrl-C cancels it")
-        _wait_until_running(gateway, job)
+        next(_runs(gateway, job))
         body = {"command": ["/bin/sh", "-c", _ATTEND, "sh", *program], "stdin": True, **terminal}
         started = f"{job} runs; it ends with this terminal, and after {time_limit} at the latest"
         code, detail = run_session(gateway, job, body, on_started=lambda: _say(started))
         jobs.clear()  # it ends by itself now, and has succeeded
     end_with(code, detail)
-
-
-def _wait_until_running(gateway: Gateway, job_id: str) -> None:
-    """Wait until a job runs, saying meanwhile why it waits."""
-    said = ""
-    while (job := gateway.get(f"/v1/jobs/{job_id}"))["state"] != "running":
-        why = job.get("detail") or ""
-        if job["state"] in ENDED:
-            raise CliError(f"the job has {job['state']}: {why}" if why else f"the job has {job['state']}", EXIT_FAILED)
-        if why and why != said:
-            _say(why)
-            said = why
-        time.sleep(POLL_S)
 
 
 @contextlib.contextmanager

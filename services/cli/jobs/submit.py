@@ -9,13 +9,12 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 import typer.core
 
 from services.cli import output
-from services.cli.client import Gateway, gateway_url, installation_of
+from services.cli.client import Gateway, gateway_url, installation_of, is_local
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, with_records
 from services.cli.jobs import following, foreign
 from services.cli.jobs import specs as job_specs
@@ -28,6 +27,7 @@ from services.cli.jobs.sources import LocalSources
 from services.cli.jobs.specs import of_job, of_run, of_sending
 from services.cli.output import console
 from services.cli.site.opening import has_lists, is_named, let_through, may_be_opened, open_to
+from services.cli.values import text_of
 from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
 
 _REST, _SCRIPT, _TEXT, _TYPED = "wattshift.rest", "wattshift.script", "wattshift.text", "wattshift.typed"
@@ -117,7 +117,7 @@ class SubmitCommand(typer.core.TyperCommand):
         if not isinstance(files, list | tuple) or len(files) != 1:
             return []
         file = str(files[0])
-        text = ctx.meta[_TEXT] = job_specs.read_text(Path(file))
+        text = ctx.meta[_TEXT] = text_of(Path(file))
         if not is_script(file, text):
             return []
         script = ctx.meta[_SCRIPT] = read_script(file, text)
@@ -284,7 +284,10 @@ def _say_where_messages_go(gateway: Gateway, specs: list[JobSpec]) -> None:
 def _waited(gateway: Gateway, ids: list[str], *, follow: bool, as_json: bool) -> list[Any]:
     """Wait for jobs to end, or follow the output of a single one; say how they ended, and return them."""
     with following.interruptible(ids):
-        ended = [following.follow(gateway, ids[0])] if follow else list(following.wait_for(gateway, ids))
+        if follow:
+            ended = [following.follow(gateway, ids[0])]
+        else:
+            ended = [[*following.states(gateway, job_id)][-1] for job_id in ids]
     if as_json:
         output.print_json(ended)
     elif not follow:
@@ -341,16 +344,6 @@ def signed(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"labels": {USER_LABEL: user_name(), **spec.labels}})
 
 
-def is_on_this_machine(gateway: Gateway) -> bool:
-    """Return whether the control plane listens on this machine only, so that jobs see the same folders."""
-    return is_local(gateway.url)
-
-
-def is_local(url: str) -> bool:
-    """Return whether a URL's host is this machine's loopback address."""
-    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
-
-
 def check_folders(
     gateway: Gateway, specs: list[JobSpec], *, writes: bool = True, typed: Sequence[str] = (), opens: bool = True
 ) -> None:
@@ -367,7 +360,7 @@ def check_folders(
     Raises:
         CliError: A job could not run; the lines below the first are what to type instead.
     """
-    is_here = is_on_this_machine(gateway)
+    is_here = is_local(gateway.url)
     on_nodes = [spec for spec in specs if not spec.image]
     for folder in dict.fromkeys(spec.working_dir for spec in on_nodes if spec.working_dir and not spec.source):
         if Path(folder).is_dir():

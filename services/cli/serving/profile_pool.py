@@ -1,7 +1,6 @@
 """``wattshift profile pool``: measure how the modes of a pool's file serve its classes, and write that into it."""
 
 import json
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,19 +11,17 @@ import typer
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError, Group
-from services.cli.jobs.names import ENDED
+from services.cli.jobs.following import states
 from services.cli.jobs.submit import submit_all
 from services.cli.planning.solving import checked
 from services.cli.plugins import add_moved
 from services.cli.serving import load_sweep
 from services.cli.serving.profiling import Reading, mean_power_w, printed, program, reading_of
-from services.cli.values import filled, json_document
+from services.cli.values import filled, json_document, made
 from services.contracts.jobs import GpuRequest, JobSpec, Processes
 from services.contracts.pools import ClassTerms
 from services.contracts.serving import PoolPartition, PoolSpec, ServerMode
-from services.kit.files import whole
 
-POLL_S = 0.5
 GRACE_S = 10.0
 SINGLE_CLASS_TOKENS = 512, 256  #: Of a request where no thresholds say what is long
 
@@ -79,7 +76,7 @@ def pool(
         rows += measured["rows"]
         _fill(document, mode.name, measured)
         checked(document, PoolSpec, str(file))
-        with whole(out or file) as part:  # after each mode: a later one may fail
+        with made(out or file) as part:  # after each mode: a later one may fail
             part.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     output.tell({"file": str(out or file), "measured": rows}, as_json, f"{out or file}: {len(rows)} measurements")
 
@@ -154,13 +151,13 @@ class _Measuring:
         """Run the job; return the time until it was ready, the power when idle, and the measurements with theirs."""
         job_id = submit_all(self._gateway, [self._spec])[0]["id"]
         said = ""
+        job: Any = None
         try:
-            while (job := self._gateway.get(f"/v1/jobs/{job_id}"))["state"] not in ENDED:
+            for job in states(self._gateway, job_id):
                 if job["state"] == "queued" and (why := job.get("detail")) and why != said and not self._quiet:
                     output.say(f"{self._mode.name}: {why}")
                     said = why
                 self._read(job)
-                time.sleep(POLL_S)
         except BaseException:
             with suppress(CliError):  # it has ended, or nobody answers any more
                 self._gateway.call("POST", f"/v1/jobs/{job_id}/cancel")
