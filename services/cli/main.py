@@ -49,7 +49,7 @@ ROOMS = {
     "serving.profile_pool": ("profile",),
     "planning.export": ("export",),
     "planning.simulate": ("simulate",),
-    "planning.plan": ("plan",),
+    "planning.pools": ("plan",),
 }
 """The commands of each module, which is loaded when one of them is named: all of them take a second of CPU time."""
 ROOM_OF = {command: room for room, commands in ROOMS.items() for command in commands}

@@ -6,28 +6,56 @@ import json
 import math
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.kit.files import whole
 from services.kit.text import decoded
 
 if TYPE_CHECKING:
     from services.simulator.raw import ReadReport
 
 
+def text_of(file: Path) -> str:
+    """Return the text of a file that a caller names, whose lines end with ``\\n``; ``-`` is standard input."""
+    try:
+        return decoded(sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
+    except UnicodeDecodeError:
+        raise CliError(f"{file} cannot be read: it is neither UTF-8 nor UTF-16 text", EXIT_USAGE) from None
+
+
+@contextmanager
+def made(file: Path) -> Iterator[Path]:
+    """Yield where to write a file, which is there only once it is complete; ``CliError`` if it cannot be written."""
+    try:
+        with whole(file) as part:
+            yield part
+    except OSError as error:
+        raise CliError(f"cannot write {file}: {error.strerror or error}", EXIT_USAGE) from error
+
+
 def json_document(file: Path) -> Any:
     """Return the document in a JSON file; NaN and infinities, which Python reads and JSON lacks, are refused."""
     try:
-        document = json.loads(decoded(file.read_bytes()))
-    except OSError as error:
-        raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
+        document = json.loads(text_of(file))
     except ValueError as error:
         raise CliError(f"{file} is not JSON: {error}", EXIT_USAGE) from None
     if found := not_finite(document):
         at, value = found
         raise CliError(f"{file}: {f'{at}: ' if at else ''}must be a finite number, not {value}", EXIT_USAGE)
+    return document
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; see ``json_document``."""
+    if not isinstance(document := json_document(file), dict):
+        raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
     return document
 
 
@@ -178,12 +206,3 @@ def past_time(text: str, option: str) -> datetime:
     if text[:4].isdigit() and "-" in text:
         return time_of(text, option, now)
     return now - timedelta(seconds=duration_s(text, option))
-
-
-def text_of(file: Path) -> str:
-    """Return the text of a file that a caller names."""
-    try:
-        return decoded(file.read_bytes())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise CliError(f"{file} cannot be read: {reason}", EXIT_USAGE) from None

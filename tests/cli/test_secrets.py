@@ -67,7 +67,7 @@ def test_a_file_is_taken_whole(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
         (("set", "A"), "", "the value of A is empty", EXIT_USAGE),
         (("set", "A"), "x" * 70_000, "more than 65,536 bytes", EXIT_USAGE),
         (("set", "no way"), VALUE, "the name of a secret must be", EXIT_USAGE),
-        (("set", "A", "--from-file", "/nowhere"), "", "cannot read /nowhere", EXIT_NOT_FOUND),
+        (("set", "A", "--from-file", "/nowhere"), "", "/nowhere cannot be read", EXIT_NOT_FOUND),
         (("delete", "NONE"), "", "There is no such secret", EXIT_NOT_FOUND),
     ],
 )

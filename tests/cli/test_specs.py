@@ -42,5 +42,5 @@ def test_a_bad_file_is_named_with_the_field(tmp_path: Path, text: str, words: st
 
 
 def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(CliError, match="cannot read"):
+    with pytest.raises(CliError, match="cannot be read"):
         read_specs(tmp_path / "none.json")

@@ -75,7 +75,9 @@ def test_every_door_for_tables_reads_every_dialect(tmp_path: Path, door: str) ->
         read(file)
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "No such file or directory"), (b"\x80\xd5", "it is not text")])
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "No such file or directory"), (b"\x80\xd5", "it is neither UTF-8 nor UTF-16 text")]
+)
 def test_a_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, content: bytes | None, reason: str) -> None:
     file = tmp_path / "given"
     if content is not None:

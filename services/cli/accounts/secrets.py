@@ -11,8 +11,8 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group
 from services.cli.jobs.names import checked_name
-from services.cli.jobs.specs import read_text
 from services.cli.output import console
+from services.cli.values import text_of
 from services.contracts.secrets import MAX_SECRET_BYTES
 
 Project = Annotated[str | None, typer.Option(help="The project whose jobs get it; by default all of the tenant's.")]
@@ -43,7 +43,7 @@ def set_secret(
 ) -> None:
     """Set a secret: prompt for its value, or read it from standard input (less one line break at the end) or a file."""
     if from_file is not None:
-        value = read_text(from_file)
+        value = text_of(from_file)
     elif sys.stdin.isatty():
         value = getpass.getpass(f"Value of {name}: ")
     else:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
@@ -15,17 +14,16 @@ from typing import Annotated, Any, Self
 import typer
 from pydantic import ValidationError
 
-from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.jobs.copied_output import copying
 from services.cli.jobs.forward import staying
 from services.cli.jobs.scripts import needs_shell
 from services.cli.jobs.sources import LocalSources
-from services.cli.values import duration_s, filled, time_of
+from services.cli.values import duration_s, filled, text_of, time_of
 from services.contracts.invalid import NAME_PATTERN, explained, field_of, first_error
 from services.contracts.jobs import JobSpec
 from services.contracts.secrets import SecretUse
 from services.core.domain.dependencies import Condition
-from services.kit.text import decoded
 
 CAPTURED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
 """Variables of the caller that a job gets unless it runs in a container: they make its ``python3`` the caller's."""
@@ -180,20 +178,6 @@ class SpecOptions:
         ]
 
 
-def read_text(file: Path) -> str:
-    """Return the text of a file, with ``\\n`` at the end of each line; ``-`` is standard input.
-
-    Raises:
-        CliError: It cannot be read.
-    """
-    try:
-        return decoded(sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
-    except OSError as error:
-        raise CliError(f"cannot read {file}: {error.strerror}", EXIT_NOT_FOUND) from None
-    except UnicodeDecodeError:
-        raise CliError(f"cannot read {file}: it is neither UTF-8 nor UTF-16 text", EXIT_USAGE) from None
-
-
 def read_specs(file: Path, text: str | None = None, sources: LocalSources | None = None) -> list[JobSpec]:
     """Return the jobs of a YAML or JSON file: one spec, a list of them, or ``jobs:`` and a list.
 
@@ -208,7 +192,7 @@ def read_specs(file: Path, text: str | None = None, sources: LocalSources | None
     Raises:
         CliError: The file cannot be read, or a spec is not valid; the message names the field.
     """
-    document = _document(file, read_text(file) if text is None else text)
+    document = _document(file, text_of(file) if text is None else text)
     is_list = not isinstance(document, dict)
     entries: Any = document if is_list else document.get("jobs", [document])
     if not isinstance(entries, list) or not entries:
@@ -494,7 +478,7 @@ def _environment(options: SpecOptions, own: dict[str, str], *, captures: bool) -
     """Return the caller's variables that the job gets, those from files, and those of ``--env``; the last wins."""
     chosen = {name: own[name] for name in CAPTURED if name in own} if captures else {}
     for file in options.env_file or []:
-        for number, line in enumerate(read_text(file).splitlines(), start=1):
+        for number, line in enumerate(text_of(file).splitlines(), start=1):
             line = line.strip().removeprefix("export ")
             if line and not line.startswith("#"):
                 name, value = _pair(line, f"--env-file: {file}, line {number}")

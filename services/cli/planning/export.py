@@ -11,14 +11,12 @@ import typer
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import errors, instant
-from services.cli.values import utc_time
+from services.cli.values import made, utc_time
 from services.contracts.reports import PastJob
-from services.kit.files import whole
 from services.kit.text import write_row
 
 COLUMNS = tuple(PastJob.model_fields)
 TIMES = ("submitted_at", "started_at", "ended_at")
-PAGE_JOBS = 1_000
 
 Row = dict[str, Any]
 Write = Callable[[Sequence[Row]], None]
@@ -39,23 +37,13 @@ def export(
     gateway = Gateway()
     count, unfinished = 0, 0
     with errors.status("exporting") as status, _sink(out) as write:
-        for page in _pages(gateway, period):
+        for page in gateway.in_pages("/v1/reports/history", **period):
             write(page)
             count += len(page)
             unfinished += sum(row["ended_at"] is None for row in page)
             status.update(f"{count} jobs")
     still = f"; {unfinished} have not ended yet; a replay leaves them out" if unfinished else ""
     errors.print(f"{count} jobs{'' if out == '-' else f' in {out}'}{still}")
-
-
-def _pages(gateway: Gateway, period: Row) -> Iterator[list[Row]]:
-    cursor: str | None = None
-    while True:
-        page = gateway.get("/v1/reports/history", limit=PAGE_JOBS, cursor=cursor, **period)
-        yield page["items"]
-        cursor = page.get("next_cursor")
-        if cursor is None:
-            return
 
 
 @contextmanager
@@ -67,16 +55,13 @@ def _sink(out: str) -> Iterator[Write]:
     path = Path(out)
     if path.suffix not in (".csv", ".parquet"):
         raise CliError(f"{out} ends in neither .csv nor .parquet", EXIT_USAGE)
-    try:
-        with whole(path) as part:
-            if path.suffix == ".csv":
-                with part.open("w", encoding="utf-8", newline="") as file:
-                    yield _csv(file)
-            else:
-                with _parquet(part) as write:
-                    yield write
-    except OSError as error:
-        raise CliError(f"cannot write {out}: {error.strerror or error}", EXIT_USAGE) from error
+    with made(path) as part:
+        if path.suffix == ".csv":
+            with part.open("w", encoding="utf-8", newline="") as file:
+                yield _csv(file)
+        else:
+            with _parquet(part) as write:
+                yield write
 
 
 def _csv(file: IO[str]) -> Write:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.commands import EXIT_USAGE, CliError
+from services.cli.commands import EXIT_USAGE, CliError, Group
 from services.cli.output import console, table
 from services.cli.planning.solving import print_solution, solved
-from services.cli.values import json_document
+from services.cli.plugins import add_moved
+from services.cli.values import json_object
 from services.contracts.invalid import explained, field_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ WHY = {
     "gpus_held": "other pools, or jobs that may not be preempted, hold GPUs that it needs",
     "no_gpus": "no node has GPUs of a model that it may use",
 }
+
+
+def register(app: typer.Typer) -> None:
+    plan = Group(app, "plan", "Plan without a control plane.")
+    plan.add(pools)
+    add_moved(plan, {name: f"wattshift lab {name}" for name in ("allocation", "partition", "placement")})
 
 
 def pools(
@@ -69,9 +76,7 @@ def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
 
     from services.contracts.pools import PoolsRequest
 
-    document = json_document(file)
-    if not isinstance(document, dict):
-        raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
+    document = json_object(file)
     try:
         return PoolsRequest.model_validate(document | given)
     except ValidationError as error:

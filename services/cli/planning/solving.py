@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
+from services.cli.bars import bar
 from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import errors, print_json
 from services.contracts.invalid import first_error
 from services.core.domain.errors import DomainError
-from services.core.domain.solving import Progress as HowFar
-from services.core.domain.solving import Report, unreported
+from services.core.domain.solving import Progress, Report, unreported
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -54,16 +52,13 @@ def solving_bar(*, quiet: bool) -> Iterator[Report]:
     if quiet or not errors.is_terminal:
         yield unreported
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors) as bar:
-        task = bar.add_task("solving", total=1.0)
-        furthest = 0.0
+    furthest = 0.0
+    with bar("solving") as advance:
 
-        def report(progress: HowFar) -> None:
+        def report(progress: Progress) -> None:
             nonlocal furthest
             furthest = max(furthest, progress.share)
             best = "" if progress.best is None else f", best {progress.best:.4g}"
-            bar.update(task, completed=furthest, description=f"{progress.doing}{best}")
+            advance(f"{progress.doing}{best}", round(100 * furthest), 100)
 
         yield report
-        bar.update(task, completed=1.0, description="solved")

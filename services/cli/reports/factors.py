@@ -11,7 +11,7 @@ from services.cli import output
 from services.cli.commands import EXIT_USAGE, CliError
 from services.cli.output import console
 from services.cli.reports.forms import Facts
-from services.kit.files import whole
+from services.cli.values import made, text_of
 
 CATALOGUE: dict[str, Any] = json.loads(Path(__file__).with_name("factors.json").read_text())
 app = typer.Typer(help="Values for reports that the ledger does not have.", invoke_without_command=True)
@@ -43,27 +43,18 @@ def add(
     for kind, values in CATALOGUE.items():
         if kind != "unknown":
             known[kind] = {**values, **known.get(kind, {})}
-    try:
-        with whole(file) as part:
-            part.write_text(json.dumps(known, indent=2) + "\n")
-    except OSError as error:
-        raise CliError(f"cannot write {file}: {error.strerror or error}", EXIT_USAGE) from error
+    with made(file) as part:
+        part.write_text(json.dumps(known, indent=2) + "\n")
     console.print(f"wrote {file}")
 
 
 def read_facts(file: Path) -> Facts:
-    """Return the facts of a file.
-
-    Raises:
-        CliError: It cannot be read, or contains something that is not a fact; the message names it.
-    """
+    """Return the facts of a file; ``CliError`` names what is not a fact in it."""
     try:
-        return Facts.model_validate_json(file.read_text(encoding="utf-8"))
+        return Facts.model_validate_json(text_of(file))
     except ValidationError as error:
         first = error.errors()[0]
         raise CliError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}", EXIT_USAGE) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}", EXIT_USAGE) from error
 
 
 def register(parent: typer.Typer) -> None:

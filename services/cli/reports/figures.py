@@ -25,6 +25,14 @@ def title(line: Report) -> str:
     return f"{name}, {line['then_group']}" if line.get("then_group") else name
 
 
+def sums(found: Report, idle: str, total: str) -> list[Report]:
+    """Return the lines of idle energy and of the sum, with these titles."""
+    return [
+        {"group": each, "jobs": "", "footprint": found[of], "accounts": found[f"{of}_accounts"]}
+        for of, each in (("idle", idle), ("total", total))
+    ]
+
+
 def amounts(lines: Sequence[Report]) -> list[list[str]]:
     """Return each line's energy, emissions by each account, baseline, and change against it, for a table."""
     used, accounts = [line["footprint"] for line in lines], [line["accounts"] for line in lines]

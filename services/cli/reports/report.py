@@ -1,13 +1,14 @@
 """`wattshift report`: energy and emissions of a period, as a table, CSV, JSON, or a page to hand on."""
 
+import io
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -16,11 +17,10 @@ from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_USAGE, AsJson, CliError
 from services.cli.output import console
 from services.cli.reports import savings
-from services.cli.reports.figures import Report, amounts, share, title
+from services.cli.reports.figures import Report, amounts, share, sums, title
 from services.cli.reports.forms import FORMS
-from services.cli.values import utc_time
+from services.cli.values import made, text_of, utc_time
 from services.contracts.queries import GroupBy, RequestGroup
-from services.kit.files import whole
 from services.kit.text import write_row
 
 PAGE_LINES = 10_000
@@ -170,12 +170,7 @@ def _form(gateway: Gateway, form: str, facts_file: Path | None, period: dict[str
 def _check(path: Path) -> None:
     from services.cli.reports.report_page import checksum_of
 
-    try:
-        page = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise CliError(f"--check {path}: cannot be read: {reason}", EXIT_USAGE) from error
-    if (checksum := checksum_of(page)) is None:
+    if (checksum := checksum_of(text_of(path))) is None:
         raise CliError(f"{path} is not as it was made: its checksum does not fit", EXIT_FAILED)
     console.print(f"{path} is as it was made; SHA-256 {checksum}")
 
@@ -229,12 +224,10 @@ def _print(by: str, found: Report) -> None:
     figures = ("jobs", "GPU time", "energy", "CO2", "market-based", "embodied", "baseline", "to baseline")
     figures = (*figures, "cost") if currency else figures
     shown = output.table(by, *figures, right=figures)
-    idle = {"group": "(idle)", "jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
-    total = {"group": "[bold]total[/]", "jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
-    lines = [*found["lines"], idle, total]
+    lines = [*found["lines"], *sums(found, "(idle)", "[bold]total[/]")]
     used = output.times(line["footprint"]["gpu_s"] for line in lines)
     for line, gpu_time, cells in zip(lines, used, amounts(lines), strict=True):
-        if line is total:
+        if line is lines[-1]:
             shown.add_section()
         money = line["accounts"].get("money")
         cost = [("-" if money is None else f"{money:,.2f} {currency}")] if currency else []
@@ -298,9 +291,7 @@ def notes(found: Report) -> list[str]:
 
 
 def _write_csv(target: str, found: Report) -> None:
-    idle = {"group": "(idle)", "jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
-    total = {"group": "(total)", "jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
-    lines = [*found["lines"], idle, total]
+    lines = [*found["lines"], *sums(found, "(idle)", "(total)")]
     rows = [COLUMNS, *map(_row, lines)]
     if currency := found.get("currency"):
         costs = [f"cost_{currency}", *(line["accounts"]["money"] for line in lines)]
@@ -308,10 +299,18 @@ def _write_csv(target: str, found: Report) -> None:
     if found["then_by"]:
         seconds = ["then_group", *(line.get("then_group") or "" for line in lines)]
         rows = [(row[0], second, *row[1:]) for second, row in zip(seconds, rows, strict=True)]
+    text = io.StringIO()
+    for row in rows:
+        write_row(text, row)
     if target == "-":
-        _rows_to(sys.stdout, rows)
-        return
-    _write(Path(target), lambda file: _rows_to(file, rows))
+        sys.stdout.write(text.getvalue())
+    else:
+        _write(Path(target), text.getvalue())
+
+
+def _write(path: Path, text: str) -> None:
+    with made(path) as part:
+        part.write_text(text, encoding="utf-8", newline="")
 
 
 def _row(line: Report) -> Sequence[Any]:
@@ -338,20 +337,3 @@ def _row(line: Report) -> Sequence[Any]:
         "" if width["energy_j"] is None else width["energy_j"] / 3.6e6,
         kg(width["carbon_gco2"]),
     )
-
-
-def _rows_to(file: IO[str], rows: Sequence[Sequence[Any]]) -> None:
-    for row in rows:
-        write_row(file, row)
-
-
-def _write(path: Path, content: str | Callable[[IO[str]], None]) -> None:
-    """Write a file, which appears only once it is complete."""
-    try:
-        with whole(path) as part, part.open("w", encoding="utf-8", newline="") as file:
-            if isinstance(content, str):
-                file.write(content)
-            else:
-                content(file)
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror or error}", EXIT_USAGE) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.cli import output
 from services.cli.reports.charts import STYLE, bars
-from services.cli.reports.figures import Report, amounts, change, share, title
+from services.cli.reports.figures import Report, amounts, change, share, sums, title
 from services.core.domain.units import J_PER_KWH
 from services.kit.release import RELEASE
 
@@ -196,9 +196,7 @@ def _kg(value: float | None) -> float:
 
 
 def _table(by: str, found: Report) -> str:
-    idle = {"group": "idle", "jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
-    total = {"group": "total", "jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
-    return _html_table([by, *HEAD], _rows([*_largest(found), idle, total]), has_sum=True)
+    return _html_table([by, *HEAD], _rows([*_largest(found), *sums(found, "idle", "total")]), has_sum=True)
 
 
 def _jobs(found: Report) -> str:

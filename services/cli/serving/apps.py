@@ -11,7 +11,7 @@ from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group
 from services.cli.output import console
 from services.cli.serving.families import measured_families
 from services.cli.serving.fleets import configuration, plan_line, show_configuration, show_search
-from services.cli.values import filled, json_document
+from services.cli.values import filled, json_object
 
 P95 = 1.6449  #: Standard deviations from the mean to the 95th percentile of a normal distribution
 
@@ -83,10 +83,7 @@ def set_app(
     for the variant. With "family" in the file, variants take accuracy and profiles from the bundled measurements of
     that family of models; with "command" beside it, the file needs no list of variants.
     """
-    document = json_document(file)
-    if not isinstance(document, dict):
-        raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
-    app = Gateway().call("PUT", f"/v1/apps/{name}", body=_completed(file, document))
+    app = Gateway().call("PUT", f"/v1/apps/{name}", body=_completed(file, json_object(file)))
     variants = ", ".join(each["name"] for each in app["spec"]["variants"])
     output.tell(
         app, as_json, f"{name} is at revision {app['revision']} on fleet {app['spec']['fleet']}, variants {variants}"

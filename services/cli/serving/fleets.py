@@ -8,9 +8,9 @@ import typer
 
 from services.cli import output
 from services.cli.client import Gateway
-from services.cli.commands import EXIT_USAGE, AsJson, CliError, Group
+from services.cli.commands import AsJson, Group
 from services.cli.output import console
-from services.cli.values import json_document
+from services.cli.values import json_object
 
 FleetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The fleet's name.")]
 WHY = {
@@ -87,9 +87,7 @@ def set_fleet(
 
     Options take precedence over the file; without one, --gpus, --gpu-model and --zone are needed.
     """
-    spec = {} if file is None else json_document(file)
-    if not isinstance(spec, dict):
-        raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
+    spec = {} if file is None else json_object(file)
     given = {"gpus": gpus, "gpu_model": gpu_model, "zone": zone, "evaluation": evaluation}
     spec = {**spec, **{key: value for key, value in given.items() if value is not None}}
     fleet = Gateway().call("PUT", f"/v1/fleets/{name}", body=spec)

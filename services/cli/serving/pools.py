@@ -16,7 +16,7 @@ from services.cli.client import Gateway
 from services.cli.commands import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, AsJson, CliError, Group
 from services.cli.output import console
 from services.cli.planning.pools import show_plan
-from services.cli.values import filled, json_document, past_time, refuse_dropped
+from services.cli.values import filled, json_object, past_time, refuse_dropped
 
 PoolArgument = Annotated[str, typer.Argument(metavar="NAME", help="The pool's name.")]
 
@@ -91,10 +91,7 @@ def set_pool(
 
     {python} in a mode's command stands for the Python of this installation and {examples} for the folder of examples.
     """
-    spec = json_document(file)
-    if not isinstance(spec, dict):
-        raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
-    pool = Gateway().call("PUT", f"/v1/pools/{name}", body=_with_commands_filled(spec))
+    pool = Gateway().call("PUT", f"/v1/pools/{name}", body=_with_commands_filled(json_object(file)))
     output.tell(pool, as_json, f"{name} is at revision {pool['revision']}, {_mode(pool)}")
 
 

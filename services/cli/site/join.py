@@ -24,6 +24,7 @@ from services.cli.client import data_dir
 from services.cli.commands import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.jobs.names import checked_name
 from services.cli.output import console
+from services.cli.values import text_of
 from services.contracts.nodes import NodeCertificate, NodeRole
 from services.kit import files
 from services.kit.ids import host_name
@@ -122,13 +123,10 @@ def leave(folder: DataDir = None) -> None:
 
 
 def _token(given: str | None, file: Path | None) -> tuple[str, str]:
-    try:
-        if file is not None:
-            text = file.read_text()
-        else:
-            text = sys.stdin.readline() if given == "-" else given or os.environ.get(TOKEN, "")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}", EXIT_USAGE) from error
+    if file is not None:
+        text = text_of(file)
+    else:
+        text = sys.stdin.readline() if given == "-" else given or os.environ.get(TOKEN, "")
     secret, _, pin = text.strip().partition(".")
     if not secret:
         raise CliError(
