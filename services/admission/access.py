@@ -125,7 +125,7 @@ class Access:
             user = await self._owner(repository, spec)
             key = await repository.insert_key(spec, key_hash(secret), user.id if user else None, replaced=key_id)
             ends_at = utc_now() + timedelta(seconds=rotation.overlap_s)
-            await repository.set_expiry(key_id, min(ends_at, old.expires_at or ends_at))
+            await repository.change_key(key_id, expires_at=min(ends_at, old.expires_at or ends_at))
             await write_audit(connection, caller, "key.rotated", key_id, successor=key.id, overlap_s=rotation.overlap_s)
         return identity.NewApiKey.of(key, secret=secret)
 
@@ -144,12 +144,12 @@ class Access:
             changed: dict[str, Any] = {}
             if "expires_at" in change.model_fields_set:
                 changed["expires_at"] = change.expires_at
-                await repository.set_expiry(key_id, change.expires_at)
+                await repository.change_key(key_id, expires_at=change.expires_at)
                 shown = change.expires_at.isoformat() if change.expires_at else None
                 await write_audit(connection, caller, "key.expiry_set", key_id, expires_at=shown)
             if change.limits is not None:
                 changed["limits"] = limits = key.limits.changed(change.limits)
-                await repository.set_key_limits(key_id, limits)
+                await repository.change_key(key_id, limits=limits.model_dump(exclude_none=True))
                 before, after = (each.model_dump(exclude_none=True) for each in (key.limits, limits))
                 await write_audit(connection, caller, "key.limits_set", key_id, before=before, after=after)
         return key.model_copy(update=changed)
@@ -182,7 +182,7 @@ class Access:
                 return
             if key.role is Role.ADMIN and all(other.id == key_id for other in await repository.admins()):
                 raise conflict("This is the last admin key; create another one first.")
-            await repository.revoke_key(key_id)
+            await repository.change_key(key_id, revoked_at=utc_now())
             await write_audit(connection, caller, "key.revoked", key_id)
 
     async def keys(self, page: PageQuery) -> identity.KeyList:

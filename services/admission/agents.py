@@ -1,13 +1,13 @@
 """How admission reaches the nodes' agents: where each one is, and the token that tells it who is asking."""
 
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 
 import aiohttp
 
 from services.contracts.identity import Identity
 from services.kit.credentials import Credential, roots_of
-from services.kit.tokens import Outgoing, outgoing_to_node
+from services.kit.tokens import outgoing_to_node
 
 MOST_NODES = 10_000
 OLD_KEY_HEADER = "x-wattshift-key"  #: By which agents of the release before learn whose session an exec session is
@@ -35,17 +35,11 @@ class AgentTokens:
         """Take the token that agents of the previous release ask for; empty if there are none."""
         self._credential = credential
         self._shared = next(iter(roots_of(shared_token)), b"").decode()
-        self._known: OrderedDict[tuple[str, bytes], Outgoing] = OrderedDict()
+        self._outgoing = lru_cache(MOST_NODES)(outgoing_to_node)
 
     def headers(self, node_id: str, agent: Agent, identity: Identity | None = None) -> dict[str, str]:
         """Return the headers for a request to a node, on behalf of ``identity`` or of admission itself."""
         if not agent.enrolment:
             shared = {"authorization": f"Bearer {self._shared}"} if self._shared else {}
             return shared if identity is None else {**shared, OLD_KEY_HEADER: identity.key_id}
-        key = node_id, agent.enrolment
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = outgoing_to_node(self._credential, *key)
-            if len(self._known) > MOST_NODES:
-                self._known.popitem(last=False)
-        return known.headers(identity)
+        return self._outgoing(self._credential, node_id, agent.enrolment).headers(identity)

@@ -82,38 +82,18 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         feed = EventFeed(engine, poll_s=settings.event_poll_s, buffer=settings.event_buffer)
         changes = Changes(engine, poll_s=settings.change_poll_s)
         streams = EventStreams(feed, changes, jobs, settings.keep_alive_s)
-        committer = Committer(
-            SubmissionRepository(settings.database_url),
-            hints.give,
-            max_jobs=settings.max_jobs_per_commit,
-            patience_s=settings.commit_patience_s,
-        )
+        per_commit, patience_s = settings.max_jobs_per_commit, settings.commit_patience_s
+        repository = SubmissionRepository(settings.database_url)
+        committer = Committer(repository, hints.give, max_jobs=per_commit, patience_s=patience_s)
         agent_tokens = AgentTokens(settings.credential, settings.service_token)
-        logs = Logs(
-            engine,
-            jobs,
-            session,
-            tokens=agent_tokens,
-            reach=reach,
-            timeout_s=settings.agent_timeout_s,
-            poll_s=settings.log_poll_s,
-        )
+        logs = Logs(engine, jobs, session, agent_tokens, reach, settings)
         capacity = CapacityCache(read_capacity, settings.capacity_max_age_s)
         submissions = Submissions(committer, capacity, References(engine), arrays.find, disk)
-        sessions = Exec(
-            engine,
-            jobs,
-            exec_session,
-            tokens=agent_tokens,
-            timeout_s=settings.agent_timeout_s,
-            most_per_key=settings.exec_sessions_per_key,
-        )
+        sessions = Exec(engine, jobs, exec_session, agent_tokens, settings)
         budgets = Budgets(engine, hints.give, prices=settings.model_prices)
         show_figures(app.state.metrics, engine, disk)
-        addresses, signer = (
-            AddressRules(settings.webhook_networks),
-            Signer(settings.webhook_key or settings.service_token),
-        )
+        addresses = AddressRules(settings.webhook_networks)
+        signer = Signer(settings.webhook_key or settings.service_token)
         rules = SendingRules(settings.webhook_timeout_s, settings.webhook_retry_s, settings.webhook_disable_after_s)
         sender = Sender(engine, signer, addresses, rules)
         publisher = Publisher(engine, settings.webhook_settle_s)

@@ -5,9 +5,8 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
 
 import aiohttp
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -16,6 +15,7 @@ from services.admission.agents import Agent, AgentTokens
 from services.admission.jobs import Jobs
 from services.admission.repository.access import write_audit
 from services.admission.repository.jobs import Allocated, JobRepository
+from services.admission.settings import AdmissionSettings
 from services.contracts.codes import ProblemCode
 from services.contracts.exec_sessions import SILENCE_S, ExecEvent, ExecInput, ExecInputAnswer, ExecRequest, FilesRequest
 from services.contracts.identity import Identity
@@ -24,7 +24,7 @@ from services.contracts.problems import FieldError
 from services.core.domain.jobs import JobState
 from services.kit.http import problem_of
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, conflict, not_found, unavailable
+from services.kit.problems import ProblemError, conflict, found, not_found, unavailable
 from services.kit.tasks import end_tasks
 
 log = Log(__name__)
@@ -35,8 +35,7 @@ _AUDITED_CHARACTERS = 1_000
 _AUDIT_PATIENCE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """The node that a command runs on, and the gang that it runs beside."""
 
     agent: Agent
@@ -56,22 +55,15 @@ class Exec:
         engine: AsyncEngine,
         jobs: Jobs,
         session: aiohttp.ClientSession,
-        *,
         tokens: AgentTokens,
-        timeout_s: float,
-        most_per_key: int,
+        settings: AdmissionSettings,
     ) -> None:
-        """Create it.
-
-        Args:
-            session: For requests to agents; its connections must not be limited, since each exec session holds one.
-            timeout_s: How long a node may take to begin an answer.
-            most_per_key: Most sessions that one API key may have open in this process.
-        """
+        """Take how nodes are asked: with no limit of connections, since each exec session holds one."""
         self._engine, self._jobs, self._session, self._tokens = engine, jobs, session, tokens
+        timeout_s = settings.agent_timeout_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._streamed = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=SILENCE_S)
-        self._most_per_key = most_per_key
+        self._most_per_key = settings.exec_sessions_per_key
         self._open: Counter[str] = Counter()
         self._audits: set[asyncio.Task[None]] = set()
 
@@ -84,12 +76,11 @@ class Exec:
         """
         job = await self._jobs.get(identity, job_id)
         if job.state is not JobState.RUNNING:
-            detail = f"Job {job.name} is {job.state}; a command runs in a running job."
-            raise conflict(detail)
-        found = await self._reachable(identity, job)
-        index, rank = _share(found, request)
+            raise conflict(f"Job {job.name} is {job.state}; a command runs in a running job.")
+        reached = await self._reachable(identity, job)
+        index, rank = _share(reached, request)
         request = request.model_copy(update={"rank": rank, "node": None})
-        return await self._begin(identity, job, found, index, request)
+        return await self._begin(identity, job, reached, index, request)
 
     async def read_files(self, identity: Identity, job_id: str, request: FilesRequest) -> AsyncIterator[bytes]:
         """Read files of a job that does not run, from the first node of its newest gang; return a command's events.
@@ -112,17 +103,20 @@ class Exec:
         return await self._allocation(job.id, job.generation)
 
     async def _begin(
-        self, identity: Identity, job: Job, found: Allocated, index: int, request: ExecRequest | FilesRequest
+        self, identity: Identity, job: Job, reached: Allocated, index: int, request: ExecRequest | FilesRequest
     ) -> AsyncIterator[bytes]:
-        place = _place(found, index)
-        session_id = f"exec_{found.generation}_{index}_{secrets.token_hex(16)}"
+        place = _place(reached, index)
+        session_id = f"exec_{reached.generation}_{index}_{secrets.token_hex(16)}"
         if self._open[identity.key_id] >= self._most_per_key:
             most = f"This API key has {self._most_per_key} exec sessions open, which is the maximum."
             raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
         self._open[identity.key_id] += 1
         began_at = time.monotonic()
         try:
-            await self._audit_start(identity, job, place, request, session_id)
+            command = ["read", request.path] if isinstance(request, FilesRequest) else request.command
+            said = {"node": place.node_id, "command": " ".join(command)[:_AUDITED_CHARACTERS]}
+            terminal = isinstance(request, ExecRequest) and request.terminal is not None
+            await self._audit(identity, "job.exec", job, session_id, **said, terminal=terminal)
             answer = await self._ask_node(identity, place, session_id, request)
         except BaseException as error:
             self._close(identity, job, session_id, began_at, None, f"not started: {error!r}"[:_AUDITED_CHARACTERS])
@@ -166,10 +160,7 @@ class Exec:
 
     async def _allocation(self, job_id: str, generation: int) -> Allocated:
         async with self._engine.connect() as connection:
-            found = await JobRepository(connection).allocation(job_id, generation)
-        if found is None:
-            raise not_found("session, or it has ended")
-        return found
+            return found(await JobRepository(connection).allocation(job_id, generation), "session, or it has ended")
 
     async def _check_user(self, identity: Identity, job: Job) -> None:
         """Refuse commands in another user's job: they would run under that user's account and see its secrets."""
@@ -224,19 +215,10 @@ class Exec:
 
     # --- the audit
 
-    async def _audit_start(
-        self, identity: Identity, job: Job, place: _Place, request: ExecRequest | FilesRequest, session_id: str
-    ) -> None:
-        command = ["read", request.path] if isinstance(request, FilesRequest) else request.command
+    async def _audit(self, identity: Identity, action: str, job: Job, session_id: str, **data: Any) -> None:
+        said = {"tenant": job.tenant_id, "session": _public(session_id), **data}
         async with self._engine.begin() as connection:
-            await write_audit(
-                *(connection, identity, "job.exec", job.id),
-                tenant=job.tenant_id,
-                node=place.node_id,
-                command=" ".join(command)[:_AUDITED_CHARACTERS],
-                terminal=isinstance(request, ExecRequest) and request.terminal is not None,
-                session=_public(session_id),
-            )
+            await write_audit(connection, identity, action, job.id, **said)
 
     def _close(
         self, identity: Identity, job: Job, session_id: str, began_at: float, code: int | None, detail: str
@@ -245,23 +227,8 @@ class Exec:
         self._open[identity.key_id] -= 1
         if not self._open[identity.key_id]:
             del self._open[identity.key_id]
-        duration_s = round(time.monotonic() - began_at, 3)
-
-        async def write() -> None:
-            async with self._engine.begin() as connection:
-                await write_audit(
-                    *(connection, identity, "job.exec_ended", job.id),
-                    tenant=job.tenant_id,
-                    session=_public(session_id),
-                    exit_code=code,
-                    detail=detail,
-                    duration_s=duration_s,
-                )
-
-        self._spawn(write())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        said = {"exit_code": code, "detail": detail, "duration_s": round(time.monotonic() - began_at, 3)}
+        task = asyncio.create_task(self._audit(identity, "job.exec_ended", job, session_id, **said))
         self._audits.add(task)
         task.add_done_callback(self._audited)
 
@@ -271,21 +238,21 @@ class Exec:
             log.error("exec.end_not_audited", error=repr(error))
 
 
-def _share(found: Allocated, request: ExecRequest) -> tuple[int, int]:
+def _share(gang: Allocated, request: ExecRequest) -> tuple[int, int]:
     """Return the node's index in the gang, and the rank whose environment the command gets.
 
     Raises:
         ProblemError: 404 if the gang has no such rank or node.
     """
-    firsts = [sum(found.gpus[:index]) for index in range(len(found.gpus))]
+    firsts = [sum(gang.gpus[:index]) for index in range(len(gang.gpus))]
     if request.node is not None:
-        if request.node not in found.node_ids:
-            _refuse("node", f"It runs on {', '.join(found.node_ids)}.", f"The job does not run on node {request.node}.")
-        index = found.node_ids.index(request.node)
+        if request.node not in gang.node_ids:
+            _refuse("node", f"It runs on {', '.join(gang.node_ids)}.", f"The job does not run on node {request.node}.")
+        index = gang.node_ids.index(request.node)
         return index, firsts[index]
     rank = request.rank or 0
-    if rank >= sum(found.gpus):
-        _refuse("rank", f"Its ranks are 0 to {sum(found.gpus) - 1}.", f"The job has no rank {rank}.")
+    if rank >= sum(gang.gpus):
+        _refuse("rank", f"Its ranks are 0 to {sum(gang.gpus) - 1}.", f"The job has no rank {rank}.")
     index = max(index for index, first in enumerate(firsts) if first <= rank)
     return index, rank
 
@@ -295,14 +262,14 @@ def _refuse(field: str, hint: str, detail: str) -> None:
     raise ProblemError(404, ProblemCode.NOT_FOUND, f"{detail} {hint}", errors=errors)
 
 
-def _place(found: Allocated, index: int) -> _Place:
-    if index >= len(found.node_ids):
+def _place(gang: Allocated, index: int) -> _Place:
+    if index >= len(gang.node_ids):
         raise not_found("session, or it has ended")
-    node_id = found.node_ids[index]
-    agent = found.agents.get(node_id)
+    node_id = gang.node_ids[index]
+    agent = gang.agents.get(node_id)
     if agent is None:
         raise unavailable(f"Node {node_id}")
-    return _Place(agent, node_id, found.id)
+    return _Place(agent, node_id, gang.id)
 
 
 def _public(session_id: str) -> str:

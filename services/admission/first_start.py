@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.access import SUPERUSER
-from services.admission.keys import is_secret, key_hash, new_secret
+from services.admission.keys import KEY_PATTERN, key_hash, new_secret
 from services.admission.repository.access import AccessRepository
 from services.contracts.identity import KeySpec, Role, TenantSpec, UserSpec
 from services.contracts.invalid import NAME_PATTERN
@@ -80,7 +80,7 @@ async def _own_keys(repository: AccessRepository, account: str) -> None:
 def _kept_secret(path: Path) -> str:
     """Return the secret in ``path``; a new one is on disk before it is returned."""
     try:
-        if is_secret(secret := path.read_text().strip()):
+        if re.fullmatch(KEY_PATTERN, secret := path.read_text().strip()):
             return secret
     except FileNotFoundError:
         pass

@@ -72,15 +72,7 @@ class Jobs:
         async with self._engine.begin() as connection:
             repository = JobRepository(connection)
             job = found(await repository.lock(job_id, identity), "job")
-            decision = decide(
-                command,
-                job.state,
-                cancel_requested=job.cancel_requested,
-                hold_requested=job.hold_requested,
-                is_bound=bool(job.bound_to),
-                is_away=bool(job.cell),
-                has_started=job.generation > 0,
-            )
+            decision = decide(command, job)
             if decision is not None:
                 await repository.change(job_id, decision)
                 data: dict[str, Any] = {"by": identity.key_id}
@@ -146,12 +138,7 @@ class Arrays:
             repository = ArrayRepository(connection)
             for alike in await repository.lock_tasks(array.id):
                 try:
-                    decision = decide(
-                        command,
-                        alike.state,
-                        cancel_requested=alike.cancel_requested,
-                        hold_requested=alike.hold_requested,
-                    )
+                    decision = decide(command, alike)
                 except TransitionError as error:
                     said = error
                     continue

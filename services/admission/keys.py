@@ -1,7 +1,6 @@
 """API keys as secrets: generated, recognised and hashed."""
 
 import hashlib
-import re
 import secrets
 
 KEY_PATTERN = r"ws_[A-Za-z0-9_-]{43}"
@@ -10,11 +9,6 @@ KEY_PATTERN = r"ws_[A-Za-z0-9_-]{43}"
 def new_secret() -> str:
     """Return a new key: 256 random bits after a prefix that lets scanners find leaked keys."""
     return "ws_" + secrets.token_urlsafe(32)
-
-
-def is_secret(text: str) -> bool:
-    """Return whether ``text`` has the form of a key."""
-    return re.fullmatch(KEY_PATTERN, text) is not None
 
 
 def key_hash(secret: str) -> bytes:

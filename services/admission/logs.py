@@ -3,8 +3,8 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 import aiohttp
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -13,7 +13,8 @@ from services.admission.agents import AgentTokens
 from services.admission.cells.remote import Reach
 from services.admission.jobs import Jobs
 from services.admission.repository.cells import CellRepository
-from services.admission.repository.jobs import Allocated, JobRepository
+from services.admission.repository.jobs import JobRepository
+from services.admission.settings import AdmissionSettings
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.nodes import (
@@ -33,8 +34,7 @@ from services.kit.problems import ProblemError, conflict, unavailable
 PASSED_ON = (LOG_OFFSET_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_SIZE_HEADER, LOG_EOF_HEADER)
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(NamedTuple):
     """The gang and node, or the cell, that a piece of output comes from."""
 
     url: str
@@ -47,8 +47,7 @@ class _Source:
     allocation_id: str | None  #: None: a cell has the job
 
 
-@dataclass(frozen=True, slots=True)
-class LogPiece:
+class LogPiece(NamedTuple):
     """A piece of the output, and the headers that describe it."""
 
     content: bytes
@@ -65,17 +64,14 @@ class Logs:
         engine: AsyncEngine,
         jobs: Jobs,
         session: aiohttp.ClientSession,
-        *,
         tokens: AgentTokens,
         reach: Reach,
-        timeout_s: float,
-        poll_s: float,
+        settings: AdmissionSettings,
     ) -> None:
         """Take how nodes and, outside of the installation, cells are asked."""
         self._engine, self._jobs, self._session, self._tokens = engine, jobs, session, tokens
-        self._reach = reach
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._poll_s = poll_s
+        self._reach, self._poll_s = reach, settings.log_poll_s
+        self._timeout = aiohttp.ClientTimeout(total=settings.agent_timeout_s)
 
     async def piece(self, identity: Identity, job_id: str, query: LogQuery) -> LogPiece:
         """Return one piece.
@@ -132,7 +128,10 @@ class Logs:
         if found is None:
             what = "has not started yet" if query.generation is None else f"had no gang {query.generation}"
             raise ProblemError(404, ProblemCode.NO_DATA, f"The job {what}, so there is no output.")
-        node_id = self._node(found, query.node)
+        node_id = query.node or found.node_ids[0]
+        if node_id not in found.node_ids:
+            pointer = FieldError(pointer="?node", detail=f"It ran on {', '.join(found.node_ids)}.")
+            raise ProblemError(404, ProblemCode.NO_DATA, f"The gang did not run on node {node_id}.", errors=[pointer])
         agent = found.agents.get(node_id)
         if agent is None:
             raise unavailable(f"Node {node_id}")
@@ -140,15 +139,6 @@ class Logs:
         url, headers = f"{agent.url}/v1/allocations/{found.id}/logs", self._tokens.headers(node_id, agent)
         stream = {"stream": query.stream.value}
         return _Source(url, headers, agent.tls, stream, f"Node {node_id}", own, job_id, found.id)
-
-    @staticmethod
-    def _node(found: Allocated, wanted: str | None) -> str:
-        if wanted is None:
-            return found.node_ids[0]
-        if wanted not in found.node_ids:
-            pointer = FieldError(pointer="?node", detail=f"It ran on {', '.join(found.node_ids)}.")
-            raise ProblemError(404, ProblemCode.NO_DATA, f"The gang did not run on node {wanted}.", errors=[pointer])
-        return wanted
 
     async def _fetch(self, source: _Source, offset: int, limit: int, since: datetime | None = None) -> LogPiece:
         in_cell = source.allocation_id is None

@@ -1,8 +1,9 @@
 """What cancel, hold and release do in each job state; no effects."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.core.domain.errors import TransitionError
 from services.core.domain.jobs import JobState, check_transition
@@ -27,75 +28,61 @@ class Decision:
     now: tuple[str, ...] = ()  #: Columns that are set to the time of the transaction
 
 
-def decide(
-    command: Command,
-    state: JobState,
-    *,
-    cancel_requested: bool,
-    hold_requested: bool,
-    is_bound: bool = False,
-    is_away: bool = False,
-    has_started: bool = False,
-) -> Decision | None:
+class Steered(NamedTuple):
+    """What a command on a job, or on tasks that are alike, depends on."""
+
+    state: JobState
+    cancel_requested: bool = False
+    hold_requested: bool = False
+    tenant_id: str = ""
+    bound_to: Sequence[str] = ()  #: The only nodes that it may start on, as they have its checkpoint
+    cell: str | None = None  #: The cell that has it
+    generation: int = 0  #: How often it was given GPUs
+
+
+def decide(command: Command, job: Steered) -> Decision | None:
     """Return what to change; None if the job is already as requested.
 
     A job without GPUs changes state at once. One that holds GPUs is only marked: the scheduler, the only process that
-    ends gangs, does the rest; and so is one that a cell has, until the cell has done it. ``is_bound``: whether the job
-    may start only on the nodes that have its checkpoint. ``is_away``: whether a cell has it. ``has_started``: whether
-    it was ever given GPUs.
+    ends gangs, does the rest; and so is one that a cell has, until the cell has done it.
 
     Raises:
         TransitionError: The job has ended or is being cancelled, so that the command is not possible.
     """
+    state, cancel_requested = job.state, job.cancel_requested
     match command:
-        case Command.CANCEL:
-            return _cancel(state, cancel_requested, is_away)
-        case Command.WITHDRAW:
-            if has_started:
+        case Command.CANCEL | Command.WITHDRAW:
+            if command is Command.WITHDRAW and job.generation:
                 raise TransitionError("The job has been started, and is not withdrawn any more.")
-            return _cancel(state, cancel_requested, is_away)
+            if state is JobState.CANCELLED:
+                return None
+            if state.holds_gpus or (job.cell and not state.is_final):
+                return None if cancel_requested else Decision("job.cancel_requested", {"cancel_requested": True})
+            if state.is_final:
+                raise TransitionError(f"The job has {state} and cannot be cancelled any more.")
+            return _move(state, JobState.CANCELLED, "cancelled", ("ended_at",), expected_start_at=None)
         case Command.HOLD:
-            return _hold(state, cancel_requested, hold_requested, is_away)
+            if state is JobState.HELD:
+                return None
+            _refuse_if_over(state, cancel_requested, "held")
+            if state.holds_gpus or job.cell:
+                return None if job.hold_requested else Decision("job.hold_requested", {"hold_requested": True})
+            return _move(state, JobState.HELD, "held", queued_at=None, expected_start_at=None)
         case Command.RELEASE:
-            return _release(state, cancel_requested, hold_requested)
+            _refuse_if_over(state, cancel_requested, "released")
+            if state is JobState.HELD:
+                return _move(state, JobState.QUEUED, None, ("queued_at",), node_losses=0, not_before=None)
+            return Decision("job.hold_withdrawn", {"hold_requested": False}) if job.hold_requested else None
         case Command.FORGET_CHECKPOINT:
-            return _forget_checkpoint(state, cancel_requested, is_bound)
-
-
-def _cancel(state: JobState, cancel_requested: bool, is_away: bool) -> Decision | None:
-    if state is JobState.CANCELLED:
-        return None
-    if state.holds_gpus or (is_away and not state.is_final):
-        return None if cancel_requested else Decision("job.cancel_requested", {"cancel_requested": True})
-    if state.is_final:
-        raise TransitionError(f"The job has {state} and cannot be cancelled any more.")
-    return _move(state, JobState.CANCELLED, "cancelled", ("ended_at",), expected_start_at=None)
-
-
-def _hold(state: JobState, cancel_requested: bool, hold_requested: bool, is_away: bool) -> Decision | None:
-    if state is JobState.HELD:
-        return None
-    _refuse_if_over(state, cancel_requested, "held")
-    if state.holds_gpus or is_away:
-        return None if hold_requested else Decision("job.hold_requested", {"hold_requested": True})
-    return _move(state, JobState.HELD, "held", queued_at=None, expected_start_at=None)
-
-
-def _release(state: JobState, cancel_requested: bool, hold_requested: bool) -> Decision | None:
-    _refuse_if_over(state, cancel_requested, "released")
-    if state is JobState.HELD:
-        return _move(state, JobState.QUEUED, None, ("queued_at",), node_losses=0, not_before=None)
-    return Decision("job.hold_withdrawn", {"hold_requested": False}) if hold_requested else None
-
-
-def _forget_checkpoint(state: JobState, cancel_requested: bool, is_bound: bool) -> Decision | None:
-    _refuse_if_over(state, cancel_requested, "sent elsewhere")
-    if state.holds_gpus:
-        raise TransitionError(f"The job is {state}. Only one that waits can begin anew elsewhere: hold it before.")
-    if not is_bound:
-        return None
-    said = {"reason": None, "detail": None} if state is JobState.QUEUED else {}
-    return Decision("job.checkpoint_forgotten", {"bound_to": None, **said})
+            _refuse_if_over(state, cancel_requested, "sent elsewhere")
+            if state.holds_gpus:
+                raise TransitionError(
+                    f"The job is {state}. Only one that waits can begin anew elsewhere: hold it before."
+                )
+            if not job.bound_to:
+                return None
+            said = {"reason": None, "detail": None} if state is JobState.QUEUED else {}
+            return Decision("job.checkpoint_forgotten", {"bound_to": None, **said})
 
 
 def _refuse_if_over(state: JobState, cancel_requested: bool, asked: str) -> None:

@@ -21,11 +21,10 @@ from services.admission.repository.events import (
 from services.contracts.changes import Changed, ChangeKind
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError
 from services.core.domain.jobs import JobState
 from services.db.engine import is_connection_error
 from services.kit.logging import Log
-from services.kit.problems import ProblemError
+from services.kit.problems import invalid
 from services.kit.tasks import merged
 
 log = Log(__name__)
@@ -152,14 +151,8 @@ def read_last_event_id(header: str | None) -> Position | None:
     """
     if not header:
         return None
-    position = Position.parse(header)
-    if position is None:
-        raise ProblemError(
-            422,
-            ProblemCode.INVALID_CURSOR,
-            "Last-Event-ID is not the id of an event.",
-            errors=[FieldError(pointer="#Last-Event-ID", detail="Not the id of an event.")],
-        )
+    if (position := Position.parse(header)) is None:
+        raise invalid("#Last-Event-ID", "Last-Event-ID is not the id of an event.", ProblemCode.INVALID_CURSOR)
     return position
 
 
@@ -187,9 +180,9 @@ class EventStreams:
         if not follow:
             return self._replay(scope, start)
         if not changes:
-            return self._follow_all(scope, start)
+            return self._follow(scope, start)
         hidden = frozenset[ChangeKind]() if scope.tenant_id is None else OPERATORS_ONLY
-        return merged(self._follow_all(scope, start), self._follow_changes(frozenset(ChangeKind) - hidden))
+        return merged(self._follow(scope, start), self._follow_changes(frozenset(ChangeKind) - hidden))
 
     async def of_job(
         self, identity: Identity, job_id: str, after: Position | None, *, follow: bool
@@ -204,7 +197,7 @@ class EventStreams:
             return None
         if not follow:
             return self._replay(scope, start)
-        return self._follow_job(identity, job_id, start)
+        return self._follow(scope, start, identity)
 
     async def _replay(self, scope: Scope, position: Position) -> AsyncIterator[bytes]:
         yield HELLO
@@ -216,23 +209,18 @@ class EventStreams:
             if not events or position == before:
                 return
 
-    async def _follow_all(self, scope: Scope, start: Position) -> AsyncIterator[bytes]:
+    async def _follow(self, scope: Scope, start: Position, identity: Identity | None = None) -> AsyncIterator[bytes]:
+        """Yield events in ``scope``: endlessly, or, if it is a job that ``identity`` sees, until that has ended."""
         yield HELLO
         async for event in self._feed.follow(scope, start, self._keep_alive_s):
             yield KEEP_ALIVE if event is None else as_sse(event)
+            if scope.job_id is None or identity is None:
+                continue
+            if event is None and (await self._jobs.get(identity, scope.job_id)).state.is_final:
+                return
+            if event is not None and event.type in FINAL_EVENTS:
+                return
 
     async def _follow_changes(self, kinds: frozenset[ChangeKind]) -> AsyncIterator[bytes]:
         async for found in self._changes.follow(kinds):
             yield b"event: changed\ndata: %b\n\n" % Changed(kinds=sorted(found)).model_dump_json().encode()
-
-    async def _follow_job(self, identity: Identity, job_id: str, start: Position) -> AsyncIterator[bytes]:
-        yield HELLO
-        async for event in self._feed.follow(Scope(job_id=job_id), start, self._keep_alive_s):
-            if event is not None:
-                yield as_sse(event)
-                if event.type in FINAL_EVENTS:
-                    return
-            else:
-                yield KEEP_ALIVE
-                if (await self._jobs.get(identity, job_id)).state.is_final:
-                    return

@@ -106,7 +106,8 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
     if not entry.service:
         served = [at for at, spec in enumerate(specs) if spec.service is not None]
         if served:
-            return _not_a_pool([f"/jobs/{at}/service" if entry.batch else "/service" for at in served])
+            pointers = [f"/jobs/{at}/service" if entry.batch else "/service" for at in served]
+            return _problem([FieldError(pointer=pointer, detail=POOLS_ALONE) for pointer in pointers])
     try:
         if entry.project is not None:
             where = "/jobs/{}/project" if entry.batch else "/project"
@@ -116,8 +117,7 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
     jobs = tuple(map(_draft_job, specs))
     if (count := sum(job.count for job in jobs)) > MAX_ARRAY_TASKS:
         said = f"the arrays of one batch may have {MAX_ARRAY_TASKS:,} tasks together, not {count:,}"
-        errors = [FieldError(pointer="/jobs", detail=said)]
-        return ProblemError(422, ProblemCode.INVALID_REQUEST, f"/jobs: {said}", errors=errors)
+        return _problem([FieldError(pointer="/jobs", detail=said)])
     kind = b"batch\0" if entry.batch else b"job\0"
     within = b"" if entry.project is None else entry.project.encode() + b"\0"  # with another key it is other jobs
     return Draft(entry=entry, jobs=jobs, body_sha256=hashlib.sha256(kind + within + entry.body.encode()).digest())
@@ -134,9 +134,9 @@ def _draft_job(spec: JobSpec) -> DraftJob:
     )
 
 
-def _not_a_pool(pointers: list[str]) -> ProblemError:
-    errors = [FieldError(pointer=pointer, detail=POOLS_ALONE) for pointer in pointers]
-    return ProblemError(422, ProblemCode.INVALID_REQUEST, f"{pointers[0]}: {POOLS_ALONE}", errors=errors[:50])
+def _problem(errors: Sequence[FieldError]) -> ProblemError:
+    first = errors[0]
+    return ProblemError(422, ProblemCode.INVALID_REQUEST, f"{first.pointer}: {first.detail}", errors=errors[:50])
 
 
 def check_capacity(draft: Draft, capacity: Capacity) -> ProblemError | None:
@@ -167,23 +167,6 @@ def refused(problem: ProblemError) -> SubmissionAnswer:
     return SubmissionAnswer(status=problem.status, body=problem.document().model_dump_json(exclude_none=True))
 
 
-@dataclass
-class _Wrong:
-    """What is wrong with the dependencies of a submission, by field."""
-
-    errors: list[FieldError] = field(default_factory=list[FieldError])
-
-    def add(self, pointer: str, detail: str) -> None:
-        self.errors.append(FieldError(pointer=pointer, detail=detail))
-
-    def problem(self) -> ProblemError:
-        """Return the problem to answer with; at least one must have been noted."""
-        first = self.errors[0]
-        return ProblemError(
-            422, ProblemCode.INVALID_REQUEST, f"{first.pointer}: {first.detail}", errors=self.errors[:50]
-        )
-
-
 def words_to_find(draft: Draft) -> set[str]:
     """Return the words by which a submission refers to jobs outside it."""
     own = {job.spec.name for job in draft.jobs} if draft.entry.batch else set[str]()
@@ -200,13 +183,14 @@ def resolve(draft: Draft, found: Found) -> None:
         draft: Changed in place.
         found: The ids that the words of ``words_to_find`` may mean.
     """
-    wrong = _Wrong()
+    wrong: list[FieldError] = []
     needs = [_needs(draft, at, found, wrong) for at in range(len(draft.jobs))]
-    if not wrong.errors and (circle := _circle(draft.jobs, needs)):
+    if not wrong and (circle := _circle(draft.jobs, needs)):
         names = " -> ".join(draft.jobs[at].spec.name for at in circle)
-        wrong.add(_pointer(draft, circle[0]), f"these jobs wait for each other: {names}")
-    if wrong.errors:
-        draft.problem = wrong.problem()
+        said = f"these jobs wait for each other: {names}"
+        wrong.append(FieldError(pointer=_pointer(draft, circle[0]), detail=said))
+    if wrong:
+        draft.problem = _problem(wrong)
         return
     draft.jobs = tuple(_with_ids(job, ids) if ids else job for job, ids in zip(draft.jobs, needs, strict=True))
 
@@ -215,7 +199,7 @@ def _pointer(draft: Draft, at: int) -> str:
     return f"/jobs/{at}/after" if draft.entry.batch else "/after"
 
 
-def _needs(draft: Draft, at: int, found: Found, wrong: _Wrong) -> list[tuple[Condition, str]]:
+def _needs(draft: Draft, at: int, found: Found, wrong: list[FieldError]) -> list[tuple[Condition, str]]:
     after = draft.jobs[at].spec.after
     needs: list[tuple[Condition, str]] = []
     for condition, word in after.references() if after else ():
@@ -223,16 +207,16 @@ def _needs(draft: Draft, at: int, found: Found, wrong: _Wrong) -> list[tuple[Con
         ids = _meant(draft, word, found)
         if len(ids) == 1:
             needs.append((condition, ids[0]))
-        elif ids:
-            wrong.add(pointer, f"{word!r} is ambiguous; give one of these ids: {', '.join(ids[:3])}")
+            continue
+        if ids:
+            said = f"{word!r} is ambiguous; give one of these ids: {', '.join(ids[:3])}"
         elif word == draft.jobs[at].spec.name:
-            wrong.add(pointer, f"{word!r} is the job itself, and no earlier job has that name")
+            said = f"{word!r} is the job itself, and no earlier job has that name"
         elif isinstance(word, int):
-            wrong.add(
-                pointer, f"there is no job at position {word}" + ("" if draft.entry.batch else " without a batch")
-            )
+            said = f"there is no job at position {word}" + ("" if draft.entry.batch else " without a batch")
         else:
-            wrong.add(pointer, f"there is no job {word!r}: no name or number is equal and no id begins so")
+            said = f"there is no job {word!r}: no name or number is equal and no id begins so"
+        wrong.append(FieldError(pointer=pointer, detail=said))
     return list(dict.fromkeys(needs))
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.admission.steering import Command, decide
+from services.admission.steering import Command, Steered, decide
 from services.core.domain.errors import TransitionError
 from services.core.domain.jobs import JobState
 from tests.admission.installation import Admission
@@ -47,21 +47,21 @@ def test_the_table_is_complete() -> None:
 def test_each_command_in_each_state(command: Command, state: JobState, event: str | None) -> None:
     if event == REFUSED:
         with pytest.raises(TransitionError):
-            decide(command, state, cancel_requested=False, hold_requested=False)
+            decide(command, Steered(state))
         return
-    decision = decide(command, state, cancel_requested=False, hold_requested=False)
+    decision = decide(command, Steered(state))
     assert (decision and decision.event) == event
 
 
 @pytest.mark.parametrize("state", JobState)
 def test_what_was_started_is_not_withdrawn(state: JobState) -> None:
     with pytest.raises(TransitionError):
-        decide(Command.WITHDRAW, state, cancel_requested=False, hold_requested=False, has_started=True)
+        decide(Command.WITHDRAW, Steered(state, generation=1))
 
 
 @pytest.mark.parametrize(("command", "event"), [("cancel", "job.cancel_requested"), ("hold", "job.hold_requested")])
 def test_what_a_cell_has_is_only_marked(command: str, event: str) -> None:
-    decision = decide(Command(command), S.QUEUED, cancel_requested=False, hold_requested=False, is_away=True)
+    decision = decide(Command(command), Steered(S.QUEUED, cell="north"))
     assert (decision and decision.event) == event
     assert decision
     assert "state" not in decision.values
@@ -69,14 +69,14 @@ def test_what_a_cell_has_is_only_marked(command: str, event: str) -> None:
 
 @pytest.mark.parametrize("state", HOLDING)
 def test_what_was_asked_already(state: JobState) -> None:
-    assert decide(Command.CANCEL, state, cancel_requested=True, hold_requested=False) is None
-    assert decide(Command.HOLD, state, cancel_requested=False, hold_requested=True) is None
-    withdrawn = decide(Command.RELEASE, state, cancel_requested=False, hold_requested=True)
+    assert decide(Command.CANCEL, Steered(state, cancel_requested=True)) is None
+    assert decide(Command.HOLD, Steered(state, hold_requested=True)) is None
+    withdrawn = decide(Command.RELEASE, Steered(state, hold_requested=True))
     assert withdrawn is not None
     assert withdrawn.values == {"hold_requested": False}
     for command in (Command.HOLD, Command.RELEASE):
         with pytest.raises(TransitionError):
-            decide(command, state, cancel_requested=True, hold_requested=False)
+            decide(command, Steered(state, cancel_requested=True))
 
 
 async def test_a_waiting_job_is_cancelled_at_once(admission: Admission) -> None:
@@ -148,7 +148,7 @@ async def test_what_an_operator_does_to_others_is_audited(admission: Admission) 
 
 @pytest.mark.parametrize(("state", "said"), [(S.QUEUED, {"reason": None, "detail": None}), (S.HELD, {})])
 def test_a_checkpoint_is_forgotten_by_a_job_that_waits(state: JobState, said: dict[str, None]) -> None:
-    decision = decide(Command.FORGET_CHECKPOINT, state, cancel_requested=False, hold_requested=False, is_bound=True)
+    decision = decide(Command.FORGET_CHECKPOINT, Steered(state, bound_to=["n"]))
 
     assert decision is not None
     assert (decision.event, decision.values) == ("job.checkpoint_forgotten", {"bound_to": None, **said})

@@ -64,12 +64,8 @@ class AccessRepository(Repository):
         if row is None:
             return None
         if row.not_noted:
-            await self._connection.execute(
-                update(api_keys).where(api_keys.c.id == row.id).values(last_used_at=func.now())
-            )
-        identity = Identity(
-            tenant_id=row.tenant_id, role=Role(row.role), key_id=row.id, user_id=row.user_id, project=row.project
-        )
+            await self.change_key(row.id, last_used_at=func.now())
+        identity = Identity.of(row, key_id=row.id)
         limits, own = TenantLimits.as_stored(row.limits), KeyLimits.as_stored(row.key_limits)
         month = f"{utc_now():%Y-%m}"
         used = KeyUse(month=month, tokens=0, gco2=0, cost=0) if row.used is None else KeyUse.as_stored(row.used)
@@ -169,19 +165,9 @@ class AccessRepository(Repository):
         """Return a key, revoked or not, and lock it until the transaction ends."""
         return await self._one(_KEYS.where(api_keys.c.id == key_id).with_for_update(of=api_keys), ApiKey.as_stored)
 
-    async def set_expiry(self, key_id: str, expires_at: datetime | None) -> None:
-        """Set when a key stops working; None: never."""
-        await self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(expires_at=expires_at))
-
-    async def set_key_limits(self, key_id: str, limits: KeyLimits) -> None:
-        """Replace what a key may do with models."""
-        values = {"limits": limits.model_dump(exclude_none=True)}
-        await self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(values))
-
-    async def revoke_key(self, key_id: str) -> None:
-        """Mark a key as revoked."""
-        query = update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=utc_now())
-        await self._connection.execute(query)
+    async def change_key(self, key_id: str, **values: Any) -> None:
+        """Set columns of a key."""
+        await self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(**values))
 
     async def revoke_admin_keys(self, labels: Collection[str]) -> list[str]:
         """Revoke the admin keys that have one of these labels; return their ids."""

@@ -3,15 +3,14 @@
 import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Row, and_, func, text, update
 from sqlalchemy.dialects.postgresql import JSONB
 
 from services.admission.repository import Repository
-from services.admission.repository.jobs import labels_of
-from services.admission.steering import Decision
+from services.admission.repository.jobs import labels_of, steered
+from services.admission.steering import Decision, Steered
 from services.contracts.arrays import TaskCounts
 from services.contracts.identity import Identity
 from services.contracts.invalid import JOB_NUMBER
@@ -104,15 +103,6 @@ _ID_PART = re.compile(r"(?:(job|array)_)?([0-9a-z]{1,26})")
 _LIVE_FIRST = ("running", "starting", "preempting", "queued", "held")
 
 
-@dataclass(frozen=True, slots=True)
-class AlikeTasks:
-    """The tasks of an array on which a command has the same effect."""
-
-    state: JobState
-    cancel_requested: bool
-    hold_requested: bool
-
-
 class ArrayRepository(Repository):
     """Arrays, and their tasks together."""
 
@@ -136,12 +126,11 @@ class ArrayRepository(Repository):
         typed = text(query).columns(spec=JSONB, waiting=JSONB)
         return [_array(row) for row in await self._connection.execute(typed, {**given, "limit": limit})]
 
-    async def lock_tasks(self, array_id: str) -> list[AlikeTasks]:
-        """Lock all tasks until the transaction ends; return the states they are in."""
-        rows = await self._connection.execute(_ALIKE, {"array_id": array_id})
-        return [AlikeTasks(JobState(row.state), row.cancel_requested, row.hold_requested) for row in rows]
+    async def lock_tasks(self, array_id: str) -> list[Steered]:
+        """Lock all tasks until the transaction ends; return the states they are in, each once."""
+        return await self._all(_ALIKE.bindparams(array_id=array_id), steered)
 
-    async def change_tasks(self, array_id: str, alike: AlikeTasks, decision: Decision, key_id: str) -> int:
+    async def change_tasks(self, array_id: str, alike: Steered, decision: Decision, key_id: str) -> int:
         """Change locked tasks and add an event to each; return how many there are."""
         which = and_(
             jobs.c.array_id == array_id,

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, text, true, update
+from sqlalchemy import ColumnElement, Row, RowMapping, Select, and_, func, insert, or_, select, text, true, update
 
 from services.admission.agents import Agent
 from services.admission.capacity import DeviceKind, kinds_of
 from services.admission.repository import Repository
-from services.admission.steering import Decision
+from services.admission.steering import Decision, Steered
 from services.contracts.engines import OURS
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobCounts, JobFootprint, JobProgress, JobSpec, Share
@@ -127,19 +127,6 @@ def conditions(wanted: JobQuery) -> list[ColumnElement[bool]]:
 
 
 @dataclass(frozen=True, slots=True)
-class LockedJob:
-    """What a command on a job depends on; it does not change until the transaction ends."""
-
-    state: JobState
-    tenant_id: str
-    cancel_requested: bool
-    hold_requested: bool
-    bound_to: tuple[str, ...] = ()
-    cell: str | None = None
-    generation: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Allocated:
     """One of a job's gangs: its nodes by node rank, the GPUs on each, and their agents."""
 
@@ -148,6 +135,10 @@ class Allocated:
     node_ids: tuple[str, ...]
     gpus: tuple[int, ...]
     agents: dict[str, Agent]
+
+
+def steered(row: RowMapping) -> Steered:
+    return Steered(**{**row, "state": JobState(row["state"])})
 
 
 def _agent(found: Any) -> Agent:
@@ -188,15 +179,10 @@ class JobRepository(Repository):
         """Return the user whose key submitted a job; None if the key belonged to no user."""
         return await self._value(select(jobs.c.user_id).where(jobs.c.id == job_id))
 
-    async def lock(self, job_id: str, caller: Identity) -> LockedJob | None:
+    async def lock(self, job_id: str, caller: Identity) -> Steered | None:
         """Return what commands on a job depend on, if the caller may see it; lock it until the transaction ends."""
-        asked = jobs.c.cancel_requested, jobs.c.hold_requested
-        query = select(jobs.c.state, jobs.c.tenant_id, *asked, jobs.c.bound_to, jobs.c.cell, jobs.c.generation)
-        query = query.where(jobs.c.id == job_id, *_visible(caller)).with_for_update()
-        row = (await self._connection.execute(query)).one_or_none()
-        if row is None:
-            return None
-        return LockedJob(JobState(row.state), row.tenant_id, row[2], row[3], tuple(row[4] or ()), *row[5:])
+        query = select(*(jobs.c[name] for name in Steered._fields)).where(jobs.c.id == job_id, *_visible(caller))
+        return await self._one(query.with_for_update(), steered)
 
     async def change(self, job_id: str, decision: Decision) -> None:
         """Set columns of a job that this transaction has locked."""

@@ -1,9 +1,8 @@
 """Webhooks, the events that they are sent, and their deliveries."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import RowMapping, delete, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -77,8 +76,7 @@ RETURNING failing_since < now() - make_interval(secs => :disable_after_s) AS is_
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """A delivery that this process is to attempt now."""
 
     id: str  #: The delivery's id
@@ -92,8 +90,7 @@ class Attempt:
     overlaps: bool  #: Whether the message is also signed with the previous secret
 
 
-@dataclass(frozen=True, slots=True)
-class NewDelivery:
+class NewDelivery(NamedTuple):
     """A message for one webhook."""
 
     id: str
@@ -102,13 +99,12 @@ class NewDelivery:
     body: str
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
+class Receiver(NamedTuple):
     """What determines whether a webhook is sent an event."""
 
     id: str
     tenant_id: str
-    events: frozenset[str]
+    events: Sequence[str]
     project: str | None
     enabled_at: datetime
 
@@ -123,7 +119,7 @@ class Receiver:
             is_asked: Whether the job asks that webhooks for other messages about jobs are sent this one too.
         """
         return (
-            (event in self.events or (is_asked and bool(OF_JOBS & self.events)))
+            (event in self.events or (is_asked and not OF_JOBS.isdisjoint(self.events)))
             and tenant_id in (None, self.tenant_id)
             and (self.project is None or self.project == project)
             and at >= self.enabled_at
@@ -228,11 +224,7 @@ class WebhookRepository(Repository):
 
     async def receivers(self) -> list[Receiver]:
         query = select(webhooks).where(webhooks.c.disabled_at.is_(None)).order_by(webhooks.c.id)
-        rows = (await self._connection.execute(query)).mappings()
-        return [
-            Receiver(row["id"], row["tenant_id"], frozenset(row["events"]), row["project"], row["enabled_at"])
-            for row in rows
-        ]
+        return await self._all(query, lambda row: Receiver(**{name: row[name] for name in Receiver._fields}))
 
     async def take_events(self) -> Sequence[RowMapping]:
         """Delete the oldest recorded events and return them."""
@@ -256,9 +248,8 @@ class WebhookRepository(Repository):
 
     async def add(self, deliveries: Sequence[NewDelivery]) -> None:
         """Store messages that are due immediately."""
-        rows = [{"id": d.id, "webhook_id": d.webhook_id, "type": d.type, "body": d.body} for d in deliveries]
-        if rows:
-            await self._connection.execute(insert(webhook_deliveries), rows)
+        if deliveries:
+            await self._connection.execute(insert(webhook_deliveries), [each._asdict() for each in deliveries])
 
     async def due(self) -> list[str]:
         """Return the webhooks that have messages to send now."""
@@ -274,15 +265,9 @@ class WebhookRepository(Repository):
 
     async def claim_new(self, delivery: NewDelivery, lease_s: float) -> Attempt:
         """Store a message that this process attempts immediately."""
-        query = insert(webhook_deliveries).values(
-            id=delivery.id,
-            webhook_id=delivery.webhook_id,
-            type=delivery.type,
-            body=delivery.body,
-            attempts=1,
-            attempted_at=func.now(),
-            next_attempt_at=func.now() + timedelta(seconds=lease_s),
-        )
+        next_at = func.now() + timedelta(seconds=lease_s)
+        attempt = {"attempts": 1, "attempted_at": func.now(), "next_attempt_at": next_at}
+        query = insert(webhook_deliveries).values(**delivery._asdict(), **attempt)
         await self._connection.execute(query)
         found = select(
             webhooks.c.url,

@@ -8,9 +8,9 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from typing import NamedTuple
 
 import aiohttp
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -74,8 +74,7 @@ LEASE_MARGIN_S = 20.0
 GONE = 410
 
 
-@dataclass(frozen=True, slots=True)
-class SendingRules:
+class SendingRules(NamedTuple):
     """How long one attempt may take, and how long a failing message and a failing webhook are retried."""
 
     timeout_s: float
@@ -83,8 +82,7 @@ class SendingRules:
     disable_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The outcome of an attempt; accepted if there is no ``error``."""
 
     status: int | None
