@@ -43,9 +43,7 @@ class Enrolment:
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         async with self._database.transaction() as connection:
-            known = await credentials.registered_as(connection, node_id)
-            if known not in (None, spec.role):
-                raise known_as(node_id, known)
+            await self._check_role(connection, node_id, spec.role)
             expires_at = await credentials.add_token(connection, token, node_id, spec.role, spec.lifetime_s, operator)
         return nodes.NodeEnrolment(node_id=node_id, role=spec.role, token=token, expires_at=expires_at)
 
@@ -160,19 +158,26 @@ class Enrolment:
         known = await credentials.locked(connection, node_id)
         shown = credentials.sha256(secret)
         if known is None:
-            if self._settings.join_token_enrols and _is(secret, self._settings.join_token):
-                log.warning("node.shared_token", node=node_id, why="its agent is to be upgraded, or to be enrolled")
-                return
-            raise _refused("This node has not enrolled.")
-        if known.revoked_at is not None:
+            if not (self._settings.join_token_enrols and _is(secret, self._settings.join_token)):
+                raise _refused("This node has not enrolled.")
+            log.warning("node.shared_token", node=node_id, why="its agent is to be upgraded, or to be enrolled")
+        elif known.revoked_at is not None:
             raise _refused("The credential of this node was revoked.")
-        if _same(shown, known.next_credential_sha256):
+        elif _same(shown, known.next_credential_sha256):
             await credentials.promote(connection, node_id)
         elif not _same(shown, known.credential_sha256):
             raise _refused("This is not the node's credential.")
-        if known.role not in (None, registration.role):
+        if known is not None and known.role not in (None, registration.role):
             # Only one of the release before comes as far: others say what they are when they enrol.
             raise _wrong_role(node_id, registration.role)
+        await self._check_role(connection, node_id, registration.role)
+
+    @staticmethod
+    async def _check_role(connection: Connection, node_id: str, role: nodes.NodeRole) -> None:
+        """Refuse a name under which a node of the other role has registered."""
+        was = await credentials.registered_as(connection, node_id)
+        if was not in (None, role):
+            raise conflict(f"{node_id} is known as {_AS[was]}. Enrol under another name.")
 
     async def _check(
         self,
@@ -237,11 +242,6 @@ class Enrolment:
             redis_url=(settings.node_redis_url or without_user(settings.redis_url)) if has_user else None,
             rotate_after_s=settings.node_rotate_s,
         )
-
-
-def known_as(node_id: str, role: nodes.NodeRole) -> ProblemError:
-    """Return the problem for a name that is taken by a node in the other role."""
-    return conflict(f"{node_id} is known as {_AS[role]}. Enrol under another name.")
 
 
 def _is_of_up(node_id: str) -> str:

@@ -30,7 +30,7 @@ from services.kit.problems import ProblemError, conflict, not_found, unavailable
 from services.kit.redis import hint
 from services.kit.routes import read_cursor, write_cursor
 from services.telemetry.batches import Batches
-from services.telemetry.enrolment import Enrolment, known_as
+from services.telemetry.enrolment import Enrolment
 from services.telemetry.intensity import IntensitySource
 from services.telemetry.ledger import Ledger
 from services.telemetry.line_export import LineExports
@@ -102,16 +102,8 @@ class Telemetry:
                 engine would become a node, or a node a bridge.
         """
         token = secrets.token_urlsafe(32)
-        admit = self.enrolment.admit
-        try:
-            await nodes.register(self.database, registration, secret, token, self.settings.zone, admit)
-        except nodes.OtherKindError:
-            was = (
-                contracts.NodeRole.AGENT
-                if registration.role is contracts.NodeRole.ENGINE
-                else contracts.NodeRole.ENGINE
-            )
-            raise known_as(registration.node_id, was) from None
+        zone, admit = self.settings.zone, self.enrolment.admit
+        await nodes.register(self.database, registration, secret, token, zone, admit)
         log.info("node.registered", node=registration.node_id, gpus=len(registration.devices))
         await hint(self.redis, "node", node=registration.node_id)
         return contracts.NodeCredentials(

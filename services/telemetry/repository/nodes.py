@@ -61,7 +61,7 @@ SELECT n.id AS node_id, n.zone, n.host_power, n.most_gpu_w, coalesce(n.most_host
 FROM nodes n JOIN unnest($1::text[], $2::bytea[]) AS w (id, token_sha256) USING (id, token_sha256)
 """
 
-_BEFORE = "SELECT zone, registered_at, driver FROM nodes WHERE id = $1 FOR UPDATE"
+_BEFORE = "SELECT zone, registered_at FROM nodes WHERE id = $1 FOR UPDATE"
 
 # The first change also records where the node was until then.
 _CHANGE_ZONE = """
@@ -129,10 +129,6 @@ class NodeRow(NamedTuple):
     credential_since: datetime | None
 
 
-class OtherKindError(Exception):
-    """A node with an agent would become an engine's bridge, which may report jobs of others, or the other way round."""
-
-
 async def register(
     database: Database,
     registration: NodeRegistration,
@@ -147,9 +143,6 @@ async def register(
     Registering renews no lease and restores no gang: only a heartbeat does, under the node's row lock. A new node
     counts as lost until its first heartbeat. A node that comes back in another grid zone is recorded in the audit log,
     and its energy from now on is that of the new zone.
-
-    Raises:
-        OtherKindError: It is known as an engine's bridge and would be a node with an agent, or the other way round.
     """
     devices = [device.model_dump(mode="json") for device in registration.devices]
     gpus = [device for device in registration.devices if device.parent is None]
@@ -158,8 +151,6 @@ async def register(
     async with database.transaction() as connection:
         await admit(connection, registration, secret)
         before = await connection.fetchrow(_BEFORE, registration.node_id)
-        if before is not None and (before["driver"] == "engine") != (registration.driver == "engine"):
-            raise OtherKindError(registration.node_id)
         if before is not None and before["zone"] != zone:
             known = before["registered_at"], before["zone"]
             await connection.execute(_CHANGE_ZONE, registration.node_id, *known, zone)
