@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -141,16 +142,23 @@ async def test_a_running_solve_is_cancelled_and_stops(optimizer: Installation) -
 
 
 async def test_a_program_that_a_cancelled_solve_runs_ends_with_it(optimizer: Installation) -> None:
-    def programs() -> set[int]:
-        running = psutil.process_iter(["name", "status"])
-        return {found.pid for found in running if found.info["name"] == "cbc" and found.info["status"] != "zombie"}
+    worker = psutil.Process(optimizer.pid("worker"))
 
-    before = programs()
+    def programs() -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            return [each for each in worker.children(recursive=True) if each.name() == "cbc"]
+        return []
+
+    def runs(program: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return program.is_running() and program.status() != psutil.STATUS_ZOMBIE
+        return False
+
     solve_id = await optimizer.accepted({**a_long_bound(hours=900, window_h=48, seed=4), "solver": "cbc"})
-    await asyncio.to_thread(wait_until, lambda: bool(programs() - before))
-    started = programs() - before
+    await asyncio.to_thread(wait_until, programs)
+    started = programs()
     await optimizer.call("DELETE", f"/v1/optimize/{solve_id}")
-    await asyncio.to_thread(wait_until, lambda: not (programs() & started), 10)
+    await asyncio.to_thread(wait_until, lambda: not any(map(runs, started)))
 
 
 async def test_a_cancelled_problem_may_be_asked_for_anew(optimizer: Installation) -> None:
