@@ -3,7 +3,6 @@
 Source: A-SRPT section IV-C, 3.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -36,7 +35,6 @@ def training_worker(
     *,
     max_jobs: int,
     models_kept: int,
-    on_lost_claim: Callable[[], None] = leave_process,
 ) -> Worker:
     """Return a worker that trains on at most ``max_jobs`` of the newest jobs and keeps a limited number of models."""
 
@@ -69,7 +67,7 @@ def training_worker(
         lease_s=lease_s,
         took="train_s",
         is_away=is_connection_error,
-        on_lost_claim=on_lost_claim,
+        on_lost_claim=leave_process,
     )
 
 

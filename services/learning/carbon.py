@@ -44,14 +44,10 @@ FOLDS = 5  #: Parts of the history that are held out in turn to learn the quanti
 
 @dataclass(frozen=True)
 class Backtest:
-    """How forecasts would have performed over the last part of a history, learned from what came before.
+    """How forecasts would have performed over the last part of a history, learned from what came before."""
 
-    Attributes:
-        first_s, last_s: The first and the last forecast time.
-    """
-
-    first_s: float
-    last_s: float
+    first_s: float  #: The first forecast time
+    last_s: float  #: The last one
     forecasts: int  #: How many
     mae: dict[Method, tuple[float, ...]]  #: Mean absolute error by method and day ahead, gCO2/kWh
     coverage: float
@@ -64,15 +60,11 @@ class Backtest:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Intensities ahead, hour by hour from ``start_s``.
-
-    Attributes:
-        p10, p90: (hours,) quantiles from the errors of the backtest; None if too little is known.
-    """
+    """Intensities ahead, hour by hour from ``start_s``."""
 
     start_s: float  #: The forecast time
     values: Floats  #: (hours,) gCO2/kWh
-    p10: Floats | None
+    p10: Floats | None  #: (hours,) quantiles from the errors of the backtest; None if too little is known
     p90: Floats | None
     method: Method  #: What made it
     backtest: Backtest | None  #: None if the history is too short for one

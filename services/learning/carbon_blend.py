@@ -27,15 +27,11 @@ MOST_DAYS = 60
 
 @dataclass(frozen=True)
 class Blend:
-    """The weights and errors learned from the past.
-
-    Attributes:
-        low, high: (steps,) quantiles of the errors, gCO2/kWh; at most and at least 0.
-    """
+    """The weights and errors learned from the past."""
 
     weights: Floats  #: (steps,) w
-    low: Floats
-    high: Floats
+    low: Floats  #: (steps,) quantile of the errors, gCO2/kWh; at most 0
+    high: Floats  #: The same; at least 0
     origins: Ints  #: (tested,) moments of the backtest, steps since the beginning, over the last part of the past
     mae: dict[str, Floats]
     """By method, the (steps,) mean absolute errors there, with the weights learned from the part before."""

@@ -65,14 +65,10 @@ class MeasuredGrid:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Quantiles of errors.
+    """Quantiles of errors."""
 
-    Attributes:
-        low, high: (hours,) by hour ahead, as multiples of the roughness; at most and at least 0.
-    """
-
-    low: Floats
-    high: Floats
+    low: Floats  #: (hours,) by hour ahead, as multiples of the roughness; at most 0
+    high: Floats  #: The same; at least 0
     usual: float  #: The median roughness of the history
 
     @classmethod

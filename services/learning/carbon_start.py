@@ -24,32 +24,21 @@ THURSDAY_S = 7 * 86_400.0  #: Weeks of the clock begin on the Thursday of 1970-0
 
 @dataclass(frozen=True)
 class Window:
-    """What the model looks at before each moment, and the units of what it says.
+    """What the model looks at before each moment, and the units of what it says."""
 
-    Attributes:
-        x: (moments, features).
-        last: (moments, 1) the last value known.
-        scale: (moments, 1) the window's standard deviation, at least a thousandth of its level.
-        unit: (moments, 1) of the quantiles: the mean change from one day to the next; with one day known, the scale.
-    """
-
-    x: Floats
-    last: Floats
-    scale: Floats
+    x: Floats  #: (moments, features)
+    last: Floats  #: (moments, 1) the last value known
+    scale: Floats  #: (moments, 1) the window's standard deviation, at least a thousandth of its level
     unit: Floats
+    """(moments, 1) of the quantiles: the mean change from one day to the next; with one day known, the scale."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What was learned for one length of history.
+    """What was learned for one length of history."""
 
-    Attributes:
-        change: (features, 96) from the features to the change from the last value, in units of the scale.
-        quantiles: (2, 96) p10 and p90 of the errors, in the windows' units.
-    """
-
-    change: Floats
-    quantiles: Floats
+    change: Floats  #: (features, 96) from the features to the change from the last value, in units of the scale
+    quantiles: Floats  #: (2, 96) p10 and p90 of the errors, in the windows' units
 
 
 def window(values: Floats, start_s: float, moments: Ints, days: int) -> Window:

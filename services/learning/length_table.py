@@ -28,21 +28,16 @@ _NAMES = ("groups", "amount", "spread", "examples", "quantiles", "pairs", "pair_
 
 @dataclass(frozen=True)
 class LengthTable:
-    """The predictions, in the history's unit.
-
-    Attributes:
-        amount, spread: (n_groups,) for a user that is new to the group.
-        pair_amount, pair_spread: (n_pairs,) the mean of each pair's jobs, and their standard deviation.
-    """
+    """The predictions, in the history's unit."""
 
     groups: Ints  #: (n_groups,) ascending
-    amount: Floats
-    spread: Floats
+    amount: Floats  #: (n_groups,) for a user that is new to the group
+    spread: Floats  #: The same
     examples: Ints  #: (n_groups,) jobs of the history
     quantiles: Floats  #: (n_groups, 3) of the actual lengths of the group's jobs, at ``QUANTILES``
     pairs: Ints  #: (n_pairs, 2) known (group, user), ascending
-    pair_amount: Floats
-    pair_spread: Floats
+    pair_amount: Floats  #: (n_pairs,) the mean of each pair's jobs
+    pair_spread: Floats  #: (n_pairs,) their standard deviation
 
     @classmethod
     def of(cls, history: Runs) -> LengthTable:

@@ -36,10 +36,10 @@ def random_choices(rng: np.random.Generator, n_jobs: int, *, most_gpus: int = 8,
     return Choices(gpus, speed, gpus[:, :, None] * board_w)
 
 
-def greedily(choices: Choices, work_s: Floats, gpus: int, limit_w: float, greedy: Greedy | None = None) -> Allocation:
+def greedily(choices: Choices, work_s: Floats, gpus: int, limit_w: float, greedy: Greedy = Greedy()) -> Allocation:
     """Return what both halves of Algorithm 1 give, on nodes of four GPUs."""
     n_jobs = len(choices)
-    room = Room(np.array([gpus]), np.array([IDLE_W]), 4, limit_w)
+    room = Room(np.array([gpus]), np.array([IDLE_W]), 4, limit_w, 0.0, np.array([gpus]))
     nobody, gpu_model = np.zeros(n_jobs, dtype=np.bool_), np.zeros(n_jobs, dtype=np.int64)
     sizes = allocate_gpus(choices, room, gpu_model=gpu_model, keeps=nobody, work_s=work_s, greedy=greedy)
     runs = np.flatnonzero(sizes >= 0)

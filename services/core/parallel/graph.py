@@ -25,15 +25,11 @@ class AllReduce(StrEnum):
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive layers of a model, and their replicas. Bytes and times are per iteration, for the whole mini-batch.
-
-    Attributes:
-        forward_s, backward_s: Computation of one replica on its share, ``p^f`` and ``p^b``.
-    """
+    """Consecutive layers of a model, and their replicas. Bytes and times are per iteration and whole mini-batch."""
 
     replicas: int  #: Data-parallel copies, ``k``; each takes an equal share of the mini-batch
-    forward_s: float = 0.0
-    backward_s: float = 0.0
+    forward_s: float = 0.0  #: Computation of one replica on its share, ``p^f``
+    backward_s: float = 0.0  #: The same backward, ``p^b``
     parameter_bytes: float = 0.0  #: Gradients that the replicas sum, ``h``
     output_bytes: float = 0.0  #: Activations sent on to the next stage, by all replicas together: ``k * d_out``
     tensor_parallel: int = 1  #: GPUs that share each replica's layers; they never span servers

@@ -152,7 +152,7 @@ class Allocation:
 def allocate(
     jobs: GivenJobs,
     nodes: GivenNodes,
-    greedy: Greedy | None = None,
+    greedy: Greedy = Greedy(),
     method: Method = Method.HEAVY_EDGE,
     report: Report = unreported,
 ) -> Allocation:
@@ -161,8 +161,7 @@ def allocate(
     Raises:
         DomainError: running jobs hold GPUs that do not exist, or of the wrong model.
     """
-    greedy, held = greedy or Greedy(), nodes.held_by(jobs)
-    choices, misfits = jobs.choices, np.zeros(jobs.choices.gpus.shape, dtype=np.bool_)
+    held, choices, misfits = nodes.held_by(jobs), jobs.choices, np.zeros(jobs.choices.gpus.shape, dtype=np.bool_)
     passed = 0.0
     while True:
         open_choices = _without(choices, misfits)

@@ -60,12 +60,9 @@ class LengthPrediction:
 class AnswerLengths:
     """Learns the lengths of answers by context; not thread-safe."""
 
-    def __init__(self, most_contexts: int = MOST_CONTEXTS) -> None:
-        if most_contexts < 1:
-            raise DomainError("at least one context is remembered")
+    def __init__(self) -> None:
         self._contexts: OrderedDict[Hashable, _Context | int] = OrderedDict()
         """Of one with a single answer, as of most beginnings of prompts, only that answer's length."""
-        self._most = most_contexts
 
     def __len__(self) -> int:
         return len(self._contexts)
@@ -90,7 +87,7 @@ class AnswerLengths:
                 context = self._opened(key, context)
             if context is None:
                 self._contexts[key] = tokens
-                if len(self._contexts) > self._most:
+                if len(self._contexts) > MOST_CONTEXTS:
                     self._contexts.popitem(last=False)
             else:
                 self._contexts.move_to_end(key)

@@ -19,16 +19,12 @@ MAX_STEPS = 200
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be fitted. Arrays over parameters are (p,), over points (n,).
-
-    Attributes:
-        lower, upper: Bounds of the parameters.
-    """
+    """What is to be fitted. Arrays over parameters are (p,), over points (n,)."""
 
     predict: Predict  #: The model
     observed: Floats  #: What was measured, > 0
     weight: Floats  #: Weight of each point, > 0
-    lower: Floats
+    lower: Floats  #: Bounds of the parameters
     upper: Floats
     unit: Floats  #: A natural size of each parameter, > 0, in which the search runs
     centre: Floats  #: The prior value of each parameter

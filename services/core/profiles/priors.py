@@ -22,18 +22,14 @@ REST = 0.5  #: Share of a step's draw at its usual batch that the batch does not
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of model.
-
-    Attributes:
-        sync_local, sync_node: Synchronisation on one node and between nodes, shares of a step on one GPU.
-    """
+    """A kind of model."""
 
     sample_s: float  #: Seconds per sample on a V100 at the top clock and the usual batch
     batch: float  #: The usual batch per GPU
     floor: float  #: Share of a step that does not depend on the batch
     clocked: float  #: Share of the rest that depends on the clock
-    sync_local: float
-    sync_node: float
+    sync_local: float  #: Synchronisation on one node, as a share of a step on one GPU
+    sync_node: float  #: The same between nodes
     demand: float  #: Draw at the usual batch, as a share of the way from idle to the limit
 
 

@@ -35,14 +35,10 @@ def group_id(meta: Mapping[str, object]) -> int:
 
 @dataclass(frozen=True)
 class Runs:
-    """Jobs that have ended; every column is (n_jobs,), in the same order.
+    """Jobs that have ended; every column is (n_jobs,), in the same order."""
 
-    Attributes:
-        group, user: The group and the user of each job.
-    """
-
-    group: Ints
-    user: Ints
+    group: Ints  #: The group of each job
+    user: Ints  #: Its user
     amount: Floats  #: The actual amount, in the predictions' unit
 
     def __len__(self) -> int:

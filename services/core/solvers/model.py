@@ -25,21 +25,16 @@ class LinearModel:
 
     Row ``i`` of ``A`` has ``coefficients[starts[i]:starts[i+1]]`` in the columns ``columns[starts[i]:starts[i+1]]``,
     each column at most once. Bounds may be infinite. To maximise, negate the costs.
-
-    Attributes:
-        costs, lower, upper: (n,).
-        row_lower, row_upper: (m,).
-        columns, coefficients: (entries,).
     """
 
-    costs: Floats
+    costs: Floats  #: (n,), as the next two
     lower: Floats
     upper: Floats
     integer: Bools  #: (n,) whether the variable takes whole numbers only
-    row_lower: Floats
+    row_lower: Floats  #: (m,), as the next
     row_upper: Floats
     starts: Ints  #: (m + 1,)
-    columns: Ints
+    columns: Ints  #: (entries,), as the next
     coefficients: Floats
     offset: float = 0.0  #: Added to the objective
 
@@ -204,31 +199,21 @@ class AwayError(Exception):
 
 @dataclass(frozen=True)
 class Solution:
-    """The result of a solve.
+    """The result of a solve."""
 
-    Attributes:
-        status: How it ended.
-        solver: The solver that gave the result.
-        values: (n,) the best solution found, with integer variables exactly whole; None if there is none.
-        objective: The objective at ``values``, computed from the model, so that it means the same for every solver.
-        bound: No solution is better than this, as far as the solver has proven; None if it has proven nothing.
-        note: What a reader should know: that another solver stepped in, or how it failed.
-        solver_s: How long the solver took, by its own clock.
-        reduced_costs: (n,) for an optimum without integer variables, from HiGHS: how much the objective worsens per
-            unit of a variable that is not used; None otherwise.
-        checks: The solver's work as ``Patience`` counts it; for CBC, which does not report it, that of a patience that
-            ran out.
-    """
-
-    status: SolveStatus
-    solver: Backend
+    status: SolveStatus  #: How it ended
+    solver: Backend  #: The solver that gave the result
     values: Floats | None = None
+    """(n,) the best solution found, with integer variables exactly whole; None if there is none."""
     objective: float | None = None
-    bound: float | None = None
-    note: str = ""
-    solver_s: float = 0.0
+    """At ``values``, computed from the model, so that it means the same for every solver."""
+    bound: float | None = None  #: No solution is better, as far as the solver has proven; None if it has proven nothing
+    note: str = ""  #: What a reader should know: that another solver stepped in, or how it failed
+    solver_s: float = 0.0  #: How long the solver took, by its own clock
     reduced_costs: Floats | None = None
+    """(n,) of an optimum without integer variables, from HiGHS: how much a unit of an unused variable worsens it."""
     checks: int = 0
+    """Work as ``Patience`` counts it; for CBC, which does not report it, that of a patience that ran out."""
 
 
 def solution_of(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
+from services.core.profiles import answer_lengths
 from services.core.profiles.answer_lengths import EDGES, MEMORY, PRIOR_LENGTH, AnswerLengths, input_bucket
 
 
@@ -50,8 +51,9 @@ def test_old_answers_count_less() -> None:
     assert lengths.predict(["model"], 500).long_share < 0.15
 
 
-def test_the_contexts_used_longest_ago_are_forgotten() -> None:
-    lengths = AnswerLengths(most_contexts=3)
+def test_the_contexts_used_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_lengths, "MOST_CONTEXTS", 3)
+    lengths = AnswerLengths()
     for name in ("a", "b", "a", "c", "d"):
         lengths.observe([name], 7)
     assert len(lengths) == 3

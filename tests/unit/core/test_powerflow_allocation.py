@@ -26,26 +26,24 @@ def sizes_of(choices: Choices, gpus: int, limit_w: float = INF, **how: object) -
     """Return the gang sizes given on one model with nodes of two and no idle draw."""
     keeps = np.array(how.get("keeps", [False] * len(choices)))
     work_s = np.array(how.get("work_s", [1.0] * len(choices)))
-    room = Room(ints(gpus), np.array([float(how.get("idle_w", 0.0))]), 2, limit_w)  # type: ignore[arg-type]
+    room = Room(ints(gpus), np.array([float(how.get("idle_w", 0.0))]), 2, limit_w, 0.0, ints(gpus))  # type: ignore[arg-type]
     nowhere = np.zeros(len(choices), dtype=np.int64)
-    at = allocate_gpus(choices, room, gpu_model=nowhere, keeps=keeps, work_s=work_s, greedy=how.get("greedy"))  # type: ignore[arg-type]
+    at = allocate_gpus(choices, room, gpu_model=nowhere, keeps=keeps, work_s=work_s, greedy=how.get("greedy", Greedy()))  # type: ignore[arg-type]
     return [int(choices.gpus[job, size]) if size >= 0 else 0 for job, size in enumerate(at.tolist())]
 
 
-@pytest.mark.parametrize(
-    ("stays_on", "depends"), [(None, False), ([0, 0], False), ([16, 4], False), ([16, 3], True), ([1, 0], True)]
-)
-def test_a_place_matters_where_some_nodes_stay_on_and_others_do_not(stays_on: list[int] | None, depends: bool) -> None:
-    room = Room(ints(16, 4), np.array([10.0, 1.0]), 4, INF, stays_on=None if stays_on is None else ints(*stays_on))
+@pytest.mark.parametrize(("stays_on", "depends"), [([0, 0], False), ([16, 4], False), ([16, 3], True), ([1, 0], True)])
+def test_a_place_matters_where_some_nodes_stay_on_and_others_do_not(stays_on: list[int], depends: bool) -> None:
+    room = Room(ints(16, 4), np.array([10.0, 1.0]), 4, INF, 0.0, ints(*stays_on))
 
     assert room.depends_on_placement == depends
     everywhere = room.wherever_placed()
     assert not everywhere.depends_on_placement
-    assert everywhere.other_w == (164.0 if stays_on is None else 10.0 * stays_on[0] + stays_on[1])
+    assert everywhere.other_w == 10.0 * stays_on[0] + stays_on[1]
 
 
 def test_free_devices_of_nodes_that_stay_on_draw_and_so_does_the_rest_of_the_last_node() -> None:
-    some = Room(ints(16, 4), np.array([10.0, 1.0]), 4, INF, stays_on=ints(6, 4))
+    some = Room(ints(16, 4), np.array([10.0, 1.0]), 4, INF, 0.0, ints(6, 4))
 
     assert [some.idle_draw_w(0, held) for held in (0, 5, 6, 7, 9, 10, 14)] == [60.0, 10.0, 0.0, 30.0, 10.0, 0.0, 0.0]
     assert some.idle_draw_w(0, 16) == 0.0

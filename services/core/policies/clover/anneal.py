@@ -18,14 +18,9 @@ _DRAWS = 200  #: Neighbours drawn until one may be run; after this many none is 
 
 @dataclass(frozen=True)
 class AnnealingConfig:
-    """The paper's schedule (§4.2).
+    """The paper's schedule (§4.2)."""
 
-    Attributes:
-        start_temperature, end_temperature, cooling: By default from 1 to 0.1 in steps of 0.05 per evaluation, then
-            constant.
-    """
-
-    start_temperature: float = 1.0
+    start_temperature: float = 1.0  #: By default from 1 to 0.1 in steps of 0.05 per evaluation, then constant
     end_temperature: float = 0.1
     cooling: float = 0.05
     patience: int = 5  #: Stop after this many evaluations in a row without a better configuration

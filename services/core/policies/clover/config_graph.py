@@ -17,13 +17,9 @@ _TRIES = 10_000
 
 @dataclass(frozen=True, eq=False)
 class ConfigGraph:
-    """A Clover configuration graph (Definition 1).
+    """A Clover configuration graph (Definition 1)."""
 
-    Attributes:
-        weights: (variants, 5) how many instances of a variant run on slices of a type; an edge of weight 0 is absent.
-    """
-
-    weights: Ints
+    weights: Ints  #: (variants, 5) instances of a variant on slices of a type; an edge of weight 0 is absent
 
     def __post_init__(self) -> None:
         if self.weights.ndim != 2 or self.weights.shape[1] != len(SLICES) or (self.weights < 0).any():

@@ -21,18 +21,13 @@ from services.core.policies.clover.prediction import predict
 
 @dataclass(frozen=True)
 class MeasuredSearch:
-    """One application's search on its share of the GPUs.
+    """One application's search on its share of the GPUs."""
 
-    Attributes:
-        application, gpus: What runs, and on how many GPUs.
-        goal, gco2_per_j: What is maximised, and the carbon intensity of energy.
-    """
-
-    application: Application
-    gpus: int
+    application: Application  #: What runs
+    gpus: int  #: On how many GPUs
     rate_per_s: float  #: Mean rate of requests, for predictions
-    goal: Goal
-    gco2_per_j: float
+    goal: Goal  #: What is maximised
+    gco2_per_j: float  #: Carbon intensity of energy
     first: Sequence[ConfigGraph]  #: Configurations a model proposes, which are measured before any neighbour
     seed: int  #: Seed for the neighbours
     config: AnnealingConfig  #: Schedule and stopping rules

@@ -21,6 +21,7 @@ from services.core.policies.clover.objective import Goal
 from services.core.solvers.model import LinearModel, ModelBuilder
 from services.core.solvers.solve import solve
 
+INTERVALS = 24
 _GAP = 1e-4
 
 
@@ -39,7 +40,7 @@ def optimum(
     goal: Goal,
     intensity_gco2_per_j: float,
     *,
-    intervals: int = 24,
+    intervals: int = INTERVALS,
     latency_margin: float = 1.0,
     report: Report = unreported,
 ) -> Optimum | None:
@@ -73,15 +74,13 @@ def proposals(
     goal: Goal,
     intensity_gco2_per_j: float,
     programmes: int,
-    *,
-    intervals: int = 24,
 ) -> list[ConfigGraph]:
     """Return the configurations from a few programmes, those whose relaxations promise most, best first.
 
     Other arguments as for ``optimum``, which solves all of the programmes.
     """
     relaxed: list[tuple[float, int, LinearModel]] = []
-    for at, rest_s in enumerate(_rests_s(application, gpus, rate_per_s, intervals)):
+    for at, rest_s in enumerate(_rests_s(application, gpus, rate_per_s, INTERVALS)):
         model = _model(application, gpus, rate_per_s, goal, intensity_gco2_per_j, rest_s, 1.0)
         solution = solve(model.relaxed())
         if solution.objective is not None:

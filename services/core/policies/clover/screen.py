@@ -51,16 +51,12 @@ _Shortfall = tuple[float, float]
 
 @dataclass
 class _Known:
-    """Configurations that were predicted, in the order in which they became known.
-
-    Attributes:
-        accuracy, energy_j, late: The predictions for each.
-    """
+    """Configurations that were predicted, in the order in which they became known."""
 
     graphs: list[ConfigGraph] = field(default_factory=list[ConfigGraph])
     """The configurations; ``places`` has their indices by key."""
     places: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    accuracy: list[float] = field(default_factory=list[float])
+    accuracy: list[float] = field(default_factory=list[float])  #: The predictions for each, as the next two
     energy_j: list[float] = field(default_factory=list[float])
     late: list[float] = field(default_factory=list[float])
     expanded: set[int] = field(default_factory=set[int])  #: The indices of those whose neighbours were predicted

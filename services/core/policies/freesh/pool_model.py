@@ -40,18 +40,13 @@ STRICTLY = 1e-6  #: Share of an instance's throughput by which "less than" is ke
 
 @dataclass(frozen=True)
 class PoolModel:
-    """The model of one partition, and how to read its solution.
-
-    Attributes:
-        location, request_class, mode: (n_columns,) those of the first variables, the instances.
-        kept_location, kept_mode: (n_kept,) those of the variables that follow.
-    """
+    """The model of one partition, and how to read its solution."""
 
     model: LinearModel  #: To be minimised
-    location: Ints
+    location: Ints  #: (n_columns,) those of the first variables, the instances; so are the next two
     request_class: Ints
     mode: Ints
-    kept_location: Ints
+    kept_location: Ints  #: (n_kept,) those of the variables that follow; so is the next one
     kept_mode: Ints
     lacking_qps: Ints  #: (n_classes,) variables of unserved demand, in a model of shortfall; else empty
     is_clipped: bool = False

@@ -57,11 +57,7 @@ class NodeKind:
 
 @dataclass(frozen=True)
 class PoolProblem:
-    """The available GPUs, the demand, and the costs of instances.
-
-    Attributes:
-        start_j, stop_j: (n_modes,) energy that a start or a stop takes; 0 if free.
-    """
+    """The available GPUs, the demand, and the costs of instances; numbers are finite, as ``contracts.pools`` checks."""
 
     step_s: float  #: Length of a step, seconds
     rates: Floats
@@ -73,8 +69,8 @@ class PoolProblem:
     running: Ints  #: (n_locations, n_modes) instances running now
     locked: Ints  #: (n_locations, n_modes) those among them that are too young to be stopped; at most ``running``
     idle_w: Floats  #: (n_modes,) watts of an instance that is kept without requests
-    start_j: Floats
-    stop_j: Floats
+    start_j: Floats  #: (n_modes,) energy that a start takes; 0 if free
+    stop_j: Floats  #: (n_modes,) energy that a stop takes
     negative_rates: NegativeRates = NegativeRates.FRUGAL  #: How negative rates are interpreted
     region_shares: Floats = field(default_factory=lambda: np.ones(1))
     """(n_regions,) share of each class's requests that comes from a region; they sum to 1."""
@@ -86,43 +82,8 @@ class PoolProblem:
     ``gpus`` count."""
 
     def __post_init__(self) -> None:
-        n_locations, n_steps = self.rates.shape
-        n_modes, n_types = self.mode_gpus.shape
-        if not self.step_s > 0 or not self.head_room > 0 or not n_steps:
-            raise DomainError("pools need steps of some length and a head-room above 0")
-        if self.gpus.shape != (n_locations, n_types) or (self.gpus < 0).any():
-            raise DomainError("every location needs a number of GPUs, not negative, of each type")
-        if (self.mode_gpus < 0).any() or not self.mode_gpus.any(axis=1).all():
-            raise DomainError("every mode takes GPUs")
-        if not np.isfinite(self.rates).all():
-            raise DomainError("a rate is not finite")
-        held = (n_locations, n_modes)
-        if self.running.shape != held or self.locked.shape != held or (self.locked < 0).any():
-            raise DomainError("running and locked instances are counted by location and mode")
-        if (self.locked > self.running).any():
-            raise DomainError("more instances are locked than run")
         if (self.locked @ self.mode_gpus > self.gpus).any():
             raise DomainError("instances that may not be stopped yet take more GPUs than there are")
-        if not self.partitions:
-            raise DomainError("there is no partition to choose")
-        for part in self.partitions:
-            n_classes = part.demand_qps.shape[0]
-            shapes = {part.max_qps.shape, part.power_w.shape, part.eligible.shape}
-            if part.demand_qps.shape != (n_classes, n_steps) or shapes != {(n_classes, n_modes)}:
-                raise DomainError("a partition needs a demand for each class and step, and a profile for each mode")
-            n_regions = self.region_shares.size
-            if part.reach is not None and part.reach.shape != (n_regions, n_locations, n_classes, n_modes):
-                raise DomainError("what regions reach is stated by region, location, class and mode")
-            if part.mean_qps is not None and part.mean_qps.shape != part.demand_qps.shape:
-                raise DomainError("mean rates are stated for each class and step")
-            numbers = (part.demand_qps, part.max_qps, part.power_w, part.load_qps)
-            if not all(np.isfinite(each).all() and (each >= 0).all() for each in numbers):
-                raise DomainError("demand, throughput and power are finite and not negative")
-        of_modes = (self.idle_w, self.start_j, self.stop_j)
-        if not all(each.shape == (n_modes,) and np.isfinite(each).all() and (each >= 0).all() for each in of_modes):
-            raise DomainError(
-                "idle power and the energy of starts and stops are finite and not negative, for each mode"
-            )
 
     @property
     def rate_sums(self) -> Floats:

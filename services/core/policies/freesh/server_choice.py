@@ -53,14 +53,10 @@ CACHE_TOKENS, BLOCK_TOKENS, MOST_SESSIONS = 2**19, 128, 10_000
 
 
 class Work(NamedTuple):
-    """A request, as needed to compare servers for it.
+    """A request, as needed to compare servers for it."""
 
-    Attributes:
-        input_tokens, output_tokens: Length of the prompt, and the predicted length of the answer.
-    """
-
-    input_tokens: int
-    output_tokens: float
+    input_tokens: int  #: Length of the prompt
+    output_tokens: float  #: Predicted length of the answer
     blocks: Sequence[int] = ()  #: Keys of the prompt's prefixes that are whole blocks, the shortest first
     session: Hashable = None  #: The session to which it says it belongs
     adapter: str | None = None  #: The adapter that it needs; None for the model itself
@@ -73,15 +69,11 @@ class Work(NamedTuple):
 
 
 class EnergyProfile(NamedTuple):
-    """What requests add to a server's power at the load of its profile.
-
-    Attributes:
-        read_s, token_s: Seconds to read a token of a prompt, and to make one of an answer.
-    """
+    """What requests add to a server's power at the load of its profile."""
 
     slot_w: float  #: Power per request in the batch, watts > 0
-    read_s: float
-    token_s: float
+    read_s: float  #: Seconds to read a token of a prompt
+    token_s: float  #: Seconds to make one of an answer
 
     def added_j(self, work: Work) -> float:
         reads_s = self.read_s * (PREFILL_BASE_TOKENS + work.input_tokens)

@@ -10,21 +10,15 @@ from services.core.domain.ids import JobId, NodeId
 
 @dataclass(frozen=True)
 class JointMemory:
-    """What the last active round decided, except for the last three attributes.
+    """What the last active round decided, except for the last three fields."""
 
-    Attributes:
-        sizes: The gang of every job that was to run, best first.
-        held: The jobs that wait for greener hours.
-        measured: The gangs that were to be measured at each power limit, and that still hold their GPUs.
-        empty_since_s: Since when nobody has used a node that is awake, UTC seconds.
-        declined_since_s: Since when a gang has been waiting for better seats than it was offered, UTC seconds.
-    """
-
-    sizes: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
-    held: frozenset[JobId] = frozenset()
-    measured: frozenset[JobId] = frozenset()
+    sizes: Mapping[JobId, int] = field(default_factory=dict[JobId, int])  #: The gang of every job to run, best first
+    held: frozenset[JobId] = frozenset()  #: The jobs that wait for greener hours
+    measured: frozenset[JobId] = frozenset()  #: The gangs to be measured at each power limit that still hold their GPUs
     empty_since_s: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
+    """Since when nobody has used a node that is awake, UTC seconds."""
     declined_since_s: Mapping[JobId, float] = field(default_factory=dict[JobId, float])
+    """Since when a gang has been waiting for better seats than it was offered, UTC seconds."""
 
     @cached_property
     def place(self) -> Mapping[JobId, int]:

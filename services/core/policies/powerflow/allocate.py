@@ -85,9 +85,8 @@ class Greedy:
     Attributes:
         marginal: How a return is defined. ``energy``: time saved per energy spent, as in eq. 20. ``energy_and_gpu``:
             that per GPU of the step, since a step to the next power of two takes as many as the gang already had.
-            ``power``: how
-            much sooner the job ends, given the work it has left, per watt of the limit: eq. 18 and 19 rather than
-            energy.
+            ``power``: how much sooner the job ends, given the work it has left, per watt of the limit: eq. 18 and 19
+            rather than energy.
         queue: Which job without a GPU is first: the one ``submitted`` first, or the ``shortest`` by the time it has
             left.
         at_limit: What happens at a step that would exceed the power limit: it ends the allocation (``stop``, as
@@ -107,9 +106,8 @@ class Room:
     idle_w: Floats  #: (n_gpu_models,) draw of a free device while its node is on, watts
     gpus_per_node: int  #: The limit is checked at multiples of this number of GPUs
     limit_w: float  #: What the cluster may draw, watts; inf for no limit
-    other_w: float = 0.0  #: What it draws in addition to the jobs and those devices, watts
-    stays_on: Ints | None = None
-    """(n_gpu_models,) how many of the devices are on nodes that stay on when unused; None for all."""
+    other_w: float  #: What it draws in addition to the jobs and those devices, watts
+    stays_on: Ints  #: (n_gpu_models,) how many of the devices are on nodes that stay on when unused
 
     def idle_draw_w(self, gpu_model: int, held: int) -> float:
         """Return what a model's free devices draw while this many are held, watts.
@@ -124,22 +122,20 @@ class Room:
     @property
     def depends_on_placement(self) -> bool:
         """Whether some nodes stay on and others do not, so that it matters where a gang is placed."""
-        return self.stays_on is not None and bool(((self.stays_on > 0) & (self.stays_on < self.gpus)).any())
+        return bool(((self.stays_on > 0) & (self.stays_on < self.gpus)).any())
 
     def wherever_placed(self) -> Room:
         """Return a room in which no node stays on: an upper bound on the draw, wherever gangs are placed."""
-        stays_on = self.gpus if self.stays_on is None else self.stays_on
-        other_w = self.other_w + float(stays_on @ self.idle_w)
-        return replace(self, other_w=other_w, stays_on=np.zeros_like(stays_on))
+        other_w = self.other_w + float(self.stays_on @ self.idle_w)
+        return replace(self, other_w=other_w, stays_on=np.zeros_like(self.stays_on))
 
     @cached_property
     def _by_model(self) -> list[tuple[int, int, float]]:
-        on = self.gpus if self.stays_on is None else self.stays_on
-        return list(zip(self.gpus.tolist(), on.tolist(), self.idle_w.tolist(), strict=True))
+        return list(zip(self.gpus.tolist(), self.stays_on.tolist(), self.idle_w.tolist(), strict=True))
 
 
 def allocate_gpus(
-    choices: Choices, room: Room, *, gpu_model: Ints, keeps: Bools, work_s: Floats, greedy: Greedy | None = None
+    choices: Choices, room: Room, *, gpu_model: Ints, keeps: Bools, work_s: Floats, greedy: Greedy = Greedy()
 ) -> Ints:
     """Return the size each job should have: (n_jobs,) index into its row of ``choices.gpus``, -1 for none.
 
@@ -150,9 +146,7 @@ def allocate_gpus(
             where that exceeds the room.
         work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown; the greedy as printed does not use it.
     """
-    greedy = greedy or Greedy()
-    kind, order = _steps(choices, work_s, greedy)
-    draw_w = _draw_w(choices)
+    kind, order, draw_w = _steps(choices, work_s, greedy)
     left_w = _left_alone_w(choices.gpus[:, 0], gpu_model, room)
     lowest_w = np.where(choices.speed[:, 0] > 0, choices.power_w[:, 0], np.inf).min(axis=1)
     draw_w[:, 0] = np.where(draw_w[:, 0] <= left_w, draw_w[:, 0], lowest_w)
@@ -247,11 +241,6 @@ def known_work_s(work_s: Floats) -> Floats:
     return np.where(known, work_s, np.median(work_s[known]) if known.any() else 1.0)
 
 
-def _draw_w(choices: Choices) -> Floats:
-    """Return each gang's draw at its most efficient control value: (n_jobs, n_sizes) watts."""
-    return np.take_along_axis(choices.power_w, choices.most_efficient[:, :, None], axis=2)[:, :, 0]
-
-
 def _left_alone_w(gpus: Ints, gpu_model: Ints, room: Room) -> Floats:
     """Return the power that the limit leaves for a gang that is alone on the cluster: (n_jobs,) watts."""
     nobody_w = [room.idle_draw_w(each, 0) for each in range(room.gpus.size)]
@@ -261,10 +250,11 @@ def _left_alone_w(gpus: Ints, gpu_model: Ints, room: Room) -> Floats:
     return room.limit_w - base_w - np.fromiter(map(idle_w.__getitem__, kinds), np.float64, len(kinds))
 
 
-def _steps(choices: Choices, work_s: Floats, greedy: Greedy) -> tuple[Ints, Floats]:
-    """Return the kind of each step and its order within that kind, smaller first: both (n_jobs, n_sizes).
+def _steps(choices: Choices, work_s: Floats, greedy: Greedy) -> tuple[Ints, Floats, Floats]:
+    """Return the kind of each step, its order within that kind, smaller first, and its draw: all (n_jobs, n_sizes).
 
-    Step k leads to size k. Eq. 20 for the steps beyond the first, with n + 1 read as the next size.
+    Step k leads to size k, at its most efficient control value, watts. Eq. 20 for the steps beyond the first, with
+    n + 1 read as the next size.
     """
     best = choices.most_efficient[:, :, None]
     speed = np.take_along_axis(choices.speed, best, axis=2)[:, :, 0]
@@ -282,4 +272,4 @@ def _steps(choices: Choices, work_s: Floats, greedy: Greedy) -> tuple[Ints, Floa
     kind[:, 0] = FIRST
     left_s = work_s * time_s[:, 0] if greedy.queue == "shortest" else np.zeros(len(choices))
     order[:, 0] = np.where(np.isnan(left_s), np.inf, left_s)
-    return kind, order
+    return kind, order, power_w

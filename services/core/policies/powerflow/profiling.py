@@ -27,19 +27,15 @@ from services.core.policies.powerflow.view import Tables
 
 @dataclass(frozen=True)
 class PowerflowMemory:
-    """Decisions of the last rounds; entries of ended jobs are dropped at active rounds.
-
-    Attributes:
-        targets: Sizes the last active round gave, by job: what a job that was stopped waits for.
-        measured: Gangs being measured at every control value, and when that will certainly be over, UTC seconds.
-        profiled: The sizes at which each job was measured.
-        correction: Ratio of the cluster's measured power to the models'.
-    """
+    """Decisions of the last rounds; entries of ended jobs are dropped at active rounds."""
 
     targets: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    """Sizes of the last active round: what a job that was stopped waits for."""
     measured: Mapping[JobId, float] = field(default_factory=dict[JobId, float])
+    """Gangs being measured at every control value, and when that will certainly be over, UTC seconds."""
     profiled: Mapping[JobId, tuple[int, ...]] = field(default_factory=dict[JobId, tuple[int, ...]])
-    correction: float = 1.0
+    """The sizes at which each job was measured."""
+    correction: float = 1.0  #: Ratio of the cluster's measured power to the models'
 
 
 def dump_memory(memory: PowerflowMemory) -> dict[str, Any]:

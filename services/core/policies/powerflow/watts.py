@@ -30,15 +30,11 @@ from services.core.policies.powerflow.view import Tables
 
 @dataclass(frozen=True)
 class Draw:
-    """What draws power once a plan is carried out; columns are (n_gangs,): gangs that continue, then the plan's starts.
+    """What draws power once a plan is carried out; columns are (n_gangs,): those that go on, then the plan's starts."""
 
-    Attributes:
-        jobs, models, gpus: The index of the job, that of its GPU model, and the size.
-    """
-
-    jobs: Ints
-    models: Ints
-    gpus: Ints
+    jobs: Ints  #: Index of each gang's job
+    models: Ints  #: Index of its GPU model
+    gpus: Ints  #: Its size
     starts: Bools  #: Whether this plan starts the gang
     pinned: Bools  #: Whether its control value must not be changed, because it is being measured
     stopping_w: float  #: What stopping gangs still draw, watts
