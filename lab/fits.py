@@ -15,9 +15,8 @@ from lab.residuals import Residuals, fit_residuals
 from services.core.domain.arrays import Bools, Floats
 from services.core.profiles.capped import MEASURED, CappedModel, capped_of, fit_capped
 from services.core.profiles.fitting import noise_of
-from services.core.profiles.judging import MIN_CONFIGURATIONS, mape, where_of
 from services.core.profiles.learn import energy_of, enough, fit_energy, fit_throughput, times_of
-from services.core.profiles.models import EnergyModel, ThroughputModel
+from services.core.profiles.models import MIN_CONFIGURATIONS, EnergyModel, ThroughputModel, mape, where_of
 from services.core.profiles.observations import COLUMN_OF, Observations
 
 FOLDS = 10

@@ -292,10 +292,16 @@ def default_table(data: Path) -> str:
     return "\n".join(lines)
 
 
+def since(history: History, hours: int) -> History:
+    """Return a history without its first hours."""
+    parts = history.values[hours:], history.known[hours:], history.shares[hours:], history.expected[hours:]
+    return History(history.start_s + HOUR_S * hours, *parts)
+
+
 def _by_default(whole: History, now: Ints) -> Floats:
     """Return (3, forecasts, 96): forecasts, p10 and p90, learned from the last days before the first moment."""
     first = int(now[0]) - DEFAULT_DAYS * 24
-    recent = whole.since(first)
+    recent = since(whole, first)
     before = recent.until(DEFAULT_DAYS * 24)
     tuned = tune(before)
     if tuned is None:

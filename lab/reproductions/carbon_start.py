@@ -18,7 +18,7 @@ from textwrap import fill as fill_text
 
 import numpy as np
 
-from lab.reproductions.carbon_report import COLUMNS, ZONES, fill
+from lab.reproductions.carbon_report import COLUMNS, ZONES, fill, since
 from services.core.domain.arrays import Floats, Ints
 from services.learning import carbon_start
 from services.learning.carbon import HORIZON_H, greenest_regret, mean_errors, persistence, training_days, tune
@@ -104,7 +104,7 @@ def _with_days(grid: History, moments: Ints, days: int) -> Floats:
     """Return (3, moments, 96): what the pretrained model says with so many days known, and p10 and p90."""
     said: list[Floats] = []
     for moment in moments.tolist():
-        known = grid.since(moment - days * DAY_H).until(days * DAY_H)
+        known = since(grid, moment - days * DAY_H).until(days * DAY_H)
         levels = inside(known.values, root=True)
         said.append(started(levels, known.start_s, np.array([len(levels)]), HORIZON_H))
     return outside(np.concatenate(said, axis=1), root=True)

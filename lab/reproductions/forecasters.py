@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lab.reproductions.traffic_lstm import Lstm
 from services.core.profiles import traffic
-from services.core.profiles.traffic import Backtest, Choice, Forecaster, LastPeak, Model, SeasonalNaive, Traffic
+from services.core.profiles.traffic import (
+    Backtest,
+    Choice,
+    Forecaster,
+    LastPeak,
+    Model,
+    SeasonalNaive,
+    ServiceLevel,
+    Traffic,
+)
 from services.learning.traffic_boosting import Boosting
 
 
@@ -25,8 +33,7 @@ def forecasters() -> list[Forecaster]:
     return [LastPeak(), SeasonalNaive(), Boosting(), Lstm("windows"), Lstm("peaks")]
 
 
-@dataclass(frozen=True)
-class LeastError:
+class LeastError(ServiceLevel):
     """Chooses by mean absolute error, summed over classes; forecasts are used as they are."""
 
     @property

@@ -46,11 +46,6 @@ class History:
         """Hours from the beginning to the end of the last hour that was measured."""
         return int(np.flatnonzero(self.known)[-1]) + 1
 
-    def since(self, hours: int) -> History:
-        """Return the history without its first hours."""
-        parts = self.values[hours:], self.known[hours:], self.shares[hours:], self.expected[hours:]
-        return History(self.start_s + HOUR_S * hours, *parts)
-
     def until(self, hours: int) -> History:
         """Return the first hours of the history."""
         expected = self.expected[: hours + self.expected_h]

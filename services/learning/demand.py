@@ -12,7 +12,6 @@ from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import SERVICE, STEPS_AHEAD
 from services.core.profiles import traffic
-from services.core.profiles.traffic_service import ServiceLevel
 from services.learning.traffic_boosting import Boosting
 
 JUDGED_STEPS, MOMENTS = 2 * traffic.DAY_STEPS, 192
@@ -69,7 +68,7 @@ def forecast_demand(
         DomainError: There is neither history nor assumption, the assumption is impossible, or head-room or service
             level is out of bounds.
     """
-    criterion = ServiceLevel(service, head_room)
+    criterion = traffic.ServiceLevel(service, head_room)
     if assumed_qps is not None and (
         assumed_qps.shape != (history.n_classes,) or not np.all(np.isfinite(assumed_qps) & (assumed_qps >= 0))
     ):
@@ -101,7 +100,7 @@ def _assumed(history: traffic.Traffic, assumed_qps: Floats | None, left_out: dic
     return Demand(np.repeat(peaks[None], STEPS_AHEAD, axis=0), method, {}, left_out, assumed=True)
 
 
-def _figures(score: traffic.Backtest, criterion: ServiceLevel) -> dict[str, list[float]]:
+def _figures(score: traffic.Backtest, criterion: traffic.ServiceLevel) -> dict[str, list[float]]:
     gap = criterion.head_room * score.forecast_qps - score.actual_qps
     return {
         "mae_qps": score.mae_qps.tolist(),

@@ -15,7 +15,7 @@ from typing import Any, Generic
 from services.core.cycle.plan import Plan, Start
 from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.snapshot import Snapshot, TenantShares
-from services.core.policies.parameters import check_parameters, parameter
+from services.core.policies.parameters import check_parameters, seconds
 
 FORGOTTEN_GPU_S = 1.0  #: Usage below this is dropped
 OPTIONAL = ("packs", "placement", "power_limit_w", "power_error_w")
@@ -77,20 +77,17 @@ def held_after(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
 class FairConfig:
     """The wrapper's own parameters, next to those of the wrapped policy."""
 
-    share_half_life_s: float = parameter(
+    share_half_life_s: float = seconds(
         604_800.0,
         "After this long, GPU time that a tenant has used counts half against it. Default: a week, Slurm's "
         "PriorityDecayHalfLife.",
-        unit="s",
         minimum=60.0,
         maximum=3.2e8,
     )
-    share_turn_s: float = parameter(
+    share_turn_s: float = seconds(
         1_800.0,
         "For how long a running job keeps its GPUs from a tenant that has used as much as its own: how often two "
         "tenants take turns on GPUs that they cannot divide. Default: ours.",
-        unit="s",
-        minimum=0.0,
         maximum=3.2e8,
     )
 

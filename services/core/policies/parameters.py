@@ -53,6 +53,16 @@ def parameter(default: object, meaning: str, **more: Any) -> Any:
     return field(default=default, metadata={Parameter.__name__: Parameter(meaning, **more)})
 
 
+def seconds(default: float | None, meaning: str, minimum: float = 0.0, **more: Any) -> Any:
+    """Return a field for a time."""
+    return parameter(default, meaning, unit="s", minimum=minimum, **more)
+
+
+def share(default: float, meaning: str) -> Any:
+    """Return a field from 0 to 1."""
+    return parameter(default, meaning, minimum=0.0, maximum=1.0)
+
+
 def check_parameters(config: object) -> None:
     """Check every field of a config against its declaration; call it from ``__post_init__``.
 

@@ -25,8 +25,8 @@ from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.fitting import Problem, solve
-from services.core.profiles.judging import MIN_CONFIGURATIONS, Quality, mape, refuse_strangers, where_of
 from services.core.profiles.learn import enough, fit_throughput, problem_of
+from services.core.profiles.models import MIN_CONFIGURATIONS, Quality, mape, refuse_strangers, where_of
 from services.core.profiles.observations import Observations
 from services.core.profiles.terms import throughput_bounds, throughput_terms, throughput_units
 from services.core.profiles.throughput import ThroughputParameters, times

@@ -8,8 +8,15 @@ import numpy as np
 from services.core.domain.arrays import Bools, Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.fitting import Problem, Solution, solve
-from services.core.profiles.judging import MIN_CONFIGURATIONS, Quality, mape, refuse_strangers, where_of
-from services.core.profiles.models import EnergyModel, ThroughputModel
+from services.core.profiles.models import (
+    MIN_CONFIGURATIONS,
+    EnergyModel,
+    Quality,
+    ThroughputModel,
+    mape,
+    refuse_strangers,
+    where_of,
+)
 from services.core.profiles.observations import Observations
 from services.core.profiles.terms import (
     Terms,

@@ -14,9 +14,8 @@ from services.core.domain.errors import DomainError
 from services.core.profiles.boards import board_of
 from services.core.profiles.capped import NAMES as CAPPED
 from services.core.profiles.capped import CappedModel, fit_capped
-from services.core.profiles.judging import Quality, where_of
 from services.core.profiles.learn import fit_energy, fit_throughput
-from services.core.profiles.models import EnergyModel, ThroughputModel
+from services.core.profiles.models import EnergyModel, Quality, ThroughputModel, where_of
 from services.core.profiles.observations import Observations
 from services.core.profiles.priors import believed_capped, believed_draw, believed_speed, family_of
 from services.core.profiles.throughput import EnergyParameters, ThroughputParameters

@@ -18,10 +18,14 @@ from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, ho
 from tests.support.green import a_memory, gangs_of, lower_of
 
 
+def in_order(memory: GreenMemory) -> list[str]:
+    return [memory.jobs[job] for job in memory.order.tolist()]
+
+
 def ranking_of(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> str:
     """Return the active ranking as a string of one-letter jobs."""
     following = run_cycle(Green(config), snapshot, memory).memory
-    return "".join(sorted(following.rank, key=following.rank.__getitem__))
+    return "".join(in_order(following))
 
 
 def queued_at(name: str, minute: float, **columns: object) -> JobRow:
@@ -86,7 +90,7 @@ def test_beyond_theta_the_most_efficient_stay_ahead_and_the_rest_rank_in_the_low
     result = run_cycle(Green(config), snapshot, a_memory("xy", lower="xy"))
 
     # All three are to have 2 GPUs, and theta allows 3: b takes 2, c crosses the line, a's footprint is between x and y.
-    assert sorted(result.memory.rank, key=result.memory.rank.__getitem__) == ["b", "c", "x", "a", "y"]
+    assert in_order(result.memory) == ["b", "c", "x", "a", "y"]
     assert result.memory.ahead == 2
     assert story(result.plan) == {"b": "preempt scale_out -> 2", "c": "preempt scale_out -> 2"}
     assert gangs_of(result.memory)["a"] == 1
@@ -194,5 +198,5 @@ def test_vanished_jobs_are_forgotten_and_users_wishes_come_first() -> None:
     result = run_cycle(Green(GreenConfig()), a_snapshot(jobs, [a_node(gpus=1)]), memory)
 
     assert story(result.plan) == {"b": "start n0:0", "a": "hold not_enough_free_gpus"}
-    assert set(result.memory.rank) == {"a", "b"}
+    assert set(result.memory.jobs) == {"a", "b"}
     assert (lower_of(result.memory), dump_memory(result.memory)["counted_from"]) == (set(), {})

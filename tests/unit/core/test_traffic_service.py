@@ -8,8 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEPS_AHEAD
-from services.core.profiles.traffic import Backtest, LastPeak, Traffic, backtest, choose
-from services.core.profiles.traffic_service import ServiceLevel
+from services.core.profiles.traffic import Backtest, LastPeak, ServiceLevel, Traffic, backtest, choose
 
 
 def told_of(actual: list[float], forecast: float = 4.0) -> Backtest:

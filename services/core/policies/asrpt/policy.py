@@ -115,12 +115,10 @@ class Asrpt:
     """Adaptive shortest remaining processing time first."""
 
     name = "a-srpt"
+    initial = staticmethod(AsrptMemory)
 
     def __init__(self, config: AsrptConfig) -> None:
         self.config = config
-
-    def initial(self) -> AsrptMemory:
-        return AsrptMemory()
 
     @property
     def placement(self) -> str:

@@ -19,14 +19,6 @@ _NANOSECONDS = 1e9
 
 
 @dataclass(frozen=True)
-class Served:
-    """What a queue did."""
-
-    latency_s: Floats  #: (requests,) from arrival to completion
-    kinds: Ints  #: (requests,) which kind of server served each
-
-
-@dataclass(frozen=True)
 class Arrivals:
     """Poisson arrivals at a mean rate of 1 per second, and random numbers for service times, common to all runs."""
 
@@ -40,8 +32,12 @@ class Arrivals:
         return Arrivals(np.cumsum(gaps), np.clip(rng.standard_normal(_DRAWS), -3.0, 3.0))
 
 
-def serve(arrivals: Arrivals, rate_per_s: float, servers: Ints, service_s: Floats, jitter_s: Floats) -> Served:
-    """Return how requests at a given rate fare: first come, first served, by unequal servers, request by request.
+def serve(
+    arrivals: Arrivals, rate_per_s: float, servers: Ints, service_s: Floats, jitter_s: Floats
+) -> tuple[Floats, Ints]:
+    """Return the latency of each request at a given rate, seconds, and the kind of server that answers it: (requests,).
+
+    First come, first served, by unequal servers, request by request.
 
     The recursion is exact: a server that becomes free takes the head of the queue, and an arrival that finds several
     free takes the one that has been free the longest. A server in the heap is one integer: the nanosecond at which it
@@ -76,7 +72,7 @@ def serve(arrivals: Arrivals, rate_per_s: float, servers: Ints, service_s: Float
         append(key)
     ended = np.array(done)
     latency_s = ((ended - arrived) >> bits) / _NANOSECONDS
-    return Served(latency_s[WARM_UP:], (ended & mask)[WARM_UP:])
+    return latency_s[WARM_UP:], (ended & mask)[WARM_UP:]
 
 
 QUANTILES: Floats = (np.arange(200, dtype=np.float64) + 0.5) / 200
@@ -122,16 +118,14 @@ class QueueEvaluator:
         service_s = app.service_s[rows, columns]
         if not service_s.size or not np.isfinite(service_s).all():
             raise DomainError("a configuration needs instances, on slices that their variants fit")
-        served = serve(
-            self.arrivals, self.rate_per_s, graph.weights[rows, columns], service_s, app.jitter_s[rows, columns]
-        )
-        shares = np.bincount(served.kinds, minlength=rows.size) / served.kinds.size
+        servers, jitter_s = graph.weights[rows, columns], app.jitter_s[rows, columns]
+        latency_s, kinds = serve(self.arrivals, self.rate_per_s, servers, service_s, jitter_s)
+        shares = np.bincount(kinds, minlength=rows.size) / kinds.size
         busy_j = float(shares @ (service_s * app.busy_w[rows, columns]))
-        quantiles = np.quantile(served.latency_s, QUANTILES)
         return Outcome(
             graph,
             accuracy=float(shares @ app.accuracy[rows]),
             energy_j=busy_j + self.gpus * app.idle_w / min(self.rate_per_s, app.capacity_per_s(graph.weights)),
-            p95_s=float(np.quantile(served.latency_s, 0.95)),
-            latency_s=quantiles,
+            p95_s=float(np.quantile(latency_s, 0.95)),
+            latency_s=np.quantile(latency_s, QUANTILES),
         )

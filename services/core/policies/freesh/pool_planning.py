@@ -9,6 +9,7 @@ follows where it is not enough.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -50,25 +51,11 @@ class _Budget:
     def __post_init__(self) -> None:
         self._limit_s = self.left_s
 
-    def solve(
-        self,
-        model: LinearModel,
-        backend: Backend,
-        gap: float,
-        start: Floats | None,
-        patience: Patience | None = None,
-        cutoff: float | None = None,
-    ) -> Solution:
-        found = solve(
-            model,
-            backend,
-            time_limit_s=max(self.left_s, 0.001),
-            relative_gap=gap,
-            start=start,
-            patience=patience,
-            cutoff=cutoff,
-            report=unreported if self.report is unreported else self._tell,
-        )
+    def solve(self, model: LinearModel, backend: Backend, gap: float, start: Floats | None, **more: Any) -> Solution:
+        """Solve a model within the seconds left; ``more`` as for ``solvers.solve``."""
+        report = unreported if self.report is unreported else self._tell
+        limit_s = max(self.left_s, 0.001)
+        found = solve(model, backend, time_limit_s=limit_s, relative_gap=gap, start=start, report=report, **more)
         self.left_s -= found.solver_s
         self.checks = max(0, self.checks - found.checks)
         return found
@@ -87,7 +74,8 @@ class _Budget:
         if model.variables > EXACT_COLUMNS:
             self.checks = 0
             return self.solve(model, backend, GOOD_GAP, start, cutoff=cutoff)
-        return self.solve(model, backend, EXACT_GAP, start, Patience(self.checks, GOOD_GAP), cutoff)
+        patience = Patience(self.checks, GOOD_GAP)
+        return self.solve(model, backend, EXACT_GAP, start, patience=patience, cutoff=cutoff)
 
     def is_enough(self, gap: float) -> bool:
         """Return whether this gap is small enough to stop looking."""

@@ -125,12 +125,6 @@ class ServerCosts:
         adapters: Those it is thought to have loaded, the most recently used last.
     """
 
-    __slots__ = (
-        *("_ahead_s", "_cache", "_free_at_s", "_has_answered", "_read_to_s", "_reads_until_s", "_sessions"),
-        *("_slowed", "_unread", "_usual", "adapters", "held_tokens", "load_tokens", "others_tokens", "queued"),
-        *("read_s", "running", "token_s"),
-    )
-
     def __init__(
         self,
         ttft_s: float | None = None,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.core.domain.errors import PolicyConfigError
-from services.core.policies.parameters import check_parameters, parameter
+from services.core.policies.parameters import check_parameters, parameter, seconds, share
 
 CarbonFactor = Literal["footprint", "gpu_seconds"]
 GammaCompares = Literal["minimum", "previous", "marginal"]
@@ -21,12 +21,10 @@ class GreenConfig:
         "Default: GREEN sections 5.2 and A.2.",
         minimum=1.0,
     )
-    theta: float = parameter(
+    theta: float = share(
         0.30,
         "Share of the cluster's GPUs that the upper queue may take ahead of the lower one; its other jobs rank "
         "among the lower queue's. Default: section 6.4.",
-        minimum=0.0,
-        maximum=1.0,
     )
     gamma_empty: float = parameter(
         0.70,
@@ -57,27 +55,23 @@ class GreenConfig:
         unit="GPUs",
         minimum=1,
     )
-    starvation_s: float | None = parameter(
+    starvation_s: float | None = seconds(
         86_400.0,
         "A job that has waited this long is placed first, and only what it emits from then on counts against it "
         "(section 9); null: no job is. Default: ours, the day over which section 2.3 preserves shares.",
-        unit="s",
         minimum=1.0,
     )
-    curve_window_s: float = parameter(
+    curve_window_s: float = seconds(
         86_400.0,
         "Length of the carbon intensity curve whose mean separates green hours from dirty ones. "
         "Default: section 8.1, 24 hours.",
-        unit="s",
         minimum=60.0,
     )
-    slack_s: float = parameter(
+    slack_s: float = seconds(
         0.0,
         "How much later a job without a deadline may end than if it had never waited, so that GPUs stay idle in "
         "dirty hours; a job with a deadline may be held until it has just enough time. 0, as in the paper: no job "
         "is held while a GPU is free.",
-        unit="s",
-        minimum=0.0,
     )
     slack_share: float | None = parameter(
         None, "A second limit on that delay, as a share of the time the job itself needs.", minimum=0.0
@@ -95,12 +89,10 @@ class GreenConfig:
         unit="GPUs",
         minimum=1,
     )
-    unmeasured_s: float = parameter(
+    unmeasured_s: float = seconds(
         3_600.0,
         "A job that has run this long at one size without a measured efficiency stops scaling and leaves the "
         "upper queue. Default: ours, two active rounds.",
-        unit="s",
-        minimum=0.0,
     )
 
     def __post_init__(self) -> None:

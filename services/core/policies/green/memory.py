@@ -68,11 +68,6 @@ class GreenMemory:
         return order_by(self.jobs, self.queue, self.key, self.submitted_s)
 
     @cached_property
-    def rank(self) -> Mapping[JobId, int]:
-        """Position of each job in the ranking; iterates in rank order."""
-        return {self.jobs[job]: at for at, job in enumerate(self.order.tolist())}
-
-    @cached_property
     def by_job(self) -> ByJob:
         """The columns, with an entry for jobs that were not ranked."""
         held = np.zeros(len(self.jobs), dtype=np.bool_) if self.held is None else self.held

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from services.core.policies.parameters import check_parameters, parameter
+from services.core.policies.parameters import check_parameters, parameter, seconds, share
 
 LOST_TIMES = 4.0  #: How many hours gained an hour is worth that a job takes longer than as its user asked for it
 
@@ -36,22 +36,18 @@ class JointConfig:
         unit="GPUs",
         minimum=1,
     )
-    slack_s: float = parameter(
+    slack_s: float = seconds(
         0.0,
         "How much later a job without a deadline may end for greener hours than if it had run alone from its "
         "submission on; 0: only jobs with deadlines wait for greener hours.",
-        unit="s",
-        minimum=0.0,
     )
     slack_share: float = parameter(
         1.0, "The same as a share of the job's own length; the smaller of the two holds.", minimum=0.0
     )
-    oldest_s: float | None = parameter(
+    oldest_s: float | None = seconds(
         None,
         "A job without a deadline does not wait for greener hours beyond this age, unless it is longer than that: "
         "a guard on the longest completion times. null: no guard.",
-        unit="s",
-        minimum=0.0,
     )
     width_by_hour: bool | None = parameter(
         None,
@@ -59,10 +55,9 @@ class JointConfig:
         "hours, narrower or not at all in others. false: it gets one size first, and then hours for that. null: "
         "together while the cluster has room for the widest gangs of all jobs at once.",
     )
-    ahead_s: float = parameter(
+    ahead_s: float = seconds(
         172_800.0,
         "How far ahead hours are compared; a forecast that ends before goes on with its last day.",
-        unit="s",
         minimum=86_400.0,
         maximum=345_600.0,
     )
@@ -93,12 +88,10 @@ class JointConfig:
         "submitted first.",
     )
     limits: bool = parameter(True, "Whether power limits are set.")
-    profile_window_s: float = parameter(
-        5.0, "How long an unknown kind of job is measured at each power limit.", unit="s", minimum=0.1, maximum=3600.0
+    profile_window_s: float = seconds(
+        5.0, "How long an unknown kind of job is measured at each power limit.", minimum=0.1, maximum=3600.0
     )
-    restart_s: float = parameter(
-        120.0, "A running job is resized only where that is worth this much of its work.", unit="s", minimum=0.0
-    )
+    restart_s: float = seconds(120.0, "A running job is resized only where that is worth this much of its work.")
     stay_share: float = parameter(
         0.03,
         "A running job stops for greener hours only where the intensity now, less this share, is still too high.",
@@ -112,9 +105,7 @@ class JointConfig:
         minimum=0.0,
         maximum=10_000.0,
     )
-    sleep_after_s: float | None = parameter(
-        60.0, "Nodes that nobody uses are powered down after this long; null: never.", unit="s", minimum=0.0
-    )
+    sleep_after_s: float | None = seconds(60.0, "Nodes that nobody uses are powered down after this long; null: never.")
 
     move: bool = parameter(
         True, "Whether running jobs move to free GPUs of zones in which they emit less, where that pays."
@@ -124,12 +115,10 @@ class JointConfig:
         "How gangs sit whose stages and bytes are known: by Heavy-Edge, refined until no exchange shortens their "
         "iterations, or as the cluster places all others.",
     )
-    least_speed_share: float = parameter(
+    least_speed_share: float = share(
         0.5,
         "Such a gang does not start where it would run at less than this share of its best speed, until it has "
         "waited as long as that would delay it. 0: it takes what there is.",
-        minimum=0.0,
-        maximum=1.0,
     )
 
     def __post_init__(self) -> None:

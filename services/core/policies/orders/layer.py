@@ -12,8 +12,8 @@ a limit is taken back by these means, each only if those before it do not suffic
 4. gangs of class 0: their limits and clocks, then their starts wait, then they pause.
 
 A fall of the limit that has been announced is met with less work lost: the flexible gangs that it would stop, as far
-as lengths are known, do not start if they could not save before it (``ahead.pays``), and those that tell when they save
-stop right after they have done so for the last time, if they have had ``SHORTEST_S``.
+as lengths are known, do not start if they could not save before it (``widths.pays``), and those that tell when they
+save stop right after they have done so for the last time, if they have had ``SHORTEST_S``.
 
 Service instances are left alone: what they draw is taken off the limit beforehand; serving plans pools and fleets with
 less in ordered zones by itself. How far each gang is slowed is PowerFlow's choice (``powerflow.controls``), on the
@@ -51,9 +51,16 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.orders import STOPS_AHEAD_S, PowerOrder
 from services.core.domain.reasons import Reason
-from services.core.policies.orders.ahead import pays, saves_of, unsaved_s
 from services.core.policies.orders.tables import OrderTables, in_zone, within
-from services.core.policies.orders.widths import flex_of, narrowed, narrower, without_growth
+from services.core.policies.orders.widths import (
+    flex_of,
+    narrowed,
+    narrower,
+    pays,
+    saves_of,
+    unsaved_s,
+    without_growth,
+)
 from services.core.policies.powerflow.controls import allocate_controls
 from services.core.policies.powerflow.watts import Draw, Idle, draw_of
 from services.core.policies.registry import entry_of

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.core.domain.errors import PolicyConfigError
-from services.core.policies.parameters import check_parameters, parameter
+from services.core.policies.parameters import check_parameters, parameter, seconds, share
 from services.core.policies.powerflow.allocate import Greedy
 
 HOURS = 24.0
@@ -14,12 +14,10 @@ HOURS = 24.0
 class PowerflowConfig:
     """Parameters of PowerFlow. If the paper prints no value, the meaning says that the default is ours."""
 
-    eta: float = parameter(
+    eta: float = share(
         1.0,
         "Share of a fully allocated cluster's power, at default clocks and power limits, that the cluster may "
         "draw; 1 sets no limit (section 5.1).",
-        minimum=0.0,
-        maximum=1.0,
     )
     power_limit_w: float | None = parameter(
         None, "The cluster's power limit; null for none. Of several limits the lowest holds.", unit="W", minimum=0.0
@@ -42,16 +40,12 @@ class PowerflowConfig:
     margin: float = parameter(
         0.0, "Share of the limit kept in reserve for the models' error. Default: ours.", minimum=0.0, maximum=0.9
     )
-    limit_ahead_s: float = parameter(
+    limit_ahead_s: float = seconds(
         1_800.0,
         "How long before the limit falls the cluster reduces its power, if the next active round is not known. "
         "Default: ours.",
-        unit="s",
-        minimum=0.0,
     )
-    grace_s: float = parameter(
-        120.0, "How long a stopped gang may still draw power. Default: the agents' grace period.", unit="s", minimum=0.0
-    )
+    grace_s: float = seconds(120.0, "How long a stopped gang may still draw power. Default: the agents' grace period.")
     control: Literal["clock", "power_limit"] = parameter(
         "power_limit",
         "Which control is measured and used on devices that have both. The paper uses clocks; the default is the "
@@ -63,11 +57,8 @@ class PowerflowConfig:
         "Which gangs are measured online: unknown, the first gang of an unknown kind of job; first_run, every "
         "job's first gang; each_job, every job's first gang of each size (as printed); never, none. Default: ours.",
     )
-    profiling_s: float = parameter(
-        240.0,
-        "How long a gang is measured, over all power limits or clocks together (section 5.2).",
-        unit="s",
-        minimum=1.0,
+    profiling_s: float = seconds(
+        240.0, "How long a gang is measured, over all power limits or clocks together (section 5.2).", minimum=1.0
     )
     profiling_steps: int = parameter(
         8, "Over how many power limits or clocks that time is shared, if their number is not known. Default: ours."
@@ -83,9 +74,7 @@ class PowerflowConfig:
     at_limit: Literal["stop", "skip"] = parameter(
         "stop", "What ends when a step would exceed the limit: the whole allocation, or that job's."
     )
-    restart_s: float = parameter(
-        60.0, "Time a gang loses when it is stopped and started again. Default: ours.", unit="s", minimum=0.0
-    )
+    restart_s: float = seconds(60.0, "Time a gang loses when it is stopped and started again. Default: ours.")
     resize_gain: float = parameter(
         2.0,
         "A running job grows or moves only if that saves this many times the cost of its restart. Default: ours; "

@@ -11,7 +11,7 @@ from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.capped import fit_capped, step_and_energy, unpacked
-from services.core.profiles.judging import mape
+from services.core.profiles.models import mape
 from services.core.profiles.observations import Observations
 from services.core.profiles.profile import JobProfile
 from tests.support.performance import SPEED, grid, measured

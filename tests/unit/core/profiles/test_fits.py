@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.fitting import noise_of
-from services.core.profiles.judging import mape
 from services.core.profiles.learn import fit_energy, fit_throughput
+from services.core.profiles.models import mape
 from services.core.profiles.observations import Observations, PointError
 from services.core.profiles.throughput import ThroughputParameters, times
 from tests.support.performance import CLOCKS_MHZ, DRAW, SPEED, grid, measured

@@ -10,8 +10,7 @@ from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
 from services.core.profiles.boards import board_of
 from services.core.profiles.capped import NAMES, CappedModel
-from services.core.profiles.judging import mape
-from services.core.profiles.models import EnergyModel
+from services.core.profiles.models import EnergyModel, mape
 from services.core.profiles.observations import Observations, PointError
 from services.core.profiles.priors import FAMILIES, believed_draw
 from services.core.profiles.profile import MAX_CONFIGURATIONS, JobProfile
