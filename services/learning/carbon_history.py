@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,9 +103,14 @@ def _hourly(rows: Ints, columns: Floats, length: int) -> Floats:
     within = (rows >= 0) & (rows < length)
     rows, columns = rows[within], columns[within]
     finite = np.isfinite(columns)
-    total, count = np.zeros((length, columns.shape[1])), np.zeros((length, columns.shape[1]))
-    np.add.at(total, rows, np.where(finite, columns, 0.0))
-    np.add.at(count, rows, finite)
+    return _means(rows, np.where(finite, columns, 0.0), finite, (length, columns.shape[1]))
+
+
+def _means(at: Any, values: Floats, counts: Any, shape: tuple[int, int]) -> Floats:
+    """Return the means of values by where they are to be added; NaN where nothing counts."""
+    total, count = np.zeros(shape), np.zeros(shape)
+    np.add.at(total, at, values)
+    np.add.at(count, at, counts)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
@@ -148,10 +154,7 @@ def within_hours(times_s: Floats, values: Floats, until_s: float, step_s: float)
     hour = (times_s[kept] // HOUR_S % DAY_H).astype(np.int64)
     step = np.minimum(times_s[kept] % HOUR_S // step_s, steps - 1).astype(np.int64)
     if steps > 1 and kept.any():
-        total, count = np.zeros_like(shape), np.zeros_like(shape)
-        np.add.at(total, (hour, step), values[kept])
-        np.add.at(count, (hour, step), 1.0)
-        whole = (count > 0).all(axis=1)
-        means = total[whole] / count[whole]
-        shape[whole] = means - means.mean(axis=1, keepdims=True)
+        means = _means((hour, step), values[kept], 1.0, (DAY_H, steps))
+        whole = np.isfinite(means).all(axis=1)
+        shape[whole] = means[whole] - means[whole].mean(axis=1, keepdims=True)
     return shape

@@ -7,7 +7,7 @@ from services.core.domain.errors import DomainError
 from services.core.domain.gpus import likeliest_gpu_model
 from services.core.domain.solving import Method, Report, SolveStatus, unreported
 from services.core.parallel.iteration import Network
-from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, allocate
+from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, allocate
 from services.core.policies.powerflow.allocate import Choices, Greedy
 from services.solving.layouts import graph_of
 
@@ -92,11 +92,7 @@ def _job(problem: AllocationProblem, jobs: GivenJobs, found: Allocation, row: in
         value=None if choice is None else choice.value,
         speed=float(found.speed[row]),
         power_w=float(found.power_w[row]),
-        nodes=_shares(problem, found.places[row]),
+        nodes=[GpuShare(node=problem.nodes[node].name, gpus=count) for node, count in found.places[row]],
         iteration_s=None if np.isnan(iteration_s) else iteration_s,
         waits=found.waits[row],
     )
-
-
-def _shares(problem: AllocationProblem, shares: Shares) -> list[GpuShare]:
-    return [GpuShare(node=problem.nodes[node].name, gpus=count) for node, count in shares]

@@ -11,7 +11,7 @@ from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
 from services.core.policies.clover.evaluation import Outcome
-from services.core.policies.clover.layouts import LAYOUTS, SLICES
+from services.core.policies.clover.layouts import LAYOUTS, SLICES, counts_of
 from services.core.policies.clover.objective import delta_accuracy_pct
 from services.core.policies.clover.partition import Demand, Fleet, Share, partition
 
@@ -57,11 +57,8 @@ def solve_partition(problem: contracts.PartitionProblem, report: Report = unrepo
     config = AnnealingConfig(max_evaluations=problem.max_evaluations)
     shares, realised = partition(demands, fleet, problem.seed, config, screen=problem.screen, report=report)
     plans = [_plan(demand, share, fleet, problem.candidates) for demand, share in zip(demands, shares, strict=True)]
-    held = [
-        sum(SLICES.index(size) == column for gpu in realised.layouts for size in LAYOUTS[gpu]) for column in range(5)
-    ]
-    used = np.sum([share.outcome.graph.slices for share in shares], axis=0)
-    if (used > np.array(held)).any():
+    held = np.sum([counts_of(LAYOUTS[layout]) for layout in realised.layouts], axis=0)
+    if (np.sum([share.outcome.graph.slices for share in shares], axis=0) > held).any():
         raise AssertionError("the layouts do not hold the instances")
     kept = all(share.keeps_limits for share in shares)
     return contracts.PartitionResult(

@@ -80,9 +80,7 @@ class GivenNodes:
                 held[node] += count
         if (held > self.gpus).any():
             node = int((held > self.gpus).argmax())
-            raise DomainError(
-                f"running jobs hold {held[node]} GPUs of node {node} (from 0), which has {self.gpus[node]}"
-            )
+            raise DomainError(f"running jobs hold {held[node]} GPUs of node {node} (from 0) with {self.gpus[node]}")
         return held
 
     def idle_draw_w(self, free: Ints) -> float:
@@ -228,12 +226,12 @@ def _within(
     greedy: Greedy,
     method: Method,
 ) -> Allocation:
-    """Return the allocation with control values that keep the limit, without the last gangs it has no power for."""
-    choices, n_jobs = jobs.choices, gpus.size
-    gpus = gpus.copy()
-    sits: list[Shares] = list(places)
-    free = nodes.gpus.copy()
-    for shares in sits:
+    """Return the allocation with control values that keep the limit, without the last gangs it has no power for.
+
+    ``gpus`` and ``places`` are changed accordingly.
+    """
+    choices, n_jobs, free = jobs.choices, gpus.size, nodes.gpus.copy()
+    for shares in places:
         for node, count in shares:
             free[node] -= count
     size = (choices.gpus == gpus[:, None]).argmax(axis=1)
@@ -244,9 +242,9 @@ def _within(
     for job in last_first:
         if float(lowest_w[gpus > 0].sum()) <= nodes.limit_w - nodes.other_w - nodes.idle_draw_w(free):
             break
-        for node, count in sits[job]:
+        for node, count in places[job]:
             free[node] += count
-        gpus[job], sits[job], out_of_power[job] = 0, (), True
+        gpus[job], places[job], out_of_power[job] = 0, (), True
     runs = np.flatnonzero(gpus)
     idle_w = nodes.idle_draw_w(free)
     weights = known_work_s(jobs.work_s)[runs] if greedy.marginal == "power" else None
@@ -268,9 +266,9 @@ def _within(
         else Wait.GPUS
         for job in range(n_jobs)
     )
-    iteration_s = _iterations_s(jobs, nodes, sits, method)
+    iteration_s = _iterations_s(jobs, nodes, places, method)
     total_w = float(drawn_w.sum()) + idle_w + nodes.other_w
-    return Allocation(gpus, control, reached, drawn_w, tuple(sits), iteration_s, waits, idle_w, total_w)
+    return Allocation(gpus, control, reached, drawn_w, tuple(places), iteration_s, waits, idle_w, total_w)
 
 
 def _iterations_s(jobs: GivenJobs, nodes: GivenNodes, places: Sequence[Shares], method: Method) -> Floats:

@@ -82,9 +82,7 @@ class AnswerLengths:
         if not tokens:
             return
         for key in contexts:
-            context = self._contexts.get(key)
-            if isinstance(context, int):
-                context = self._opened(key, context)
+            context = self._known(key)
             if context is None:
                 self._contexts[key] = tokens
                 if len(self._contexts) > MOST_CONTEXTS:
@@ -101,9 +99,7 @@ class AnswerLengths:
         """
         shares, known, answers = None, None, 0
         for key in contexts:
-            context = self._contexts.get(key)
-            if isinstance(context, int):
-                context = self._opened(key, context)
+            context = self._known(key)
             if context is None:
                 continue
             if context.shares is None or context.seen >= context.shares_at * (1 + REFRESH_SHARE) + 1:
@@ -116,11 +112,14 @@ class AnswerLengths:
         tokens = _quantile(shares, known, 0.5)
         return LengthPrediction(tokens, 0.0 if long_from is None else _above(shares, long_from), answers)
 
-    def _opened(self, key: Hashable, tokens: int) -> _Context:
-        """Return the histogram of a context that had a single answer so far."""
-        found = self._contexts[key] = _Context()
-        _learn(found, tokens)
-        return found
+    def _known(self, key: Hashable) -> _Context | None:
+        """Return a context, with a histogram from its second answer on; None if it had none."""
+        context = self._contexts.get(key)
+        if isinstance(context, int):
+            tokens, context = context, _Context()
+            self._contexts[key] = context
+            _learn(context, tokens)
+        return context
 
 
 def _learn(context: _Context, tokens: int) -> None:

@@ -70,17 +70,12 @@ def times_of(
     starts = throughput_starts(of, terms) if warm is None else np.array([warm], dtype=np.float64)
     if belief is not None and warm is None:
         starts = np.concatenate([starts, belief[None]])
-    found = solve(
-        problem_of(
-            lambda vectors: times(ThroughputParameters(*vectors.T[..., None]), *where).iter_s,
-            of.seconds_per_iteration,
-            of,
-            (*throughput_bounds(), throughput_units(among)),
-            belief,
-            terms.free,
-        ),
-        terms.hold(starts),
-    )
+
+    def predict(vectors: Floats) -> Floats:
+        return times(ThroughputParameters(*vectors.T[..., None]), *where).iter_s
+
+    limits = (*throughput_bounds(), throughput_units(among))
+    found = solve(problem_of(predict, of.seconds_per_iteration, of, limits, belief, terms.free), terms.hold(starts))
     if "kappa_grad" in terms.fixed and len(np.unique(of.gpus / of.nodes)) == 1 and belief is None:
         found = _named(found, float((of.gpus / of.nodes)[0]))
     parameters = ThroughputParameters(*found.parameters.tolist())
@@ -125,27 +120,22 @@ def energy_of(
     where = where_of(of)
     step = speed.times(*where)
     gpus, local_batch, control, _ = where
-    best: Solution | None = None
-    for f0 in _breaks(of, belief) if warm is None else [float(warm[-1])]:
+
+    def broken_at(f0: float) -> Solution:
         held = terms.broken_at(f0, of)
         starts = energy_starts(of, step, f0) if warm is None else np.array([warm], dtype=np.float64)
         if belief is not None and warm is None:
             starts = np.concatenate([starts, belief[None]])
         starts[:, -1] = f0
-        found = solve(
-            problem_of(
-                lambda vectors: energy_j(EnergyParameters(*vectors.T[..., None]), step, gpus, local_batch, control),
-                of.energy_j_per_iteration,
-                of,
-                limits,
-                belief,
-                held.free,
-            ),
-            held.hold(starts),
-        )
-        if best is None or found.cost < best.cost:
-            best = found
-    assert best is not None
+
+        def predict(vectors: Floats) -> Floats:
+            return energy_j(EnergyParameters(*vectors.T[..., None]), step, gpus, local_batch, control)
+
+        problem = problem_of(predict, of.energy_j_per_iteration, of, limits, belief, held.free)
+        return solve(problem, held.hold(starts))
+
+    breaks = _breaks(of, belief) if warm is None else [float(warm[-1])]
+    best = min(map(broken_at, breaks), key=lambda found: found.cost)
     parameters = EnergyParameters(*best.parameters.tolist())
     return EnergyModel(of.axis, best.covariance, _quality(among, terms), terms.fixed, parameters, speed)
 

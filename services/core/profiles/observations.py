@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -156,12 +156,8 @@ class Observations:
         known_j = np.bincount(group, with_energy * np.nan_to_num(self.energy_j_per_iteration), n_groups)
         energy_j = np.where(energy_count > 0, known_j / np.maximum(energy_count, 1.0), np.nan)
         order = np.argsort(first)
-        one = self.take(first[order])
-        columns = one._columns()
-        columns["count"] = count[order]
-        columns["seconds_per_iteration"] = time_s[order]
-        columns["energy_j_per_iteration"] = energy_j[order]
-        return Observations(axis=self.axis, absent=self.absent, **columns)
+        means = {"count": count, "seconds_per_iteration": time_s, "energy_j_per_iteration": energy_j}
+        return replace(self.take(first[order]), **{name: column[order] for name, column in means.items()})
 
     def _columns(self) -> dict[str, Floats]:
         names = ("gpus", "local_batch", "control", "nodes", "seconds_per_iteration", "energy_j_per_iteration", "count")

@@ -12,7 +12,6 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.boards import Board, board_of
-from services.core.profiles.capped import CappedParameters
 from services.core.profiles.throughput import EnergyParameters, ThroughputParameters
 
 VOLTAGE_RISE = 1.3
@@ -117,13 +116,6 @@ def believed_draw(board: Board, family: Family) -> EnergyParameters:
 def believed_capped(board: Board, family: Family) -> Floats:
     """Return the prior of the (21,) parameters of a job under power limits."""
     dynamic_w = family.demand * (board.peak_w - board.idle_w)
-    own = CappedParameters(
-        speed=believed_speed(board, family, top=1.0),
-        static_w=board.idle_w,
-        alpha_w=(1.0 - REST) * dynamic_w / float(np.log(family.batch + 2.0)),
-        theta=2.0,
-        beta_w=REST * dynamic_w,
-        sync_w=0.5 * dynamic_w,
-        exponent=1.2,
-    )
-    return np.array([*own.speed, *own[1:]])
+    alpha_w = (1.0 - REST) * dynamic_w / float(np.log(family.batch + 2.0))
+    own = board.idle_w, alpha_w, 2.0, REST * dynamic_w, 0.5 * dynamic_w, 1.2  # in the order of ``CappedParameters``
+    return np.array([*believed_speed(board, family, top=1.0), *own])

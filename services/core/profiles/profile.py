@@ -90,12 +90,10 @@ class JobProfile:
         prior = JobProfile.of(self.gpu_model, self.family, self.axis)
         time_s, energy_j = prior.foreseen(*where_of(points))
         slower = _typical(points.seconds_per_iteration / time_s)
-        drawn = points.with_energy
-        hungrier = 1.0
+        drawn, hungrier = points.with_energy, 1.0
         if drawn.any():  # against what the prior would draw at the job's own times
-            hungrier = float(
-                np.clip(_typical(points.power_w[drawn] / (energy_j / time_s / points.gpus)[drawn]), 0.2, 5)
-            )
+            prior_w = energy_j / time_s / points.gpus
+            hungrier = float(np.clip(_typical(points.power_w[drawn] / prior_w[drawn]), 0.2, 5))
         if isinstance(self.model, CappedModel) and isinstance(prior.model, CappedModel):
             if not drawn.all():
                 raise DomainError("points under power limits need an energy")
@@ -105,7 +103,8 @@ class JobProfile:
             return fit_capped(points, belief=centre, warm=None if cold else self.model.vector)
         assert isinstance(self.model, EnergyModel)
         assert isinstance(prior.model, EnergyModel)
-        speed = _scaled(prior.model.throughput.parameters, slower)
+        parameters = prior.model.throughput.parameters._asdict()
+        speed = np.array([slower * value if name in TIMES else value for name, value in parameters.items()])
         times = fit_throughput(points, belief=speed, warm=None if cold else self.model.throughput.parameters)
         draw = _hungrier(prior.model.parameters, hungrier)
         if not drawn.any():
@@ -115,10 +114,6 @@ class JobProfile:
 
 def _typical(ratio: Floats) -> float:
     return float(np.exp(np.median(np.log(ratio))))
-
-
-def _scaled(speed: ThroughputParameters, slower: float) -> Floats:
-    return np.array([slower * value if name in TIMES else value for name, value in speed._asdict().items()])
 
 
 def _hungrier(draw: EnergyParameters, factor: float) -> Floats:

@@ -148,9 +148,8 @@ class VirtualMachine:
     def stood_still(self, now_s: float) -> VirtualMachine:
         """Return the machine at ``now_s`` as if it had paused since its own instant."""
         idle_s = max(now_s - self.now_s, 0.0)
-        return replace(
-            self, now_s=self.now_s + idle_s, ends_s=self.ends_s + idle_s if self.running is not None else 0.0
-        )
+        ends_s = self.ends_s + idle_s if self.running is not None else 0.0
+        return replace(self, now_s=self.now_s + idle_s, ends_s=ends_s)
 
     def without(self, gone: Iterable[JobId]) -> VirtualMachine:
         """Return the machine without these jobs; if it was running one of them, the next begins now."""

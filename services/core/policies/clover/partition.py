@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -91,10 +92,8 @@ def partition(
         first, last = (begun + (1 - begun) * each / len(demands) for each in (at, at + 1))
         of_one = _of_application(part_of(report, first, last), demand.name, [share.objective for share in shares])
         shares.append(_share(demand, goal, count, fleet, arrivals, rng, config, screen, of_one))
-    needed = np.sum([share.outcome.graph.slices for share in shares], axis=0).tolist()
-    ones, twos, threes, fours, sevens = needed
-    slices: SliceCounts = ones, twos, threes, fours, sevens
-    return tuple(shares), realise(slices, fleet.layouts)
+    needed: list[int] = np.sum([share.outcome.graph.slices for share in shares], axis=0).tolist()
+    return tuple(shares), realise(cast(SliceCounts, tuple(needed)), fleet.layouts)
 
 
 def _of_application(report: Report, name: str, before: Sequence[float]) -> Report:
@@ -206,12 +205,8 @@ def _share(
     search = Search(goal, fleet.gco2_per_j, evaluator.measure, evaluator.measure(start))
 
     def measured(graph: ConfigGraph) -> Outcome:
-        done = len(search.measured)
-        report(
-            Progress(
-                _SEARCHING * done / config.max_evaluations, f"evaluation {done + 1}", search.objective(search.best)
-            )
-        )
+        done, best = len(search.measured), search.objective(search.best)
+        report(Progress(_SEARCHING * done / config.max_evaluations, f"evaluation {done + 1}", best))
         return evaluator.measure(graph)
 
     search.measure = measured
