@@ -222,7 +222,7 @@ def _model(problem: CarbonBoundProblem, work_of: Ints, step_of: Ints, upper: Flo
     builder = ModelBuilder()
     columns = builder.add_variables(work_of.size, upper=upper, cost=_gco2_per_gpu_hour(problem, work_of, step_of))
     wanted = np.array([item.gpu_hours for item in problem.work])
-    builder.add_rows(wanted.size, work_of, columns, 1.0, lower=wanted, upper=wanted)
+    builder.add_rows(wanted.size, (work_of, columns, 1.0), lower=wanted, upper=wanted)
     _add_capacity(builder, problem, step_of, columns)
     return builder.build(offset=float(idle_kwh @ problem.curve.intensity_gco2_per_kwh))
 
@@ -231,13 +231,13 @@ def _most_work(problem: CarbonBoundProblem, work_of: Ints, step_of: Ints, upper:
     builder = ModelBuilder()
     columns = builder.add_variables(work_of.size, upper=upper, cost=-1.0)
     wanted = np.array([item.gpu_hours for item in problem.work])
-    builder.add_rows(wanted.size, work_of, columns, 1.0, upper=wanted)
+    builder.add_rows(wanted.size, (work_of, columns, 1.0), upper=wanted)
     _add_capacity(builder, problem, step_of, columns)
     return builder.build()
 
 
 def _add_capacity(builder: ModelBuilder, problem: CarbonBoundProblem, step_of: Ints, columns: Ints) -> None:
-    builder.add_rows(problem.curve.times_s.size, step_of, columns, 1.0, upper=problem.capacity_gpu_hours)
+    builder.add_rows(problem.curve.times_s.size, (step_of, columns, 1.0), upper=problem.capacity_gpu_hours)
 
 
 def _bound(

@@ -76,9 +76,9 @@ def _programme(model: IterationModel, servers: Ints, known_s: float) -> tuple[Li
     most = np.minimum(graph.class_replicas[:, None], servers[None, :] // graph.class_size[:, None])
     n = build.add_variables(most.size, upper=most.ravel(), integer=True).reshape(most.shape)
     classes, sites = np.indices(n.shape)
-    build.add_rows(len(n), classes.ravel(), n.ravel(), 1.0, lower=graph.class_replicas, upper=graph.class_replicas)
+    build.add_rows(len(n), (classes.ravel(), n.ravel(), 1.0), lower=graph.class_replicas, upper=graph.class_replicas)
     widths = np.broadcast_to(graph.class_size[:, None], n.shape)
-    build.add_rows(n_servers, sites.ravel(), n.ravel(), widths.ravel(), upper=servers)
+    build.add_rows(n_servers, (sites.ravel(), n.ravel(), widths.ravel()), upper=servers)
     alone, saved = model.expert_alone, model.expert_saved
     for stage in range(len(graph.stages)):
         own = np.flatnonzero(graph.stage_of_class == stage)
@@ -88,10 +88,10 @@ def _programme(model: IterationModel, servers: Ints, known_s: float) -> tuple[Li
         for server in range(n_servers):
             highest = min(graph.stages[stage].replicas, int(servers[server]) // graph.stages[stage].tensor_parallel)
             y = build.add_variables(highest + 1, upper=1.0, integer=True)
-            build.add_rows(1, np.zeros(y.size), y, 1.0, lower=1.0, upper=1.0)
+            build.add_rows(1, (0, y, 1.0), lower=1.0, upper=1.0)
             counts = n[own, server]
             terms = np.concatenate((np.arange(highest + 1.0), np.full(counts.size, -1.0)))
-            build.add_rows(1, np.zeros(terms.size), np.concatenate((y, counts)), terms, lower=0.0, upper=0.0)
+            build.add_rows(1, (0, np.concatenate((y, counts)), terms), lower=0.0, upper=0.0)
             columns = [np.array([longest]), y[1:], n[before, server], n[after, server]]
             parts: list[Floats] = [
                 np.array([unit]),
@@ -104,9 +104,9 @@ def _programme(model: IterationModel, servers: Ints, known_s: float) -> tuple[Li
                 if alone[each]:
                     z = build.add_variables(1, upper=1.0, integer=True)
                     limit = [1.0, -float(graph.class_replicas[each])]
-                    build.add_rows(1, [0, 0], [n[each, server], z[0]], limit, upper=0.0)
+                    build.add_rows(1, ([0, 0], [n[each, server], z[0]], limit), upper=0.0)
                     row = [*columns, z, n[each, server][None]]
                     values = [*parts, -(alone[each] + saved[each])[None], saved[each][None]]
                 found = np.concatenate(row)
-                build.add_rows(1, np.zeros(found.size), found, np.concatenate(values) / unit, lower=0.0)
+                build.add_rows(1, (0, found, np.concatenate(values) / unit), lower=0.0)
     return build.build(), n

@@ -118,26 +118,23 @@ class ModelBuilder:
     def add_rows(
         self,
         count: int,
-        rows: ArrayLike,
-        columns: ArrayLike,
-        coefficients: ArrayLike,
-        *,
+        *terms: tuple[ArrayLike, ArrayLike, ArrayLike],
         lower: ArrayLike = -np.inf,
         upper: ArrayLike = np.inf,
     ) -> None:
         """Add ``count`` constraints.
 
         Args:
-            rows: (entries,) the rows, 0 being the first of the new ones.
-            columns: (entries,) the variables.
-            coefficients: One value or (entries,); those of one row and variable are summed.
+            terms: The rows, 0 being the first of the new ones, the variables and their coefficients: (entries,), or one
+                value for all. Those of one row and variable are summed.
             lower, upper: One value or one per new row; equal for an equation.
         """
-        columns_there = np.asarray(columns, dtype=np.int64)
-        rows_there = np.asarray(rows, dtype=np.int64)
-        if rows_there.size and not 0 <= rows_there.min() <= rows_there.max() < count:
-            raise DomainError("a coefficient stands in a row that was not added")
-        self._entries.append((rows_there + self._rows, columns_there, _spread(coefficients, columns_there.size)))
+        for rows, columns, coefficients in terms:
+            there = np.asarray(columns, dtype=np.int64)
+            rows_there = np.broadcast_to(np.asarray(rows, dtype=np.int64), there.shape)
+            if there.size and not 0 <= rows_there.min() <= rows_there.max() < count:
+                raise DomainError("a coefficient stands in a row that was not added")
+            self._entries.append((rows_there + self._rows, there, _spread(coefficients, there.size)))
         self._row_lower.append(_spread(lower, count))
         self._row_upper.append(_spread(upper, count))
         self._rows += count

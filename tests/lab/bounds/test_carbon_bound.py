@@ -112,9 +112,9 @@ def test_no_whole_schedule_is_better(data: st.DataObject) -> None:
         upper = [min(g, widest) if t else 0 for g, t in zip(capacity, inside, strict=True)]
         cost = [power_kw * c for c in intensities]
         columns = builder.add_variables(steps, upper=upper, cost=cost, integer=True)
-        builder.add_rows(1, np.zeros(steps), columns, 1, lower=item.gpu_hours, upper=item.gpu_hours)
+        builder.add_rows(1, (0, columns, 1), lower=item.gpu_hours, upper=item.gpu_hours)
     every = np.arange(steps * len(work))
-    builder.add_rows(steps, every % steps, every, 1, upper=capacity)
+    builder.add_rows(steps, (every % steps, every, 1), upper=capacity)
     truth = exhaustive(builder.build())
     assert found.status is truth.status
     if truth.objective is not None:

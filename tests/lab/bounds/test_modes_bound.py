@@ -119,11 +119,11 @@ def programme(problem: ModesProblem) -> float | None:
         cost = intensity[step] * (own.power_w[mode] / 1000 - idle_kw[step] * own.gpus[mode])
         columns = builder.add_variables(step.size, cost=cost)
         per_stage = np.full(own.stages, work / own.stages)
-        builder.add_rows(own.stages, own.stage[mode], columns, own.speed[mode], lower=per_stage)
-        builder.add_rows(hours, step, columns, 1.0, upper=within[np.arange(hours) * own.speed.size])
+        builder.add_rows(own.stages, (own.stage[mode], columns, own.speed[mode]), lower=per_stage)
+        builder.add_rows(hours, (step, columns, 1.0), upper=within[np.arange(hours) * own.speed.size])
         jobs.append((step, columns, own.gpus[mode]))
     steps, columns, gpus = (np.concatenate(each) for each in zip(*jobs, strict=True))
-    builder.add_rows(hours, steps, columns, gpus, upper=problem.gpus[0])
+    builder.add_rows(hours, (steps, columns, gpus), upper=problem.gpus[0])
     solved = solve(builder.build(offset=float(problem.gpus[0] * (intensity * idle_kw).sum())))
     return solved.objective if solved.status is SolveStatus.OPTIMAL else None
 

@@ -227,8 +227,8 @@ def _reaches(problem: PoolProblem, index: int, instances: np.ndarray, wanted: np
             for reach in part.reach
         ]
         for flow, share in zip(flows, problem.region_shares.tolist(), strict=True):
-            builder.add_rows(1, np.zeros(4), flow, 1.0, lower=share * qps - 1e-9)
-        builder.add_rows(4, np.tile(range(4), len(flows)), np.concatenate(flows), 1.0, upper=capacity.ravel())
+            builder.add_rows(1, (0, flow, 1.0), lower=share * qps - 1e-9)
+        builder.add_rows(4, (np.tile(range(4), len(flows)), np.concatenate(flows), 1.0), upper=capacity.ravel())
     return solve(builder.build()).status is SolveStatus.OPTIMAL
 
 

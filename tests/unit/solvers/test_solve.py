@@ -46,14 +46,14 @@ def small_models(draw: st.DrawFn, *, integer: bool = True) -> LinearModel:
         coefficients = draw(st.lists(numbers, min_size=n, max_size=n))
         low = draw(st.one_of(st.just(-np.inf), st.integers(-8, 6)))
         high = draw(st.one_of(st.just(np.inf), st.just(low) if np.isfinite(low) else st.nothing(), st.integers(-6, 8)))
-        builder.add_rows(1, np.zeros(n), x, coefficients, lower=low, upper=high)
+        builder.add_rows(1, (0, x, coefficients), lower=low, upper=high)
     return builder.build(offset=draw(numbers))
 
 
 def a_knapsack() -> LinearModel:
     builder = ModelBuilder()
     x = builder.add_variables(2, upper=1, cost=[-2, -3], integer=True)
-    builder.add_rows(1, [0, 0], x, [1, 1], upper=1)
+    builder.add_rows(1, ([0, 0], x, [1, 1]), upper=1)
     return builder.build()
 
 
@@ -63,7 +63,7 @@ def hard_model(n: int = 400, m: int = 60) -> LinearModel:
     weights = generator.uniform(0, 5, (m, n))
     builder = ModelBuilder()
     x = builder.add_variables(n, upper=10, cost=-generator.uniform(1, 10, n), integer=True)
-    builder.add_rows(m, np.repeat(np.arange(m), n), np.tile(x, m), weights.ravel(), upper=0.3 * weights.sum(axis=1))
+    builder.add_rows(m, (np.repeat(np.arange(m), n), np.tile(x, m), weights.ravel()), upper=0.3 * weights.sum(axis=1))
     return builder.build()
 
 
@@ -143,7 +143,7 @@ def test_a_solve_stopped_before_its_first_solution_has_none(backend: Backend) ->
     builder = ModelBuilder()
     x = builder.add_variables(60, upper=1, cost=1, integer=True)
     half = np.floor(weights.sum(axis=1) / 2)
-    builder.add_rows(3, np.repeat(np.arange(3), 60), np.tile(x, 3), weights.ravel(), lower=half, upper=half)
+    builder.add_rows(3, (np.repeat(np.arange(3), 60), np.tile(x, 3), weights.ravel()), lower=half, upper=half)
     found = solve(builder.build(), backend, time_limit_s=0.5)
     assert (found.status, found.values, found.objective) == (SolveStatus.TIME_LIMIT, None, None)
 
@@ -153,7 +153,7 @@ def test_a_solve_stopped_before_its_first_solution_has_none(backend: Backend) ->
 def test_solutions_without_end_are_said_to_be_so(backend: Backend, integer: bool) -> None:
     builder = ModelBuilder()
     x = builder.add_variables(2, cost=-1, integer=integer)
-    builder.add_rows(1, [0, 0], x, [1, -1], upper=3)
+    builder.add_rows(1, ([0, 0], x, [1, -1]), upper=3)
     assert solve(builder.build(), backend).status is SolveStatus.UNBOUNDED
 
 
@@ -164,7 +164,7 @@ def test_crossed_and_empty_bounds_are_infeasible(backend: Backend) -> None:
     assert solve(builder.build(), backend).status is SolveStatus.INFEASIBLE
     builder = ModelBuilder()
     builder.add_variables(1, upper=1, integer=True)
-    builder.add_rows(1, [], [], [], lower=1)
+    builder.add_rows(1, ([], [], []), lower=1)
     assert solve(builder.build(), backend).status is SolveStatus.INFEASIBLE
 
 
@@ -177,7 +177,7 @@ def test_a_model_of_nothing_is_its_offset(backend: Backend) -> None:
 def test_gurobi_gives_way_to_highs_beyond_its_licence(capfd: pytest.CaptureFixture[str]) -> None:
     builder = ModelBuilder()
     x = builder.add_variables(2_500, upper=1, cost=-1, integer=True)
-    builder.add_rows(1, np.zeros(2_500), x, 1, upper=100)
+    builder.add_rows(1, (0, x, 1), upper=100)
     found = solve(builder.build(), Backend.GUROBI)
     if found.solver is Backend.GUROBI:
         pytest.skip("Gurobi has a full licence here")
@@ -221,7 +221,7 @@ def test_who_solved_it_instead_is_said_whatever_comes_out(
     monkeypatch.setitem(sys.modules, "gurobipy", None)
     builder = ModelBuilder()
     x = builder.add_variables(2, upper=upper, cost=cost)
-    builder.add_rows(1, [0, 0], x, [1, -1], lower=floor)
+    builder.add_rows(1, ([0, 0], x, [1, -1]), lower=floor)
     found = solve(builder.build(), Backend.GUROBI)
     assert (found.status, found.solver) == (status, Backend.HIGHS)
     assert found.note.startswith("Gurobi is not installed")
@@ -277,7 +277,7 @@ def test_the_status_of_a_solve_is_written_as_users_read_it() -> None:
 def test_a_relaxed_model_allows_fractions_and_is_otherwise_the_same() -> None:
     builder = ModelBuilder()
     x = builder.add_variables(2, upper=1, cost=[-2, -3], integer=True)
-    builder.add_rows(1, [0, 0], x, [2, 2], upper=3)
+    builder.add_rows(1, ([0, 0], x, [2, 2]), upper=3)
     model = builder.build()
 
     assert solve(model).objective == -3
@@ -288,7 +288,7 @@ def test_a_relaxed_model_allows_fractions_and_is_otherwise_the_same() -> None:
 def test_rows_sum_what_is_added_twice() -> None:
     builder = ModelBuilder()
     x = builder.add_variables(2, cost=-1)
-    builder.add_rows(1, [0, 0, 0], [x[0], x[0], x[1]], [1, 1, 1], upper=4)
+    builder.add_rows(1, ([0, 0, 0], [x[0], x[0], x[1]], [1, 1, 1]), upper=4)
     model = builder.build()
     assert (model.columns.tolist(), model.coefficients.tolist(), model.starts.tolist()) == ([0, 1], [2, 1], [0, 2])
 
@@ -297,7 +297,7 @@ def test_broken_models_and_limits_are_refused() -> None:
     builder = ModelBuilder()
     builder.add_variables(1)
     with pytest.raises(DomainError, match="row that was not added"):
-        builder.add_rows(1, [1], [0], 1)
+        builder.add_rows(1, ([1], [0], 1))
     with pytest.raises(DomainError, match="whole, bounded"):
         exhaustive(builder.build())
     for limits in ({"time_limit_s": 0}, {"relative_gap": -1}, {"relative_gap": float("nan")}):
@@ -310,7 +310,7 @@ def test_broken_models_and_limits_are_refused() -> None:
             solve(builder.build(), start=np.array(start))
     with pytest.raises(DomainError, match="must be finite"):
         replace(builder.build(), offset=float("inf"))
-    builder.add_rows(1, [0], [1], 1)
+    builder.add_rows(1, ([0], [1], 1))
     with pytest.raises(DomainError, match="not there"):
         builder.build()
 

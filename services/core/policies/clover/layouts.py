@@ -115,9 +115,9 @@ def realise(slices: SliceCounts, current: Sequence[int], recut_cost: Sequence[fl
     model = ModelBuilder()
     cost = [-each for _, each in present] + [0.0] * len(LAYOUT_COUNTS)  # what is not saved by staying is paid
     columns = model.add_variables(len(held), upper=there, cost=cost, integer=True)
-    model.add_rows(1, np.zeros(len(held)), columns, 1.0, lower=len(current), upper=len(current))
+    model.add_rows(1, (0, columns, 1.0), lower=len(current), upper=len(current))
     rows = np.repeat(np.arange(len(SLICES)), len(held))
-    model.add_rows(len(SLICES), rows, np.tile(columns, len(SLICES)), held.T.ravel(), lower=np.array(slices))
+    model.add_rows(len(SLICES), (rows, np.tile(columns, len(SLICES)), held.T.ravel()), lower=np.array(slices))
     found = solve(model.build()).values
     if found is None:
         raise DomainError(f"no layouts were found for slices {_named(slices)}")

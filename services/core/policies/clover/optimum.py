@@ -117,7 +117,7 @@ def _model(
     """Return the programme for one interval of rests: instances by kind, flows by kind, GPUs by layout."""
     rows, columns = np.nonzero(application.fits)
     service_s = application.service_s[rows, columns]
-    kinds, ones = rows.size, np.ones(rows.size)
+    kinds = rows.size
     model = ModelBuilder()
     instances = model.add_variables(kinds, upper=7 * gpus, integer=True)
     gain = _gain(application, goal, intensity_gco2_per_j)[rows, columns] / rate_per_s
@@ -125,29 +125,17 @@ def _model(
     cut = model.add_variables(len(LAYOUT_COUNTS), upper=gpus, integer=True)
     at = np.arange(kinds)
     for rest, lower, upper in ((rest_s[1], 0.0, np.inf), (rest_s[0], -np.inf, 0.0)):
-        model.add_rows(
-            kinds,
-            np.concatenate([at, at]),
-            np.concatenate([flows, instances]),
-            np.concatenate([ones, -1 / (service_s + rest)]),
-            lower=lower,
-            upper=upper,
-        )
-    model.add_rows(1, np.zeros(kinds), flows, 1.0, lower=rate_per_s, upper=rate_per_s)
+        model.add_rows(kinds, (at, flows, 1.0), (at, instances, -1 / (service_s + rest)), lower=lower, upper=upper)
+    model.add_rows(1, (0, flows, 1.0), lower=rate_per_s, upper=rate_per_s)
     late = service_s > goal.baseline.p95_s * latency_margin
     if late.any():
-        model.add_rows(1, np.zeros(int(late.sum())), flows[late], 1.0, upper=0.05 * rate_per_s)
+        model.add_rows(1, (0, flows[late], 1.0), upper=0.05 * rate_per_s)
     if goal.max_accuracy_loss_pct is not None:
-        model.add_rows(1, np.zeros(kinds), flows, application.accuracy[rows], lower=goal.floor * rate_per_s)
-    held = np.array(LAYOUT_COUNTS, dtype=np.float64)
-    model.add_rows(
-        len(SLICES),
-        np.concatenate([columns, np.repeat(np.arange(len(SLICES)), len(cut))]),
-        np.concatenate([instances, np.tile(cut, len(SLICES))]),
-        np.concatenate([ones, -held.T.ravel()]),
-        upper=0.0,
-    )
-    model.add_rows(1, np.zeros(len(cut)), cut, 1.0, upper=gpus)
+        model.add_rows(1, (0, flows, application.accuracy[rows]), lower=goal.floor * rate_per_s)
+    held = -np.array(LAYOUT_COUNTS, dtype=np.float64).T.ravel()
+    of_layouts = np.repeat(np.arange(len(SLICES)), len(cut)), np.tile(cut, len(SLICES)), held
+    model.add_rows(len(SLICES), (columns, instances, 1.0), of_layouts, upper=0.0)
+    model.add_rows(1, (0, cut, 1.0), upper=gpus)
     idle_gco2 = gpus * application.idle_w / rate_per_s * intensity_gco2_per_j
     weight = goal.carbon_weight
     constant = weight * 100 * (1 - idle_gco2 / goal.baseline.carbon_gco2) - (1 - weight) * 100

@@ -136,9 +136,7 @@ def _add_needs(
     for need in needs:
         at = np.flatnonzero((request_class == need.request_class) & need.reached[location, mode])
         short = lacking[need.request_class : need.request_class + 1]
-        columns = np.concatenate([x[at], short])
-        coefficients = np.concatenate([qps[at], np.ones(short.size)])
-        builder.add_rows(1, np.zeros(columns.size), columns, coefficients, lower=need.needed_qps)
+        builder.add_rows(1, (0, x[at], qps[at]), (0, short, 1.0), lower=need.needed_qps)
 
 
 def _add_loads(
@@ -150,23 +148,10 @@ def _add_loads(
         return
     y = builder.add_variables(follows.size, upper=qps[follows] * upper[follows], cost=cost[follows] / qps[follows])
     rows = np.arange(follows.size)
-    builder.add_rows(
-        rows.size,
-        np.concatenate([rows, rows]),
-        np.concatenate([y, x[follows]]),
-        np.concatenate([np.ones(rows.size), -qps[follows]]),
-        upper=0.0,
-    )
-    others = np.flatnonzero(cost == 0)
-    n_classes = load_qps.size
-    builder.add_rows(n_classes, request_class[follows], y, 1.0, upper=load_qps)
-    builder.add_rows(
-        n_classes,
-        np.concatenate([request_class[follows], request_class[others]]),
-        np.concatenate([y, x[others]]),
-        np.concatenate([np.ones(follows.size), qps[others]]),
-        lower=load_qps,
-    )
+    builder.add_rows(rows.size, (rows, y, 1.0), (rows, x[follows], -qps[follows]), upper=0.0)
+    others, load = np.flatnonzero(cost == 0), (request_class[follows], y, 1.0)
+    builder.add_rows(load_qps.size, load, upper=load_qps)
+    builder.add_rows(load_qps.size, load, (request_class[others], x[others], qps[others]), lower=load_qps)
 
 
 def switch_price(problem: PoolProblem) -> Floats:
@@ -204,7 +189,7 @@ def _add_capacity(builder: ModelBuilder, problem: PoolProblem, location: Ints, m
         for size in np.unique(np.append(takes[takes > 0], 1)).tolist():
             at = np.flatnonzero(takes >= size)
             room = problem.gpus[:, gpu_type] // size
-            builder.add_rows(n_locations, place[location[at]], columns[at], takes[at] // size, upper=room)
+            builder.add_rows(n_locations, (place[location[at]], columns[at], takes[at] // size), upper=room)
 
 
 def _add_nodes(builder: ModelBuilder, problem: PoolProblem, location: Ints, mode: Ints, columns: Ints) -> None:
@@ -214,20 +199,15 @@ def _add_nodes(builder: ModelBuilder, problem: PoolProblem, location: Ints, mode
         takes = np.where(location == place, problem.mode_gpus[mode, gpu_type], 0)
         sizes: list[int] = np.unique(takes[takes > 0]).tolist()
         held = np.flatnonzero(takes)
-        rows: list[Ints] = [np.searchsorted(sizes, takes[held])]
-        names, coefficients = [columns[held]], [np.ones(held.size)]
+        terms: list[tuple[Ints, Ints, float | Floats]] = [(np.searchsorted(sizes, takes[held]), columns[held], 1.0)]
         for kind in problem.node_kinds:
             if (kind.location, kind.gpu_type) == (place, gpu_type):
                 ways = np.array(patterns(sizes[::-1], kind.gpus), dtype=np.int64)[:, ::-1]
                 y = builder.add_variables(len(ways), upper=kind.nodes, integer=True)
-                builder.add_rows(1, np.zeros(len(ways)), y, 1.0, upper=kind.nodes)
+                builder.add_rows(1, (0, y, 1.0), upper=kind.nodes)
                 way, size = np.nonzero(ways)
-                rows.append(size)
-                names.append(y[way])
-                coefficients.append(-ways[way, size].astype(np.float64))
-        builder.add_rows(
-            len(sizes), np.concatenate(rows), np.concatenate(names), np.concatenate(coefficients), upper=0.0
-        )
+                terms.append((size, y[way], -ways[way, size].astype(np.float64)))
+        builder.add_rows(len(sizes), *terms, upper=0.0)
 
 
 def _add_switches(
@@ -268,13 +248,11 @@ def _add_totals(
     row_of_place = np.full(which.size, -1)
     row_of_place[places] = np.arange(places.size)
     there = row_of_place[place] >= 0
-    rows, names = row_of_place[place[there]], columns[there]
-    coefficients = np.full(rows.size, sign)
+    terms: list[tuple[Ints, Ints, float]] = [(row_of_place[place[there]], columns[there], sign)]
     if cost is not None:
         lacking = builder.add_variables(places.size, cost=cost[places])
-        rows, names = np.concatenate([rows, np.arange(places.size)]), np.concatenate([names, lacking])
-        coefficients = np.concatenate([coefficients, np.ones(places.size)])
-    builder.add_rows(places.size, rows, names, coefficients, lower=lower[places])
+        terms.append((np.arange(places.size), lacking, 1.0))
+    builder.add_rows(places.size, *terms, lower=lower[places])
 
 
 def _add_frugality(
@@ -291,19 +269,8 @@ def _add_frugality(
     np.maximum.at(most_qps, pool, qps)
     in_use = builder.add_variables(kinds.size, upper=1.0, integer=True)
     rows = np.arange(kind_of.size)
-    builder.add_rows(
-        rows.size,
-        np.concatenate([rows, rows]),
-        np.concatenate([x[gains], in_use[kind_of]]),
-        np.concatenate([np.ones(rows.size), -upper[gains]]),
-        upper=0.0,
-    )
+    builder.add_rows(rows.size, (rows, x[gains], 1.0), (rows, in_use[kind_of], -upper[gains]), upper=0.0)
     row, column = np.nonzero(of_class[:, None] == pool[None, :])
     without = wanted_qps[of_class] + (1 - STRICTLY) * most_qps[of_class]
-    builder.add_rows(
-        kinds.size,
-        np.concatenate([row, np.arange(kinds.size)]),
-        np.concatenate([x[column], in_use]),
-        np.concatenate([qps[column], (1 - STRICTLY) * (most_qps[of_class] - least_qps)]),
-        upper=without,
-    )
+    dropped = np.arange(kinds.size), in_use, (1 - STRICTLY) * (most_qps[of_class] - least_qps)
+    builder.add_rows(kinds.size, (row, x[column], qps[column]), dropped, upper=without)
