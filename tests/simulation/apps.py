@@ -359,7 +359,7 @@ def _negative(processes: list[_Process]) -> str | None:
         for queue in process.assigner.queues.values():
             if queue.waiting < 0 or any(seat.held < 0 for seat in queue.seats.values()):
                 return process.coordinator.name
-            if sum(seat.held for seat in queue.seats.values()) != queue.held:
+            if sum(seat.held for seat in queue.seats.values()) != queue.in_service.total():
                 return f"{process.coordinator.name}: {queue.in_service}"
             for seat in queue.seats.values():
                 if seat.is_ready and seat.held > seat.limit and len(processes) == 1:

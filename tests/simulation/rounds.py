@@ -19,8 +19,10 @@ import numpy as np
 from redis.exceptions import RedisError
 
 from services.contracts.streams import HINTS_STREAM
+from services.core.cycle.gates import Withheld
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.errors import PolicyConfigError
+from services.core.domain.reasons import Reason
 from services.kit.tasks import end_tasks
 from services.scheduler import loop as scheduler_loop
 from services.scheduler.loop import LATE_AFTER_S, Scheduler
@@ -219,7 +221,7 @@ class _Process:
         nodes.hook = SimpleNamespace(covers=lambda _: False)
         parts = {
             "Leadership": _Leadership(self),
-            "Ingest": SimpleNamespace(look=self._looks),
+            "Ingest": SimpleNamespace(look=self._ingests),
             "EngineIngest": SimpleNamespace(look=self._looks),
             "Savings": _Helper(self, "savings"),
             "Measuring": SimpleNamespace(look=self._measured),
@@ -265,6 +267,9 @@ class _Process:
         found = await Client(state.simulation, state.hints).xread(streams, None, block)
         self.is_hinted = bool(found)
         return found
+
+    async def _ingests(self, *_: Any) -> tuple[bool]:
+        return (await self._looks(),)
 
     async def _looks(self, *_: Any) -> bool:
         found = not self.state.simulation.is_calm and self.state.simulation.choices.below(4, often=0.3) == 1
@@ -360,8 +365,9 @@ async def _load(of: _Process, trigger: Trigger, *_: Any, kept: Any, known_versio
         now_s=now_s, version=version, changes=changes, trigger=trigger, nodes=nodes, orders=orders, jobs=[], of=of
     )
     stored = None if memory is None or known_version == version else {"n": memory}
-    more = ([1], []) if draw(4) == 1 else ([], [1])
-    return Loaded(snapshot, state.policy or "", {}, stored, cast(Any, more[0]), withheld=cast(Any, more[1]))
+    withheld = [] if draw(4) == 1 else [Withheld("held", Reason.TENANT_QUOTA, "")]
+    predictions = cast(Any, [] if withheld else [1])
+    return Loaded(snapshot, state.policy or "", {}, stored, predictions, withheld=withheld)
 
 
 def _ratios(snapshot: Any, known: Mapping[str, float]) -> tuple[Any, Mapping[str, float]]:
@@ -460,8 +466,8 @@ async def _nothing(*_: Any) -> Any:
     return ()
 
 
-async def _dependencies(_: Any) -> Any:
-    return SimpleNamespace(still_open=frozenset())
+async def _dependencies(_: Any) -> frozenset[Any]:
+    return frozenset[Any]()
 
 
 def _build(policy: str, _: Any) -> _Policy:

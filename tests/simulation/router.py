@@ -838,8 +838,8 @@ def _stands_idle(lane: Lane) -> str | None:
         is_last = all(each.breaker.opened_s is not None for each in others)
         for server in lane.servers:
             may_be_asked = server.breaker.passes(now_s) if is_last else server.breaker.opened_s is None
-            if server.room > 0 and may_be_asked and server.id not in request.excluded:
-                return f"{request.id} waits, and {server.id} has room for {server.room}"
+            if server.held < server.limit and may_be_asked and server.id not in request.excluded:
+                return f"{request.id} waits, and {server.id} holds {server.held} of {server.limit}"
     return None
 
 
@@ -862,8 +862,8 @@ def _stands_by(router: Router) -> str | None:
     for lane in router.lanes.all():
         for request in lane.queue:
             for server in lane.servers:
-                if server.room > 0 and server.breaker.opened_s is None and server.id not in request.excluded:
-                    return f"{request.id} waits, and {server.id} has room for {server.room}"
+                if server.held < server.limit and server.breaker.opened_s is None and server.id not in request.excluded:
+                    return f"{request.id} waits, and {server.id} holds {server.held} of {server.limit}"
     return None
 
 
