@@ -317,7 +317,7 @@ def _check(world: World) -> None:
     rows = {str(row[0]): row for row in world.database.rows("SELECT id, state, cell FROM jobs")}
     check("accepted is kept", set(rows) == set(world.made), f"{set(world.made) ^ set(rows)}")
     used: dict[str, float] = {
-        str(row[0]): float(row[1])
+        str(row[0]): float(row[1] or 0.0)
         for row in world.database.rows("SELECT job_id, sum(energy_j) FROM cell_energy GROUP BY job_id")
     }
     for cell in world.cells.values():
