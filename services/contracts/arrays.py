@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -85,12 +84,12 @@ class After(Message):
 
     def references(self) -> list[tuple[Condition, str | int]]:
         """Return every job that is named, with its condition, in order."""
-        named: list[list[tuple[Condition, str | int]]] = []
+        named: list[tuple[Condition, str | int]] = []
         for condition in Condition:
             found: str | int | list[str | int] | None = getattr(self, condition.value)
             jobs = found if isinstance(found, list) else [] if found is None else [found]
-            named.append([(condition, job) for job in jobs])
-        return list(chain.from_iterable(named))
+            named += [(condition, job) for job in jobs]
+        return named
 
 
 class TaskCounts(Message):

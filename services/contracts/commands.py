@@ -101,18 +101,10 @@ def read_command(document: Any) -> AnyCommand:
     try:
         return command_adapter.validate_python(document)
     except ValidationError as error:
-        unknown = _unknown_fields(error)
-        if not unknown:
+        found = error.errors(include_url=False, include_input=False)
+        if any(each["type"] != "extra_forbidden" for each in found):
             raise
         if document["type"] == "start_gang":
-            fields = sorted(".".join(map(str, path)) for path in unknown)
+            fields = sorted(".".join(map(str, each["loc"][1:])) for each in found)  # behind the type of the command
             raise UnknownFieldsError(str(document.get("allocation_id", "")), fields) from None
         return command_adapter.validate_python(document, extra="ignore")
-
-
-def _unknown_fields(error: ValidationError) -> list[tuple[int | str, ...]]:
-    """Return the paths of the fields that are not known; empty if anything else is also wrong."""
-    found = error.errors(include_url=False, include_input=False)
-    if any(each["type"] != "extra_forbidden" for each in found):
-        return []
-    return [each["loc"][1:] for each in found]  # the first element is the type of the command

@@ -20,23 +20,21 @@ _MAY_BE_SECRET = frozenset(("command", "environment", "password", "secret", "sec
 _MOST_NAMED = 20
 
 _KINDS = {
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "dict_type": "an object with named fields",
-    "model_type": "an object with named fields",
-    "model_attributes_type": "an object with named fields",
-    "datetime_type": "an ISO 8601 date and time, such as 2026-03-01T12:00:00Z",
-    "datetime_parsing": "an ISO 8601 date and time, such as 2026-03-01T12:00:00Z",
-    "datetime_from_date_parsing": "an ISO 8601 date and time, such as 2026-03-01T12:00:00Z",
-    "timezone_aware": "a time with a time zone, such as 2026-03-01T12:00:00Z",
+    kind: words
+    for words, kinds in {
+        "a whole number": ("int_type", "int_parsing", "int_from_float"),
+        "a number": ("float_type", "float_parsing"),
+        "a finite number": ("finite_number",),
+        "true or false": ("bool_type", "bool_parsing"),
+        "text": ("string_type",),
+        "a list": ("list_type",),
+        "an object with named fields": ("dict_type", "model_type", "model_attributes_type"),
+        "an ISO 8601 date and time, such as 2026-03-01T12:00:00Z": (
+            *("datetime_type", "datetime_parsing", "datetime_from_date_parsing"),
+        ),
+        "a time with a time zone, such as 2026-03-01T12:00:00Z": ("timezone_aware",),
+    }.items()
+    for kind in kinds
 }
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),

@@ -5,55 +5,40 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-PROGRAMS = frozenset(
-    {
-        *(
-            "torchrun",
-            "torchrun-hpc",
-            "accelerate",
-            "accelerate-launch",
-            "deepspeed",
-            "ray",
-            "colossalai",
-            "horovodrun",
-            "composer",
-        ),
-        *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun", "lightning", "fabric"),
-    }
+
+def _set(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+PROGRAMS = _set(
+    "torchrun torchrun-hpc accelerate accelerate-launch deepspeed ray colossalai horovodrun composer mpirun mpiexec "
+    "mpiexec.hydra orterun prterun srun lightning fabric"
 )
 """Names of programs that start one process for each GPU, or look for the GPUs themselves."""
 
-MODULES = frozenset(
-    {
-        *("torch.distributed.run", "torch.distributed.launch"),
-        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "deepspeed.launcher.runner"),
-        *("colossalai.cli", "horovod.runner", "horovod.runner.launch", "composer.cli.launcher", "deepspeed"),
-        *("lightning", "lightning.fabric.cli"),
-    }
+MODULES = _set(
+    "torch.distributed.run torch.distributed.launch accelerate.commands.launch accelerate.commands.accelerate_cli "
+    "deepspeed.launcher.runner colossalai.cli horovod.runner horovod.runner.launch composer.cli.launcher deepspeed "
+    "lightning lightning.fabric.cli"
 )
 """The same for ``python -m MODULE``."""
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash"})
+_SHELLS = _set("sh bash dash zsh ksh ash")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _SEPARATORS = re.compile(r"(?:&&|\|\||[;&|()\n])+")
-_PREFIXES = frozenset({"exec", "nohup", "time", "command", "then", "do", "else", "if", "{", "!"})
+_PREFIXES = _set("exec nohup time command then do else if { !")
 _ONE_ARGUMENT = {
-    "env": frozenset({"-u", "--unset", "-C", "--chdir"}),
-    "nice": frozenset({"-n", "--adjustment"}),
-    "ionice": frozenset({"-c", "--class", "-n", "--classdata"}),
-    "stdbuf": frozenset({"-i", "-o", "-e", "--input", "--output", "--error"}),
-    "timeout": frozenset({"-k", "--kill-after", "-s", "--signal"}),
-    "numactl": frozenset(
-        {
-            *("-m", "--membind", "-N", "--cpunodebind", "-C", "--physcpubind", "-i", "--interleave"),
-            *("-p", "--preferred"),
-        }
-    ),
-    "uv": frozenset({"--with", "--python", "-p", "--project", "--directory", "--extra", "--group"}),
-    "poetry": frozenset({"-C", "--directory", "-P", "--project"}),
-    "conda": frozenset({"-n", "--name", "-p", "--prefix", "--cwd"}),
-    "tini": frozenset[str](),
+    "env": _set("-u --unset -C --chdir"),
+    "nice": _set("-n --adjustment"),
+    "ionice": _set("-c --class -n --classdata"),
+    "stdbuf": _set("-i -o -e --input --output --error"),
+    "timeout": _set("-k --kill-after -s --signal"),
+    "numactl": _set("-m --membind -N --cpunodebind -C --physcpubind -i --interleave -p --preferred"),
+    "uv": _set("--with --python -p --project --directory --extra --group"),
+    "poetry": _set("-C --directory -P --project"),
+    "conda": _set("-n --name -p --prefix --cwd"),
+    "tini": _set(""),
 }
 _DEEPEST = 4
 
@@ -62,14 +47,21 @@ WRAPPER = "wattshift-wrapper"
 """The name of a shell that only prepares the command behind it: ``sh -c TEXT NAME COMMAND``."""
 
 
-def is_launcher(command: Sequence[str]) -> bool:
+def is_launcher(command: Sequence[str], depth: int = 0) -> bool:
     """Return whether a command starts the processes of a distributed job itself.
 
     It is recognised by the name of its program, also at an absolute path, as ``python -m MODULE``, behind programs that
     only prepare another one (``env A=B``, ``nice``, ``timeout``, ``uv run``, ...), and anywhere in the string of
     ``sh -c``. A script that calls a launcher is not opened: such a job has to say ``processes: per_node``.
     """
-    return _is_launcher(list(command), 0)
+    words = _without_prefixes(list(command))
+    if not words or depth > _DEEPEST:
+        return False
+    if options_at(words) is not None:
+        return True
+    if PurePosixPath(words[0]).name not in _SHELLS:
+        return False
+    return any(is_launcher(part, depth + 1) for part in _shell_commands(words[1:]))
 
 
 def options_at(command: Sequence[str]) -> tuple[str, int] | None:
@@ -94,18 +86,6 @@ def options_at(command: Sequence[str]) -> tuple[str, int] | None:
     if words[skipped : skipped + 1] and PurePosixPath(words[skipped]).name in PROGRAMS:
         return PurePosixPath(words[skipped]).name, at + skipped + 1
     return None
-
-
-def _is_launcher(words: list[str], depth: int) -> bool:
-    words = _without_prefixes(words)
-    if not words or depth > _DEEPEST:
-        return False
-    program, arguments = PurePosixPath(words[0]).name, words[1:]
-    if options_at(words) is not None:
-        return True
-    if program in _SHELLS:
-        return any(_is_launcher(part, depth + 1) for part in _shell_commands(arguments))
-    return False
 
 
 def _without_prefixes(words: list[str]) -> list[str]:

@@ -162,15 +162,11 @@ class TrainingRequest(TrainingOptions):
     )
 
     @model_validator(mode="after")
-    def _history_says_when(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.jobs == HISTORY and (self.start is None or self.days is None):
             raise ValueError("jobs 'history' needs start and days")
         if self.jobs == HISTORY and self.format is not None:
             raise ValueError("format goes with a file")
-        return self
-
-    @model_validator(mode="after")
-    def _live_is_all_live(self) -> Self:
         if (self.jobs == LIVE) != (self.carbon == LIVE):
             raise ValueError("jobs 'live' and carbon 'live' go together")
         if self.format == LIVE:
