@@ -24,7 +24,6 @@ import services.scheduler.grid_endpoints
 import services.serving.endpoints
 import services.simulator.endpoints
 import services.telemetry.endpoints
-import services.telemetry.request_endpoints
 from gateway.routes import JSON, Route, Upstream
 from services.contracts.identity import Role
 from services.kit.identity import RequireRole
@@ -47,7 +46,7 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         services.scheduler.grid_endpoints.reservations,
     ),
     Upstream.SIMULATOR: services.simulator.endpoints.ROUTERS,
-    Upstream.TELEMETRY: (services.telemetry.endpoints.router, services.telemetry.request_endpoints.router),
+    Upstream.TELEMETRY: (services.telemetry.endpoints.router, services.telemetry.endpoints.internal_router),
 }
 
 

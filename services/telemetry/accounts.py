@@ -69,13 +69,8 @@ def accounts_of(parts: Iterable[PartRow], inputs: Inputs) -> CarbonAccounts:
         money=None if unpriced or inputs.currency is None else float(priced_j) / J_PER_KWH,
         embodied_gco2=embodied_gco2(gpu_s, inputs, unknown),
         unknown=sorted(unknown),
-        half_width=half_width_of(Cell(*where, *map(float, amounts)) for where, amounts in cells.items()),
+        half_width=HalfWidth.of(half_widths(Cell(*at, *map(float, amounts)) for at, amounts in cells.items())),
     )
-
-
-def half_width_of(cells: Iterable[Cell]) -> HalfWidth:
-    """Return how far a sum can be off."""
-    return HalfWidth(**half_widths(cells)._asdict())
 
 
 def embodied_gco2(gpu_s: Mapping[str | None, float], inputs: Inputs, unknown: set[str]) -> float | None:

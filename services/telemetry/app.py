@@ -18,8 +18,7 @@ from services.kit.redis import connect
 from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks
-from services.telemetry import request_endpoints
-from services.telemetry.endpoints import NODE_PATHS, router
+from services.telemetry.endpoints import NODE_PATHS, internal_router, router
 from services.telemetry.enrolment import Enrolment
 from services.telemetry.figures import show_figures
 from services.telemetry.idle import BOOK_EVERY_S, SLOT_S, book_control_plane, book_sleeps
@@ -85,7 +84,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
     app = create_service("Wattshift telemetry", settings, lifespan=lifespan, readiness=readiness, open_paths=NODE_PATHS)
     answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))
     app.include_router(router)
-    app.include_router(request_endpoints.router)
+    app.include_router(internal_router)
     return app
 
 

@@ -23,18 +23,16 @@ class Batches(Generic[Item, Answer]):
     """Stores reports as they arrive, one at a time for each node."""
 
     def __init__(
-        self,
-        store: Callable[[Mapping[str, Item]], Awaitable[Mapping[str, Answer]]],
-        store_one: Callable[[str, Item], Awaitable[Answer]],
+        self, store: Callable[[Mapping[str, Item], bool], Awaitable[Mapping[str, Answer]]], unknown: Exception
     ) -> None:
         """Take what stores reports.
 
         Args:
-            store: Stores reports by node, all or none, and returns the answers to those it has stored. It waits for no
-                node.
-            store_one: Stores one report; called if ``store`` had no answer to it, or failed.
+            store: Stores reports by node, all or none, and returns the answers to those it has stored. It waits for a
+                node only if told to: for one whose report comes alone, as there was no answer to it among others.
+            unknown: Raised if there is none then.
         """
-        self._store, self._store_one = store, store_one
+        self._store, self._unknown = store, unknown
         self._waiting: list[tuple[str, Item, asyncio.Future[Answer]]] = []
         self._enough = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -49,14 +47,17 @@ class Batches(Generic[Item, Answer]):
             self._running = asyncio.create_task(self._run())
         if (answer := await future) is not _ALONE:
             return answer
-        return await self._store_one(node_id, item)
+        answers = await self._store({node_id: item}, True)
+        if node_id not in answers:
+            raise self._unknown
+        return answers[node_id]
 
     async def _run(self) -> None:
         try:
             while batch := self._next():
                 answers: Mapping[str, Any] = {}
                 try:
-                    answers = await self._store({node_id: item for node_id, item, _ in batch})
+                    answers = await self._store({node_id: item for node_id, item, _ in batch}, False)
                 except Exception as error:
                     log.warning("batch.split", reports=len(batch), error=str(error))
                 for node_id, _, future in batch:

@@ -14,6 +14,7 @@ from services.contracts import nodes, queries, reports
 from services.contracts.codes import ProblemCode
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport
 from services.contracts.invalid import NAME_PATTERN
+from services.contracts.routing import UsageReceipt, UsageReport
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.slim import slim
@@ -34,6 +35,7 @@ from services.telemetry.reports import (
 )
 from services.telemetry.repository.jobs import owner_of
 from services.telemetry.repository.reports import Subject
+from services.telemetry.repository.requests import replace_usages
 from services.telemetry.service import Telemetry
 
 NODE_PATHS = re.compile(
@@ -44,6 +46,7 @@ NODE_PATHS = re.compile(
 LONGEST_HOURLY = timedelta(days=100)
 
 router = APIRouter(prefix="/v1")
+internal_router = APIRouter()
 
 
 async def read_token(request: Request) -> str:
@@ -372,3 +375,10 @@ def _check_period(start: datetime | None, end: datetime | None, longest: timedel
         detail = f"The period is longer than {longest.days} days."
     if detail:
         raise invalid("?start", detail)
+
+
+@internal_router.post("/internal/request-usage")
+async def report_usage(report: UsageReport, service: Service) -> UsageReceipt:
+    """Take in what a router saw in a minute; reporting it again replaces it."""
+    await replace_usages(service.database, report)
+    return UsageReceipt(usages=len(report.usages))

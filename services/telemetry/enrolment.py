@@ -28,7 +28,10 @@ _AS = {nodes.NodeRole.AGENT: "a node with an agent", nodes.NodeRole.ENGINE: "the
 
 
 class Enrolment:
-    """Admits nodes by tokens, and gives them credentials of their own."""
+    """Admits nodes by tokens, and gives them credentials of their own.
+
+    Whoever shows a secret, or a token, by which it is not to be admitted gets ``ProblemError``: 401.
+    """
 
     def __init__(self, settings: TelemetrySettings, database: Database, users: RedisUsers | None) -> None:
         """Take what manages users in Valkey or Redis; None if nodes share one."""
@@ -64,11 +67,7 @@ class Enrolment:
         return nodes.NodeInvitation(url=self._settings.join_url, token=token, expires_at=found.expires_at)
 
     async def certify(self, node_id: str, secret: str) -> nodes.NodeCertificate:
-        """Return a new certificate for a node's agent; from now on the control plane knows it by that alone.
-
-        Raises:
-            ProblemError: 401 if the secret is not the node's.
-        """
+        """Return a new certificate for a node's agent; from now on the control plane knows it by that alone."""
         made = await asyncio.to_thread(new_certificate, node_id)
         async with self._database.transaction() as connection:
             await self._prove(connection, node_id, secret)
@@ -76,7 +75,7 @@ class Enrolment:
         return nodes.NodeCertificate(pem=made)
 
     async def leave(self, node_id: str, secret: str) -> None:
-        """Stop admitting a node, at its own request; ``ProblemError``: 401 if the secret is not the node's."""
+        """Stop admitting a node, at its own request."""
         async with self._database.transaction() as connection:
             await self._prove(connection, node_id, secret)
             await credentials.revoke(connection, node_id, None)
@@ -84,14 +83,10 @@ class Enrolment:
         await self._tell_redis()
 
     async def enrol(self, node_id: str, token: str, keys: nodes.NodeEnroller) -> nodes.NodeCredential:
-        """Make a host the node, by a token; the same keys get the same answer again.
-
-        Raises:
-            ProblemError: 401 if the token admits nobody as this node, or admits it in another role.
-        """
+        """Make a host the node, by a token; the same keys get the same answer again."""
         enrolment = secrets.token_bytes(_ENROLMENT_BYTES)
         async with self._database.transaction() as connection:
-            await credentials.lock_name(connection, node_id)
+            await connection.execute(credentials.LOCK_NAME, node_id)
             known = await credentials.locked(connection, node_id)
             if known is not None and known.revoked_at is None and known.is_of(keys):
                 await self._check(connection, node_id, token, known, keys)
@@ -104,17 +99,13 @@ class Enrolment:
         return self._answer(node_id, enrolment)
 
     async def replace(self, node_id: str, secret: str, keys: nodes.NodeKeys) -> nodes.NodeCredential:
-        """Accept a node's new keys; the old ones end when it first shows the new secret.
-
-        Raises:
-            ProblemError: 401 if the secret is not the node's.
-        """
+        """Accept a node's new keys; the old ones end when it first shows the new secret."""
         async with self._database.transaction() as connection:
             known = await self._prove(connection, node_id, secret)
             shown = credentials.sha256(secret)
             wanted = bytes.fromhex(keys.credential_sha256)
             if _same(shown, known.next_credential_sha256) and wanted == shown and known.next_enrolment:
-                await credentials.promote(connection, node_id)
+                await connection.execute(credentials.PROMOTE, node_id)
                 enrolment = known.next_enrolment
             elif wanted == shown:  # what was to be replaced has been
                 enrolment = known.enrolment
@@ -127,11 +118,7 @@ class Enrolment:
         return self._answer(node_id, enrolment)
 
     async def revoke(self, node_id: str, operator: Identity) -> None:
-        """Stop admitting a node: its credential, its tokens and its user in Valkey or Redis end now.
-
-        Raises:
-            ProblemError: 404 if there is no such node.
-        """
+        """Stop admitting a node: all it has to be admitted by ends now; ``ProblemError``: 404 if there is none."""
         async with self._database.transaction() as connection:
             if not await credentials.revoke(connection, node_id, operator):
                 raise not_found("node")
@@ -149,11 +136,7 @@ class Enrolment:
         return known
 
     async def admit(self, connection: Connection, registration: nodes.NodeRegistration, secret: str) -> None:
-        """Let the sender register as this node; if it shows the new credential, that replaces the old one.
-
-        Raises:
-            ProblemError: 401 if it may not.
-        """
+        """Let the sender register as this node; if it shows the new credential, that replaces the old one."""
         node_id = registration.node_id
         known = await credentials.locked(connection, node_id)
         shown = credentials.sha256(secret)
@@ -164,7 +147,7 @@ class Enrolment:
         elif known.revoked_at is not None:
             raise _refused("The credential of this node was revoked.")
         elif _same(shown, known.next_credential_sha256):
-            await credentials.promote(connection, node_id)
+            await connection.execute(credentials.PROMOTE, node_id)
         elif not _same(shown, known.credential_sha256):
             raise _refused("This is not the node's credential.")
         if known is not None and known.role not in (None, registration.role):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from services.contracts.nodes import Basis, EnergyInterval, EnergyReceipt, EnergySource, Usage
 from services.core.accounting.carbon import carbon_gco2
@@ -99,7 +99,11 @@ class Ledger:
             priced[key] = await self._intensities.during(reporter.zone_at(start_s), start_s, max(start_s, end_s))
             _check_sum(reporter, interval)
         async with self._database.transaction() as connection:
-            rows = [_interval_row(key, distinct[key][1], booked[key]) for key in sorted(distinct)]
+            rows: list[energy.IntervalRow] = []
+            for key, (_, interval) in sorted(distinct.items()):
+                as_reported = None if interval is booked[key] else interval.metered_gpu_energy_j
+                metered_j = booked[key].metered_gpu_energy_j
+                rows.append(energy.IntervalRow(*key, interval.start_at, interval.end_at, metered_j, as_reported))
             keys = await energy.store_intervals(connection, rows)
             fresh = [_Fresh(*distinct[key], booked[key], priced[key]) for key in sorted(keys)]
             fresh.sort(key=lambda each: each.reported.start_at)
@@ -203,12 +207,9 @@ def _as_booked(reporter: Reporter, interval: EnergyInterval) -> EnergyInterval:
         return interval
     log.warning(
         "energy.beyond_hardware",
-        node=reporter.node_id,
-        boot=interval.boot_id,
-        sequence=interval.sequence,
+        **_named(reporter, interval),
         seconds=length_s(interval),
         gpu_j=gpu_j,
-        metered_j=interval.metered_gpu_energy_j,
         host_j=host_j,
     )
     usages = [
@@ -299,14 +300,12 @@ def _check_sum(reporter: Reporter, interval: EnergyInterval) -> None:
     owners_j = sum(usage.gpu_energy_j for usage in interval.usages)
     metered_j = interval.metered_gpu_energy_j
     if abs(owners_j - metered_j) > LEDGER_TOLERANCE * metered_j + 1e-6:
-        log.warning(
-            "energy.does_not_add_up",
-            node=reporter.node_id,
-            boot=interval.boot_id,
-            sequence=interval.sequence,
-            owners_j=owners_j,
-            metered_j=metered_j,
-        )
+        log.warning("energy.does_not_add_up", **_named(reporter, interval), owners_j=owners_j)
+
+
+def _named(reporter: Reporter, interval: EnergyInterval) -> dict[str, Any]:
+    named = {"node": reporter.node_id, "boot": interval.boot_id, "sequence": interval.sequence}
+    return {**named, "metered_j": interval.metered_gpu_energy_j}
 
 
 def _count(lines: Sequence[Line], intervals: int) -> None:
@@ -317,11 +316,6 @@ def _count(lines: Sequence[Line], intervals: int) -> None:
         note_line(tenant, project, row.zone, row.energy_j, row.carbon_gco2)
         if row.basis is not None:
             MARKED.labels(row.basis).inc()
-
-
-def _interval_row(key: energy.IntervalKey, reported: EnergyInterval, booked: EnergyInterval) -> energy.IntervalRow:
-    as_reported = None if reported is booked else reported.metered_gpu_energy_j
-    return energy.IntervalRow(*key, booked.start_at, booked.end_at, booked.metered_gpu_energy_j, as_reported)
 
 
 async def _add_footprints(connection: Connection, lines: Sequence[Line]) -> None:

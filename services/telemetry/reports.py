@@ -11,6 +11,7 @@ from services.contracts.reports import (
     FootprintQuery,
     FootprintReport,
     FootprintTable,
+    HalfWidth,
     HourlyReport,
     IntensityUse,
     Invariant,
@@ -20,6 +21,7 @@ from services.contracts.reports import (
     RequestReport,
     ServersFootprint,
 )
+from services.core.accounting.uncertainty import half_widths
 from services.core.domain.signal import Signal
 from services.db.database import Database
 from services.kit.routes import one_page, read_cursor
@@ -27,7 +29,6 @@ from services.telemetry.accounts import (
     Inputs,
     accounts_of,
     functional_units,
-    half_width_of,
     zone_intensities,
 )
 from services.telemetry.repository import accounts, jobs, reports
@@ -130,7 +131,7 @@ async def job_footprint(database: Database, job_id: str, cursor: str | None, lim
     return JobFootprintReport(
         job_id=job_id,
         footprint=footprint,
-        half_width=half_width_of(cells),
+        half_width=HalfWidth.of(half_widths(cells)),
         **priced,
         intervals=[IntensityUse.as_stored(dict(use)) for use in page],
         next_cursor=following,

@@ -31,18 +31,16 @@ class Signer:
         await work(self._database, await self.ready(), *arguments)
 
     async def ready(self) -> seals.Sign:
-        """Return the function that signs, once there is a key."""
-        await self._load()
-        return self.sign
+        """Return the function that signs, once the key is loaded, or made if none can be opened.
 
-    async def _load(self) -> None:
-        """Load the key, or make one if none can be opened. Without a secrets key nothing is signed."""
-        if self._key is not None or not self._sealer.has_key:
-            return
-        async with self._database.transaction() as connection:
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
-            self._key = await self._known(connection) or await self._made(connection)
-            self._public = self._key.public_key().public_bytes_raw()
+        Without a secrets key nothing is signed.
+        """
+        if self._key is None and self._sealer.has_key:
+            async with self._database.transaction() as connection:
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
+                self._key = await self._known(connection) or await self._made(connection)
+                self._public = self._key.public_key().public_bytes_raw()
+        return self.sign
 
     async def _known(self, connection: Connection) -> Ed25519PrivateKey | None:
         for key in await seals.newest_keys(connection):

@@ -54,7 +54,10 @@ _Energy = tuple[str, Sequence[contracts.EnergyInterval]]  #: A node's token, and
 
 @dataclass
 class Telemetry:
-    """The use cases of the process."""
+    """The use cases of the process.
+
+    Whoever asks as a node, or as a bridge, by a token that is not its own gets ``ProblemError``: 401.
+    """
 
     settings: TelemetrySettings
     database: Database
@@ -68,16 +71,10 @@ class Telemetry:
         self.signer = Signer(self.database, self.sealer)
         ttl_s = self.settings.lease_ttl_s
 
-        async def renew_one(node_id: str, beat: heartbeats.Beat) -> heartbeats.Renewal:
-            found = await heartbeats.renew(self.database, {node_id: beat}, ttl_s)
-            if node_id not in found:
-                raise UNKNOWN_NODE
-            return found[node_id]
+        async def renew(beats: Mapping[str, heartbeats.Beat], wait: bool) -> dict[str, heartbeats.Renewal]:
+            return await heartbeats.renew(self.database, beats, ttl_s, wait=wait)
 
-        async def renew(beats: Mapping[str, heartbeats.Beat]) -> dict[str, heartbeats.Renewal]:
-            return await heartbeats.renew(self.database, beats, ttl_s, wait=False)
-
-        async def store(reports: Mapping[str, _Energy]) -> dict[str, contracts.EnergyReceipt]:
+        async def store(reports: Mapping[str, _Energy], _: bool) -> dict[str, contracts.EnergyReceipt]:
             tokens = {node_id: token for node_id, (token, _) in reports.items()}
             known = await nodes.reporters(self.database, tokens)
             receipts = await self.ledger.store_all(
@@ -85,14 +82,9 @@ class Telemetry:
             )
             return dict(zip(known, receipts, strict=True))
 
-        async def store_one(node_id: str, report: _Energy) -> contracts.EnergyReceipt:
-            if (receipt := (await store({node_id: report})).get(node_id)) is None:
-                raise UNKNOWN_NODE
-            return receipt
-
         self.exports = LineExports(self.database)
-        self._beats = Batches(renew, renew_one)
-        self._energy = Batches(store, store_one)
+        self._beats = Batches(renew, UNKNOWN_NODE)
+        self._energy = Batches(store, UNKNOWN_NODE)
 
     async def register(self, registration: contracts.NodeRegistration, secret: str) -> contracts.NodeCredentials:
         """Register a node and give it a token, which invalidates any earlier one.
@@ -115,11 +107,7 @@ class Telemetry:
         )
 
     async def heartbeat(self, node_id: str, token: str, heartbeat: contracts.Heartbeat) -> contracts.HeartbeatReply:
-        """Renew a node's lease, and answer with the gangs it may run.
-
-        Raises:
-            ProblemError: 401 if the token is not this node's.
-        """
+        """Renew a node's lease, and answer with the gangs it may run."""
         renewal = await self._beats.add(node_id, (token, heartbeat))
         if renewal.changed:
             await hint(self.redis, renewal.changed, node=node_id)
@@ -131,19 +119,11 @@ class Telemetry:
         )
 
     async def store_energy(self, node_id: str, token: str, report: contracts.EnergyReport) -> contracts.EnergyReceipt:
-        """Enter a node's intervals into the ledger, each once.
-
-        Raises:
-            ProblemError: 401 if the token is not this node's; 503 if no intensity is known yet: send again later.
-        """
+        """Enter a node's intervals into the ledger, each once; ``ProblemError``: 503 if no intensity is known yet."""
         return await self._energy.add(node_id, (token, report.intervals))
 
     async def mirror(self, engine: str, token: str, report: EngineReport) -> EngineReply:
-        """Store the state of an engine, as its bridge reports it, and renew the leases of its nodes.
-
-        Raises:
-            ProblemError: 401 if the token is not the bridge's.
-        """
+        """Store the state of an engine, as its bridge reports it, and renew the leases of its nodes."""
         settings = self.settings
         found = await engines.mirror(self.database, engine, token, report, settings.lease_ttl_s, settings.zone)
         if found is None:
@@ -171,15 +151,14 @@ class Telemetry:
         Those of a node that an agent measures are accepted but not booked: its agent's are.
 
         Raises:
-            ProblemError: 401 if the token is not the bridge's; 404 if it has reported no such node; 503 if no intensity
-                is known yet: send again later.
+            ProblemError: 404 if it has reported no such node; 503 if no intensity is known yet: send again later.
         """
         await self._check_node(engine, token)
         node_id = node_name(engine, report.node)
         place = await engines.place_of(self.database, engine, node_id)
         if place is None:
             raise not_found("node of this engine")
-        if await engines.is_measured(self.database, node_id):
+        if place.is_measured:
             return contracts.EnergyReceipt(accepted=0, duplicates=len(report.intervals))
         intervals = await engines.by_allocation(self.database, engine, report.intervals)
         reporter = nodes.Reporter(
@@ -192,11 +171,7 @@ class Telemetry:
         return await self.ledger.store(reporter, intervals)
 
     async def read_stream(self, node_id: str, token: str, read: StreamRead) -> StreamEntries:
-        """Relay a node's own stream to it, or remove a command that it has carried out.
-
-        Raises:
-            ProblemError: 401 if the token is not this node's, or no longer is; 503 if Valkey does not answer.
-        """
+        """Relay a node's own stream to it, or remove a command that is done; ``ProblemError``: 503 without Valkey."""
         await self._check_node(node_id, token)
         redis: Any = self.redis  # the library's types do not know that its answers are awaited
         name, found = read.stream.name_of(node_id), None
@@ -217,20 +192,12 @@ class Telemetry:
             raise UNKNOWN_NODE
 
     async def open_secrets(self, node_id: str, token: str, allocation_id: str) -> OpenedSecrets:
-        """Return the secrets of a live gang of a node.
-
-        Raises:
-            ProblemError: 401 if the token is not this node's; 404 if the node has no such gang.
-        """
+        """Return the secrets of a live gang of a node; ``ProblemError``: 404 if it has no such gang."""
         job = await self._starting_job(node_id, token, allocation_id)
         return await _opened(self.database, self.sealer, job)
 
     async def open_chunk(self, node_id: str, token: str, wanted: ChunkWanted) -> OpenedChunk:
-        """Return a part of the archive of a live gang of a node.
-
-        Raises:
-            ProblemError: 401 if the token is not this node's; 404 if there is no such gang or part.
-        """
+        """Return a part of the archive of a live gang of a node; ``ProblemError``: 404 if there is none."""
         job = await self._starting_job(node_id, token, wanted.allocation_id)
         async with self.database.connection() as connection:
             found = await upload_chunk(connection, job.tenant_id, job.upload or "", wanted.number)
@@ -265,11 +232,7 @@ class Telemetry:
         return _as_node(*found[0])
 
     async def set_draining(self, node_id: str, draining: bool, operator: Identity) -> contracts.Node:
-        """Drain a node (running jobs continue, nothing new starts there) or return it to service.
-
-        Raises:
-            ProblemError: 404 if there is no such node.
-        """
+        """Drain a node, on which jobs run on and no new ones start, or return it to service; 404 if there is none."""
         await self.node(node_id)
         if await nodes.set_draining(self.database, node_id, draining, operator):
             log.info("node.draining" if draining else "node.resumed", node=node_id, by=operator.key_id)

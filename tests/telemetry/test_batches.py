@@ -14,18 +14,15 @@ async def test_reports_gather_while_others_are_stored_and_one_that_spoils_a_batc
     stored: list[list[str]] = []
     go_on = asyncio.Event()
 
-    async def store(reports: Mapping[str, str]) -> dict[str, str]:
-        stored.append(sorted(reports.values()))
+    async def store(reports: Mapping[str, str], wait: bool) -> dict[str, str]:
+        stored.append(sorted(f"{said} alone" if wait else said for said in reports.values()))
         await go_on.wait()
         if "bad" in reports.values():
             raise ValueError("bad")
-        return {node: f"{said} stored" for node, said in reports.items() if said != "locked"}
+        found = {node: f"{said} stored" for node, said in reports.items() if said != "unknown"}
+        return {node: said for node, said in found.items() if wait or said != "locked stored"}
 
-    async def store_one(node_id: str, said: str) -> str:
-        stored.append([f"{said} alone"])
-        return (await store({node_id: said}) if said != "locked" else {node_id: "locked stored"})[node_id]
-
-    batches = Batches(store, store_one)
+    batches = Batches(store, KeyError("nobody knows it"))
 
     async def add(node_id: str, said: str) -> str:
         return await batches.add(node_id, said)
@@ -43,6 +40,8 @@ async def test_reports_gather_while_others_are_stored_and_one_that_spoils_a_batc
 
     said = await asyncio.gather(add("n1", "f"), add("n2", "bad"), add("n3", "g"), return_exceptions=True)
     assert (said[0], str(said[1]), said[2]) == ("f stored", "bad", "g stored")
+    with pytest.raises(KeyError, match="nobody"):
+        await add("n1", "unknown")
 
 
 @pytest.mark.parametrize("enough", [2, 3])
@@ -52,15 +51,13 @@ async def test_a_few_wait_for_more_or_for_a_moment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batches_module, "GATHER_S", 0.02 if enough == 3 else 3_600)
     stored: list[list[str]] = []
 
-    async def store(reports: Mapping[str, str]) -> dict[str, str]:
+    async def store(reports: Mapping[str, str], wait: bool) -> dict[str, str]:
+        assert not wait
         stored.append(sorted(reports))
         await asyncio.sleep(0)
         return dict(reports)
 
-    async def store_one(node_id: str, said: str) -> str:
-        raise AssertionError(node_id)
-
-    batches = Batches(store, store_one)
+    batches = Batches(store, KeyError())
     first = asyncio.create_task(batches.add("n1", "a"))
     await asyncio.sleep(0)
     second = asyncio.create_task(batches.add("n2", "b"))

@@ -127,7 +127,7 @@ class DoneRow(NamedTuple):
 
 
 class AccountRows(NamedTuple):
-    """All of these rows."""
+    """All of these rows, and what energy costs."""
 
     parts: list[PartRow]
     means: dict[str, float | None]  #: Mean intensity of each zone, gCO2/kWh, weighted by time

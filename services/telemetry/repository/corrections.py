@@ -13,9 +13,8 @@ from services.telemetry.repository.seals import Sign, next_sum, state_sum
 log = Log(__name__)
 
 _SUMS = """
-SELECT job_id, {sign} * sum(energy_j) AS energy_j, {sign} * sum(gpu_energy_j) AS gpu_energy_j,
-    {sign} * sum(estimated_energy_j) AS estimated_energy_j, {sign} * sum(carbon_gco2) AS carbon_gco2,
-    {sign} * sum(gpu_s) AS gpu_s
+SELECT job_id, sum(energy_j) AS energy_j, sum(gpu_energy_j) AS gpu_energy_j,
+    sum(estimated_energy_j) AS estimated_energy_j, sum(carbon_gco2) AS carbon_gco2, sum(gpu_s) AS gpu_s
 FROM {table} WHERE job_id IS NOT NULL GROUP BY job_id ORDER BY job_id
 """
 
@@ -46,7 +45,7 @@ _RETURN_LATE, _RETURN_EARLY = (
         returned=RETURNED,
         basis=Basis.RETURNED,
         figures=RAW_LINES.format(raw="given"),
-        sums=_SUMS.format(sign="1", table="figures"),
+        sums=_SUMS.format(table="figures"),
     )
     for lines in (LATE_LINES, EARLY_LINES)
 )
@@ -62,7 +61,7 @@ WITH found AS (
 ), given AS (
     {ADD_TO_DAYS.format(lines="late")}
 )
-{_SUMS.format(sign="1", table="late")}
+{_SUMS.format(table="late")}
 """
 
 

@@ -47,7 +47,8 @@ UPDATE node_credentials SET next_credential_sha256 = $2, next_redis_sha256 = $3,
 WHERE node_id = $1
 """
 
-_PROMOTE = """
+# A node's new keys take the place of its old ones.
+PROMOTE = """
 UPDATE node_credentials SET
     credential_sha256 = next_credential_sha256, redis_sha256 = next_redis_sha256, enrolment = next_enrolment,
     next_credential_sha256 = NULL, next_redis_sha256 = NULL, next_enrolment = NULL, rotated_at = now()
@@ -63,8 +64,8 @@ ON CONFLICT (node_id) DO UPDATE SET
     next_redis_sha256 = NULL, next_enrolment = NULL, revoked_at = coalesce(node_credentials.revoked_at, now())
 """
 
-# Where there is no row to lock yet; until the end of the transaction.
-_LOCK_NAME = "SELECT pg_advisory_xact_lock(hashtextextended('node_credentials ' || $1, 0))"
+# Hosts become a node one after the other, even before there is a row to lock; comes first in a transaction.
+LOCK_NAME = "SELECT pg_advisory_xact_lock(hashtextextended('node_credentials ' || $1, 0))"
 _CERTIFY = "UPDATE node_credentials SET certificate_sha256 = $2 WHERE node_id = $1"
 _END_SESSION = "UPDATE nodes SET token_sha256 = '' WHERE id = $1"
 _DROP_TOKENS = "DELETE FROM node_enrolments WHERE node_id = $1"
@@ -124,11 +125,6 @@ async def locked(connection: Connection, node_id: str) -> CredentialRow | None:
     return await fetch_row(connection, CredentialRow, _LOCKED, node_id)
 
 
-async def lock_name(connection: Connection, node_id: str) -> None:
-    """Let hosts become a node one after the other, even before it exists; must come first in a transaction."""
-    await connection.execute(_LOCK_NAME, node_id)
-
-
 async def registered_as(connection: Connection, node_id: str) -> NodeRole | None:
     """Return the role that has registered under this name, which it keeps; None if none has."""
     found = await connection.fetchval(_REGISTERED_AS, node_id)
@@ -170,11 +166,6 @@ async def replace(connection: Connection, node_id: str, keys: NodeKeys, enrolmen
 async def certify(connection: Connection, node_id: str, certificate_sha256: str) -> None:
     """Note the certificate by which a node's agent is known from now on."""
     await connection.execute(_CERTIFY, node_id, bytes.fromhex(certificate_sha256))
-
-
-async def promote(connection: Connection, node_id: str) -> None:
-    """Let a node's new keys take the place of its old ones."""
-    await connection.execute(_PROMOTE, node_id)
 
 
 async def revoke(connection: Connection, node_id: str, operator: Identity | None) -> bool:

@@ -102,19 +102,15 @@ SELECT e.external_id, a.id AS allocation_id, a.started_at
  WHERE e.engine = $1 AND e.external_id = ANY($2::text[]) ORDER BY a.started_at
 """
 
-_PLACE = """
-SELECT zone, (SELECT coalesce(sum((d ->> 'power_limit_w')::float8), 0) FROM jsonb_array_elements(devices) d) AS limit_w
-  FROM nodes WHERE id = $1 AND engine = $2
-"""
-
 # An agent on the engine's node measures it; its credential speaks for the host of that very name.
-_MEASURED = """
-SELECT EXISTS (
-    SELECT FROM nodes n JOIN nodes e ON e.id = n.engine_node AND e.id = e.engine || '.' || n.id
-      LEFT JOIN node_credentials k ON k.node_id = n.id
-     WHERE n.engine_node = $1 AND n.measures_only AND k.revoked_at IS NULL)
+_PLACE = """
+SELECT e.zone, (SELECT coalesce(sum((d ->> 'power_limit_w')::float8), 0) FROM jsonb_array_elements(devices) d)
+       AS limit_w, EXISTS (
+    SELECT FROM nodes n LEFT JOIN node_credentials k ON k.node_id = n.id
+     WHERE n.engine_node = e.id AND e.id = e.engine || '.' || n.id AND n.measures_only AND k.revoked_at IS NULL)
+       AS is_measured
+  FROM nodes e WHERE e.id = $1 AND e.engine = $2
 """
-
 # A run began and ended when its engine says so, where that is within what we know of it, and not when we heard of it.
 _HOLDS = """
 WITH near AS (
@@ -136,10 +132,11 @@ SELECT r.id AS allocation_id, d.device::int AS device, extract(epoch FROM r.bega
 
 
 class Place(NamedTuple):
-    """The grid zone of an engine's node, and the sum of its GPUs' power limits."""
+    """The grid zone of an engine's node, the sum of its GPUs' power limits, and whether an agent measures it."""
 
     zone: str
     limit_w: float
+    is_measured: bool
 
 
 class Holder(NamedTuple):
@@ -186,12 +183,6 @@ async def place_of(database: Database, engine: str, node_id: str) -> Place | Non
     """Return where an engine's node is and what its GPUs are limited to; None if it has no such node."""
     async with database.connection() as connection:
         return await fetch_row(connection, Place, _PLACE, node_id, engine)
-
-
-async def is_measured(database: Database, node_id: str) -> bool:
-    """Return whether an agent measures the energy of an engine's node."""
-    async with database.connection() as connection:
-        return await connection.fetchval(_MEASURED, node_id)
 
 
 async def holds(database: Database, node_id: str, start_at: datetime, end_at: datetime) -> list[Hold]:

@@ -18,8 +18,8 @@ Json = dict[str, Any]
 
 _REGISTER = """
 INSERT INTO nodes AS known
-    (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices, protections,
-     measures_only, engine_node, checkpoints, most_gpu_w, most_host_w, state)
+    (id, token_sha256, zone, devices, protections, most_gpu_w, address, agent_url, driver, containers, host_power,
+     labels, measures_only, engine_node, checkpoints, most_host_w, state)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, 'lost')
 ON CONFLICT (id) DO UPDATE SET
     token_sha256 = excluded.token_sha256, address = excluded.address, agent_url = excluded.agent_url,
@@ -30,6 +30,12 @@ ON CONFLICT (id) DO UPDATE SET
     most_gpu_w = greatest(known.most_gpu_w, excluded.most_gpu_w),
     most_host_w = greatest(known.most_host_w, excluded.most_host_w)
 """
+
+_TOLD = (
+    *("address", "agent_url", "driver", "containers", "host_power", "labels", "measures_only", "engine_node"),
+    *("checkpoints", "most_host_w"),
+)
+"""What a node says of itself and is stored as it is, in the order of these columns."""
 
 _NODES = """
 SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.driver, n.measures_only, n.engine_node,
@@ -152,29 +158,13 @@ async def register(
         await admit(connection, registration, secret)
         before = await connection.fetchrow(_BEFORE, registration.node_id)
         if before is not None and before["zone"] != zone:
-            known = before["registered_at"], before["zone"]
-            await connection.execute(_CHANGE_ZONE, registration.node_id, *known, zone)
-            await audit.note(
-                connection, None, "node.zone_changed", registration.node_id, before=before["zone"], after=zone
-            )
+            was = before["zone"]
+            await connection.execute(_CHANGE_ZONE, registration.node_id, before["registered_at"], was, zone)
+            await audit.note(connection, None, "node.zone_changed", registration.node_id, before=was, after=zone)
+        protections = [each.model_dump(mode="json") for each in registration.protections]
+        told = (getattr(registration, name) for name in _TOLD)
         await connection.execute(
-            _REGISTER,
-            registration.node_id,
-            sha256(token),
-            registration.address,
-            registration.agent_url,
-            zone,
-            registration.driver,
-            registration.containers,
-            registration.host_power,
-            registration.labels,
-            devices,
-            [each.model_dump(mode="json") for each in registration.protections],
-            registration.measures_only,
-            registration.engine_node,
-            registration.checkpoints,
-            most_gpu_w,
-            registration.most_host_w,
+            _REGISTER, registration.node_id, sha256(token), zone, devices, protections, most_gpu_w, *told
         )
         await connection.execute(gpu_health.REPLACED, registration.node_id)
 

@@ -1,6 +1,6 @@
 """The rules of the live system, each with a query for its breaches."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.db.database import Database
 from services.telemetry.repository.lines import EARLY_LINES, KNOWN_LATE_S, LATE_DAYS, LATE_LINES, LEDGER, METERED
@@ -10,8 +10,7 @@ LEDGER_TOLERANCE = 1e-3  #: Device energy = sum over owners + idle, to within th
 ROUNDING_J = 1e-3  #: By how much sums of floats may differ in addition
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """A rule, the query whose rows each break it, and the texts for no breach and for each breach."""
 
     name: str
