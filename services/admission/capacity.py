@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from services.contracts.jobs import GpuRequest
 from services.core.domain.mig import WHOLE, sevenths_of
@@ -29,8 +30,7 @@ class DeviceKind:
 Capacity = Sequence[DeviceKind]
 
 
-@dataclass(frozen=True, slots=True)
-class Impossibility:
+class Impossibility(NamedTuple):
     """Which field of a GPU request asks for too much, and why."""
 
     pointer: str

@@ -1,7 +1,6 @@
 """What cancel, hold and release do in each job state; no effects."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -19,8 +18,7 @@ class Command(StrEnum):
     WITHDRAW = "withdraw"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """A change to a job."""
 
     event: str  #: Type of the event that announces it

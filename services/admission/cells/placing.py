@@ -98,7 +98,8 @@ class Placing:
             if not isinstance(error, ProblemError):
                 log.exception("cell.not_followed", cell=row.name)
             cell, problem = None, visible(str(error))
-        if problem != row.problem or (cell is not None and _is_old(row)):
+        is_old = row.heard_at is None or utc_now() > row.heard_at + NOTED_EVERY
+        if problem != row.problem or (cell is not None and is_old):
             async with self._engine.begin() as connection:
                 await CellRepository(connection).note(row.name, problem, heard=cell is not None)
         return cell
@@ -110,7 +111,8 @@ class Placing:
                 await self._send(cell, row)
             elif row.remote_id is not None:
                 copy = live.get(row.remote_id) or await cell.remote.job(row.remote_id)
-                if row.handing == "there" and cell.row.draining and _waits_anew(copy):
+                waits_anew = copy.state is JobState.QUEUED and copy.generation == 0
+                if row.handing == "there" and cell.row.draining and waits_anew:
                     async with self._engine.begin() as connection:
                         await CellRepository(connection).turn(row.job_id, row.attempt, "there", "leaving")
                 elif row.handing == "leaving" and copy.generation == 0:
@@ -289,15 +291,6 @@ class Placing:
             for given in await repository.given(here):
                 if given.job_id == row.id:
                     await repository.turn(row.id, given.attempt, "there", "leaving", moved=True)
-
-
-def _waits_anew(copy: RemoteJob) -> bool:
-    """Whether a copy waits that was never started."""
-    return copy.state is JobState.QUEUED and copy.generation == 0
-
-
-def _is_old(row: CellRow) -> bool:
-    return row.heard_at is None or utc_now() > row.heard_at + NOTED_EVERY
 
 
 def wanted(

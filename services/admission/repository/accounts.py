@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import asyncpg
 
@@ -48,8 +49,7 @@ class Account:
         return self.last_number
 
 
-@dataclass(slots=True, frozen=True)
-class _Count:
+class _Count(NamedTuple):
     accepted: int
     active: int
     at_s: float

@@ -32,12 +32,12 @@ FROM horizon LEFT JOIN LATERAL (
     ORDER BY transaction_id, sequence LIMIT :page
 ) AS event ON true
 """
-_READ_ALL = text(_READ.format(condition=""))
-_READ_TENANT = text(_READ.format(condition="AND tenant_id = :tenant_id"))
-_READ_PROJECT = text(
-    _READ.format(condition="AND tenant_id = :tenant_id AND (SELECT project FROM jobs WHERE id = job_id) = :project")
-)
-_READ_JOB = text(_READ.format(condition="AND job_id = :job_id"))
+_CONDITIONS = {
+    "job_id": "AND job_id = :job_id",
+    "tenant_id": "AND tenant_id = :tenant_id",
+    "project": "AND (SELECT project FROM jobs WHERE id = job_id) = :project",
+}
+"""What each field of a scope asks of an event, if it is given."""
 
 
 class Position(NamedTuple):
@@ -59,8 +59,7 @@ class Position(NamedTuple):
 BEGINNING = Position(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """Whose events: those of one job, of one tenant or one of its projects, or all."""
 
     tenant_id: str | None = None
@@ -92,8 +91,7 @@ class StoredEvent:
         return JobEvent(id=event_id, job_id=self.job_id, at=self.at, type=self.type, data=self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class EventPage:
+class EventPage(NamedTuple):
     """Some events in order."""
 
     events: list[StoredEvent]
@@ -104,16 +102,9 @@ class EventPage:
 async def read_events(connection: AsyncConnection, scope: Scope, after: Position) -> EventPage:
     """Return the page of events in ``scope`` that follows ``after``."""
     values: dict[str, Any] = {"xid": after.transaction_id, "sequence": after.sequence, "page": PAGE}
-    if scope.job_id is not None:
-        query, values["job_id"] = _READ_JOB, scope.job_id
-    elif scope.project is not None:
-        query = _READ_PROJECT
-        values |= {"tenant_id": scope.tenant_id, "project": scope.project}
-    elif scope.tenant_id is not None:
-        query, values["tenant_id"] = _READ_TENANT, scope.tenant_id
-    else:
-        query = _READ_ALL
-    rows = (await connection.execute(query, values)).all()
+    asked = {name: value for name, value in scope._asdict().items() if value is not None}
+    query = text(_READ.format(condition=" ".join(_CONDITIONS[name] for name in asked)))
+    rows = (await connection.execute(query, values | asked)).all()
     events = [
         StoredEvent(Position(r.transaction_id, r.sequence), r.job_id, r.tenant_id, r.project, r.at, r.type, r.data)
         for r in rows

@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Row, RowMapping, Select, and_, func, insert, or_, select, text, true, update
 
@@ -126,8 +125,7 @@ def conditions(wanted: JobQuery) -> list[ColumnElement[bool]]:
     return found if wanted.tasks else [*found, jobs.c.array_id.is_(None)]
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
+class Allocated(NamedTuple):
     """One of a job's gangs: its nodes by node rank, the GPUs on each, and their agents."""
 
     id: str

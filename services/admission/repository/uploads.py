@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import RowMapping, delete, func, select, text, update
+from sqlalchemy import ColumnElement, RowMapping, TableClause, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from services.admission.repository import Repository
@@ -23,6 +23,10 @@ WHERE u.used_at < now() - make_interval(
       AND j.spec #>> '{source,upload}' = u.sha256)
 RETURNING u.sha256
 """)
+
+
+def _of(table: TableClause, **place: Any) -> list[ColumnElement[bool]]:
+    return [table.c[name] == value for name, value in place.items()]
 
 
 class StoredUpload(NamedTuple):
@@ -43,7 +47,7 @@ class UploadRepository(Repository):
     async def find(self, tenant_id: str, sha256: str, *, lock: bool = False) -> StoredUpload | None:
         """Return an archive of a tenant; with ``lock``, no other transaction can change it until this one ends."""
         columns = (uploads.c.size_bytes, uploads.c.is_complete, uploads.c.created_at)
-        query = select(*columns).where(uploads.c.tenant_id == tenant_id, uploads.c.sha256 == sha256)
+        query = select(*columns).where(*_of(uploads, tenant_id=tenant_id, sha256=sha256))
         row = (await self._connection.execute(query.with_for_update() if lock else query)).one_or_none()
         return None if row is None else StoredUpload(*row)
 
@@ -78,20 +82,15 @@ class UploadRepository(Repository):
 
     async def chunk_numbers(self, tenant_id: str, sha256: str) -> set[int]:
         """Return the numbers of the parts that are stored."""
-        query = select(upload_chunks.c.number).where(
-            upload_chunks.c.tenant_id == tenant_id, upload_chunks.c.sha256 == sha256
-        )
+        query = select(upload_chunks.c.number).where(*_of(upload_chunks, tenant_id=tenant_id, sha256=sha256))
         return {int(number) for (number,) in await self._connection.execute(query)}
 
     async def digest(self, tenant_id: str, sha256: str) -> str:
         """Return the SHA-256 of all parts together, read one after the other."""
         digest = hashlib.sha256()
         for number in sorted(await self.chunk_numbers(tenant_id, sha256)):
-            query = select(upload_chunks.c.data).where(
-                upload_chunks.c.tenant_id == tenant_id,
-                upload_chunks.c.sha256 == sha256,
-                upload_chunks.c.number == number,
-            )
+            place = _of(upload_chunks, tenant_id=tenant_id, sha256=sha256, number=number)
+            query = select(upload_chunks.c.data).where(*place)
             digest.update((await self._connection.execute(query)).scalar_one())
         return digest.hexdigest()
 
@@ -101,7 +100,7 @@ class UploadRepository(Repository):
 
     async def remove(self, tenant_id: str, sha256: str) -> None:
         """Delete an archive."""
-        query = delete(uploads).where(uploads.c.tenant_id == tenant_id, uploads.c.sha256 == sha256)
+        query = delete(uploads).where(*_of(uploads, tenant_id=tenant_id, sha256=sha256))
         await self._connection.execute(query)
 
     async def clear(self, kept_s: float, unfinished_s: float) -> int:
@@ -110,7 +109,7 @@ class UploadRepository(Repository):
         return len(found.all())
 
     async def _change(self, tenant_id: str, sha256: str, **values: object) -> None:
-        query = update(uploads).where(uploads.c.tenant_id == tenant_id, uploads.c.sha256 == sha256)
+        query = update(uploads).where(*_of(uploads, tenant_id=tenant_id, sha256=sha256))
         await self._connection.execute(query.values(**values))
 
 
@@ -150,9 +149,7 @@ class SecretRepository(Repository):
 
     async def version(self, tenant_id: str, project: str, name: str) -> int:
         """Return how often a secret has been set; 0 if there is none."""
-        query = select(secrets.c.version).where(
-            secrets.c.tenant_id == tenant_id, secrets.c.project == project, secrets.c.name == name
-        )
+        query = select(secrets.c.version).where(*_of(secrets, tenant_id=tenant_id, project=project, name=name))
         return await self._value(query) or 0
 
     async def put(self, tenant_id: str, project: str, name: str, sealed: bytes, now: datetime) -> Secret:
@@ -171,9 +168,7 @@ class SecretRepository(Repository):
 
     async def remove(self, tenant_id: str, project: str, name: str) -> bool:
         """Delete a secret; return whether there was one."""
-        query = delete(secrets).where(
-            secrets.c.tenant_id == tenant_id, secrets.c.project == project, secrets.c.name == name
-        )
+        query = delete(secrets).where(*_of(secrets, tenant_id=tenant_id, project=project, name=name))
         return await self._value(query.returning(secrets.c.name)) is not None
 
     async def missing(self, tenant_id: str, wanted: Sequence[SecretWanted]) -> list[tuple[int, str]]:
