@@ -1,10 +1,13 @@
 """Serving's requests to the carbon service."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Mapping
+from typing import ClassVar, Generic, TypeVar
 
 from services.contracts.apps import FleetSpec
+from services.contracts.batches import WINDOW_S
 from services.contracts.carbon import CurrentIntensity, curve_of
 from services.contracts.codes import ProblemCode
 from services.contracts.invalid import no_such_zone
@@ -18,8 +21,9 @@ from services.kit.problems import ProblemError, invalid
 from services.serving.planning.problem import intensity_of
 from services.serving.settings import ServingSettings
 
-INTENSITY_AGE_S = 30.0  #: How long an intensity is used before the carbon service is asked again
-BASELINE_S, BASELINE_AGE_S = 7 * 86_400.0, 600.0
+T = TypeVar("T")
+
+UNANSWERED_S = 3.0  #: How long after it did not answer the carbon service is asked again
 
 
 class CarbonZones:
@@ -57,56 +61,77 @@ class CarbonZones:
                 raise invalid(f"{at}/signal", f"Zone {zone} has {', '.join(sorted(zones[zone]))}, not {signal}.")
 
 
-class Intensities:
-    """The carbon intensities in force, by zone and signal, as the carbon service last stated them."""
+Grid = tuple[str, str | None]  #: A zone and a signal; None for its default
+Points = list[tuple[float, float, float]]  #: Start and end, UTC seconds, and gCO2/kWh
+
+
+class _Kept(Generic[T]):
+    """What the carbon service last said of each zone and signal; it is kept while there is nothing newer."""
+
+    age_s: ClassVar[float]  #: How long it is used before the carbon service is asked again
 
     def __init__(self, carbon: Carbon) -> None:
         self._carbon = carbon
-        self._known: dict[tuple[str, str | None], tuple[float, CurrentIntensity | None]] = {}
+        self._known: dict[Grid, tuple[float, T | None]] = {}
 
-    async def of(self, wanted: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], CurrentIntensity]:
-        """Return the known intensities; one that cannot be renewed is kept, and marked as stale by its own age."""
-        now_s = time.monotonic()
-        keys = set(wanted)
-        due = [key for key in keys if self._known.get(key, (0.0, None))[0] <= now_s]
-        await asyncio.gather(*(self._renew(key, now_s) for key in due))
-        return {key: found for key in keys if (found := self._known[key][1]) is not None}
+    async def _ask(self, zone: str, signal: str | None) -> T | None:
+        raise NotImplementedError
 
-    async def _renew(self, key: tuple[str, str | None], now_s: float) -> None:
-        zone, signal = key
-        known = self._known.get(key, (0.0, None))[1]
-        try:
-            known = await self._carbon.current(zone, signal)
-            self._known[key] = (now_s + INTENSITY_AGE_S, known)
-        except ProblemError:
-            self._known[key] = (now_s + INTENSITY_AGE_S / 10, known)
+    async def _latest(self, zone: str, signal: str | None) -> T | None:
+        due_s, known = self._known.get((zone, signal), (-math.inf, None))
+        if time.monotonic() >= due_s:
+            try:
+                found = await self._ask(zone, signal)
+            except ProblemError:
+                found = None
+            age_s, known = (UNANSWERED_S, known) if found is None else (self.age_s, found)
+            self._known[zone, signal] = time.monotonic() + age_s, known
+        return known
 
 
-class Baselines:
+class Intensities(_Kept[CurrentIntensity]):
+    """The carbon intensities in force; one that cannot be renewed is marked as stale by its own age."""
+
+    age_s = 30.0
+
+    async def of(self, wanted: Iterable[Grid]) -> dict[Grid, CurrentIntensity]:
+        """Return those that are known."""
+        grids = {*wanted}
+        found = await asyncio.gather(*(self._latest(*each) for each in grids))
+        return {grid: each for grid, each in zip(grids, found, strict=True) if each is not None}
+
+    async def _ask(self, zone: str, signal: str | None) -> CurrentIntensity:
+        return await self._carbon.current(zone, signal)
+
+
+class Forecasts(_Kept[Points]):
+    """The intensities ahead, for as long as a batch may take."""
+
+    age_s = 300.0
+
+    async def of(self, zone: str, signal: str | None) -> Points:
+        return await self._latest(zone, signal) or []
+
+    async def _ask(self, zone: str, signal: str | None) -> Points:
+        found = await self._carbon.forecast(zone, WINDOW_S + 3_600.0, "real", signal)
+        return [(each.start_at.timestamp(), each.end_at.timestamp(), each.gco2_per_kwh) for each in found.points]
+
+
+class Baselines(_Kept[float]):
     """The mean intensity of each zone over the last seven days, by the grid's clock."""
 
-    def __init__(self, carbon: Carbon) -> None:
-        self._carbon = carbon
-        self._known: dict[tuple[str, str | None], tuple[float, float]] = {}
+    age_s = 600.0
 
     async def of(self, fleet: FleetSpec) -> float | None:
         """Return the baseline in gCO2/kWh: the fleet's own, or else the mean; None if nothing is known."""
         if fleet.baseline_gco2_per_kwh is not None:
             return fleet.baseline_gco2_per_kwh
-        key = fleet.zone, fleet.signal and str(fleet.signal)
-        known = self._known.get(key)
-        if known is not None and time.monotonic() < known[0] + BASELINE_AGE_S:
-            return known[1]
-        try:
-            outlook = await self._carbon.outlook(fleet.zone, past_s=BASELINE_S, ahead_s=3_600, signal=key[1])
-        except ProblemError:
-            return None if known is None else known[1]
+        return await self._latest(fleet.zone, fleet.signal and str(fleet.signal))
+
+    async def _ask(self, zone: str, signal: str | None) -> float | None:
+        outlook = await self._carbon.outlook(zone, past_s=7 * 86_400.0, ahead_s=3_600, signal=signal)
         past = [point for point in outlook.points if point.end_at <= outlook.now]
-        if not past:
-            return None if known is None else known[1]
-        mean = curve_of(past).mean(past[0].start_at.timestamp(), past[-1].end_at.timestamp())
-        self._known[key] = time.monotonic(), mean
-        return self._known[key][1]
+        return curve_of(past).mean(past[0].start_at.timestamp(), past[-1].end_at.timestamp()) if past else None
 
 
 async def place_intensities(

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -25,7 +26,8 @@ from services.kit.problems import ProblemError, unavailable
 from services.kit.tasks import end_tasks
 from services.serving.batches.sending import Room, Sender, Sent
 from services.serving.batches.service import Batches
-from services.serving.batches.worker import BatchWorker, Forecasts, Points, curve_within
+from services.serving.batches.worker import BatchWorker, curve_within
+from services.serving.carbon import Forecasts, Points
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.batch_work import ClaimedLine, OpenBatch, Outcome
 from services.serving.repository.batches import BatchRows
@@ -376,6 +378,34 @@ async def test_a_tenant_has_a_quota(place: Place, database_url: str) -> None:
     with pytest.raises(ProblemError, match="1024 bytes in all"):
         await upload(small, b"x" * 100)
     await upload(small, b"x" * 100, OTHER)
+
+
+async def test_what_is_being_uploaded_counts_and_what_breaks_off_does_not(place: Place, database_url: str) -> None:
+    known = {"database_url": database_url, "service_token": TOKEN, "batch_quota_bytes": 3 * 2**20}
+    tight = Batches(place.repository, ServingSettings.model_validate(known))
+    is_taken_in, is_refused = asyncio.Event(), asyncio.Event()
+
+    async def breaks_off() -> AsyncIterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + b"x" * 2**21
+        is_taken_in.set()
+        await is_refused.wait()
+        raise ConnectionResetError
+
+    first = asyncio.create_task(tight.upload(CALLER, "multipart/form-data; boundary=x", breaks_off()))
+    await is_taken_in.wait()
+    with pytest.raises(ProblemError, match="in all"):
+        await upload(tight, b"x" * 5 * 2**19)
+    is_refused.set()
+    with pytest.raises(ConnectionResetError):
+        await first
+    assert await stored_bytes(place) == 0
+    await upload(tight, b"x" * 2**20)
+
+
+async def stored_bytes(place: Place) -> int:
+    async with place.repository.reading() as queries:
+        found = await queries.connection.execute(text("SELECT coalesce(sum(length(data)), 0) FROM batch_file_chunks"))
+        return int(found.scalar_one())
 
 
 def test_room_grows_with_answers_and_halves_with_refusals() -> None:

@@ -1,7 +1,8 @@
 """What callers do with files and batches, by OpenAI's contract."""
 
+import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy.exc import DBAPIError
@@ -58,30 +59,34 @@ class Batches:
                 tenant's quota, 503 while the database's disk is nearly full.
         """
         self._disk.check("The database's disk")
-        settings, tenant, form = self._settings, caller.tenant_id, _Form()
-        async with self._repository.reading() as queries:
-            room = settings.batch_quota_bytes - await queries.batches.stored_bytes(tenant)
-        file_id, size, number, held = "", 0, 0, bytearray()
+        file_id = new_id("file")
+        try:
+            return await self._take_in(file_id, caller.tenant_id, content_type, body)
+        except BaseException:  # what came of it would count as the tenant's for a day
+            with contextlib.suppress(ProblemError, DBAPIError, OSError):
+                await self.remove_file(caller, file_id)
+            raise
+
+    async def _take_in(
+        self, file_id: str, tenant: str, content_type: str, body: AsyncIterator[bytes]
+    ) -> batches.BatchFile:
+        usual_s, form, size, number, held = self._settings.batch_keep_days * 86_400, _Form(), 0, 0, bytearray()
+        is_begun = False
         async for name, filename, piece in read_parts(content_type, body):
             if name != "file":
                 form.take(name, piece)
                 continue
-            if not file_id:
-                file_id = new_id("file")
-                keep_s = settings.batch_keep_days * 86_400
+            if not is_begun:
+                is_begun = True
                 async with self._repository.writing() as queries:
-                    await queries.batches.add_file(file_id, tenant, (filename or "file")[:500], PURPOSE, keep_s)
+                    await queries.batches.add_file(file_id, tenant, (filename or "file")[:500], PURPOSE, usual_s)
             size += len(piece)
-            if size > settings.batch_file_bytes:
-                raise _refused(
-                    413, f"A file has at most {settings.batch_file_bytes} bytes.", ProblemCode.BODY_TOO_LARGE
-                )
-            if size > room:
-                detail = f"The tenant's files may have {settings.batch_quota_bytes} bytes in all; delete some."
-                raise _refused(403, detail, ProblemCode.QUOTA_EXCEEDED)
+            if size > self._settings.batch_file_bytes:
+                detail = f"A file has at most {self._settings.batch_file_bytes} bytes."
+                raise _refused(413, detail, ProblemCode.BODY_TOO_LARGE)
             held += piece
             while len(held) >= CHUNK_BYTES:
-                await self._add_chunk(file_id, number, bytes(held[:CHUNK_BYTES]))
+                await self._add_chunk(file_id, tenant, number, bytes(held[:CHUNK_BYTES]))
                 number += 1
                 del held[:CHUNK_BYTES]
         if form.texts.get("purpose") != PURPOSE.encode():
@@ -89,17 +94,20 @@ class Batches:
         if not size:
             raise _refused(400, "The form has no file, or an empty one.")
         if held:
-            await self._add_chunk(file_id, number, bytes(held))
-        keep_s = form.keep_s(settings.batch_keep_days * 86_400)
+            await self._add_chunk(file_id, tenant, number, bytes(held))
+        keep_s = form.keep_s(usual_s)
         async with self._repository.writing() as queries:
             await queries.batches.complete_file(file_id, tenant, keep_s)
             return await queries.batches.file(tenant, file_id)
 
-    async def _add_chunk(self, file_id: str, number: int, data: bytes) -> None:
+    async def _add_chunk(self, file_id: str, tenant: str, number: int, data: bytes) -> None:
         self._disk.check("The database's disk")
         try:
             async with self._repository.writing() as queries:
-                await queries.batches.add_chunk(file_id, number, data)
+                await queries.batches.add_chunk(file_id, tenant, number, data)
+                if await queries.batches.stored_bytes(tenant) > (most := self._settings.batch_quota_bytes):
+                    detail = f"The tenant's files may have {most} bytes in all; delete some."
+                    raise _refused(403, detail, ProblemCode.QUOTA_EXCEEDED)
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) != _DISK_FULL:
                 raise
@@ -113,9 +121,8 @@ class Batches:
             found = await queries.batches.files(
                 caller.tenant_id, limit + 1, purpose=purpose, after=after, ascending=ascending
             )
-        page = found[:limit]
-        first, last = (page[0].id, page[-1].id) if page else (None, None)
-        return batches.BatchFileList(data=page, first_id=first, last_id=last, has_more=len(found) > limit)
+        first, last = _ends(found[:limit])
+        return batches.BatchFileList(data=found[:limit], first_id=first, last_id=last, has_more=len(found) > limit)
 
     async def file(self, caller: Identity, file_id: str) -> batches.BatchFile:
         """Return a file without its content, or raise ProblemError 404."""
@@ -168,9 +175,8 @@ class Batches:
         """Return a page of batches, newest first."""
         async with self._repository.reading() as queries:
             found = await queries.batches.page(caller.tenant_id, limit + 1, after=after)
-        page = found[:limit]
-        first, last = (page[0].id, page[-1].id) if page else (None, None)
-        return batches.BatchList(data=page, first_id=first, last_id=last, has_more=len(found) > limit)
+        first, last = _ends(found[:limit])
+        return batches.BatchList(data=found[:limit], first_id=first, last_id=last, has_more=len(found) > limit)
 
     async def find(self, caller: Identity, batch_id: str) -> batches.Batch:
         """Return a batch, or raise ProblemError 404."""
@@ -191,6 +197,10 @@ class Batches:
         return found
 
 
+def _ends(page: Sequence[batches.BatchFile | batches.Batch]) -> tuple[str | None, str | None]:
+    return (page[0].id, page[-1].id) if page else (None, None)
+
+
 def _refused(status: int, detail: str, code: ProblemCode = ProblemCode.INVALID_REQUEST) -> ProblemError:
     return ProblemError(status, code, detail)
 
@@ -208,7 +218,7 @@ async def read_parts(content_type: str, body: AsyncIterator[bytes]) -> AsyncGene
     """
     match = _BOUNDARY.match(content_type)
     if match is None:
-        raise _bad("The body must be multipart/form-data with a boundary.")
+        raise _refused(400, "The body must be multipart/form-data with a boundary.")
     mark = b"\r\n--" + match[1].encode()
     held = bytearray(b"\r\n")  # the first boundary begins a line, too
     name, filename, is_in_part = "", None, False
@@ -221,7 +231,7 @@ async def read_parts(content_type: str, body: AsyncIterator[bytes]) -> AsyncGene
                     return
                 if start < 0 or end < 0:
                     if len(held) > LONGEST_HEAD:
-                        raise _bad("A part's head is too long.")
+                        raise _refused(400, "A part's head is too long.")
                     break
                 said = {found[1]: found[2].decode(errors="replace") for found in _NAMED.finditer(held[start:end])}
                 name, filename = said.get(b"name", ""), said.get(b"filename")
@@ -236,8 +246,4 @@ async def read_parts(content_type: str, body: AsyncIterator[bytes]) -> AsyncGene
             if at < 0:
                 break
             is_in_part = False
-    raise _bad("The form ends before its last boundary.")
-
-
-def _bad(detail: str) -> ProblemError:
-    return ProblemError(400, ProblemCode.INVALID_REQUEST, detail)
+    raise _refused(400, "The form ends before its last boundary.")

@@ -11,14 +11,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.contracts.batches import WINDOW_S
 from services.contracts.identity import KeyLimits
 from services.contracts.routing import RoutedServer, RoutingTable
 from services.core.policies.cleanest_fill import Due, Slot, amounts_now, fill_in_time
 from services.core.policies.freesh.server_choice import Work, energy_profile
 from services.db.database import Connection, connect, ping
 from services.db.locks import BATCHES, try_session_lock
-from services.kit.carbon import Carbon
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
@@ -27,6 +25,7 @@ from services.kit.tasks import end_tasks
 from services.serving.batches.lines import LineReader
 from services.serving.batches.sending import Room, Sender, mean_intensity, serves
 from services.serving.batches.service import CHUNK_BYTES
+from services.serving.carbon import Forecasts, Points
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.batch_work import ClaimedLine, Line, OpenBatch, Outcome
 from services.serving.routing import Routing
@@ -38,34 +37,10 @@ LOOK_S = 0.5
 NEXT_STEP_S = 60.0  #: By which the time at which a batch goes on may move unwritten
 FORGET_S = 600.0
 MARGIN_S = 3_600.0  #: Lines are planned to be answered so long before their batch expires
-FORECAST_AGE_S, HORIZON_S = 300.0, WINDOW_S + 3_600.0
 LINES_AT_ONCE = 500
 TYPICAL = Work(500, 200)  #: The request for which servers' energies are compared
 
 LimitsOf = Callable[[str], Awaitable[KeyLimits]]
-Points = list[tuple[float, float, float]]  #: Start and end, UTC seconds, and gCO2/kWh
-
-
-class Forecasts:
-    """The intensities ahead of zones, as the carbon service last stated them."""
-
-    def __init__(self, carbon: Carbon) -> None:
-        self._carbon = carbon
-        self._known: dict[tuple[str, str | None], tuple[float, Points]] = {}
-
-    async def of(self, zone: str, signal: str | None) -> Points:
-        """Return a zone's forecast for the longest window; the last one while there is no newer one."""
-        asked_s, known = self._known.get((zone, signal), (-math.inf, []))
-        if time.monotonic() >= asked_s + FORECAST_AGE_S:
-            try:
-                found = await self._carbon.forecast(zone, HORIZON_S, "real", signal)
-                known = [
-                    (each.start_at.timestamp(), each.end_at.timestamp(), each.gco2_per_kwh) for each in found.points
-                ]
-            except ProblemError as error:
-                log.warning("batches.no_forecast", zone=zone, error=error.detail)
-            self._known[zone, signal] = time.monotonic(), known
-        return known
 
 
 class Lead:
@@ -405,12 +380,12 @@ async def _write(queries: Queries, batch_id: str, state: str, tenant_id: str, ke
         for _, result in results:
             held += result.encode() + b"\n"
         while len(held) >= CHUNK_BYTES:
-            await queries.batches.add_chunk(file_id, number, bytes(held[:CHUNK_BYTES]))
+            await queries.batches.add_chunk(file_id, tenant_id, number, bytes(held[:CHUNK_BYTES]))
             number += 1
             del held[:CHUNK_BYTES]
     if not after:
         return None
     if held:
-        await queries.batches.add_chunk(file_id, number, bytes(held))
+        await queries.batches.add_chunk(file_id, tenant_id, number, bytes(held))
     await queries.batches.complete_file(file_id, tenant_id, keep_s)
     return file_id

@@ -16,10 +16,12 @@ _ADD_FILE = text("""
 INSERT INTO batch_files (id, tenant_id, filename, purpose, expires_at)
 VALUES (:id, :tenant, :filename, :purpose, now() + make_interval(secs => CAST(:keep_s AS float8)))
 """)
-_ADD_CHUNK = text("INSERT INTO batch_file_chunks (file_id, number, data) VALUES (:file, :number, :data)")
+_ADD_CHUNK = text("""
+WITH added AS (INSERT INTO batch_file_chunks (file_id, number, data) VALUES (:file, :number, :data))
+UPDATE batch_files SET size_bytes = size_bytes + :bytes WHERE id = :file AND tenant_id = :tenant
+""")
 _COMPLETE_FILE = text("""
-UPDATE batch_files SET is_complete = true, expires_at = created_at + make_interval(secs => CAST(:keep_s AS float8)),
-       size_bytes = (SELECT coalesce(sum(length(data)), 0) FROM batch_file_chunks WHERE file_id = :id)
+UPDATE batch_files SET is_complete = true, expires_at = created_at + make_interval(secs => CAST(:keep_s AS float8))
  WHERE id = :id AND tenant_id = :tenant
 """)
 _FILES = text("""
@@ -54,23 +56,24 @@ UPDATE batches SET status = 'cancelling',
 
 
 class BatchRows(Rows):
-    """Queries on batches and files; all but ``add_chunk`` compare the tenant."""
+    """Queries on batches and files; all compare the tenant."""
 
     async def add_file(self, file_id: str, tenant_id: str, filename: str, purpose: str, keep_s: float) -> None:
         """Store that a file is being written."""
         values = {"id": file_id, "tenant": tenant_id, "filename": filename, "purpose": purpose, "keep_s": keep_s}
         await self._connection.execute(_ADD_FILE, values)
 
-    async def add_chunk(self, file_id: str, number: int, data: bytes) -> None:
+    async def add_chunk(self, file_id: str, tenant_id: str, number: int, data: bytes) -> None:
         """Store the next part of a file that is being written."""
-        await self._connection.execute(_ADD_CHUNK, {"file": file_id, "number": number, "data": data})
+        values = {"file": file_id, "tenant": tenant_id, "number": number, "data": data, "bytes": len(data)}
+        await self._connection.execute(_ADD_CHUNK, values)
 
     async def complete_file(self, file_id: str, tenant_id: str, keep_s: float) -> None:
         """Let a file be seen for ``keep_s`` from when it was begun: all of it is there."""
         await self._connection.execute(_COMPLETE_FILE, {"id": file_id, "tenant": tenant_id, "keep_s": keep_s})
 
     async def stored_bytes(self, tenant_id: str) -> int:
-        """Return the size of all files of a tenant."""
+        """Return the size of all files of a tenant, those that are being written included."""
         return int((await self._connection.execute(_STORED, {"tenant": tenant_id})).scalar_one())
 
     async def files(
