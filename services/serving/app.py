@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from sqlalchemy.exc import DBAPIError
@@ -16,6 +17,7 @@ from services.kit.carbon import Carbon
 from services.kit.edge.keys import resolve_at
 from services.kit.http import client_of, new_session
 from services.kit.logging import Log
+from services.kit.repeating import repeat
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
@@ -23,25 +25,25 @@ from services.serving import endpoints
 from services.serving.batches import endpoints as batch_endpoints
 from services.serving.batches.sending import Sender, limits_at
 from services.serving.batches.service import Batches
-from services.serving.batches.worker import BatchWorker, Forecasts
-from services.serving.carbon import Baselines, CarbonZones, Intensities
+from services.serving.batches.worker import BatchWorker
+from services.serving.carbon import Baselines, CarbonZones, Forecasts, Intensities
 from services.serving.controller.controller import Controller
 from services.serving.controller.probes import Prober, new_probe_session
 from services.serving.controller.server_jobs import ServerJobs
-from services.serving.fleets.observations import Observations
 from services.serving.fleets.planner import FleetPlanner
 from services.serving.fleets.service import Apps, Fleets
 from services.serving.planning.planner import EventWatch, Planner, PlanWorkers
 from services.serving.planning.plans import Plans
-from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.figures import show_figures
 from services.serving.repository.plans import plan_repository
+from services.serving.repository.set_back import EVERY_S
 from services.serving.routing import Endpoints, Routing
 from services.serving.service import Pools
 from services.serving.settings import ServingSettings
 from services.serving.solver import search_by
 from services.serving.traffic import TrafficReports
+from services.serving.upkeep import forget, rectify
 
 log = Log(__name__)
 
@@ -78,7 +80,6 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.sealer = sealer = Sealer(settings.secrets_key)
             app.state.fleets = Fleets(repository, zones)
             app.state.apps = Apps(repository)
-            app.state.observations = Observations(repository)
             app.state.endpoints = Endpoints(repository, settings, zones)
             intensities = Intensities(Carbon(carbon, attempts=1, timeout_s=2))
             app.state.routing = routing = Routing(repository, intensities, settings)
@@ -97,8 +98,6 @@ def create_app(settings: ServingSettings) -> FastAPI:
             loops = (
                 *batches,
                 Sweeper("plan", plan_rows, None, settings),
-                traffic,
-                Rectifier(repository),
                 Planner(plans, EventWatch(repository, intensities, settings), settings.plan_look_s, there),
                 PlanWorkers(
                     plan_rows,
@@ -115,25 +114,24 @@ def create_app(settings: ServingSettings) -> FastAPI:
                 ),
                 Controller(repository, ServerJobs(admission), prober, settings, held=routing.held, sealer=sealer),
             )
-            running = [asyncio.create_task(loop.run()) for loop in loops]
+            upkeep = (
+                repeat(partial(rectify, repository), EVERY_S, failed="rectifier.not_looked", when=there),
+                repeat(partial(forget, repository, settings), settings.traffic_sweep_s, failed="serving.not_swept"),
+            )
+            running = [asyncio.create_task(work) for work in (*upkeep, *(loop.run() for loop in loops))]
             yield
             await end_tasks(running)
         await engine.dispose()
-
-    async def readiness() -> None:
-        await plan_rows.ping()
 
     app = create_service(
         "Wattshift serving",
         settings,
         lifespan=lifespan,
-        readiness=readiness,
+        readiness=plan_rows.ping,
         max_body_bytes=max(settings.max_body_bytes, settings.batch_file_bytes + FORM_BYTES),
     )
-    app.include_router(endpoints.router)
-    app.include_router(endpoints.endpoints_router)
-    app.include_router(endpoints.apps_router)
-    app.include_router(batch_endpoints.router)
+    for router in (endpoints.router, endpoints.endpoints_router, endpoints.apps_router, batch_endpoints.router):
+        app.include_router(router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
 

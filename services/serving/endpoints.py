@@ -2,18 +2,19 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Response
 
 from services.contracts import apps as app_messages
 from services.contracts import serving
 from services.contracts.queries import PageQuery
 from services.contracts.routing import Endpoint, EndpointList, EndpointSpec, HeldRequests, RoutingTable, UpstreamKeys
 from services.contracts.schema import Name
-from services.contracts.serving import InstanceQuery
+from services.db.sealing import Sealer
 from services.kit.identity import Caller, Operator
 from services.kit.routes import LARGE_BODY, from_state
-from services.serving.fleets.observations import Observations
+from services.serving.fleets.observations import observe
 from services.serving.fleets.service import Apps, Fleets
+from services.serving.repository import ServingRepository
 from services.serving.routing import Endpoints, Routing, open_upstream_keys
 from services.serving.service import Pools, etag
 from services.serving.traffic import TrafficReports
@@ -25,19 +26,21 @@ BEING_DELETED: dict[int | str, dict[str, Any]] = {409: {"description": "The pool
 
 Known = Annotated[Pools, from_state("pools")]
 Traffic = Annotated[TrafficReports, from_state("traffic")]
-PoolName = Annotated[Name, Path()]
-PlanId = Annotated[Name, Path()]
+InPath = Annotated[Name, Path()]
+Paged = Annotated[PageQuery, Query()]
+Instances = Annotated[serving.InstanceQuery, Query()]
+Repository = Annotated[ServingRepository, from_state("repository")]
 IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` that the pool must still have.")]
 
 
 @router.get("")
-async def list_pools(query: Annotated[PageQuery, Query()], caller: Caller, pools: Known) -> serving.PoolList:
+async def list_pools(query: Paged, caller: Caller, pools: Known) -> serving.PoolList:
     """List pools by name."""
     return await pools.page(query, caller)
 
 
 @router.get("/{pool}")
-async def get_pool(pool: PoolName, caller: Caller, pools: Known, response: Response) -> serving.Pool:
+async def get_pool(pool: InPath, caller: Caller, pools: Known, response: Response) -> serving.Pool:
     """Get a pool."""
     return _tagged(await pools.find(pool, caller), response)
 
@@ -52,7 +55,7 @@ async def get_pool(pool: PoolName, caller: Caller, pools: Known, response: Respo
     openapi_extra=LARGE_BODY,
 )
 async def set_pool(
-    pool: PoolName, spec: serving.PoolSpec, caller: Operator, pools: Known, response: Response, if_match: IfMatch = None
+    pool: InPath, spec: serving.PoolSpec, caller: Operator, pools: Known, response: Response, if_match: IfMatch = None
 ) -> serving.Pool:
     """Create a pool or replace its spec."""
     found, is_new = await pools.put(pool, spec, caller, if_match)
@@ -62,14 +65,14 @@ async def set_pool(
 
 @router.patch("/{pool}", responses=BEING_DELETED)
 async def change_pool(
-    pool: PoolName, change: serving.PoolChange, caller: Operator, pools: Known, response: Response
+    pool: InPath, change: serving.PoolChange, caller: Operator, pools: Known, response: Response
 ) -> serving.Pool:
     """Choose whether a pool's plans are carried out or only proposed."""
     return _tagged(await pools.set_mode(pool, change.mode, caller), response)
 
 
 @router.delete("/{pool}", status_code=202)
-async def delete_pool(pool: PoolName, caller: Operator, pools: Known) -> serving.Pool:
+async def delete_pool(pool: InPath, caller: Operator, pools: Known) -> serving.Pool:
     """Delete a pool.
 
     Its instances are drained first; the pool is removed when the last one has ended.
@@ -79,14 +82,14 @@ async def delete_pool(pool: PoolName, caller: Operator, pools: Known) -> serving
 
 @router.get("/{pool}/plans")
 async def list_pool_plans(
-    pool: PoolName, query: Annotated[serving.PoolPlanQuery, Query()], caller: Caller, pools: Known
+    pool: InPath, query: Annotated[serving.PoolPlanQuery, Query()], caller: Caller, pools: Known
 ) -> serving.PoolPlanList:
     """List a pool's plans, newest first."""
     return await pools.plans(pool, query, caller)
 
 
 @router.post("/{pool}/plans", status_code=202, responses=BEING_DELETED)
-async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Response) -> serving.PoolPlanSummary:
+async def plan_pool(pool: InPath, caller: Operator, pools: Known, response: Response) -> serving.PoolPlanSummary:
     """Plan a pool now.
 
     While a plan is being made, that plan is returned and no other is started.
@@ -97,7 +100,7 @@ async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Re
 
 
 @router.get("/{pool}/plans/{plan_id}")
-async def get_pool_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Known) -> serving.PoolPlanDetail:
+async def get_pool_plan(pool: InPath, plan_id: InPath, caller: Caller, pools: Known) -> serving.PoolPlanDetail:
     """Get a plan."""
     return await pools.plan(pool, plan_id, caller)
 
@@ -108,22 +111,20 @@ async def get_pool_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: 
         409: {"description": "The plan is not a proposal: `invalid_transition`; or it is outdated: `conflict`."}
     },
 )
-async def apply_pool_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: Known) -> serving.PoolPlanSummary:
+async def apply_pool_plan(pool: InPath, plan_id: InPath, caller: Operator, pools: Known) -> serving.PoolPlanSummary:
     """Apply a proposed plan."""
     return await pools.accept(pool, plan_id, caller)
 
 
 @router.get("/{pool}/instances")
-async def list_pool_instances(
-    pool: PoolName, query: Annotated[serving.InstanceQuery, Query()], caller: Caller, pools: Known
-) -> serving.InstanceList:
+async def list_pool_instances(pool: InPath, query: Instances, caller: Caller, pools: Known) -> serving.InstanceList:
     """List a pool's instances, newest first."""
     return await pools.instances(pool, query, caller)
 
 
 @router.get("/{pool}/clocks")
 async def list_pool_clocks(
-    pool: PoolName, query: Annotated[serving.ClockHistoryQuery, Query()], caller: Caller, pools: Known
+    pool: InPath, query: Annotated[serving.ClockHistoryQuery, Query()], caller: Caller, pools: Known
 ) -> serving.ClockHistory:
     """List the clocks of a pool's instances, minute by minute, newest first."""
     return await pools.clocks(pool, query, caller)
@@ -131,7 +132,7 @@ async def list_pool_clocks(
 
 @router.post("/{pool}/traffic", openapi_extra=LARGE_BODY)
 async def report_pool_traffic(
-    pool: PoolName, report: serving.TrafficReport, caller: Caller, traffic: Traffic
+    pool: InPath, report: serving.TrafficReport, caller: Caller, traffic: Traffic
 ) -> serving.TrafficReceipt:
     """Report the requests that arrived.
 
@@ -150,21 +151,16 @@ apps_router = APIRouter(tags=["apps"])
 
 KnownFleets = Annotated[Fleets, from_state("fleets")]
 KnownApps = Annotated[Apps, from_state("apps")]
-Taking = Annotated[Observations, from_state("observations")]
-FleetName = Annotated[Name, Path()]
-AppName = Annotated[Name, Path()]
 
 
 @apps_router.get("/v1/fleets")
-async def list_fleets(
-    query: Annotated[PageQuery, Query()], caller: Caller, fleets: KnownFleets
-) -> app_messages.FleetList:
+async def list_fleets(query: Paged, caller: Caller, fleets: KnownFleets) -> app_messages.FleetList:
     """List fleets by name."""
     return await fleets.page(query, caller)
 
 
 @apps_router.get("/v1/fleets/{fleet}")
-async def get_fleet(fleet: FleetName, caller: Caller, fleets: KnownFleets) -> app_messages.Fleet:
+async def get_fleet(fleet: InPath, caller: Caller, fleets: KnownFleets) -> app_messages.Fleet:
     """Get a fleet, its GPUs and its newest plan."""
     return await fleets.find(fleet, caller)
 
@@ -177,7 +173,7 @@ async def get_fleet(fleet: FleetName, caller: Caller, fleets: KnownFleets) -> ap
     },
 )
 async def put_fleet(
-    fleet: FleetName, spec: app_messages.FleetSpec, caller: Operator, fleets: KnownFleets, response: Response
+    fleet: InPath, spec: app_messages.FleetSpec, caller: Operator, fleets: KnownFleets, response: Response
 ) -> app_messages.Fleet:
     """Set GPUs aside for applications, or change how many."""
     found, is_new = await fleets.put(fleet, spec, caller)
@@ -188,7 +184,7 @@ async def put_fleet(
 @apps_router.delete(
     "/v1/fleets/{fleet}", status_code=202, responses={409: {"description": "Applications use the fleet: `conflict`."}}
 )
-async def delete_fleet(fleet: FleetName, caller: Operator, fleets: KnownFleets) -> app_messages.Fleet:
+async def delete_fleet(fleet: InPath, caller: Operator, fleets: KnownFleets) -> app_messages.Fleet:
     """Delete a fleet.
 
     Its GPUs are made whole and given back.
@@ -198,7 +194,7 @@ async def delete_fleet(fleet: FleetName, caller: Operator, fleets: KnownFleets) 
 
 @apps_router.get("/v1/fleets/{fleet}/plans")
 async def list_fleet_plans(
-    fleet: FleetName, query: Annotated[PageQuery, Query()], caller: Caller, fleets: KnownFleets
+    fleet: InPath, query: Paged, caller: Caller, fleets: KnownFleets
 ) -> app_messages.FleetPlanList:
     """List a fleet's plans, newest first."""
     return await fleets.plans(fleet, query, caller)
@@ -214,20 +210,20 @@ async def list_fleet_plans(
     },
 )
 async def apply_fleet_plan(
-    fleet: FleetName, plan_id: PlanId, caller: Operator, fleets: KnownFleets
+    fleet: InPath, plan_id: InPath, caller: Operator, fleets: KnownFleets
 ) -> app_messages.FleetPlan:
     """Carry out a proposed plan."""
     return await fleets.apply(fleet, plan_id, caller)
 
 
 @apps_router.get("/v1/apps")
-async def list_apps(query: Annotated[PageQuery, Query()], caller: Caller, apps: KnownApps) -> app_messages.AppList:
+async def list_apps(query: Paged, caller: Caller, apps: KnownApps) -> app_messages.AppList:
     """List applications by name."""
     return await apps.page(query, caller)
 
 
 @apps_router.get("/v1/apps/{app}")
-async def get_app(app: AppName, caller: Caller, apps: KnownApps) -> app_messages.App:
+async def get_app(app: InPath, caller: Caller, apps: KnownApps) -> app_messages.App:
     """Get an application, its running instances and its newest plan."""
     return await apps.find(app, caller)
 
@@ -242,7 +238,7 @@ async def get_app(app: AppName, caller: Caller, apps: KnownApps) -> app_messages
     },
 )
 async def put_app(
-    app: AppName, spec: app_messages.AppSpec, caller: Caller, apps: KnownApps, response: Response
+    app: InPath, spec: app_messages.AppSpec, caller: Caller, apps: KnownApps, response: Response
 ) -> app_messages.App:
     """Create an application or replace its spec."""
     found, is_new = await apps.put(app, spec, caller)
@@ -251,7 +247,7 @@ async def put_app(
 
 
 @apps_router.delete("/v1/apps/{app}", status_code=202)
-async def delete_app(app: AppName, caller: Caller, apps: KnownApps) -> app_messages.App:
+async def delete_app(app: InPath, caller: Caller, apps: KnownApps) -> app_messages.App:
     """Delete an application.
 
     Its instances are drained first; the application is removed when the last one has ended.
@@ -261,7 +257,7 @@ async def delete_app(app: AppName, caller: Caller, apps: KnownApps) -> app_messa
 
 @apps_router.get("/v1/apps/{app}/instances")
 async def list_app_instances(
-    app: AppName, query: Annotated[InstanceQuery, Query()], caller: Caller, apps: KnownApps
+    app: InPath, query: Instances, caller: Caller, apps: KnownApps
 ) -> app_messages.AppInstanceList:
     """List an application's instances, newest first."""
     return await apps.instances(app, query, caller)
@@ -269,7 +265,7 @@ async def list_app_instances(
 
 @apps_router.get("/v1/apps/{app}/report")
 async def get_app_report(
-    app: AppName, query: Annotated[app_messages.AppReportQuery, Query()], caller: Caller, apps: KnownApps
+    app: InPath, query: Annotated[app_messages.AppReportQuery, Query()], caller: Caller, apps: KnownApps
 ) -> app_messages.AppReport:
     """Report an application's variants, accuracy, latency and emissions.
 
@@ -279,9 +275,9 @@ async def get_app_report(
 
 
 @apps_router.post("/internal/apps/observations", status_code=204)
-async def take_observations(report: app_messages.AppObservations, observations: Taking) -> None:
+async def take_observations(report: app_messages.AppObservations, repository: Repository) -> None:
     """Record what a router saw of applications' requests in one window."""
-    await observations.report(report)
+    await observe(repository, report)
 
 
 endpoints_router = APIRouter(tags=["endpoints"])
@@ -289,24 +285,23 @@ endpoints_router = APIRouter(tags=["endpoints"])
 
 Registered = Annotated[Endpoints, from_state("endpoints")]
 Table = Annotated[Routing, from_state("routing")]
-EndpointName = Annotated[Name, Path()]
 
 
 @endpoints_router.get("/v1/endpoints")
-async def list_endpoints(query: Annotated[PageQuery, Query()], caller: Caller, endpoints: Registered) -> EndpointList:
+async def list_endpoints(query: Paged, caller: Caller, endpoints: Registered) -> EndpointList:
     """List registered model servers by name."""
     return await endpoints.page(query, caller)
 
 
 @endpoints_router.get("/v1/endpoints/{endpoint}")
-async def get_endpoint(endpoint: EndpointName, caller: Caller, endpoints: Registered) -> Endpoint:
+async def get_endpoint(endpoint: InPath, caller: Caller, endpoints: Registered) -> Endpoint:
     """Get a registered model server."""
     return await endpoints.find(endpoint, caller)
 
 
 @endpoints_router.put("/v1/endpoints/{endpoint}", responses={201: {"description": "The endpoint is new."}})
 async def put_endpoint(
-    endpoint: EndpointName, spec: EndpointSpec, caller: Operator, endpoints: Registered, response: Response
+    endpoint: InPath, spec: EndpointSpec, caller: Operator, endpoints: Registered, response: Response
 ) -> Endpoint:
     """Register a model server, or replace its spec.
 
@@ -318,7 +313,7 @@ async def put_endpoint(
 
 
 @endpoints_router.delete("/v1/endpoints/{endpoint}")
-async def delete_endpoint(endpoint: EndpointName, caller: Operator, endpoints: Registered) -> Endpoint:
+async def delete_endpoint(endpoint: InPath, caller: Operator, endpoints: Registered) -> Endpoint:
     """Deregister a model server.
 
     Requests that it holds are finished.
@@ -333,9 +328,9 @@ async def read_table(routing: Table) -> RoutingTable:
 
 
 @endpoints_router.get("/internal/routing/keys")
-async def read_keys(request: Request) -> UpstreamKeys:
+async def read_keys(repository: Repository, sealer: Annotated[Sealer, from_state("sealer")]) -> UpstreamKeys:
     """Read the API keys of endpoints whose keys are secrets."""
-    return await open_upstream_keys(request.app.state.repository, request.app.state.sealer)
+    return await open_upstream_keys(repository, sealer)
 
 
 @endpoints_router.post("/internal/routing/held", status_code=204)

@@ -15,7 +15,6 @@ from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.pools import ClassTerms
-from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.contracts.routing import UpstreamKey, UpstreamKeys
 from services.contracts.serving import InstanceState, PoolSpec, ServerMode
@@ -23,7 +22,7 @@ from services.core.domain.serving import LatencyLimits
 from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.logging import Log
 from services.kit.networks import is_within, read_networks
-from services.kit.problems import ProblemError, conflict
+from services.kit.problems import ProblemError, conflict, invalid
 from services.kit.routes import one_page, read_cursor
 from services.serving.carbon import CarbonZones, Intensities
 from services.serving.fleets.problem import idle_w_of
@@ -84,7 +83,7 @@ class Routing:
             rows = await queries.routing.servers(self._settings.routing_power_s)
             endpoints = await queries.endpoints.all()
             has_secrets = any(each.spec.upstream_secret for each in endpoints)
-            keys = {row.endpoint: row.set_at for row in await queries.routing.keys()} if has_secrets else {}
+            keys = {row.of: row.set_at for row in await queries.routing.keys()} if has_secrets else {}
             apps = {app.key: app for app in await queries.apps.routed()}
             fleets = {name: (await queries.fleets.find(name)).spec for name in {app.fleet for app in apps.values()}}
         specs = {pool.name: PoolSpec.as_stored(pool.spec) for pool in pools}
@@ -273,11 +272,9 @@ class Endpoints:
                     detail = f"Only an operator of the tenant {before.tenant_id} may have its secrets sent."
                     raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
                 if not await queries.routing.has_secret(before.tenant_id, spec.upstream_secret):
-                    raise _invalid(
-                        "/upstream_secret",
-                        f"Tenant {before.tenant_id} has no secret {spec.upstream_secret} for all its projects; set it "
-                        f"with `wattshift secrets set {spec.upstream_secret}`.",
-                    )
+                    missing = f"Tenant {before.tenant_id} has no secret {spec.upstream_secret} for all its projects"
+                    detail = f"{missing}; set it with `wattshift secrets set {spec.upstream_secret}`."
+                    raise invalid("/upstream_secret", detail)
             if is_new:
                 await queries.audit(caller, "endpoint.registered", name, url=spec.url)
                 return before, True
@@ -312,47 +309,37 @@ class Endpoints:
             parts = urlsplit(spec.url)
             host, port = parts.hostname or "", parts.port
         except ValueError:
-            raise _invalid("/url", "Its port must be a number up to 65535.") from None
+            raise invalid("/url", "Its port must be a number up to 65535.") from None
         if port == 0:
-            raise _invalid("/url", "Its port must not be 0.")
+            raise invalid("/url", "Its port must not be 0.")
         if not self._networks:
-            raise _invalid(
-                "/url", "WATTSHIFT_ENDPOINT_NETWORKS names no network, so that no endpoint can be registered."
-            )
+            detail = "WATTSHIFT_ENDPOINT_NETWORKS names no network, so that no endpoint can be registered."
+            raise invalid("/url", detail)
         try:
             ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
             return  # a name: what it resolves to is checked at each connection
         if not is_within(host, self._networks):
-            raise _invalid("/url", f"{host} lies in none of the networks of WATTSHIFT_ENDPOINT_NETWORKS.")
-
-
-def _invalid(pointer: str, detail: str) -> ProblemError:
-    return ProblemError(
-        422, ProblemCode.INVALID_REQUEST, f"{pointer}: {detail}", errors=[FieldError(pointer=pointer, detail=detail)]
-    )
+            raise invalid("/url", f"{host} lies in none of the networks of WATTSHIFT_ENDPOINT_NETWORKS.")
 
 
 async def open_upstream_keys(repository: ServingRepository, sealer: Sealer) -> UpstreamKeys:
     """Return the keys that can be opened, and why the others cannot be had."""
     async with repository.reading() as queries:
-        rows, instances = await queries.routing.keys(), await queries.routing.instance_keys()
+        rows = [*await queries.routing.keys(), *await queries.routing.instance_keys()]
     opened: list[UpstreamKey] = []
     missing: dict[str, str] = {}
     for row in rows:
-        server = server_id(row.endpoint)
+        server = row.of if row.secret is None else server_id(row.of)
         try:
-            value = sealer.open(row.sealed, row.tenant_id, "", row.secret)
-        except SealError:
-            log.error("secret.not_opened", secret=row.secret, tenant=row.tenant_id)
-            missing[server] = f"The secret {row.secret} was sealed with a key that serving does not have; set it again."
-        else:
+            if row.secret is None:
+                value = open_instance_key(sealer, row.sealed, row.tenant_id, row.of)
+            else:
+                value = sealer.open(row.sealed, row.tenant_id, "", row.secret)
             opened.append(UpstreamKey(server=server, set_at=row.set_at, value=value))
-    for each in instances:
-        try:
-            key = open_instance_key(sealer, each.sealed, each.tenant_id, each.id)
         except SealError:
-            log.error("instance_key.not_opened", instance=each.id)
-        else:
-            opened.append(UpstreamKey(server=each.id, set_at=each.set_at, value=key))
+            log.error("upstream_key.not_opened", server=server, secret=row.secret, tenant=row.tenant_id)
+            if row.secret is not None:
+                why = f"The secret {row.secret} was sealed with a key that serving does not have; set it again."
+                missing[server] = why
     return UpstreamKeys(keys=opened, missing=missing)

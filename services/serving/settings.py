@@ -34,7 +34,7 @@ class ServingSettings(WorkSettings, SealingSettings):
     keep_days: float = said("How long ended plans and instances are kept.", default=30, gt=0)
 
     traffic_keep_days: float = said("How long reported traffic is kept.", default=16, gt=0)
-    traffic_sweep_s: float = said("How often older traffic is deleted.", default=600, gt=0)
+    traffic_sweep_s: float = said("How often what is past its retention is deleted.", default=600, gt=0)
     traffic_max_age_s: float = said(
         "How long all reporters may be silent before their reports no longer predict demand.", default=600, gt=0
     )

@@ -12,14 +12,10 @@ from services.contracts.problems import FieldError
 from services.contracts.serving import PoolPartition, TrafficReceipt, TrafficReport, TrafficWindow
 from services.core.domain.serving import CLASSES
 from services.core.policies.freesh.classes import Thresholds
-from services.kit.logging import Log
 from services.kit.problems import ProblemError
-from services.kit.repeating import repeat
 from services.serving.repository import ServingRepository
-from services.serving.repository.pools import Counts, WindowCounts
+from services.serving.repository.pools import Counts
 from services.serving.settings import ServingSettings
-
-log = Log(__name__)
 
 EARLY_S = 60.0  #: How far a reporter's clock may be ahead
 MAX_POINTERS = 50
@@ -44,7 +40,7 @@ class TrafficReports:
                 self._check(report.windows, await queries.now())
             # A large report takes a second: neither the event loop nor whoever wants the pool's row waits for it.
             counts = await asyncio.to_thread(count_requests, known.spec.partitions, windows)
-            found = [WindowCounts(each.start_at, counted) for each, counted in zip(windows, counts, strict=True)]
+            found = [(each.start_at, counted) for each, counted in zip(windows, counts, strict=True)]
             async with self._repository.writing() as queries:
                 # The lock keeps the partitions as they are until their counts are written.
                 locked = await queries.pools.find(pool, caller, "share")
@@ -52,18 +48,6 @@ class TrafficReports:
                     await queries.traffic.replace(pool, report.source, found)
                     break
         return TrafficReceipt(windows=len(windows), requests=sum(len(window.requests) for window in windows))
-
-    async def run(self) -> None:
-        """Delete old traffic until cancelled; if a turn fails (the database is away), the next one tries again."""
-        await repeat(self.delete_old, self._settings.traffic_sweep_s, failed="traffic.not_swept")
-
-    async def delete_old(self) -> int:
-        """Delete windows past their retention, and return how many."""
-        async with self._repository.writing() as queries:
-            deleted = await queries.traffic.delete_older(self._settings.traffic_keep_days)
-        if deleted:
-            log.info("traffic.deleted", windows=deleted)
-        return deleted
 
     def _check(self, windows: Sequence[TrafficWindow], now: datetime) -> None:
         keep_days = self._settings.traffic_keep_days

@@ -22,7 +22,7 @@ from services.db.engine import create_engine
 from services.kit.ids import new_id
 from services.serving.carbon import Baselines, CarbonZones
 from services.serving.fleets.assignment import slots_of
-from services.serving.fleets.observations import Observations, bucket_of
+from services.serving.fleets.observations import bucket_of, observe
 from services.serving.fleets.planner import FleetPlanner
 from services.serving.fleets.service import Apps, Fleets
 from services.serving.repository import ServingRepository
@@ -83,7 +83,6 @@ class FleetWorld:
 
     def __post_init__(self) -> None:
         self.fleets, self.apps = Fleets(self.repository, _Zones()), Apps(self.repository)
-        self.observations = Observations(self.repository)
         self.planner = self.another()
 
     def another(self) -> FleetPlanner:
@@ -190,7 +189,7 @@ class FleetWorld:
         seen = AppObservation(app=app, arrivals=arrivals or answers, answered=answers, latency=latency, servers=servers)
         at = (at or datetime.now(UTC)).replace(microsecond=0)
         at -= timedelta(seconds=at.second % 5)
-        await self.observations.report(AppObservations(router="r", start_at=at, apps=[seen]))
+        await observe(self.repository, AppObservations(router="r", start_at=at, apps=[seen]))
 
     async def serve(
         self, figures: Callable[[Counter[str]], tuple[float, float]], *, answers: int = 200, seconds: float = 20

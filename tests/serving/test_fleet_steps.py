@@ -142,7 +142,7 @@ def a_world(*sizes: Sizes, app: str = "a") -> World:
 
 def a_plan(world: World, layouts: Mapping[Gpu, Sizes], wanted: Mapping[Kind, int]) -> Progress:
     sizes = {gpu: state.sizes for gpu, state in world.gpus.items()}
-    return Progress(layouts, assign(layouts, wanted, sizes, world.assignment), frozenset(), None, (), world.now_s)
+    return Progress(layouts, assign(layouts, wanted, sizes, world.assignment), world.now_s)
 
 
 LAYOUT = st.sampled_from(range(1, 20)).map(sizes_of)
@@ -360,7 +360,7 @@ def test_an_instance_that_runs_where_another_gpu_has_a_place_for_its_kind_moves_
         assignment={first: (small,), second: ()},
         instances=[Placed("i0", small, READY, second)],
     )
-    progress = Progress({first: sevens, second: ()}, {first: (small,), second: (big,)}, frozenset(), None, (), 0.0)
+    progress = Progress({first: sevens, second: ()}, {first: (small,), second: (big,)}, 0.0)
     step = world.run(progress)
     assert step.outcome is Outcome.APPLIED
     assert {each.gpu: each.kind for each in world.instances} == {first: small, second: big}

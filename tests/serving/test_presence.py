@@ -14,7 +14,6 @@ from services.kit.tasks import end_tasks
 from services.serving.controller.controller import Controller
 from services.serving.fleets.planner import FleetPlanner
 from services.serving.planning.planner import Planner, PlanWorkers
-from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository, presence
 from services.serving.repository.presence import Presence
 from tests.support.control_plane import eventually
@@ -102,7 +101,6 @@ async def test_no_loop_looks_while_there_is_nothing(asked: Asked, monkeypatch: p
     rest, when = cast("Any", None), repository.presence.wait
     settings: Any = SimpleNamespace(instance_look_s=0.01)
     loops = (
-        Rectifier(repository),
         Planner(rest, rest, 0.01, when),
         PlanWorkers(rest, at_once=1, look_s=0.01, when=when),
         FleetPlanner(repository, rest, rest, rest, settings),

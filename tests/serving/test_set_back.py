@@ -11,9 +11,9 @@ from sqlalchemy import DateTime
 
 from services.contracts.serving import PlanTrigger, PoolPlanQuery
 from services.db import tables
-from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.set_back import PAST
+from services.serving.upkeep import rectify
 from tests.serving.fleets import ACME, OPERATOR, a_fleet, a_fleet_world, an_app
 from tests.serving.world import World, a_world
 
@@ -36,7 +36,7 @@ async def shift(world: Any, table: str) -> None:
 
 async def test_nothing_is_changed_while_the_clock_is_right(world: World) -> None:
     await world.planned("right")
-    assert await Rectifier(ServingRepository(world.engine)).look() == 0
+    assert await rectify(ServingRepository(world.engine)) == 0
 
 
 @pytest.mark.parametrize("table", PAST)
@@ -55,7 +55,7 @@ async def test_a_fleet_planned_while_the_clock_was_ahead_is_planned_anew(databas
         await world.database.execute("UPDATE apps SET plan_id = $2 WHERE plan_id = $1", ahead, later)
         await world.apps.put("photos", an_app(requests_per_s=10), ACME)
         world.grid.gco2_per_kwh["GB"] = 400
-        await Rectifier(world.repository).look()
+        await rectify(world.repository)
         await world.turn()
         await world.database.execute("UPDATE fleet_plans SET made_at = now() WHERE id = 'plan_z'")  # had it looked late
         applied = "SELECT count(*) FROM fleet_plans WHERE trigger = 'parameter' AND state = 'applied'"
@@ -79,7 +79,7 @@ async def test_a_wait_begun_while_the_clock_was_ahead_is_over_once_it_is_set_bac
         world.fails = None
         await shift(world, "fleet_plans")
         await world.database.execute("UPDATE fleets SET retry_at = retry_at + $1", AHEAD)
-        await Rectifier(world.repository).look()
+        await rectify(world.repository)
         await world.turn()
         assert (await world.plan())["state"] == "solving", "again"
 
@@ -119,7 +119,7 @@ async def test_no_row_is_older_than_its_owner_once_the_clock_is_set_back(world: 
         key,
     )
     await shift(world, "pool_instances")
-    assert await Rectifier(ServingRepository(world.engine)).look()
+    assert await rectify(ServingRepository(world.engine))
     made_at = await world.database.fetchval(f"SELECT created_at FROM {owner} WHERE name = 'chat'")
     instance = "SELECT created_at FROM pool_instances WHERE pool = $1"
     assert await world.database.fetchval(instance, key) == made_at

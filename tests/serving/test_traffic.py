@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from services.contracts.problems import Problem
 from services.serving import traffic
+from services.serving.upkeep import forget
 from tests.support.pools import PoolApi, a_partition, a_pool, pool_api, windows_ago
 
 
@@ -121,7 +122,7 @@ async def test_old_windows_are_deleted(api: PoolApi) -> None:
     await api.report("old", windows_ago(2, [[1, 1]]))
     at = datetime.now(UTC) - timedelta(days=16, seconds=1)
     await api.database.execute("INSERT INTO pool_traffic VALUES ('old', $1, 'r', '{}')", at)
-    assert await api.traffic.delete_old() == 1
+    await forget(api.traffic._repository, api.traffic._settings)
     assert await api.counted("old") == {"SS": 2}
 
 

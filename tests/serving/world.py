@@ -21,10 +21,10 @@ from services.db.engine import create_engine
 from services.serving.carbon import Intensities
 from services.serving.planning.planner import EventWatch, Planner
 from services.serving.planning.plans import Plans
-from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
 from services.serving.settings import ServingSettings
+from services.serving.upkeep import rectify
 from tests.serving.pools import a_spec, add_pool
 
 ANSWER = PoolPlanResult(
@@ -63,7 +63,7 @@ class World:
     settings: ServingSettings
 
     async def look(self) -> None:
-        await Rectifier(ServingRepository(self.engine)).look()
+        await rectify(ServingRepository(self.engine))
         await Planner(self.plans, self.watch, 1).look()
 
     async def of(self, pool: str) -> list[Any]:

@@ -32,7 +32,7 @@ from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, unavailable
 from services.kit.tasks import end_tasks
 from services.serving.controller import controller, probes
-from services.serving.controller.controller import DELETE_EVERY_S, PATIENCE_S, Controller
+from services.serving.controller.controller import PATIENCE_S, Controller
 from services.serving.controller.diff import FIRST_S, LONGEST_S, STAYING, Life
 from services.serving.controller.probes import KEYED_PATH, Prober
 from services.serving.controller.server_jobs import ServerJobs
@@ -588,18 +588,12 @@ class _Rows:
         self._mine.removed.append(key)
         self._mine.changes.append(lambda: cast(Any, self._world.owners.pop(key, None)))
 
-    async def delete_ended(self, keep_days: float) -> int:
-        """As of the real one; nothing is that old here."""
-        await asyncio.sleep(0)
-        return 0
-
 
 class _Repository:
     """In the place of ``ServingRepository``."""
 
     def __init__(self, world: _World, process: Process) -> None:
         self._world, self._process = world, process
-        self._deleted_s = float("-inf")
         self.presence = SimpleNamespace(wait=self._until_somebody_is_there)
 
     async def _until_somebody_is_there(self) -> None:
@@ -618,16 +612,7 @@ class _Repository:
     async def writing(self) -> AsyncIterator[_Rows]:
         """Yield statements."""
         async with self._world.transaction(self._process) as mine:
-            rows = _Rows(self._world, mine)
-            rows.delete_ended = self._delete_ended  # type: ignore[method-assign]
-            yield rows
-
-    async def _delete_ended(self, keep_days: float) -> int:
-        now_s = self._world.now_s
-        is_due = now_s - self._deleted_s >= DELETE_EVERY_S
-        self._world.simulation.check("what has ended is not looked for at every turn", is_due)
-        self._deleted_s = now_s
-        return 0
+            yield _Rows(self._world, mine)
 
 
 class _Service:
@@ -635,7 +620,7 @@ class _Service:
 
     def __init__(self, world: _World) -> None:
         self.process: Process = world.simulation.process()
-        settings = SimpleNamespace(instance_look_s=LOOK_S, instance_probe_s=PROBE_S, keep_days=30)
+        settings = SimpleNamespace(instance_look_s=LOOK_S, instance_probe_s=PROBE_S)
         self._session = _Session(world.simulation, world.admission)
         jobs: Any = ServerJobs(cast(Any, world.admission))
         jobs.submit = world.simulation.judged(jobs.submit)  # whose failures the controller only logs

@@ -51,7 +51,6 @@ from services.serving.settings import ServingSettings
 log = Log(__name__)
 
 PATIENCE_S = 5.0  #: A job that has waited longer than this for GPUs waits for GPUs that others hold
-DELETE_EVERY_S = 3_600.0
 SUBMISSIONS = "submissions"
 
 
@@ -78,7 +77,6 @@ class Controller:
         self._streaks: dict[tuple[str, InstanceState], int] = {}
         self._asked_s: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[dict[str, Seen]]] = {}
-        self._delete_at_s = 0.0
 
     async def run(self) -> None:
         """Repeat until cancelled; if a pass fails (the database does not answer), the next one tries again."""
@@ -99,20 +97,12 @@ class Controller:
             now = await queries.now()
         self._forget_gone(owners, instances)
         seen = await self._ask({owner.key: owner for owner in owners}, instances, now)
-        await self._delete_ended()
 
         async def control(owner: InstanceOwner) -> None:
             async with self._repository.writing() as queries:
                 await self._control(queries, owner, seen)
 
         await each_apart(owners, control, failed="controller.pool_failed", name=lambda owner: owner.key)
-
-    async def _delete_ended(self) -> None:
-        if time.monotonic() < self._delete_at_s:
-            return
-        async with self._repository.writing() as queries:
-            await queries.instances.delete_ended(self._settings.keep_days)
-        self._delete_at_s = time.monotonic() + DELETE_EVERY_S
 
     def _forget_gone(self, owners: Sequence[InstanceOwner], instances: Sequence[Instance]) -> None:
         plans = {owner.plan_id for owner in owners}
@@ -270,17 +260,14 @@ class Controller:
         await _write(rows, writes)
 
     async def _make(self, rows: InstanceRows, owner: InstanceOwner, plan: PlanInForce, changes: Difference) -> None:
-        wanted: list[tuple[InstanceTerms, str, str, str]] = []
-        for (place, mode), request_class in changes.make:
-            terms = owner.blueprint.terms((place, mode))
-            if terms is not None:  # else it is gone from the spec, and the plan is of an earlier one
-                wanted.append((terms, place, mode, request_class))
-        wanted.sort(key=lambda each: -each[0].mode.gpus)  # small ones first could leave no node for a large one
+        # What is gone from the spec, as the plan is of an earlier one, has no terms.
+        wanted = [(terms, at, name) for at, name in changes.make if (terms := owner.blueprint.terms(at)) is not None]
         made: list[NewInstance] = []
-        for terms, place, mode, request_class in wanted:
+        # Small ones first could leave no node for a large one.
+        for terms, at, request_class in sorted(wanted, key=lambda each: -each[0].mode.gpus):
             name = new_id("instance")
             key = new_instance_key(self._sealer, owner.tenant_id, name)
-            made.append(NewInstance(name, owner, place, mode, plan.partition, request_class, terms, key))
+            made.append(NewInstance(name, owner, *at, plan.partition, request_class, terms, key))
         if made:
             await rows.add(made)
             log.info("instances.wanted", pool=owner.key, count=len(made))

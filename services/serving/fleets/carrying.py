@@ -28,7 +28,7 @@ def progress_of(wanted: Counter[Kind], plan: PlanRecord, fleet: FleetState) -> P
     sizes = {gpu: fleet.gpus[gpu].sizes for gpu in plan.basis.gpus}
     layouts = layouts_for(wanted, sizes, Counter(each.gpu for each in fleet.instances))
     after = assign(layouts, wanted, sizes, fleet.record.assignment)
-    return Progress(layouts, after, frozenset(), None, (), fleet.now.timestamp())
+    return Progress(layouts, after, fleet.now.timestamp())
 
 
 async def write_targets(fleet: FleetState, step: NextStep) -> None:

@@ -7,9 +7,9 @@ once the chosen configuration runs. All its state is in its row, so that another
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetSearch
 from services.contracts.partition import PartitionProblem, PartitionResult
@@ -40,18 +40,19 @@ LEAST_PATIENCE_S = 60.0
 CANDIDATES = 5  #: Configurations that the optimizer is asked for
 
 
+@dataclass
 class Evaluator:
-    """Measures configurations, and brings up the next ones."""
+    """Measures configurations for one plan, whose fleet is locked, and brings up the next ones."""
 
-    def __init__(self, carrier: Carrier, config: AnnealingConfig | None = None) -> None:
-        self._carrier = carrier
-        self._config = config or AnnealingConfig()
+    carrier: Carrier
+    fleet: FleetState
+    plan: PlanRecord  #: The plan as it is by now
 
-    async def begin(self, fleet: FleetState, plan: PlanRecord, answer: PartitionResult) -> PlanRecord:
+    async def begin(self, answer: PartitionResult) -> PlanRecord:
         """Begin by measuring what runs; if that cannot be measured, carry out at once what the optimizer found."""
-        plan = replace(plan, result=answer.model_dump(mode="json"))
-        searches = self._searches(plan)
-        running = _running(fleet)
+        fleet = self.fleet
+        self.plan = replace(self.plan, result=answer.model_dump(mode="json"))
+        searches, running = self.searches, _running(fleet)
         known = {
             (name, variant, f"{size}g")
             for name, each in searches.items()
@@ -71,75 +72,80 @@ class Evaluator:
         configuration = planned if why is not None else measuring.running_of(running, searches)
         present = FleetEvaluation(begun_at=fleet.now, applications=measuring.evaluations_of(configuration, searches))
         search = FleetSearch(begun_at=fleet.now, evaluations=[], present=present)
-        plan = await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, result=plan.result, search=search)
-        log.info("fleet.search_begun", fleet=fleet.record.name, plan=plan.id, unmeasured=why)
+        await self._change(FleetPlanState.MEASURING, result=self.plan.result, search=search)
+        log.info("fleet.search_begun", fleet=fleet.record.name, plan=self.plan.id, unmeasured=why)
         if why is not None:
-            end = measuring.End(f"Nothing was measured: {why}", planned)
-            return await self._end(fleet, plan, search, end, is_in_force=False)
-        return plan
+            await self._end(search, measuring.End(f"Nothing was measured: {why}", planned), is_in_force=False)
+        return self.plan
 
-    async def measure(self, fleet: FleetState, plan: PlanRecord) -> None:
+    async def measure(self) -> None:
         """Check whether what runs has been measured long enough; if so, go on to the next step."""
-        search = plan.search
-        assert search is not None
+        fleet, present = self.fleet, self.search.present
         await write_targets(fleet, _rest(fleet))
-        present, now = search.present, fleet.now
         if not _is_settled(fleet):
-            start_s = self._carrier.limits(fleet).start_s
-            if (now - present.begun_at).total_seconds() > start_s:
-                await self._unmeasured(fleet, plan, f"Its instances were not ready within {start_s:.0f} s.")
+            start_s = self.carrier.limits(fleet).start_s
+            if (fleet.now - present.begun_at).total_seconds() > start_s:
+                await self._unmeasured(f"Its instances were not ready within {start_s:.0f} s.")
             elif present.measured_from is not None:
-                await self._measure_from(fleet, plan, search, None)
+                await self._measure_from(None)
             return
         if present.measured_from is None:
-            await self._measure_from(fleet, plan, search, _next_window(now))
+            await self._measure_from(_next_window(fleet.now))
             return
-        searches = self._searches(plan)
-        found = await self._window(fleet, searches, present.measured_from)
-        if found is None:
-            return
+        searches = self.searches
+        found = await self._window(searches, present.measured_from)
         if isinstance(found, str):
-            await self._unmeasured(fleet, plan, found)
-            return
-        windows, until = found
-        evaluation = measuring.measured_of(present, searches, windows, until)
-        blocked = measuring.without_room(evaluation, searches, windows, fleet.record.spec.evaluation_sla_share)
-        await self._go_on(fleet, plan, evaluation, blocked, is_in_force=True)
+            await self._unmeasured(found)
+        elif found is not None:
+            windows, until = found
+            evaluation = measuring.measured_of(present, searches, windows, until)
+            blocked = measuring.without_room(evaluation, searches, windows, fleet.record.spec.evaluation_sla_share)
+            await self._go_on(evaluation, blocked, is_in_force=True)
 
-    async def carried_out(self, fleet: FleetState, plan: PlanRecord, step: NextStep) -> None:
+    async def carried_out(self, step: NextStep) -> None:
         """Handle the outcome of bringing up a configuration during a search."""
         if step.outcome is Outcome.APPLIED:
-            await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, detail=None)
+            await self._change(FleetPlanState.MEASURING, detail=None)
         elif step.outcome is Outcome.FAILED:
-            await self._unmeasured(fleet, plan, step.detail, is_in_force=False)
+            await self._unmeasured(step.detail, is_in_force=False)
         else:
-            await self.supersede(fleet, plan, step.detail or "")
+            await self.supersede(step.detail or "")
 
-    async def supersede(self, fleet: FleetState, plan: PlanRecord, detail: str) -> None:
-        """Give up a search because another plan is due; what runs stays."""
-        assert plan.search is not None
-        search = _with(plan.search, ended_at=fleet.now, detail=detail)
-        await fleet.rows.change_plan(plan, FleetPlanState.SUPERSEDED, detail=detail, search=search)
-        log.info("fleet.search_given_up", fleet=fleet.record.name, plan=plan.id, detail=detail)
+    async def supersede(self, detail: str) -> PlanRecord:
+        """Give up the search because another plan is due; what runs stays."""
+        search = _with(self.search, ended_at=self.fleet.now, detail=detail)
+        await self._change(FleetPlanState.SUPERSEDED, detail=detail, search=search)
+        log.info("fleet.search_given_up", fleet=self.fleet.record.name, plan=self.plan.id, detail=detail)
+        return self.plan
 
-    def _searches(self, plan: PlanRecord) -> dict[str, MeasuredSearch]:
-        problem = PartitionProblem.as_stored(plan.problem)
-        return measuring.searches_of(problem, PartitionResult.as_stored(plan.result), self._config)
+    @property
+    def search(self) -> FleetSearch:
+        """How far the search has come."""
+        assert self.plan.search is not None
+        return self.plan.search
 
-    async def _measure_from(
-        self, fleet: FleetState, plan: PlanRecord, search: FleetSearch, start_at: datetime | None
-    ) -> None:
-        search = _with(search, present=_with(search.present, measured_from=start_at))
-        await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, search=search)
+    @property
+    def searches(self) -> dict[str, MeasuredSearch]:
+        """The search of each application."""
+        problem = PartitionProblem.as_stored(self.plan.problem)
+        return measuring.searches_of(problem, PartitionResult.as_stored(self.plan.result), AnnealingConfig())
+
+    async def _change(self, state: FleetPlanState, **values: Any) -> None:
+        self.plan = await self.fleet.rows.change_plan(self.plan, state, **values)
+
+    async def _measure_from(self, start_at: datetime | None) -> None:
+        search = _with(self.search, present=_with(self.search.present, measured_from=start_at))
+        await self._change(FleetPlanState.MEASURING, search=search)
 
     async def _window(
-        self, fleet: FleetState, searches: Mapping[str, MeasuredSearch], start_at: datetime
+        self, searches: Mapping[str, MeasuredSearch], start_at: datetime
     ) -> tuple[dict[str, measuring.Window], datetime] | str | None:
         """Return what was seen since ``start_at`` and until when; None to wait for more, or why waiting is of no use.
 
         Both the routers and the ledger must have reported all of that time.
         """
-        apps, spec, now = fleet.queries.apps, fleet.record.spec, fleet.now
+        fleet, apps = self.fleet, self.fleet.queries.apps
+        spec, now = fleet.record.spec, fleet.now
         least_s = REPORT_S * math.ceil(spec.evaluation_s / REPORT_S)
         _, covered_at = await apps.energy(searches, start_at, now)
         known_s = (min(now - timedelta(seconds=REPORTED_WITHIN_S), covered_at or start_at) - start_at).total_seconds()
@@ -157,77 +163,61 @@ class Evaluator:
             return f"{few[0]} had {answered} answers within {patience_s:.0f} s; {LEAST_ANSWERS} are needed."
         energy_j, _ = await apps.energy(searches, start_at, until)
         waiting = await apps.waiting(searches, until)
-        idle_w = idle_w_of(spec) or 0.0
+        idle_w, gpus = idle_w_of(spec) or 0.0, [*fleet.gpus.values()]
         windows: dict[str, measuring.Window] = {}
         for app in fleet.apps:
-            rest = max(
-                searches[app.name].gpus - measuring.held_gpus(app.name, [*fleet.gpus.values()], fleet.instances), 0.0
-            )
+            rest = max(searches[app.name].gpus - measuring.held_gpus(app.name, gpus, fleet.instances), 0.0)
             used_j = energy_j[app.name] + idle_w * rest * length_s
             windows[app.name] = measuring.Window(seen[app.name], used_j, waiting[app.name])
         return windows, until
 
-    async def _unmeasured(
-        self, fleet: FleetState, plan: PlanRecord, detail: str | None, *, is_in_force: bool = True
-    ) -> None:
-        assert plan.search is not None
-        await self._go_on(fleet, plan, _with(plan.search.present, detail=detail), None, is_in_force=is_in_force)
+    async def _unmeasured(self, detail: str | None, *, is_in_force: bool = True) -> None:
+        await self._go_on(_with(self.search.present, detail=detail), None, is_in_force=is_in_force)
 
-    async def _go_on(
-        self,
-        fleet: FleetState,
-        plan: PlanRecord,
-        evaluation: FleetEvaluation,
-        blocked: str | None,
-        *,
-        is_in_force: bool,
-    ) -> None:
+    async def _go_on(self, evaluation: FleetEvaluation, blocked: str | None, *, is_in_force: bool) -> None:
         """Record an evaluation, and bring up the next configuration or end the search."""
-        assert plan.search is not None
-        evaluations = [*plan.search.evaluations, evaluation]
-        search = _with(plan.search, evaluations=evaluations, present=evaluation)
-        log.info("fleet.evaluated", fleet=fleet.record.name, plan=plan.id, number=len(evaluations), blocked=blocked)
-        searches = self._searches(plan)
-        planned = measuring.configuration_of(PartitionResult.as_stored(plan.result).applications, searches)
+        fleet, evaluations = self.fleet, [*self.search.evaluations, evaluation]
+        search = _with(self.search, evaluations=evaluations, present=evaluation)
+        log.info(
+            "fleet.evaluated", fleet=fleet.record.name, plan=self.plan.id, number=len(evaluations), blocked=blocked
+        )
+        searches = self.searches
+        planned = measuring.configuration_of(PartitionResult.as_stored(self.plan.result).applications, searches)
         try:
             following = measuring.next_step(search, searches, planned, blocked, fleet.now, fleet.record.spec.search_s)
             if isinstance(following, measuring.Try):
-                await self._bring_up(fleet, plan, search, following)
+                await self._bring_up(search, following)
                 return
         except DomainError as error:
             search = _with(search, ended_at=fleet.now, detail=str(error))
-            await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, search=search)
-            await self._carrier.fail(fleet, plan, f"The search cannot go on: {error}.")
+            await self._change(FleetPlanState.MEASURING, search=search)
+            await self.carrier.fail(fleet, self.plan, f"The search cannot go on: {error}.")
             return
-        await self._end(fleet, plan, search, following, is_in_force=is_in_force)
+        await self._end(search, following, is_in_force=is_in_force)
 
-    async def _end(
-        self, fleet: FleetState, plan: PlanRecord, search: FleetSearch, end: measuring.End, *, is_in_force: bool
-    ) -> PlanRecord:
-        """End a search; bring up the chosen configuration unless it already runs."""
-        searches = self._searches(plan)
+    async def _end(self, search: FleetSearch, end: measuring.End, *, is_in_force: bool) -> None:
+        """End the search; bring up the chosen configuration unless it already runs."""
+        fleet, searches = self.fleet, self.searches
         search = _with(search, ended_at=fleet.now, detail=end.detail)
-        result = measuring.found_by(PartitionResult.as_stored(plan.result), search, searches, end.chosen)
-        plan = replace(plan, result=result.model_dump(mode="json"))
-        log.info("fleet.search_ended", fleet=fleet.record.name, plan=plan.id, detail=end.detail)
+        result = measuring.found_by(PartitionResult.as_stored(self.plan.result), search, searches, end.chosen)
+        self.plan = replace(self.plan, result=result.model_dump(mode="json"))
+        log.info("fleet.search_ended", fleet=fleet.record.name, plan=self.plan.id, detail=end.detail)
         if is_in_force and measuring.configuration_of(search.present.applications, searches) == end.chosen:
-            plan = await fleet.rows.change_plan(plan, FleetPlanState.MEASURING, result=plan.result, search=search)
-            return await self._carrier.applied(fleet, plan)
-        chosen = measuring.Try(measuring.evaluations_of(end.chosen, searches))
+            await self._change(FleetPlanState.MEASURING, result=self.plan.result, search=search)
+            self.plan = await self.carrier.applied(fleet, self.plan)
+            return
         try:
-            return await self._bring_up(fleet, plan, search, chosen)
+            await self._bring_up(search, measuring.Try(measuring.evaluations_of(end.chosen, searches)))
         except DomainError as error:
-            return await self._carrier.fail(fleet, plan, f"What was chosen has no room: {error}.", result)
+            self.plan = await self.carrier.fail(fleet, self.plan, f"What was chosen has no room: {error}.", result)
 
-    async def _bring_up(
-        self, fleet: FleetState, plan: PlanRecord, search: FleetSearch, following: measuring.Try
-    ) -> PlanRecord:
-        present = FleetEvaluation(begun_at=fleet.now, applications=following.applications)
-        progress = progress_of(measuring.kinds_in(present), plan, fleet)
-        recut = sum(fleet.gpus[gpu].sizes != sizes for gpu, sizes in progress.layouts.items())
+    async def _bring_up(self, search: FleetSearch, following: measuring.Try) -> None:
+        present = FleetEvaluation(begun_at=self.fleet.now, applications=following.applications)
+        progress = progress_of(measuring.kinds_in(present), self.plan, self.fleet)
+        recut = sum(self.fleet.gpus[gpu].sizes != sizes for gpu, sizes in progress.layouts.items())
         search = _with(search, present=_with(present, recut=recut))
-        changes = {"result": plan.result, "search": search, "progress": progress, "detail": None}
-        return await fleet.rows.change_plan(plan, FleetPlanState.CARRYING_OUT, **changes)
+        changes = {"result": self.plan.result, "search": search, "progress": progress, "detail": None}
+        await self._change(FleetPlanState.CARRYING_OUT, **changes)
 
 
 def _running(fleet: FleetState) -> Counter[Kind]:

@@ -50,32 +50,26 @@ def bucket_of(latency_ms: float) -> int:
     return bisect_left(LATENCY_BOUNDS_MS, latency_ms)
 
 
-class Observations:
-    """Stores what routers saw."""
-
-    def __init__(self, repository: ServingRepository) -> None:
-        self._repository = repository
-
-    async def report(self, report: AppObservations) -> None:
-        """Write a report; applications that are gone are left out, and a window that is sent again is replaced."""
-        ids = {server.server for each in report.apps for server in each.servers}
-        async with self._repository.writing() as queries:
-            known = {app.name: app for app in await queries.apps.routed()}
-            modes = await queries.apps.modes_of(ids)
-            found: list[tuple[AppObservation, dict[str, int], float]] = []
-            for each in sorted(report.apps, key=lambda each: each.app):
-                if (app := known.get(each.app)) is None:
-                    continue
-                accuracy = {variant.name: variant.accuracy_pct for variant in app.spec.variants}
-                variants, accuracy_sum = Counter[str](), 0.0
-                for server in each.servers:
-                    owner, variant = modes.get(server.server, ("", ""))
-                    if owner == app.name and variant in accuracy and server.answered:
-                        variants[variant] += server.answered
-                        accuracy_sum += server.answered * accuracy[variant]
-                found.append((each, variants, accuracy_sum))
-            if found:
-                await queries.apps.observe(report, found)
+async def observe(repository: ServingRepository, report: AppObservations) -> None:
+    """Write what a router saw; applications that are gone are left out, and a window that is sent again is replaced."""
+    ids = {server.server for each in report.apps for server in each.servers}
+    async with repository.writing() as queries:
+        known = {app.name: app for app in await queries.apps.routed()}
+        modes = await queries.apps.modes_of(ids)
+        found: list[tuple[AppObservation, dict[str, int], float]] = []
+        for each in sorted(report.apps, key=lambda each: each.app):
+            if (app := known.get(each.app)) is None:
+                continue
+            accuracy = {variant.name: variant.accuracy_pct for variant in app.spec.variants}
+            variants, accuracy_sum = Counter[str](), 0.0
+            for server in each.servers:
+                owner, variant = modes.get(server.server, ("", ""))
+                if owner == app.name and variant in accuracy and server.answered:
+                    variants[variant] += server.answered
+                    accuracy_sum += server.answered * accuracy[variant]
+            found.append((each, variants, accuracy_sum))
+        if found:
+            await queries.apps.observe(report, found)
 
 
 def report_of(

@@ -10,7 +10,6 @@ import asyncio
 import zlib
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
@@ -49,8 +48,6 @@ from services.serving.solver import Answer, Search
 
 log = Log(__name__)
 
-DELETE_EVERY = timedelta(hours=1)
-
 
 class FleetPlanner:
     """Plans fleets, and has their plans carried out."""
@@ -66,9 +63,7 @@ class FleetPlanner:
         self._repository, self._intensities, self._baselines = repository, intensities, baselines
         self._search, self._settings = search, settings
         self._carrier = Carrier(settings)
-        self._evaluator = Evaluator(self._carrier)
         self._solving: dict[str, asyncio.Future[Answer]] = {}
-        self._delete_at = datetime.min.replace(tzinfo=UTC)
 
     async def run(self) -> None:
         """Repeat until cancelled; a pass that fails is repeated."""
@@ -87,12 +82,6 @@ class FleetPlanner:
         """Bring every fleet a step further."""
         async with self._repository.reading() as queries:
             names = await queries.fleets.names()
-            now = await queries.now()
-        if now >= self._delete_at:
-            async with self._repository.writing() as queries:
-                await queries.fleets.delete_old_plans(self._settings.keep_days)
-                await queries.apps.delete_older(self._settings.traffic_keep_days)
-            self._delete_at = now + DELETE_EVERY
         await each_apart(names, self._look_at, failed="fleet.not_looked")
 
     async def _look_at(self, name: str) -> None:
@@ -152,12 +141,10 @@ class FleetPlanner:
             return
         if plan is not None and plan.state is FleetPlanState.MEASURING:
             if plan.basis.is_same(fleet.basis):
-                await self._evaluator.measure(fleet, plan)
+                await Evaluator(self._carrier, fleet, plan).measure()
                 return
-            await self._evaluator.supersede(
-                fleet, plan, "The fleet, its applications or its GPUs changed while it was measured."
-            )
-            plan = replace(plan, state=FleetPlanState.SUPERSEDED)
+            why = "The fleet, its applications or its GPUs changed while it was measured."
+            plan = await Evaluator(self._carrier, fleet, plan).supersede(why)
         assignment = of_apps(record.assignment, fleet)
         waiting = newcomers(fleet, assignment) if plan is not None or not is_settled(fleet) else []
         if waiting and (free := free_gpus(fleet, assignment)):
@@ -223,14 +210,8 @@ class FleetPlanner:
     async def _begin_base(self, fleet: FleetState, trigger: FleetPlanTrigger, gco2: float) -> None:
         """Carry out BASE: the most accurate variants on whole GPUs."""
         record = fleet.record
-        progress = Progress(
-            layouts=dict.fromkeys(fleet.up, ()),
-            after=base(fleet.up, _loads(fleet), of_apps(record.assignment, fleet)),
-            done=frozenset(),
-            current=None,
-            former=(),
-            since_s=fleet.now.timestamp(),
-        )
+        after = base(fleet.up, _loads(fleet), of_apps(record.assignment, fleet))
+        progress = Progress(dict.fromkeys(fleet.up, ()), after, fleet.now.timestamp())
         plan_id = new_id("plan")
         await fleet.rows.supersede_proposals(record.name)
         await fleet.rows.add_plan(plan_id, record.name, trigger, fleet.basis, gco2, progress=progress)
@@ -276,7 +257,7 @@ class FleetPlanner:
             await self._carrier.forgive(fleet)
             return await fleet.rows.change_plan(plan, FleetPlanState.PROPOSED, detail=only_proposes, result=result)
         if record.spec.evaluation is Evaluation.MEASURED:
-            return await self._evaluator.begin(fleet, plan, answer)
+            return await Evaluator(self._carrier, fleet, plan).begin(answer)
         progress = progress_of(wanted_of(answer), plan, fleet)
         log.info("fleet.planned", fleet=record.name, plan=plan.id, trigger=plan.trigger.value, recut=len(answer.recut))
         return await fleet.rows.change_plan(plan, FleetPlanState.CARRYING_OUT, result=result, progress=progress)
@@ -286,7 +267,7 @@ class FleetPlanner:
         if step.outcome is None:
             return
         if plan.search is not None and plan.search.ended_at is None:
-            await self._evaluator.carried_out(fleet, plan, step)
+            await Evaluator(self._carrier, fleet, plan).carried_out(step)
         elif step.outcome is Outcome.FAILED:
             await self._carrier.fail(fleet, plan, step.detail or "")
         elif step.outcome is Outcome.APPLIED:

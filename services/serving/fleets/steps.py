@@ -43,10 +43,10 @@ class Progress:
 
     layouts: Mapping[Gpu, Sizes]  #: How the GPUs are to be cut
     after: Assignment  #: Which instances belong on them afterwards
-    done: frozenset[Gpu]  #: The GPUs that are as planned
-    current: Gpu | None  #: The GPU that is open
-    former: Sizes  #: How it was cut before
-    since_s: float  #: When it was opened, or the one before it was done; UTC seconds
+    since_s: float  #: When the open GPU was opened, or the one before it was done; UTC seconds
+    done: frozenset[Gpu] = frozenset()  #: The GPUs that are as planned
+    current: Gpu | None = None  #: The GPU that is open
+    former: Sizes = ()  #: How it was cut before
     cut_since_s: float | None = None  #: When the last instance left the open GPU; None before that
     helpers: frozenset[Gpu] = frozenset()  #: Free GPUs that help out
 

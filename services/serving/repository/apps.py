@@ -25,20 +25,20 @@ SELECT DISTINCT ON (i.id) i.id, i.mode, i.state, i.url, i.job_id, i.reason, i.de
  ORDER BY i.id DESC LIMIT :limit
 """)
 
-SEEN = text("""
-SELECT app, sum(arrivals) AS arrivals, sum(answered) AS answered, sum(failed) AS failed,
+_SEEN = """
+SELECT {of}, sum(arrivals) AS arrivals, sum(answered) AS answered, sum(failed) AS failed,
        sum(accuracy_sum) AS accuracy_sum, min(start_at) AS start_at,
        max(start_at) + interval '5 seconds' AS end_at
   FROM app_observations
  WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since
-   AND start_at < coalesce(CAST(:until AS timestamptz), 'infinity') GROUP BY app
-""")
-SEEN_LATENCY = text("""
-SELECT app, bucket::int AS bucket, sum(count::int) AS count
-  FROM app_observations, jsonb_each_text(latency) AS of(bucket, count)
+   AND start_at < coalesce(CAST(:until AS timestamptz), 'infinity') GROUP BY 1
+"""
+_COUNTED = """
+SELECT {of}, key, sum(count::int) AS count FROM app_observations, jsonb_each_text({what}) AS of(key, count)
  WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since
    AND start_at < coalesce(CAST(:until AS timestamptz), 'infinity') GROUP BY 1, 2
-""")
+"""
+SEEN, SEEN_LATENCY = text(_SEEN.format(of="app")), text(_COUNTED.format(of="app", what="latency"))
 ARRIVALS = text("""
 SELECT app, (extract(epoch FROM start_at) / 5)::int, sum(arrivals)::int FROM app_observations
  WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since GROUP BY 1, 2
@@ -60,24 +60,14 @@ SELECT i.pool, i.job_id, max(l.end_at) AS end_at,
 """Lines of the ledger count by their part within the time. None is longer than ten minutes while an agent runs; the
 hour before lets the index leave out the rest of an instance's life."""
 
-_STEP = "floor(extract(epoch FROM {at} - :start_at) / :step_s)::int"
-STEPS = text(f"""
-SELECT {_STEP.format(at="start_at")} AS step, sum(answered) AS answered, sum(failed) AS failed,
-       sum(accuracy_sum) AS accuracy_sum
-  FROM app_observations WHERE app = :app AND start_at >= :start_at AND start_at < :end_at GROUP BY 1
-""")
-STEPS_LATENCY = text(f"""
-SELECT {_STEP.format(at="start_at")} AS step, bucket::int AS bucket, sum(count::int) AS count
-  FROM app_observations, jsonb_each_text(latency) AS of(bucket, count)
- WHERE app = :app AND start_at >= :start_at AND start_at < :end_at GROUP BY 1, 2
-""")
-STEPS_VARIANTS = text(f"""
-SELECT {_STEP.format(at="start_at")} AS step, variant, sum(count::int) AS count
-  FROM app_observations, jsonb_each_text(variants) AS of(variant, count)
- WHERE app = :app AND start_at >= :start_at AND start_at < :end_at GROUP BY 1, 2
-""")
+_STEP = "floor(extract(epoch FROM {at} - :since) / :step_s)::int AS step"
+_OF_STEP = _STEP.format(at="start_at")
+STEPS, STEPS_LATENCY, STEPS_VARIANTS = (
+    text(_SEEN.format(of=_OF_STEP)),
+    *(text(_COUNTED.format(of=_OF_STEP, what=what)) for what in ("latency", "variants")),
+)
 STEPS_ENERGY = text(f"""
-SELECT {_STEP.format(at="l.start_at")} AS step,
+SELECT {_STEP.format(at="l.start_at")},
        sum(l.energy_j) AS energy_j, sum(l.carbon_gco2) AS carbon_gco2, sum(l.host_energy_j) AS host_j,
        sum(greatest(0, date_part('epoch', l.end_at - l.start_at)) * substring(i.mode FROM '([0-9]+)g$')::int / 7)
          AS gpu_s,
@@ -85,8 +75,8 @@ SELECT {_STEP.format(at="l.start_at")} AS step,
          / nullif(sum(extract(epoch FROM l.end_at - l.start_at)), 0) AS gco2_per_kwh,
        max(l.pue) AS pue
   FROM energy_lines l JOIN pool_instances i ON i.job_id = l.job_id
- WHERE i.pool = :key AND i.created_at >= :since
-   AND l.start_at >= :start_at AND l.start_at < :end_at
+ WHERE i.pool = :key AND i.created_at >= :made_at
+   AND l.start_at >= :since AND l.start_at < :until
  GROUP BY 1
 """)
 
@@ -232,7 +222,7 @@ class AppRows(SpecRows[AppRecord]):
         values = {"apps": list(names), "since": since, "until": until}
         latency: dict[str, dict[int, int]] = {name: {} for name in names}
         for app, bucket, count in await self._connection.execute(SEEN_LATENCY, values):
-            latency[app][bucket] = count
+            latency[app][int(bucket)] = count
         found = {name: Seen(0, 0, 0, 0.0, {}) for name in names}
         for row in await self._connection.execute(SEEN, values):
             found[row.app] = Seen(
@@ -271,24 +261,18 @@ class AppRows(SpecRows[AppRecord]):
         return found, min(known) if known and len(known) == len(ends) else None
 
     async def steps(self, app: AppRecord, start_at: datetime, end_at: datetime, step_s: float) -> dict[int, StepSeen]:
-        period = {"start_at": start_at, "end_at": end_at, "step_s": step_s}
-        values = {"app": app.name, **period}
+        values: dict[str, Any] = {"since": start_at, "until": end_at, "step_s": step_s, "apps": [app.name]}
         steps: dict[int, StepSeen] = defaultdict(StepSeen)
         for row in await self._connection.execute(STEPS, values):
             steps[row.step] = StepSeen(row.answered, row.failed, row.accuracy_sum)
         for at, bucket, count in await self._connection.execute(STEPS_LATENCY, values):
-            steps[at].latency[bucket] = count
+            steps[at].latency[int(bucket)] = count
         for at, variant, count in await self._connection.execute(STEPS_VARIANTS, values):
             steps[at].variants[variant] = count
-        for row in await self._connection.execute(STEPS_ENERGY, {"key": app.key, "since": app.created_at, **period}):
+        for row in await self._connection.execute(STEPS_ENERGY, values | {"key": app.key, "made_at": app.created_at}):
             step = steps[row.step]
             step.energy_j, step.carbon_gco2 = row.energy_j, row.carbon_gco2
             step.host_j, step.gpu_s = row.host_j, row.gpu_s
             step.gco2_per_kwh = None if row.gco2_per_kwh is None else float(row.gco2_per_kwh)
             step.pue = row.pue or 1.0
         return steps
-
-    async def delete_older(self, keep_days: float) -> int:
-        """Delete windows past their retention, and return how many."""
-        statement = text("DELETE FROM app_observations WHERE start_at < now() - make_interval(secs => :days * 86400)")
-        return (await self._connection.execute(statement, {"days": keep_days})).rowcount

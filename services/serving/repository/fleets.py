@@ -239,14 +239,6 @@ class FleetRows(SpecRows[FleetRecord]):
         statement = update(fleet_plans).where(c.fleet == fleet, c.state == FleetPlanState.PROPOSED)
         await self._connection.execute(statement.values(state=FleetPlanState.SUPERSEDED))
 
-    async def delete_old_plans(self, keep_days: float) -> int:
-        """Delete plans that ended long ago, except the newest of each fleet; return how many."""
-        statement = text(
-            "DELETE FROM fleet_plans p WHERE ended_at < now() - make_interval(secs => :keep_days * 86400) "
-            "AND EXISTS (SELECT FROM fleet_plans q WHERE q.fleet = p.fleet AND q.id > p.id)"
-        )
-        return (await self._connection.execute(statement, {"keep_days": keep_days})).rowcount
-
     async def apps_of(self, names: Collection[str]) -> dict[str, list[str]]:
         """Return the names of fleets' applications that are not being deleted, by fleet."""
         query = select(apps.c.fleet, apps.c.name).where(apps.c.fleet.in_(names), apps.c.deleted_at.is_(None))

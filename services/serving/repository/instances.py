@@ -76,9 +76,6 @@ SELECT place, mode, created_at, ready_at,
   FROM pool_instances WHERE pool = :key AND created_at > :since ORDER BY created_at DESC, id DESC LIMIT 1000
 """)
 PLAN = text("SELECT revision, result -> 'plan' AS plan FROM pool_plans WHERE id = :plan")
-DELETE_ENDED = text("""
-DELETE FROM pool_instances WHERE state = 'ended' AND ended_at < now() - make_interval(secs => :keep_days * 86400)
-""")
 
 
 @lru_cache(maxsize=1_024)
@@ -205,10 +202,6 @@ class InstanceRows(Rows):
             query = query.where(c.id < before)
         rows = (await self._connection.execute(query.order_by(c.id.desc()).limit(limit))).mappings()
         return [PoolInstance.model_validate(dict(row)) for row in rows]
-
-    async def delete_ended(self, keep_days: float) -> int:
-        """Remove instances that ended long ago; return how many."""
-        return (await self._connection.execute(DELETE_ENDED, {"keep_days": keep_days})).rowcount
 
 
 def _pool(row: RowMapping) -> InstanceOwner:

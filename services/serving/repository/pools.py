@@ -107,20 +107,12 @@ Counts = dict[str, dict[str, int]]
 """Requests of a window: by what partitions are counted as and by class, classes without any left out."""
 
 
-@dataclass(frozen=True)
-class WindowCounts:
-    """What one source saw of a pool in one window."""
-
-    start_at: datetime
-    counts: Counts
-
-
 class TrafficRows(Rows):
     """Queries on windows of traffic."""
 
-    async def replace(self, pool: str, source: str, windows: Sequence[WindowCounts]) -> None:
-        """Write windows, replacing earlier reports of the same source."""
-        rows = [{"pool": pool, "start_at": each.start_at, "source": source, "counts": each.counts} for each in windows]
+    async def replace(self, pool: str, source: str, windows: Sequence[tuple[datetime, Counts]]) -> None:
+        """Write windows by their starts, replacing earlier reports of the same source."""
+        rows = [{"pool": pool, "start_at": at, "source": source, "counts": counts} for at, counts in windows]
         statement = insert(pool_traffic)
         keys = ["pool", "start_at", "source"]
         replaced = {"counts": statement.excluded.counts}
@@ -138,8 +130,3 @@ class TrafficRows(Rows):
                 for name, count in by_class.items():
                     into[name] = into.get(name, 0) + count
         return found
-
-    async def delete_older(self, keep_days: float) -> int:
-        """Delete windows past their retention, and return how many."""
-        kept = func.now() - timedelta(days=keep_days)
-        return (await self._connection.execute(delete(pool_traffic).where(pool_traffic.c.start_at < kept))).rowcount

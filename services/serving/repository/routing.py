@@ -44,13 +44,13 @@ SELECT name, model FROM pools, jsonb_array_elements_text(coalesce(spec -> 'model
  ORDER BY name LIMIT 1
 """)
 KEYS = text("""
-SELECT e.name AS endpoint, e.tenant_id, s.name AS secret, s.updated_at AS set_at, s.sealed
+SELECT e.name AS of, e.tenant_id, s.name AS secret, s.updated_at AS set_at, s.sealed
   FROM model_endpoints e
   JOIN secrets s ON s.tenant_id = e.tenant_id AND s.project = '' AND s.name = e.spec ->> 'upstream_secret'
  ORDER BY e.name
 """)
 INSTANCE_KEYS = text("""
-SELECT id, tenant_id, created_at AS set_at, sealed_key AS sealed FROM pool_instances
+SELECT id AS of, tenant_id, NULL AS secret, created_at AS set_at, sealed_key AS sealed FROM pool_instances
  WHERE state IN ('ready', 'draining') AND sealed_key IS NOT NULL ORDER BY id
 """)
 LOCK_MODELS = text("SELECT pg_advisory_xact_lock(hashtextextended('models of ' || :tenant, 0))")
@@ -93,21 +93,11 @@ class ServerRow:
 
 @dataclass(frozen=True)
 class KeyRow:
-    """A secret that is the API key of an endpoint."""
+    """The API key of an endpoint or of an instance; ``secret``: its name among the tenant's; None for an instance's."""
 
-    endpoint: str
+    of: str
     tenant_id: str
-    secret: str
-    set_at: datetime
-    sealed: bytes
-
-
-@dataclass(frozen=True)
-class InstanceKeyRow:
-    """The key of an instance that serves or drains."""
-
-    id: str
-    tenant_id: str
+    secret: str | None
     set_at: datetime
     sealed: bytes
 
@@ -121,16 +111,15 @@ class RoutingRows(Rows):
 
     async def servers(self, recent_s: float) -> list[ServerRow]:
         """Return the instances that serve or drain, with figures from the ledger's lines of the last seconds."""
-        found = await self._connection.execute(SERVERS, {"recent_s": recent_s})
-        return [ServerRow(**row) for row in found.mappings()]
+        return [ServerRow(**row) for row in await self._rows(SERVERS, {"recent_s": recent_s})]
 
     async def keys(self) -> list[KeyRow]:
         """Return the secrets that endpoints have as their keys, as far as they exist."""
         return [KeyRow(**row) for row in await self._rows(KEYS)]
 
-    async def instance_keys(self) -> list[InstanceKeyRow]:
+    async def instance_keys(self) -> list[KeyRow]:
         """Return the keys of the instances that routers may send requests to."""
-        return [InstanceKeyRow(**row) for row in await self._rows(INSTANCE_KEYS)]
+        return [KeyRow(**row) for row in await self._rows(INSTANCE_KEYS)]
 
     async def has_secret(self, tenant_id: str, name: str) -> bool:
         """Return whether a tenant has this secret for all its projects."""

@@ -47,6 +47,6 @@ UPDATE fleets f SET retry_at = NULL
 )
 
 
-async def rectify(connection: AsyncConnection) -> int:
+async def set_right(connection: AsyncConnection) -> int:
     """Move times in the future to a moment ago; return the number of rows changed."""
     return sum([(await connection.execute(statement)).rowcount for statement in _STATEMENTS])
