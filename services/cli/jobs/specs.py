@@ -257,6 +257,14 @@ def command_words(text: str) -> list[str]:
     return ["/bin/sh", "-c", text] if needs_shell(text) else words
 
 
+_AS_TYPED = (
+    *("priority", "max_restarts", "restart_after_node_loss", "preemptible", "may_share_gpu", "flex", "hold", "array"),
+    *("project", "processes", "family"),
+)
+_OF_GPUS = ("model", "slice", "zone", "within", "near")
+"""Fields of a spec, and of its GPUs, that are as the options of the same name."""
+
+
 def spec_of(
     options: SpecOptions,
     command: list[str],
@@ -286,6 +294,7 @@ def spec_of(
     if options.output or options.error:
         command = copying(command, name, options.output, options.error)
     document: dict[str, Any] = {
+        **{name: getattr(options, name) for name in _AS_TYPED},
         "name": name,
         "command": command,
         "image": options.container,
@@ -294,30 +303,19 @@ def spec_of(
         "working_dir": _working_dir(options, source),
         "checkpoint_dir": os.path.abspath(options.checkpoint_dir) if options.checkpoint_dir else None,
         "gpus": _gpus(options.gpus or "1")
-        | {"model": options.model, "memory_gib": _gib(options.memory), "slice": options.slice, "zone": options.zone}
-        | {"within": options.within, "near": options.near},
-        "work": _work(options.work),
-        "progress": _progress(options.progress),
-        "priority": options.priority,
+        | {name: getattr(options, name) for name in _OF_GPUS}
+        | {"memory_gib": None if options.memory is None else _gib(options.memory)},
+        "work": None if options.work is None else _work(options.work),
+        "progress": None if options.progress is None else _progress(options.progress),
         "deadline": time_of(options.deadline, "--deadline", datetime.now(UTC)) if options.deadline else None,
         "flexibility_s": duration_s(options.flexible, "--flexible") if options.flexible else None,
         "time_limit_s": duration_s(options.time, "--time") if options.time else None,
         "grace_s": duration_s(options.grace, "--grace") if options.grace else None,
-        "max_restarts": options.max_restarts,
-        "restart_after_node_loss": options.restart_after_node_loss,
-        "preemptible": options.preemptible,
-        "may_share_gpu": options.may_share_gpu,
-        "flex": options.flex,
         "cells": [word.strip() for word in options.cells.split(",")] if options.cells else None,
-        "hold": options.hold,
-        "array": options.array,
         "after": _after(options.after),
         "notify": [word.strip() for word in options.notify.split(",")] if options.notify else None,
-        "project": options.project,
         "labels": dict(_pair(each, "--label") for each in options.label or []),
-        "processes": options.processes,
-        **_batch(options.batch),
-        "family": options.family,
+        **({} if options.batch is None else _batch(options.batch)),
         "secrets": _secrets(options) or None,
     }
     try:
@@ -330,20 +328,13 @@ _OPTION_OF = {
     "image": "--container",
     "environment": "--env",
     "working_dir": "--workdir",
-    "checkpoint_dir": "--checkpoint-dir",
     "flexibility_s": "--flexible",
     "time_limit_s": "--time",
     "grace_s": "--grace",
-    "max_restarts": "--max-restarts",
     "labels": "--label",
     "global_batch": "--batch",
-    "batch": "--batch",
-    "gpus.model": "--model",
     "gpus.memory_gib": "--memory",
-    "gpus.slice": "--slice",
-    "gpus.zone": "--zone",
-    "gpus.within": "--within",
-    "gpus.near": "--near",
+    **{f"gpus.{name}": f"--{name}" for name in _OF_GPUS},
     "secrets": "--secret",
     "source.git": "--git",
     "source.git.secret": "--git-secret",
@@ -352,7 +343,8 @@ _OPTION_OF = {
 
 def _in_options(error: ValidationError) -> str:
     field, separator, said = first_error(error, whole="the job").partition(": ")
-    option = _OPTION_OF.get(field) or _OPTION_OF.get(field.partition(".")[0]) or f"--{field.partition('.')[0]}"
+    first = field.partition(".")[0]
+    option = _OPTION_OF.get(field) or _OPTION_OF.get(first) or f"--{first.replace('_', '-')}"
     return f"{option}{separator}{said}" if field != "the job" else f"{field} {said}"
 
 
@@ -381,9 +373,7 @@ def _gpus(text: str) -> dict[str, Any]:
     return {"max": sizes["min"]} | sizes
 
 
-def _batch(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
+def _batch(text: str) -> dict[str, Any]:
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     if found is None:
         what = "write 256, or 256-4096 for what a policy may choose from"
@@ -392,18 +382,14 @@ def _batch(text: str | None) -> dict[str, Any]:
     return {"batch": {"min": int(least), "max": int(most)}} if most else {"global_batch": int(least)}
 
 
-def _gib(text: str | None) -> float | None:
-    if text is None:
-        return None
+def _gib(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(g|gb|gib)?", text.strip().lower())
     if found is None:
         raise CliError(f"--memory: {text!r} is no size; write the GiB that each GPU must have, such as 40", EXIT_USAGE)
     return float(found[1])
 
 
-def _work(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
+def _work(text: str) -> dict[str, Any]:
     total, _, unit = text.partition(":")
     try:
         return {"total": float(total), "unit": unit or "steps"}
@@ -413,9 +399,7 @@ def _work(text: str | None) -> dict[str, Any] | None:
         ) from None
 
 
-def _progress(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
+def _progress(text: str) -> dict[str, Any]:
     source, separator, pattern = text.partition(":")
     if source == "log":
         if not pattern:
