@@ -9,10 +9,11 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import httpx
+import typer
 
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.values import not_finite
@@ -20,6 +21,10 @@ from services.contracts.codes import ProblemCode
 from wattshift import ApiError, Client, StrangerError, UnreachableError
 from wattshift.logins import Login, LoginsError, chosen_login
 from wattshift.sources import Archive, SourceError
+
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder for all state; by default WATTSHIFT_DATA_DIR, or .wattshift.")
+]
 
 
 def data_dir() -> Path:

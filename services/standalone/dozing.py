@@ -9,22 +9,15 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from services.kit.queue_keys import UNSETTLED, queue_key
 from services.kit.tasks import end_tasks
 from services.standalone.probes import valkey_lines
+from services.standalone.supervisor import Supervisor
 
 LOOK_EVERY_S = 0.5
 QUIET_S = 60.0
 WITHIN_S = 5.0
-
-
-class Sleepers(Protocol):
-    """Starts and ends processes by name."""
-
-    async def set_running(self, name: str, running: bool) -> None: ...
-    async def put_to_sleep(self, name: str) -> None: ...
 
 
 @dataclass
@@ -33,7 +26,7 @@ class Dozing:
 
     queues: Mapping[str, Sequence[str]]
     counts: Callable[[Sequence[tuple[str, str]]], Awaitable[Sequence[int]]]
-    processes: Sleepers
+    processes: Supervisor
     _busy_at_s: dict[str, float] = field(default_factory=dict[str, float])
     _ending: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
 

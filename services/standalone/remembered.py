@@ -6,7 +6,7 @@ remembered one; one that is not given is taken from there.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 
 from pydantic import TypeAdapter
 
@@ -69,14 +69,13 @@ def read(folder: DataFolder) -> Options:
 
 def merge(before: Options, given: Options) -> tuple[Options, list[str]]:
     """Return the options in force, and a line for each remembered value that is replaced by a given one."""
-    merged: dict[str, str | int | None] = {}
-    changes: list[str] = []
-    for name in (field.name for field in fields(Options)):
-        old, new = getattr(before, name), getattr(given, name)
-        merged[name] = old if new is None else new
-        if old is not None and new is not None and old != new:
-            changes.append(f"{_FLAGS[name]} was {old or 'empty'}, is now {new or 'empty'}")
-    return Options(**merged), changes  # type: ignore[arg-type]  # each under its own name
+    old, new = asdict(before), {name: value for name, value in asdict(given).items() if value is not None}
+    changes = [
+        f"{_FLAGS[name]} was {old[name] or 'empty'}, is now {value or 'empty'}"
+        for name, value in new.items()
+        if old[name] not in (None, value)
+    ]
+    return replace(before, **new), changes
 
 
 def write(folder: DataFolder, options: Options) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from services.cli.client import data_dir
+from services.cli.client import DataDir, data_dir
 from services.cli.commands import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.jobs.names import checked_name
 from services.cli.output import console
@@ -43,10 +43,6 @@ _STATE, _CERTIFICATE, _KEY = "GPU_AGENT_STATE_DIR", "WATTSHIFT_TLS_CERT", "WATTS
 _ALL = (_NAME, _URL, _PIN, _STATE, _CERTIFICATE, _KEY)
 _WITHIN_S = 10.0
 _UNAUTHENTICATED, _FAULT = 401, 500
-
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Folder for all state; by default WATTSHIFT_DATA_DIR, or .wattshift.")
-]
 
 
 def register(app: typer.Typer) -> None:

@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 
 from services.cli import output
 from services.cli.bars import bar
-from services.cli.client import Gateway, data_dir
+from services.cli.client import DataDir, Gateway, data_dir
 from services.cli.commands import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, AsJson, CliError
 from services.cli.jobs.reach import runner_of
 from services.cli.output import console, errors
@@ -35,12 +35,6 @@ from services.standalone.process import BadInputError, StackError
 
 SAY_EVERY_S = 5.0  #: What a start waits for, at most
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", help="Folder for all state; by default WATTSHIFT_DATA_DIR, or .wattshift in the checkout."
-    ),
-]
 Nodes = Annotated[
     str | None,
     typer.Option(
@@ -342,7 +336,7 @@ def _backups() -> ModuleType:
 
 def _print_status(found: StackStatus) -> None:
     console.print(f"{found.state}" + (f" at [bold]{found.gateway_url}[/]" if found.gateway_url else ""))
-    shown = output.table("process", "state", "pid", "port or socket", "restarts", "up", right=("pid", "restarts"))
+    shown = output.table("process", "state", ">pid", "port or socket", ">restarts", "up")
     for process in found.processes:
         age = datetime.now(UTC).timestamp() - process.started_at_s if process.pid and process.started_at_s else None
         shown.add_row(

@@ -25,8 +25,21 @@ ZONES = {
     **{"Australia/Hobart": "AU-TAS", "Australia/Melbourne": "AU-VIC"},
 }
 """The zones of a time zone, the likeliest first. Time zones with an older name are not in it."""
-ENTSOE = "the last one to three hours, and a forecast; forecasts are our own"
-EIA = "up to a day of the past, and a forecast; forecasts are our own"
+ENTSOE = (
+    *("entsoe", "the last one to three hours, and a forecast; forecasts are our own"),
+    *("CARBON_ENTSOE_TOKEN", "https://transparency.entsoe.eu"),
+)
+SOURCES = {
+    "GB": ("uk", "life-cycle intensity"),
+    "FR": ("eco2mix", "imports and a forecast; forecasts are our own"),
+    "DK-": ("energinet", "life-cycle intensity"),
+    "AU-": ("aemo", "life-cycle intensity, panels on roofs, imports and a forecast"),
+    "US-": (
+        *("eia", "up to a day of the past, and a forecast; forecasts are our own"),
+        *("CARBON_EIA_KEY", "https://www.eia.gov/opendata/register.php"),
+    ),
+}
+"""The best free source of zones by how their names begin, and what it lacks and needs; ``ENTSOE`` has the others."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +79,5 @@ def choice_of(time_zone: str) -> Choice | None:
 
 def source_of(zone: str, time_zone: str, others: tuple[str, ...]) -> Choice:
     """Return the best free source of one of the zones of ``ZONES``."""
-    if zone == "GB":
-        return Choice(time_zone, zone, others, "uk", "life-cycle intensity")
-    if zone == "FR":
-        return Choice(time_zone, zone, others, "eco2mix", "imports and a forecast; forecasts are our own")
-    if zone.startswith("DK-"):
-        return Choice(time_zone, zone, others, "energinet", "life-cycle intensity")
-    if zone.startswith("AU-"):
-        return Choice(time_zone, zone, others, "aemo", "life-cycle intensity, panels on roofs, imports and a forecast")
-    if zone.startswith("US-"):
-        return Choice(
-            time_zone, zone, others, "eia", EIA, "CARBON_EIA_KEY", "https://www.eia.gov/opendata/register.php"
-        )
-    return Choice(time_zone, zone, others, "entsoe", ENTSOE, "CARBON_ENTSOE_TOKEN", "https://transparency.entsoe.eu")
+    found = next((source for beginning, source in SOURCES.items() if zone.startswith(beginning)), ENTSOE)
+    return Choice(time_zone, zone, others, *found)
