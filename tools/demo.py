@@ -230,8 +230,7 @@ class View:
         return shown
 
     def _job_lines(self, jobs: list[Any]) -> RenderableType:
-        figures = ("GPUs", "energy", "CO2")
-        shown = output.table("job", "state", "GPUs", "done", "energy", "CO2", "why", right=figures)
+        shown = output.table("job", "state", ">GPUs", "done", ">energy", ">CO2", "why")
         for job, *used in zip(jobs, *_used(jobs), strict=True):
             share = output.progress_share(job) or 0.0
             shown.add_row(
@@ -248,8 +247,7 @@ class View:
         """Print what each job took and emitted; return whether every job succeeded and the ledger adds up."""
         self._await_ledger()
         jobs = self.jobs()
-        figures = ("preempted", "JCT", "energy", "CO2", "gCO2/kWh")
-        shown = output.table("job", "end", "preempted", "JCT", "energy", "CO2", "gCO2/kWh", right=figures)
+        shown = output.table("job", "end", ">preempted", ">JCT", ">energy", ">CO2", ">gCO2/kWh")
         for job, *used in zip(jobs, *_used(jobs), strict=True):
             footprint = job["footprint"]
             kwh = footprint["energy_j"] / J_PER_KWH

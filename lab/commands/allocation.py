@@ -41,8 +41,7 @@ def allocation(
 
 
 def _show(result: AllocationResult, power_limit_w: float | None, solve_s: float) -> None:
-    right = ("GPUs", "control", "speed", "power", "iteration")
-    shown = table("job", *right, "nodes", right=right)
+    shown = table("job", ">GPUs", ">control", ">speed", ">power", ">iteration", "nodes")
     for each in result.jobs:
         if each.waits is not None:
             shown.add_row(each.name, "-", "-", "-", "-", "-", f"waits: {WHY[each.waits]}")

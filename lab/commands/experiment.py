@@ -81,8 +81,8 @@ def _run(plan: Experiment, out: Path, processes: int, quiet: bool) -> list[Compa
     (out / "report.html").write_text(render(plan.name, plan.baseline, results, bounds), encoding="utf-8")
     rows = compare(results, plan.baseline)
     if not quiet:
-        head = ("carbon", "energy", "mean JCT", "p99 JCT")
-        shown = table("policy", "zone", "signal", *head, right=head, title=f"{plan.name}: ratios to {plan.baseline}")
+        head = (">carbon", ">energy", ">mean JCT", ">p99 JCT")
+        shown = table("policy", "zone", "signal", *head, title=f"{plan.name}: ratios to {plan.baseline}")
         for row in rows:
             figures = (row.carbon, row.energy, row.avg_jct, row.p99_jct)
             shown.add_row(row.label, row.zone, row.signal, *(f"{figure:.3f}" for figure in figures))

@@ -251,8 +251,7 @@ def _tell(
     if as_json:
         print_json(found)
         return
-    right = ("value", "standard error")
-    shown = table("parameter", *right, right=right, title=f"{kind}, by {found['axis']}")
+    shown = table("parameter", ">value", ">standard error", title=f"{kind}, by {found['axis']}")
     for name, value in found["parameters"].items():
         if name not in model.fixed or name == "f0_mhz":
             shown.add_row(name, f"{value:.5g}", f"{found['standard_errors'][name]:.2g}")

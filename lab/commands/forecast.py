@@ -69,7 +69,7 @@ def forecast(
 
 
 def _show(zone: str, made: Forecast, rows: list[dict[str, Any]]) -> None:
-    shown = table("from", "gCO2/kWh", "p10", "p90", right=("gCO2/kWh", "p10", "p90"), title=f"{zone}, {made.method}")
+    shown = table("from", ">gCO2/kWh", ">p10", ">p90", title=f"{zone}, {made.method}")
     for row in rows:
         cells = ("" if row[name] is None else f"{row[name]:.1f}" for name in ("gco2_per_kwh", "p10", "p90"))
         shown.add_row(row["time"], *cells)

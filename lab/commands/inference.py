@@ -94,8 +94,8 @@ def inference(
 
 def _show(result: dict[str, Any]) -> None:
     title = f"{result['family']} on {result['gpus']} GPUs, {result['carbon']}, {result['hours']} h, {result['scheme']}"
-    right = ("Carbon", "Accuracy", "p95/SLA", "Objective", "Evaluations", "Met SLA", "Optimising", "Took")
-    shown = table(*right, right=right, title=title)
+    right = (">Carbon", ">Accuracy", ">p95/SLA", ">Objective", ">Evaluations", ">Met SLA", ">Optimising", ">Took")
+    shown = table(*right, title=title)
     shown.add_row(
         f"{-result['carbon_saving_pct']:+.1f} %",
         f"{-result['accuracy_loss_pct']:+.2f} %",

@@ -44,8 +44,7 @@ def partition(
 
 
 def _show(result: PartitionResult, solve_s: float) -> None:
-    right = ("GPUs", "accuracy", "p95", "SLA", "mgCO2", "objective", "at most")
-    shown = table("application", "instances", *right, right=right)
+    shown = table("application", "instances", ">GPUs", ">accuracy", ">p95", ">SLA", ">mgCO2", ">objective", ">at most")
     for each in result.applications:
         shown.add_row(
             each.name,

@@ -126,8 +126,7 @@ def _document(graph: JobGraph, found: Mapping, servers: int, solve_ms: float) ->
 
 
 def _show(document: dict[str, Any], free: list[int], worst_s: float) -> None:
-    right = ("server", "free", "taken")
-    shown = table(*right, "replicas", right=right)
+    shown = table(">server", ">free", ">taken", "replicas")
     for server, (names, there) in enumerate(zip(document["assignment"], free, strict=True), start=1):
         shown.add_row(str(server), str(there), str(len(names)), " ".join(names) or "-")
     console.print(shown)

@@ -161,8 +161,8 @@ def serving(
 
 def _show(result: dict[str, Any]) -> None:
     title = f"{result['trace']}: {result['requests']} requests, {result['policy']}, clocks {result['frequency']}"
-    right = ("Energy", "Carbon", "Violations", "Mean", "p50", "p90", "p99", "TTFT", "TBT", "Jain", "Took")
-    shown = table(*right, right=right, title=title)
+    right = (">Energy", ">Carbon", ">Violations", ">Mean", ">p50", ">p90", ">p99", ">TTFT", ">TBT", ">Jain", ">Took")
+    shown = table(*right, title=title)
     shown.add_row(
         f"{result['energy_wh']:.0f} Wh",
         f"{result['carbon_kg']:.3f} kg",

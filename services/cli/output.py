@@ -50,26 +50,13 @@ console = _Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 errors = _Console(highlight=False, stderr=True)
 
 STATE_STYLES = {
-    "running": "green",
-    "starting": "cyan",
-    "preempting": "yellow",
-    "queued": "blue",
-    "held": "magenta",
-    "succeeded": "dim green",
-    "failed": "red",
-    "cancelled": "dim",
-    "lost": "red",
-    "up": "green",
-    "asleep": "blue",
-    "wanted": "blue",
-    "ready": "green",
-    "draining": "yellow",
-    "stopping": "yellow",
-    "ended": "dim",
-    "applied": "green",
-    "proposed": "cyan",
-    "late": "red",
-    "superseded": "dim",
+    **dict.fromkeys(("running", "up", "ready", "applied"), "green"),
+    **dict.fromkeys(("queued", "asleep", "wanted"), "blue"),
+    **dict.fromkeys(("starting", "proposed"), "cyan"),
+    **dict.fromkeys(("preempting", "draining", "stopping"), "yellow"),
+    **dict.fromkeys(("failed", "lost", "late"), "red"),
+    **dict.fromkeys(("cancelled", "ended", "superseded"), "dim"),
+    **{"held": "magenta", "succeeded": "dim green"},
 }
 
 
@@ -122,11 +109,13 @@ def print_log(chunks: Iterable[bytes], *, raw: bool = False) -> None:
         sys.stdout.flush()
 
 
-def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
-    """Return an empty table; columns named in ``right`` hold figures."""
+def table(*columns: str, title: str | None = None) -> Table:
+    """Return an empty table; columns whose names begin with ``>`` hold figures."""
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=column in (*right, columns[0]))
+    for at, column in enumerate(columns):
+        is_figure = column.startswith(">")
+        justify = "right" if is_figure else "left"
+        made.add_column(column.removeprefix(">"), justify=justify, no_wrap=is_figure or at == 0)
     return made
 
 

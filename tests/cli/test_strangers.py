@@ -66,7 +66,7 @@ def streams(is_terminal: bool) -> Iterator[_Stream]:
 
 
 def _renderables(text: str) -> Iterator[Any]:
-    table = output.table(text, "", right=[text], title=text)
+    table = output.table(f">{text}", "", title=text)
     table.add_row(output.state(text), f"[bold]{text}[/]")
     yield from (text, f"[dim]{text}[/]", Text(text), table, Group(text, Text(text)))
 

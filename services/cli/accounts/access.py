@@ -41,8 +41,8 @@ def list_tenants(as_json: AsJson = False) -> None:
     gateway = Gateway()
     used = {each["tenant_id"]: each for each in gateway.get("/v1/shares")["items"]}
     found = gateway.pages("/v1/tenants", PAGE)
-    figures = ("guaranteed", "used", "borrowed", "GPUs", "active jobs", "weight", "requests/s", "burst")
-    shown = output.table("tenant", *figures, "created", right=figures)
+    figures = (">guaranteed", ">used", ">borrowed", ">GPUs", ">active jobs", ">weight", ">requests/s", ">burst")
+    shown = output.table("tenant", *figures, "created")
     for tenant in found:
         limits = tenant["limits"]
         gpus = "no limit" if limits["max_gpus"] is None else str(limits["max_gpus"])
@@ -106,8 +106,7 @@ def shares(as_json: AsJson = False) -> None:
     found = Gateway().get("/v1/shares")
     if as_json:
         return output.print_json(found)
-    figures = ("weight", "share", "GPUs", "waiting jobs", "used GPU h")
-    shown = output.table("tenant", *figures, right=figures)
+    shown = output.table("tenant", ">weight", ">share", ">GPUs", ">waiting jobs", ">used GPU h")
     for tenant in found["items"]:
         used = tenant["used_gpu_hours"]
         shown.add_row(

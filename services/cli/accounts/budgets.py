@@ -22,9 +22,7 @@ def register(app: typer.Typer) -> None:
 def list_budgets(as_json: AsJson = False) -> None:
     """Show the budgets and how much of each is used this month."""
     found = Gateway().get("/v1/budgets")["items"]
-    shown = output.table(
-        "budget", "tenant", "project", "used", "of", "unit", "beyond it", "state", right=("used", "of")
-    )
+    shown = output.table("budget", "tenant", "project", ">used", ">of", "unit", "beyond it", "state")
     for budget in found:
         state = "[red]exceeded[/]" if budget["exceeded"] else "within"
         words = UNITS[budget["quantity"]], budget["action"], state

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def list_secrets(as_json: AsJson = False) -> None:
     """Show which secrets there are; values are never shown."""
     found = Gateway().get("/v1/secrets")["items"]
-    shown = output.table("name", "project", "version", "last set", right=("version",))
+    shown = output.table("name", "project", ">version", "last set")
     for secret in found:
         when = f"{output.age(secret['updated_at'])} ago"
         shown.add_row(secret["name"], secret["project"] or "(all)", str(secret["version"]), when)

@@ -54,7 +54,7 @@ def show_webhook(webhook: str, as_json: AsJson = False) -> None:
     console.print(f"{', '.join(found['events'])} of {found['project'] or 'all projects'} to {found['url']}")
     if found["disabled_reason"]:
         console.print(f"disabled: {found['disabled_reason']}; `wattshift webhooks enable {found['id']}`")
-    shown = output.table("message", "event", "made", "state", "attempts", "next", "outcome", right=("attempts",))
+    shown = output.table("message", "event", "made", "state", ">attempts", "next", "outcome")
     for delivery in found["deliveries"]:
         upcoming = output.clock(delivery["next_attempt_at"])
         words = delivery["event"], f"{output.age(delivery['created_at'])} ago", delivery["state"]

@@ -89,18 +89,18 @@ def job_table(jobs: list[Any]) -> Table:
         "name": [job["name"] for job in jobs],
         "state": [output.state(job["state"]) for job in jobs],
         **({"cell": [job.get("cell") or "-" for job in jobs]} if any(job.get("cell") for job in jobs) else {}),
-        "GPUs": [str(job["gpus"] or "-") for job in jobs],
-        "done": ["-" if (share := _share(job)) is None else f"{share:.0%}" for job in jobs],
-        "energy": output.energies(job["footprint"]["energy_j"] for job in jobs),
-        "CO2": output.emissions(job["footprint"]["carbon_gco2"] for job in jobs),
+        ">GPUs": [str(job["gpus"] or "-") for job in jobs],
+        ">done": ["-" if (share := _share(job)) is None else f"{share:.0%}" for job in jobs],
+        ">energy": output.energies(job["footprint"]["energy_j"] for job in jobs),
+        ">CO2": output.emissions(job["footprint"]["carbon_gco2"] for job in jobs),
         "age": [output.age(job["submitted_at"]) for job in jobs],
         "why": [arrays.counts(job) if arrays.is_array(job) else output.reason(job) for job in jobs],
     }
-    left_out = () if console.width >= WIDE else ("done", "energy", "CO2")
+    left_out = () if console.width >= WIDE else (">done", ">energy", ">CO2")
     if left_out and "-" not in cells["no."]:
         left_out = ("job", *left_out)
     columns = [column for column in cells if column not in left_out]
-    shown = output.table(*columns, right=("GPUs", "done", "energy", "CO2"))
+    shown = output.table(*columns)
     for row in zip(*(cells[column] for column in columns), strict=True):
         shown.add_row(*row)
     return shown

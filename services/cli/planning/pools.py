@@ -91,7 +91,7 @@ def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_
     from services.core.domain.solving import SolveStatus
 
     if result.instances:
-        shown = table("location", "class", "mode", "instances", "power", right=("instances", "power"))
+        shown = table("location", "class", "mode", ">instances", ">power")
         for each in result.instances:
             power = f"{each.count * each.power_w / 1_000:.2f} kW"
             shown.add_row(each.location, each.request_class or "kept", each.mode, str(each.count), power)

@@ -210,10 +210,10 @@ def _check_files(sources: dict[str, str]) -> None:
 def _show(results: Sequence[SimulationResult], workload: Workload, trace: CarbonTrace) -> None:
     first = results[0]
     has_tenants = any(result.tenants for result in results)
-    fairness = ("Jain",) if has_tenants else ()
-    money = ("Money",) if first.currency else ()
-    right = ("Carbon", *money, "Energy", "Idle", "Peak", "Mean JCT", "p99 JCT", *fairness, "Stops", "Rounds", "Took")
-    shown = table("Policy", *right, right=right, title=f"{workload.name}: {len(workload)} jobs, {trace.zone}")
+    fairness = (">Jain",) if has_tenants else ()
+    money = (">Money",) if first.currency else ()
+    right = (">Carbon", *money, ">Energy", ">Idle", ">Peak", ">Mean JCT", ">p99 JCT", *fairness, ">Stops", ">Rounds")
+    shown = table("Policy", *right, ">Took", title=f"{workload.name}: {len(workload)} jobs, {trace.zone}")
     for result in results:
         more = percent_change(result.carbon_kg, first.carbon_kg)
         if more == "-":

@@ -22,7 +22,7 @@ def factors(context: typer.Context) -> None:
     """Show the catalogue, and where to get what is not in it."""
     if context.invoked_subcommand is not None:
         return
-    shown = output.table("factor", "of", "value", "source", right=("value",))
+    shown = output.table("factor", "of", ">value", "source")
     for kind, values in CATALOGUE.items():
         for name, factor in values.items() if kind != "unknown" else ():
             shown.add_row(kind, name, f"{factor['value']:g} (estimate)", factor["source"])

@@ -221,9 +221,9 @@ def period_of(start: str | None, end: str | None, month: str | None) -> dict[str
 
 def _print(by: str, found: Report) -> None:
     currency = found.get("currency")
-    figures = ("jobs", "GPU time", "energy", "CO2", "market-based", "embodied", "baseline", "to baseline")
-    figures = (*figures, "cost") if currency else figures
-    shown = output.table(by, *figures, right=figures)
+    figures = (">jobs", ">GPU time", ">energy", ">CO2", ">market-based", ">embodied", ">baseline", ">to baseline")
+    figures = (*figures, ">cost") if currency else figures
+    shown = output.table(by, *figures)
     lines = [*found["lines"], *sums(found, "(idle)", "[bold]total[/]")]
     used = output.times(line["footprint"]["gpu_s"] for line in lines)
     for line, gpu_time, cells in zip(lines, used, amounts(lines), strict=True):
@@ -238,8 +238,8 @@ def _print(by: str, found: Report) -> None:
 
 
 def _print_requests(by: str, found: Report) -> None:
-    figures = ("requests", "input tokens", "output tokens", "energy", "CO2", "outside the ledger", "its CO2")
-    shown = output.table(by, *figures, right=figures)
+    figures = (">requests", ">input tokens", ">output tokens", ">energy", ">CO2", ">outside the ledger", ">its CO2")
+    shown = output.table(by, *figures)
     lines, servers = found["lines"], found["servers"]
     used = [(line["energy_j"], line["carbon_gco2"]) for line in lines]
     if servers is not None:

@@ -26,8 +26,7 @@ def register(app: typer.Typer) -> None:
 def list_apps(as_json: AsJson = False) -> None:
     """Show the applications."""
     found = Gateway().pages("/v1/apps", 100_000)
-    right = ("requests/s", "p95", "accuracy")
-    shown = output.table("application", "fleet", "running", *right, right=right)
+    shown = output.table("application", "fleet", "running", ">requests/s", ">p95", ">accuracy")
     for app in found:
         seen = app["traffic"]
         name = f"{app['name']} (being deleted)" if app["is_deleted"] else app["name"]
@@ -62,7 +61,7 @@ def show_app(name: AppArgument, as_json: AsJson = False) -> None:
     console.print(output.in_rows(rows))
     show_configuration(app["plan"], as_percentages=bool(app["only_proposes"] and "MPS" in app["only_proposes"]))
     show_search(app["plan"])
-    shown = output.table("instance", "variant", "slice", "state", "node", "GPU", "since", "", right=("GPU",))
+    shown = output.table("instance", "variant", "slice", "state", "node", ">GPU", "since", "")
     for each in instances:
         gpu = "" if each["gpu"] is None else str(each["gpu"])
         shown.add_row(
@@ -106,8 +105,7 @@ def report(
     if not found["requests"] and not found["energy_j"]:
         console.print("nothing yet")
         return
-    right = ("gCO2/kWh", "requests", "accuracy", "p95", "energy", "gCO2")
-    shown = output.table("from", *right, "variants", right=right)
+    shown = output.table("from", ">gCO2/kWh", ">requests", ">accuracy", ">p95", ">energy", ">gCO2", "variants")
     used = output.energies(step["energy_j"] for step in found["mix"])
     for step, energy in zip(found["mix"], used, strict=True):
         total = max(sum(step["by_variant"].values()), 1)

@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 def list_fleets(as_json: AsJson = False) -> None:
     """Show the fleets."""
     found = Gateway().pages("/v1/fleets", 100_000)
-    shown = output.table("fleet", "GPUs", "model", "zone", "applications", "plan", right=("GPUs",))
+    shown = output.table("fleet", ">GPUs", "model", "zone", "applications", "plan")
     for fleet in found:
         spec = fleet["spec"]
         there = spec["gpus"] - fleet["missing_gpus"]
@@ -60,7 +60,7 @@ def show_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
     if fleet["only_proposes"]:
         rows["only proposals"] = fleet["only_proposes"]
     console.print(output.in_rows(rows))
-    shown = output.table("node", "GPU", "slices", "state", "", right=("GPU",))
+    shown = output.table("node", ">GPU", "slices", "state", "")
     for gpu in fleet["gpus"]:
         state = gpu["state"] if gpu["is_up"] else "node is away"
         wanted = "" if sorted(gpu["wanted"]) == sorted(gpu["sizes"]) else f"to be {slices(gpu['wanted'])}"
@@ -105,7 +105,7 @@ def list_plans(
 ) -> None:
     """Show a fleet's plans, newest first."""
     found = Gateway().pages(f"/v1/fleets/{name}/plans", limit)
-    shown = output.table("plan", "made", "because of", "gCO2/kWh", "state", "instances", right=("gCO2/kWh",))
+    shown = output.table("plan", "made", "because of", ">gCO2/kWh", "state", "instances")
     for plan in found:
         instances = "; ".join(f"{each['name']}: {configuration(each['instances'])}" for each in plan["applications"])
         search = plan["search"]
@@ -149,8 +149,7 @@ def show_configuration(plan: dict[str, Any] | None, *, as_percentages: bool = Fa
     """Print what a plan's applications run."""
     if plan is None or not plan["applications"]:
         return
-    right = ("GPUs", "accuracy", "p95", "SLA", "mgCO2")
-    shown = output.table("application", "instances", *right, right=right)
+    shown = output.table("application", "instances", ">GPUs", ">accuracy", ">p95", ">SLA", ">mgCO2")
     for each in plan["applications"]:
         shown.add_row(
             each["name"],
@@ -188,8 +187,8 @@ def show_search(plan: dict[str, Any] | None) -> None:
     if not search["evaluations"]:
         return
     chosen = {each["name"]: each["instances"] for each in plan["applications"]} if search["ended_at"] else {}
-    right = ("accuracy", "p95 (model)", "J/request (model)", "objective (model)", "late", "ready after")
-    shown = output.table("evaluation", "application", "instances", *right, right=right)
+    figures = (">accuracy", ">p95 (model)", ">J/request (model)", ">objective (model)", ">late", ">ready after")
+    shown = output.table("evaluation", "application", "instances", *figures)
     for number, evaluation in enumerate(search["evaluations"], 1):
         for each in evaluation["applications"]:
             is_chosen = each["measured"] is not None and chosen.get(each["name"]) == each["instances"]
@@ -202,7 +201,7 @@ def show_search(plan: dict[str, Any] | None) -> None:
                 "-" if took_s is None else f"{took_s:.0f} s",
             )
         if evaluation["detail"]:
-            shown.add_row(str(number), "", evaluation["detail"], *[""] * len(right))
+            shown.add_row(str(number), "", evaluation["detail"], *[""] * len(figures))
     console.print(shown)
 
 

@@ -49,7 +49,7 @@ def register(app: typer.Typer) -> None:
 def list_pools(as_json: AsJson = False) -> None:
     """Show the pools."""
     found = Gateway().pages("/v1/pools", 100_000)
-    shown = output.table("pool", "mode", "revision", "planned", "instances", right=("revision",))
+    shown = output.table("pool", "mode", ">revision", "planned", "instances")
     for pool in found:
         instances = ", ".join(f"{count} {output.state(name)}" for name, count in pool["instances"].items())
         shown.add_row(pool["name"], _mode(pool), str(pool["revision"]), _planned(pool), instances or "none")
@@ -146,7 +146,7 @@ def list_plans(
 ) -> None:
     """Show a pool's plans and their outcomes, newest first."""
     found = Gateway().pages(f"/v1/pools/{name}/plans", limit, outcome=outcome or None)
-    shown = output.table("plan", "from", "asked by", "revision", "outcome", "took", "why", right=("revision", "took"))
+    shown = output.table("plan", "from", "asked by", ">revision", "outcome", ">took", "why")
     for plan in found:
         took = "-" if plan["plan_s"] is None else f"{plan['plan_s']:.1f} s"
         why = plan["failure"]["detail"] if plan["failure"] else ""
@@ -196,17 +196,7 @@ def list_clocks(
     """Show the clocks that followed latency, minute by minute, newest first."""
     since_at = past_time(since, "--since").isoformat() if since else None
     found = Gateway().pages(f"/v1/pools/{name}/clocks", limit, instance=instance, since=since_at)
-    shown = output.table(
-        "minute",
-        "instance",
-        "clocks",
-        "mean",
-        "range",
-        "over a limit",
-        "nothing seen",
-        "model",
-        right=("mean", "range", "over a limit", "nothing seen"),
-    )
+    shown = output.table("minute", "instance", "clocks", ">mean", ">range", ">over a limit", ">nothing seen", "model")
     for each in found:
         unused = f", not used: {each['unused']}" if each["unused"] else ""
         known = "-" if each["model_error"] is None and not unused else f"{_percent(each['model_error'])}{unused}"

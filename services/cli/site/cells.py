@@ -23,9 +23,7 @@ def register(app: typer.Typer) -> None:
 def list_cells(as_json: AsJson = False) -> None:
     """Show the cells, what waits and runs there, and what jobs of this installation used there."""
     found = Gateway().get("/v1/cells")["items"]
-    shown = output.table(
-        "cell", "state", "waiting", "running", "energy", "CO2", "address", right=("waiting", "running", "energy", "CO2")
-    )
+    shown = output.table("cell", "state", ">waiting", ">running", ">energy", ">CO2", "address")
     energies = output.energies(each["energy_j"] for each in found)
     emissions = output.emissions(each["carbon_gco2"] for each in found)
     for cell, energy, carbon in zip(found, energies, emissions, strict=True):

@@ -69,11 +69,10 @@ def room_words(found: dict[str, Any]) -> Text:
 
 
 def _node_table(found: list[Any]) -> RenderableType:
-    figures = ("GPUs", "in use", "power")
     slices = [slice_words(node) for node in found]
-    columns = ["node", "state", "GPUs", "in use", "model", *(["slices"] if any(slices) else []), "power", "zone"]
+    columns = ["node", "state", ">GPUs", ">in use", "model", *(["slices"] if any(slices) else []), ">power", "zone"]
     columns += ["meters", "jobs apart"]
-    shown = output.table(*columns, "driver", "heard", right=figures)
+    shown = output.table(*columns, "driver", "heard")
     for node, cut in zip(found, slices, strict=True):
         words = "\n".join([" ".join([output.state(node["state"]), *power_words(node)]), *health_words(node)])
         models = sorted({device["model"] for device in node["devices"]})
@@ -221,9 +220,7 @@ def topology(
     if file is not None:
         console.print("taken; it counts from the next round on, for gangs that start then")
         return
-    shown = output.table(
-        "level", "domains", "largest", "largest free gang", right=("domains", "largest", "largest free gang")
-    )
+    shown = output.table("level", ">domains", ">largest", ">largest free gang")
     for each in found["levels"]:
         shown.add_row(each["level"], str(each["domains"]), str(each["gpus"]), str(each["free"]))
     console.print(shown if found["levels"] else "no round has been held yet")
@@ -336,7 +333,7 @@ def list_policies(
 
 
 def _parameter_table(parameters: list[Any], values: dict[str, Any], *, meanings: bool) -> RenderableType:
-    shown = output.table("  parameter", "value", "unit", *(["meaning"] if meanings else []), right=("value",))
+    shown = output.table("  parameter", ">value", "unit", *(["meaning"] if meanings else []))
     for each in parameters:
         words = "  " + each["name"], str(values.get(each["name"], each["default"])), each["unit"] or ""
         shown.add_row(*words, *([each["meaning"]] if meanings else []))

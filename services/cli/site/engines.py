@@ -39,9 +39,7 @@ def list_engines(watch: Watch = False, as_json: AsJson = False) -> None:
 
 
 def _table(found: list[Any]) -> RenderableType:
-    shown = output.table(
-        "engine", "mode", "state", "GPUs", "in use", "jobs", "today", "heard", right=("GPUs", "in use")
-    )
+    shown = output.table("engine", "mode", "state", ">GPUs", ">in use", "jobs", "today", "heard")
     for each in found:
         state = each["problem"] or ("heard" if each["heard"] else "silent")
         jobs = ", ".join(f"{count} {name}" for name, count in sorted(each["jobs"].items()))
@@ -70,10 +68,7 @@ def list_days(
 
 
 def _days_table(found: list[Any]) -> RenderableType:
-    shown = output.table(
-        "day", "jobs", "later", "by", "emitted", "would have", "saved", "decided", "left out",
-        right=("jobs", "later", "by", "emitted", "would have", "saved"),
-    )  # fmt: skip
+    shown = output.table("day", ">jobs", ">later", ">by", ">emitted", ">would have", ">saved", "decided", "left out")
     saved = [each["savings"] or {} for each in found]
     columns = [[each.get(name) for each in saved] for name in ("carbon_gco2", "would_carbon_gco2")]
     grams = output.emissions(
@@ -123,9 +118,7 @@ def list_jobs(
 
 
 def _jobs_table(found: list[Any]) -> RenderableType:
-    shown = output.table(
-        "job", "name", "user", "queue", "GPUs", "until", "in", "saves", "waits for", right=("GPUs", "in", "saves")
-    )
+    shown = output.table("job", "name", "user", "queue", ">GPUs", "until", ">in", ">saves", "waits for")
     grams = output.emissions([each["saves_gco2"] for each in found])
     for each, saves in zip(found, grams, strict=True):
         at = output.instant(each["held_until"])

@@ -38,8 +38,7 @@ def register(app: typer.Typer) -> None:
 def list_orders(as_json: AsJson = False) -> None:
     """Show the orders, the newest first."""
     found = Gateway().pages("/v1/grid/orders", 50)
-    columns = ("limit", "baseline", "drawn", "least")
-    shown = output.table("order", "state", "zone", "from", "until", *columns, right=columns)
+    shown = output.table("order", "state", "zone", "from", "until", ">limit", ">baseline", ">drawn", ">least")
     for order in found:
         times = _time(order["start_at"]), _time(order["end_at"])
         figures = (_power(order.get(name)) for name in ("baseline_w", "drawn_w", "least_w"))
@@ -134,7 +133,7 @@ def report_order(order: Order, as_json: AsJson = False) -> None:
         console.print(f"by the lines of the ledger until {_time(found['counted_until'])}, when all nodes have some")
     if found.get("unheard", 0.0) > UNHEARD:  # an older installation does not say
         console.print(f"no meter readings for {100 * found['unheard']:.1f} % of its nodes' time, which count as 0 W")
-    shown = output.table("job", "before", "during", right=("before", "during"))
+    shown = output.table("job", ">before", ">during")
     for job in found["jobs"]:
         shown.add_row(job["job_id"] or "(no job)", _power(job["before_w"]), _power(job["during_w"]))
     shown.add_row("all", _power(found["baseline_w"]), _power(found["mean_w"]))
@@ -263,7 +262,7 @@ def maintain(
 def list_reservations(as_json: AsJson = False) -> None:
     """Show what is reserved, the newest first."""
     found = Gateway().pages("/v1/reservations", 50)
-    shown = output.table("reservation", "for", "state", "from", "until", "GPUs", "nodes", right=("GPUs",))
+    shown = output.table("reservation", "for", "state", "from", "until", ">GPUs", "nodes")
     for each in found:
         times = output.clock(each["start_at"]), output.clock(each["end_at"])
         gpus = str(sum(each["gpus"].values()))
@@ -303,7 +302,7 @@ def _tell_reserved(made: dict[str, Any], as_json: bool) -> None:
     if made["stays"]:
         console.print(f"may run on, as they may not be stopped: {', '.join(made['stays'])}")
     if made["slots"]:
-        shown = output.table("from", "zone", "gCO2/kWh", "gCO2", "", right=("gCO2/kWh", "gCO2"))
+        shown = output.table("from", "zone", ">gCO2/kWh", ">gCO2", "")
         for slot in made["slots"][:SLOTS]:
             figures = f"{slot['intensity_gco2_per_kwh']:.0f}", f"{slot['carbon_gco2']:.0f}"
             known = "beyond the forecast" if slot["estimated"] else ""

@@ -178,8 +178,7 @@ class Picture:
         return Text.assemble((f"{'all nodes':<26}", "bold"), bar, use, (f" {power_w:>7.0f} W", "bold"))
 
     def _job_table(self, rows: int) -> Table:
-        figures = ("GPUs", "done", "CO2", "waited")
-        shown = output.table("job", "state", *figures, "why", right=figures)
+        shown = output.table("job", "state", ">GPUs", ">done", ">CO2", ">waited", "why")
         jobs = self._jobs[self._first : self._first + rows]
         emitted = output.emissions(job["footprint"]["carbon_gco2"] for job in self._jobs)
         for job, carbon in zip(jobs, emitted[self._first :], strict=False):
