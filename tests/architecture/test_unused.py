@@ -15,7 +15,6 @@ CALLERS = ("lab", "migrations")
 ALLOWED = {
     "gateway/dashboard/pages.py:VersionedFiles.file_response": "Starlette calls it",
     "gpu_agent/archives.py:_Bounded.seekable": "io calls it",
-    "services/cli/reports/ledger_lines.py:_Pieces.readinto": "io calls it",
     "services/cli/main.py:Commands.get_command": "click calls it",
     "services/cli/main.py:Commands.list_commands": "click calls it",
     "services/cli/output.py:_Console.render_str": "rich calls it",
