@@ -11,15 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from optimizer_service import endpoints
 from optimizer_service.kinds import Sources
 from optimizer_service.length_model import LengthTrainer
-from optimizer_service.queue import (
-    PLAN_QUEUE,
-    QUEUE,
-    TASK,
-    TRAINING_QUEUE,
-    TRAINING_TASK,
-    optimizer_celery,
-    training_celery,
-)
+from optimizer_service.queue import LIMITS, PLAN_QUEUE, QUEUE, TASK, TRAINING_LIMITS, TRAINING_QUEUE, TRAINING_TASK
 from optimizer_service.repository.lengths import solve_repository, training_repository
 from optimizer_service.service import OptimizerService
 from optimizer_service.settings import OptimizerSettings
@@ -29,6 +21,7 @@ from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.queue import TaskQueue
 from services.kit.background.work_queue import Sweeper, WorkQueue
 from services.kit.carbon import Carbon
+from services.kit.celery import create_celery
 from services.kit.http import client_of, new_session
 from services.kit.metrics import Metrics
 from services.kit.redis import connect
@@ -43,10 +36,12 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
     engine = create_engine(settings.database_url, application_name="optimizer")
     redis = connect(settings.redis_url, settings)
     repository, of_plans = solve_repository(engine, of_plans=False), solve_repository(engine, of_plans=True)
-    queue = TaskQueue(optimizer_celery(settings), redis, QUEUE, TASK)
-    plan_queue = TaskQueue(optimizer_celery(settings, PLAN_QUEUE), redis, PLAN_QUEUE, TASK)
+    queue, plan_queue = (
+        TaskQueue(create_celery(name, settings, LIMITS), redis, name, TASK) for name in (QUEUE, PLAN_QUEUE)
+    )
     trainings = training_repository(engine)
-    training_queue = TaskQueue(training_celery(settings), redis, TRAINING_QUEUE, TRAINING_TASK)
+    training_celery = create_celery(TRAINING_QUEUE, settings, TRAINING_LIMITS)
+    training_queue = TaskQueue(training_celery, redis, TRAINING_QUEUE, TRAINING_TASK)
 
     plan_settings = settings.model_copy(update={"keep_days": settings.plan_solve_keep_days})
 

@@ -105,10 +105,6 @@ def _bound() -> BoundKind:
     )
 
 
-async def _resolved_bound(request: CarbonBoundRequest, sources: Sources) -> CarbonBoundProblem:
-    return await _bound().resolve(request, sources)
-
-
 KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
     kind.name: kind
     for kind in (
@@ -118,7 +114,7 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             request=CarbonBoundRequest,
             problem=CarbonBoundProblem,
             result=CarbonBoundResult,
-            resolve=_resolved_bound,
+            resolve=lambda request, sources: _bound().resolve(request, sources),
             solve=lambda problem, report: _bound().solve(problem, report),
         ),
         SolveKind(

@@ -28,21 +28,15 @@ from services.learning.training import learn
 log = Log(__name__)
 
 
-def training_worker(
-    engine: AsyncEngine,
-    database_url: str,
-    lease_s: float,
-    *,
-    max_jobs: int,
-    models_kept: int,
-) -> Worker:
-    """Return a worker that trains on at most ``max_jobs`` of the newest jobs and keeps a limited number of models."""
+def training_worker(engine: AsyncEngine, settings: OptimizerSettings) -> Worker:
+    """Return a worker that trains on the newest jobs and keeps a limited number of models."""
+    database_url = settings.database_url
 
     def answer(work: WorkRecord, worker: Worker) -> Any:
         if result := worker.ask(lambda: lengths.read_made(database_url, work.id)):
             return result  # by a worker that died before it could say so
         through = datetime.fromisoformat(work.problem["through"])
-        history, ended_s = worker.ask(lambda: lengths.read_history(database_url, through, max_jobs))
+        history, ended_s = worker.ask(lambda: lengths.read_history(database_url, through, settings.train_max_jobs))
         if not len(history):
             raise DomainError("No job has succeeded.")
         last, last_through_s = worker.ask(lambda: lengths.read_in_force(database_url))
@@ -54,8 +48,9 @@ def training_worker(
         }
         jobs, table, is_better = len(history), learned.table, learned.is_better
         made = (through, GROUP_VERSION, jobs, len(table.groups), evaluation, table.to_bytes())
+        kept = settings.models_kept
         stored = worker.ask(
-            lambda: lengths.store_model(database_url, work.id, made, work.claim, models_kept, is_better=is_better)
+            lambda: lengths.store_model(database_url, work.id, made, work.claim, kept, is_better=is_better)
         )
         log.info("lengths.trained", id=work.id, jobs=jobs, active=is_better, stored=stored)
         return {"jobs": jobs, "active": is_better, "evaluation": evaluation}
@@ -64,7 +59,7 @@ def training_worker(
         "training",
         lengths.training_repository(engine),
         answer,
-        lease_s=lease_s,
+        lease_s=settings.lease_s,
         took="train_s",
         is_away=is_connection_error,
         on_lost_claim=leave_process,

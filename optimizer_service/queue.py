@@ -3,11 +3,8 @@
 The last has its own workers, so that a solve that takes minutes does not make a plan late.
 """
 
-from celery import Celery
-
-from optimizer_service.settings import OptimizerSettings
 from services.contracts.solver import MAX_SOLVER_TIME_S
-from services.kit.celery import TaskLimits, create_celery
+from services.kit.celery import TaskLimits
 
 QUEUE = "optimizer"
 TASK = "optimizer.solve"
@@ -17,11 +14,3 @@ TRAINING_TASK = "lengths.train"
 TRAINING_LIMITS = TaskLimits(soft_s=900, hard_s=960)
 # A solve may run its solver twice (an infeasible problem's shortfall is a solve of its own).
 LIMITS = TaskLimits(soft_s=2 * MAX_SOLVER_TIME_S + 60, hard_s=2 * MAX_SOLVER_TIME_S + 120)
-
-
-def optimizer_celery(settings: OptimizerSettings, queue: str = QUEUE) -> Celery:
-    return create_celery(queue, settings, LIMITS)
-
-
-def training_celery(settings: OptimizerSettings) -> Celery:
-    return create_celery(TRAINING_QUEUE, settings, TRAINING_LIMITS)

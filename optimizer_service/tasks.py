@@ -6,18 +6,18 @@ The solves that plans of pools await (``-Q plan-solves``) have workers of their 
 import functools
 
 from optimizer_service.length_model import training_worker
-from optimizer_service.queue import TASK, TRAINING_LIMITS, TRAINING_TASK, optimizer_celery
+from optimizer_service.queue import LIMITS, QUEUE, TASK, TRAINING_LIMITS, TRAINING_TASK
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.worker import solve_worker
 from services.db.database import plain_url
 from services.db.engine import create_engine
 from services.kit.background.worker import Worker
-from services.kit.celery import prepare_worker
+from services.kit.celery import create_celery, prepare_worker
 from services.kit.settings import settings_or_exit
 
 settings = settings_or_exit(OptimizerSettings, database=True)
 plain_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
-app = optimizer_celery(settings)
+app = create_celery(QUEUE, settings, LIMITS)
 prepare_worker("optimizer-worker", settings, app)
 
 
@@ -31,13 +31,7 @@ def _worker() -> Worker:
 @functools.cache
 def _trainer() -> Worker:
     engine = create_engine(settings.database_url, pool_size=1, application_name="optimizer-worker")
-    return training_worker(
-        engine,
-        settings.database_url,
-        settings.lease_s,
-        max_jobs=settings.train_max_jobs,
-        models_kept=settings.models_kept,
-    )
+    return training_worker(engine, settings)
 
 
 @app.task(name=TASK)

@@ -74,8 +74,7 @@ class Forecast:
 def persistence(history: History, origins: Ints, horizon_h: int) -> Floats:
     """Return the 24 hours before each origin, repeated: (origins, hours); with less than a day known, the last value.
 
-    Args:
-        origins: Hours since the beginning of the history.
+    Origins are hours since the beginning of the history.
     """
     back = origins[:, None] - DAY_H + np.arange(horizon_h) % DAY_H
     return history.values[np.where(back >= 0, back, origins[:, None] - 1)]

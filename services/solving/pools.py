@@ -1,5 +1,7 @@
 """Pools of LLM instances and their plans, converted between messages and the core."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from services.contracts import pools
@@ -58,10 +60,7 @@ def incumbent_plan(request: pools.PoolsRequest) -> PoolPlan | None:
     part = next((each for each in request.chosen if plan is not None and each.name == plan.partition), None)
     if plan is None or part is None:
         return None
-    locations, modes, classes = (
-        {each.name: index for index, each in enumerate(names)}
-        for names in (request.locations, request.modes, part.classes)
-    )
+    locations, modes, classes = map(_places, (request.locations, request.modes, part.classes))
     instances = np.zeros((len(locations), len(classes), len(modes)), np.int64)
     kept = np.zeros((len(locations), len(modes)), np.int64)
     for each in plan.instances:
@@ -172,6 +171,10 @@ def _full(request: pools.PoolsRequest, found: Shortfall) -> list[pools.FullGpus]
     ]
 
 
+def _places(named: Sequence[pools.PoolLocation | pools.PoolMode | pools.RequestClass]) -> dict[str, int]:
+    return {each.name: index for index, each in enumerate(named)}
+
+
 def _counts(gpus: list[dict[str, int]], types: list[str]) -> Ints:
     return np.array([[each.get(name, 0) for name in types] for each in gpus], dtype=np.int64)
 
@@ -195,8 +198,7 @@ def _rates(request: pools.PoolsRequest) -> Floats:
 def _running(request: pools.PoolsRequest) -> tuple[Ints, Ints]:
     shape = (len(request.locations), len(request.modes))
     running, locked = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    at_location = {each.name: index for index, each in enumerate(request.locations)}
-    at_mode = {each.name: index for index, each in enumerate(request.modes)}
+    at_location, at_mode = _places(request.locations), _places(request.modes)
     for each in request.running:
         place = at_location[each.location], at_mode[each.mode]
         running[place] += each.instances
@@ -211,7 +213,7 @@ def _region_shares(request: pools.PoolsRequest) -> Floats:
 
 
 def _partition(request: pools.PoolsRequest, part: pools.RequestPartition) -> Partition:
-    at_mode = {mode.name: index for index, mode in enumerate(request.modes)}
+    at_mode = _places(request.modes)
     shape = (len(part.classes), len(request.modes))
     max_qps, power_w, eligible = np.zeros(shape), np.zeros(shape), np.zeros(shape, np.bool_)
     network_ms = np.array(

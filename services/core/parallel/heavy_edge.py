@@ -22,8 +22,7 @@ from services.core.parallel.graph import JobGraph
 def heavy_edge(graph: JobGraph, edges: Edges, servers: Ints) -> Ints | None:
     """Return the server of each replica: (n_vertices,), or None if tensor groups do not fit.
 
-    Args:
-        servers: (n_servers,) free GPUs; together at least the job's.
+    ``servers``: (n_servers,) free GPUs; together at least the job's.
     """
     greedy = _Greedy(graph, edges)
     for server in np.argsort(-servers, kind="stable").tolist():

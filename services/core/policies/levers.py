@@ -129,11 +129,7 @@ class ExplainsLevers(Protocol):
     """A policy that can tell what each of its levers does for a job."""
 
     def levers(self, snapshot: Snapshot, memory: Any, job_id: JobId) -> tuple[Effect, ...]:
-        """Return what each lever does for a waiting or running job.
-
-        Args:
-            memory: The policy's memory, after the round that decided on this cluster.
-        """
+        """Return what each lever does for a waiting or running job; ``memory``: after the cluster's last round."""
         ...
 
 
@@ -148,11 +144,7 @@ class SizeRecord:
 
 
 def width_in_ledger(records: Sequence[SizeRecord], smallest: int, gco2_per_j: float) -> Effect:
-    """Return what its widths did for a finished job, compared with its smallest gang as measured.
-
-    Args:
-        gco2_per_j: What it emitted per joule.
-    """
+    """Return what its widths did for a finished job, against its smallest gang measured, given its gCO2 per joule."""
     done = [each for each in records if each.progress > 0]
     base = next((each for each in done if each.gpus == smallest and each.energy_j > 0 and each.duration_s > 0), None)
     if done and all(each.gpus == smallest for each in done):
@@ -203,11 +195,7 @@ class BatchRecord:
 
 
 def batches_in_ledger(records: Sequence[BatchRecord], gco2_per_j: float) -> Effect:
-    """Return what chosen batches did for a finished job.
-
-    Args:
-        gco2_per_j: What it emitted per joule.
-    """
+    """Return what chosen batches did for a finished job, given its gCO2 per joule."""
     saved_j = sum(each.energy_j * (each.gain - 1.0) for each in records)
     added_s = sum(each.duration_s * (1.0 - each.gain) for each in records)
     detail = "Against the base batch on the same gangs, by the step times measured of its kind; at the same draw."

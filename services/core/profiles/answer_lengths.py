@@ -92,11 +92,7 @@ class AnswerLengths:
                 _learn(context, tokens)
 
     def predict(self, contexts: Sequence[Hashable], long_from: int | None = None) -> LengthPrediction:
-        """Return the predicted length of the answer to a request.
-
-        Args:
-            long_from: The number of tokens from which an answer counts as long; None: none does.
-        """
+        """Return the predicted length of the answer to a request; from ``long_from`` tokens on it is long."""
         shares, known, answers = None, None, 0
         for key in contexts:
             context = self._known(key)

@@ -55,11 +55,6 @@ class JobProfile:
         draw = EnergyModel(axis, np.zeros((21, 21)), unseen, why, believed_draw(board, kind), times)
         return cls(gpu_model, family, draw)
 
-    @property
-    def axis(self) -> ControlKind:
-        """Whether the job is known by clock or by power limit."""
-        return self.model.axis
-
     def foreseen(self, gpus: Any, local_batch: Any, control: Any, nodes: Any) -> tuple[Any, Any]:
         """Return the predicted step time, s, and energy, J, in a configuration; arguments broadcast."""
         if isinstance(self.model, CappedModel):
@@ -75,8 +70,8 @@ class JobProfile:
         Raises:
             DomainError: the points are of the other axis, or inconsistent with the others; ``PointError`` names a row.
         """
-        if new.axis is not self.axis:
-            raise DomainError(f"the job is known by {self.axis.value}, and these points are by {new.axis.value}")
+        if new.axis is not self.model.axis:
+            raise DomainError(f"the job is known by {self.model.axis.value}, and these points are by {new.axis.value}")
         if not len(new):
             return self
         points = new if self.points is None else new.joined(self.points)
@@ -87,7 +82,7 @@ class JobProfile:
         return replace(self, model=model, points=kept, anew_at=anew_at)
 
     def _fitted(self, points: Observations, *, cold: bool) -> JobModel:
-        prior = JobProfile.of(self.gpu_model, self.family, self.axis)
+        prior = JobProfile.of(self.gpu_model, self.family, self.model.axis)
         time_s, energy_j = prior.foreseen(*where_of(points))
         slower = _typical(points.seconds_per_iteration / time_s)
         drawn, hungrier = points.with_energy, 1.0

@@ -24,11 +24,7 @@ EXACT = 0.01  #: A prediction that is off by less than this share of the truth c
 
 
 def group_id(meta: Mapping[str, object]) -> int:
-    """Return the group of a submission, 0 .. 2^63 - 1: equal for equal metadata, whatever its order.
-
-    Args:
-        meta: JSON values, such as user, dataset and command line.
-    """
+    """Return the group of a submission, 0 .. 2^63 - 1: equal for equal metadata, JSON values, whatever its order."""
     text = json.dumps(meta, sort_keys=True, separators=(",", ":"))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 

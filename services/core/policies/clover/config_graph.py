@@ -53,10 +53,7 @@ class ConfigGraph:
 def random_neighbour(graph: ConfigGraph, fits: Bools, gpus: int, rng: np.random.Generator) -> ConfigGraph:
     """Return a graph at most a neighbour's distance from ``graph``, but not equal to it, that can be cut from the GPUs.
 
-    One to four unit edits: some instances are removed at random, and some are added where they fit.
-
-    Args:
-        fits: (variants, 5) where an edge may be.
+    One to four unit edits: some instances are removed at random, and some are added where they fit, (variants, 5).
 
     Raises:
         DomainError: none was found, because nothing fits.

@@ -35,8 +35,7 @@ class MeasuredSearch:
     def next_graph(self, start: Outcome, measured: Sequence[Outcome]) -> tuple[ConfigGraph | None, Outcome]:
         """Return what to measure next, or None once the stopping rules end the search, and the best so far.
 
-        Args:
-            measured: What has been measured since ``start``, in order.
+        ``measured`` is what has been measured since ``start``, in order.
 
         Raises:
             DomainError: the outcomes are not from this search.

@@ -28,10 +28,7 @@ def with_moves(
     """Return the plan with the stops of jobs that are to move, those first that save most.
 
     Nobody moves while jobs are stopping, or while one waits for GPUs that the plan takes from others: where they will
-    come back is not decided yet.
-
-    Args:
-        held: The jobs that wait for greener hours, not for GPUs.
+    come back is not decided yet. ``held``: the jobs that wait for greener hours, not for GPUs.
     """
     jobs, nodes = snapshot.jobs, snapshot.nodes
     stops = {jobs.index[action.job_id]: action for action in plan.actions if isinstance(action, Preempt)}

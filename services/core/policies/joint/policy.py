@@ -281,9 +281,7 @@ def _sizes(snapshot: Snapshot, goes: Ints, known: Known, best: Ints, planned: Bo
     """Return the size of each job to run, best first: the smallest while any job has to wait, else towards its best.
 
     A running gang keeps its size unless another saves more than a restart costs, or its hours are ``planned``.
-
-    Args:
-        best: (n_goes,) the column that each is to have where there is room.
+    ``best``, (n_goes,), is the column that each is to have where there is room.
     """
     jobs, modes, models, capacity = snapshot.jobs, known.modes, known.models, Capacity(snapshot)
     gpus = modes.gpus[goes, 0]

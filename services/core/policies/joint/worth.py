@@ -43,11 +43,7 @@ class Worth:
         return self.hour_wh(which) * self._dirtier[which]
 
     def gang_w(self, job: int | Ints, full_w: float | Floats) -> float | Floats:
-        """Return the same for a gang whose power limit is being chosen, watts.
-
-        Args:
-            full_w: What the gang draws with its hosts at the default limit.
-        """
+        """Return the same for a gang that draws ``full_w`` with its hosts at the default power limit, watts."""
         wh = self._config.hour_share * full_w if self._config.hour_wh is None else self._config.hour_wh
         return wh * self._dirtier[job]
 

@@ -15,8 +15,7 @@ LEAST_RISE, LEAST_FALL = 0.002, 0.01
 def with_ratios(snapshot: Snapshot, known: Mapping[str, float]) -> tuple[Snapshot, Mapping[str, float]]:
     """Return the snapshot with each order's ratio of measured to modelled draw, and these ratios by order.
 
-    Args:
-        known: The ratios of the last round; an order that has none there keeps its own.
+    ``known``: the ratios of the last round; an order that has none there keeps its own.
     """
     if not any(order.bears for order in snapshot.orders):
         return snapshot, {}

@@ -193,6 +193,7 @@ class _Meeting:
     order: PowerOrder
     resizes: bool  #: Whether gangs may become narrower
     draw: Draw = field(init=False)
+    flex: Floats = field(init=False)  #: How much slower each gang may become
     places: Ints = field(init=False)  #: The index of each gang's table
     speed: Floats = field(init=False)  #: As a share of that at the default
     power_w: Floats = field(init=False)
@@ -203,9 +204,8 @@ class _Meeting:
         """Yield the actions within the order, without controls, which are put into ``values``."""
         idle_w, released_w = self._look(self.snapshot.now_s)
         draw, known, rows = self.draw, self.tables.stacked, np.arange(self.draw.jobs.size)
-        flex = flex_of(self.snapshot)[draw.jobs]
         limits_w = np.array([self.order.limit_w, min(self.order.limit_w, self.order.soon_w)]) / self.order.ratio
-        allowed, sizes = self._means(flex, float(limits_w[1]) - idle_w - released_w, self.snapshot.now_s)
+        allowed, sizes = self._means(float(limits_w[1]) - idle_w - released_w, self.snapshot.now_s)
         goes_on = np.where(draw.starts, sizes > 0, sizes == draw.gpus)
         left_w = float(limits_w[0]) - idle_w - draw.stopping_w
         left_w -= float((self._idle_each_w() * (draw.gpus - np.where(goes_on, sizes, 0))).sum())
@@ -216,15 +216,15 @@ class _Meeting:
             speed, self.power_w[row] = self._at_size(row, sizes.item(row))
             self.speed[row] = speed / speed[known.n_values[self.places[row]] - 1]
             draw.gpus[row] = sizes[row]
-        self._set(allowed, flex, goes_on, left_w)
+        self._set(allowed, goes_on, left_w)
         yield from self._changed(changed)
 
     def ahead(self) -> Iterator[Action]:
         """Yield the actions without what the next fall of the limit would stop, where it is better stopped now."""
         snapshot, now_s, stop_s = self.snapshot, self.snapshot.now_s, self.order.falls_s - STOPS_AHEAD_S
         idle_w, released_w = self._look(stop_s)
-        draw, flex = self.draw, flex_of(self.snapshot)[self.draw.jobs]
-        sizes = self._means(flex, self.order.falls_w / self.order.ratio - idle_w - released_w, stop_s)[1]
+        draw, flex = self.draw, self.flex
+        sizes = self._means(self.order.falls_w / self.order.ratio - idle_w - released_w, stop_s)[1]
         last_s, every_s = saves_of(snapshot, draw.jobs)
         goes = (flex > 0) & (sizes < draw.gpus)
         due_s = last_s + every_s
@@ -239,7 +239,7 @@ class _Meeting:
     def least_w(self) -> tuple[float, float]:
         """Return what idle devices and gangs draw where nothing is allowed."""
         idle_w, released_w = self._look(self.snapshot.now_s)
-        allowed, sizes = self._means(flex_of(self.snapshot)[self.draw.jobs], -math.inf, self.snapshot.now_s)
+        allowed, sizes = self._means(-math.inf, self.snapshot.now_s)
         stays, lowest_w = sizes > 0, np.where(allowed, self.power_w, np.inf).min(axis=1, initial=np.inf)
         freed_w = float((self._idle_each_w() * self.draw.gpus)[~stays].sum())
         return idle_w + released_w + freed_w, float(lowest_w[stays].sum())
@@ -261,7 +261,7 @@ class _Meeting:
             rows: list[int] = draw.jobs[ends].tolist()
             ended = {jobs.ids[job] for job in rows}
             starts, draw = [each for each in starts if each.job_id not in ended], draw.of(~ends)
-        self.draw = draw
+        self.draw, self.flex = draw, flex_of(self.snapshot)[draw.jobs]
         speed, self.power_w = (each[:, 0] for each in self.tables.gangs(draw.jobs, draw.models, draw.gpus[:, None]))
         self.places, known = self.tables.places(draw.jobs, draw.models), self.tables.stacked
         highest = speed[np.arange(draw.jobs.size), known.n_values[self.places] - 1, None]
@@ -306,15 +306,14 @@ class _Meeting:
                 at[row] = max(int(np.searchsorted(known.values[place, : at[row] + 1], value + 1e-6)) - 1, 0)
         return np.array(at, dtype=np.int64)
 
-    def _means(self, flex: Floats, left_w: float, at_s: float) -> tuple[Bools, Ints]:
+    def _means(self, left_w: float, at_s: float) -> tuple[Bools, Ints]:
         """Return the values that gangs may have, and their sizes: 0 for those that stop or do not start.
 
         Args:
-            flex: How much slower each gang may become.
             left_w: What gangs may draw once all that stops is gone.
             at_s: When that is, UTC seconds.
         """
-        snapshot, draw = self.snapshot, self.draw
+        snapshot, draw, flex = self.snapshot, self.draw, self.flex
         jobs, rows = snapshot.jobs, np.arange(draw.jobs.size)
         columns: Ints = np.arange(self.speed.shape[1], dtype=np.int64)
         below: Bools = (columns <= self.top[:, None]) & (self.speed > 0)
@@ -367,9 +366,9 @@ class _Meeting:
         reduce(~soft & stoppable & ~draw.starts, narrows=False)
         return allowed, sizes
 
-    def _set(self, allowed: Bools, flex: Floats, goes_on: Bools, left_w: float) -> None:
+    def _set(self, allowed: Bools, goes_on: Bools, left_w: float) -> None:
         """Choose values of gangs, within those allowed: of flexible ones first, then of the others."""
-        at, rows = self.top.copy(), np.arange(self.top.size)
+        at, rows, flex = self.top.copy(), np.arange(self.top.size), self.flex
         for which in (goes_on & (flex > 0), goes_on & (flex == 0)):
             others_w = float(self.power_w[rows, at][goes_on & ~which].sum())
             if which.any():
