@@ -195,10 +195,11 @@ class Supervisor:
         while True:
             await asyncio.sleep(ROTATE_EVERY_S)
             for log in self._log_folder.glob("*.log"):
-                if log.stat().st_size > LOG_BYTES:
-                    with contextlib.suppress(OSError):  # a full disk: then the old lines are what has to go
-                        shutil.copyfile(log, log.with_suffix(".log.1"))
-                    os.truncate(log, 0)
+                with contextlib.suppress(OSError):  # of one log, which is gone by now: the others are looked at
+                    if log.stat().st_size > LOG_BYTES:
+                        with contextlib.suppress(OSError):  # a full disk: then the old lines are what has to go
+                            shutil.copyfile(log, log.with_suffix(".log.1"))
+                        os.truncate(log, 0)
 
 
 class _Child:

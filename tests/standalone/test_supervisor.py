@@ -242,3 +242,15 @@ async def test_a_thousand_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             await until(lambda kills=kills: supervisor.status()[0].restarts == kills and supervisor.status()[0].pid)
             os.kill(supervisor.status()[0].pid, signal.SIGKILL)
         await until(lambda: supervisor.status()[0].restarts == 1_000)
+
+
+async def test_a_log_that_cannot_be_looked_at_leaves_the_others_rotated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOG_BYTES", 1_000)
+    monkeypatch.setattr(module, "ROTATE_EVERY_S", 0.02)
+    (tmp_path / "gone.log").symlink_to(tmp_path / "nowhere")
+    talkative = "touch {name}.ready; while :; do echo a line of text; sleep 0.01; done"
+    async with supervised(tmp_path) as supervisor:
+        await supervisor.start([a_process("one", tmp_path, talkative)])
+        await until((tmp_path / "one.log.1").exists, within_s=10)
