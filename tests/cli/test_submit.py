@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from services.cli.client import Gateway
-from services.cli.commands import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.jobs.scripts import needs_shell, read_script
+from services.cli.jobs.submit import submit_all
 from services.cli.main import app
+from services.contracts.jobs import MAX_BATCH_JOBS, JobSpec
 from tests.cli.conftest import Run
 
 
@@ -379,3 +381,27 @@ def test_two_files_of_specs_are_two_submissions(run: Run, tmp_path: Path) -> Non
     (tmp_path / "a.yaml").write_text("name: a\ncommand: ['true']\n")
     with pytest.raises(CliError, match="one FILE of specs at a time, not 2"):
         run("submit", "a.yaml", "a.yaml")
+
+
+class Refusing:
+    """A gateway that takes one batch of jobs and refuses the next."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def call(self, _: str, path: str, *, body: Any, headers: Any) -> Any:
+        if self.taken:
+            raise CliError("too many jobs", EXIT_REFUSED)
+        self.taken = len(body.jobs)
+        return {"jobs": [{"id": f"job_{number}"} for number in range(self.taken)]}
+
+
+def test_jobs_that_were_accepted_before_a_batch_was_refused_are_named() -> None:
+    specs = [JobSpec(name="a", command=["true"])] * (MAX_BATCH_JOBS + 1)
+
+    with pytest.raises(CliError, match="too many jobs") as refused:
+        submit_all(Refusing(), specs, "key")  # type: ignore[arg-type]
+
+    assert refused.value.exit_code == EXIT_REFUSED
+    assert f"{MAX_BATCH_JOBS} of {MAX_BATCH_JOBS + 1} jobs are accepted" in str(refused.value)
+    assert "--idempotency-key key" in str(refused.value)

@@ -186,7 +186,14 @@ def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | No
     for number, start in enumerate(range(0, len(specs), MAX_BATCH_JOBS)):
         batch = JobBatch(jobs=specs[start : start + MAX_BATCH_JOBS])
         headers = {"idempotency-key": f"{key}-{number}"}
-        accepted += gateway.call("POST", "/v1/jobs:batch", body=batch, headers=headers)["jobs"]
+        try:
+            accepted += gateway.call("POST", "/v1/jobs:batch", body=batch, headers=headers)["jobs"]
+        except CliError as error:
+            if not accepted:
+                raise
+            before = f"{len(accepted)} of {len(specs)} jobs are accepted, {accepted[0]['id']} to {accepted[-1]['id']}"
+            again = f"--idempotency-key {key} submits the others"
+            raise CliError(f"{error}\n{before}; the same with {again}", error.exit_code, error.code) from error
     return accepted
 
 
