@@ -92,6 +92,8 @@ def parameter_value(text: str) -> Any:
 
 
 def _pairs(file: Path) -> list[list[float]]:
+    from services.simulator.readers.text import moment_s
+
     pairs: list[list[float]] = []
     for at, (line, row) in enumerate(read_cells(file)):
         try:
@@ -124,18 +126,6 @@ def refuse_dropped(file: Path, report: ReadReport) -> None:
         raise CliError(f"{file}, line {lines[0]}: {reason}", EXIT_USAGE)
 
 
-def moment_s(text: str) -> float:
-    """Return a number as it is, or an ISO 8601 date and time (UTC without an offset) in seconds.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    try:
-        return float(text)
-    except ValueError:
-        return _utc(text).timestamp()
-
-
 def utc_time(text: str | None, option: str) -> datetime | None:
     """Return a date, or a date and time, in ISO 8601 and UTC unless it says otherwise; None where none was given."""
     try:
@@ -156,20 +146,25 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _CLOCK = re.compile(r"(?:(\d+)-(?=(?:[01]?\d|2[0-3]):))?(\d+):([0-5]\d)(?::([0-5]\d))?")
 
 
+LONGEST_S = 100 * 366 * 86_400.0  #: What is longer leads beyond the calendar
+
+
 def duration_s(text: str, option: str) -> float:
     """Return a duration in seconds: ``90``, ``90s``, ``15m``, ``6h``, ``2d``, ``HH:MM:SS`` or ``HH:MM``, or with days
     before these, ``D-HH:MM:SS``.
     """
+    seconds = LONGEST_S
     if clock := _CLOCK.fullmatch(text.strip()):
-        days, hours, minutes, seconds = clock.groups()
-        return int(days or 0) * 86_400.0 + int(hours) * 3_600.0 + int(minutes) * 60.0 + int(seconds or 0)
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or found[2] not in _UNITS_S:
+        days, *parts = (int(part or 0) for part in clock.groups())
+        seconds = days * 86_400.0 + sum(part * size for part, size in zip(parts, (3_600, 60, 1), strict=True))
+    elif (found := _DURATION.fullmatch(text.strip().lower())) and found[2] in _UNITS_S:
+        seconds = float(found[1]) * _UNITS_S[found[2]]
+    if seconds >= LONGEST_S:
         raise CliError(
             f"{option}: {text!r} is not a duration; write 90 (seconds), 90s, 15m, 6h, 2d, 06:00:00 or 1-06:00:00",
             EXIT_USAGE,
         )
-    return float(found[1]) * _UNITS_S[found[2]]
+    return seconds
 
 
 def time_of(text: str, option: str, now: datetime) -> datetime:

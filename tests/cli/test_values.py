@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from lab.commands.fit import read_points
 from services.cli.commands import CliError
 from services.cli.serving.pools import LOG_COLUMNS, _read_log
-from services.cli.values import parameter_value, text_of
+from services.cli.values import parameter_value, past_time, text_of, time_of
 
 
 def test_a_value_is_json_or_text() -> None:
@@ -86,3 +87,10 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, content
     with pytest.raises(CliError) as caught:
         text_of(file)
     assert str(caught.value) == f"{file} cannot be read: {reason}"
+
+
+@pytest.mark.parametrize("text", ["9999999d", "999999999:00", "99999999999999999999w"])
+def test_a_length_that_no_calendar_has_is_refused(text: str) -> None:
+    for read in (lambda: past_time(text, "--since"), lambda: time_of(f"+{text}", "--from", datetime.now(UTC))):
+        with pytest.raises(CliError, match="is not a duration"):
+            read()

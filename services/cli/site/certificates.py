@@ -1,7 +1,6 @@
 """An installation's own certificate authority: made once, it issues a certificate for each host."""
 
 import ipaddress
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ import typer
 
 from services.cli.commands import EXIT_FAILED, EXIT_USAGE, CliError, Group
 from services.cli.output import console
+from services.kit import files
 
 Folder = Annotated[Path, typer.Option("--folder", help="Where the authority is, and what it issues.")]
 DEFAULT_FOLDER = Path("ca")
@@ -146,10 +146,6 @@ def _write(folder: Path, name: str, key: Any, made: Any, signing_key: Any = None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for suffix, content, mode in (("key", private, 0o600), ("crt", public, 0o644)):
-            path = folder / f"{name}.{suffix}"
-            draft = path.with_name(f".{path.name}.new")
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-                file.write(content)
-            draft.replace(path)
+            files.replace(folder / f"{name}.{suffix}", content, mode=mode)
     except OSError as error:
         raise CliError(f"{error.filename}: {error.strerror}", EXIT_FAILED) from error
