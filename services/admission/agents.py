@@ -1,7 +1,7 @@
 """How admission reaches the nodes' agents: where each one is, and the token that tells it who is asking."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import aiohttp
 
@@ -33,13 +33,12 @@ class AgentTokens:
 
     def __init__(self, credential: Credential, shared_token: str) -> None:
         """Take the token that agents of the previous release ask for; empty if there are none."""
-        self._credential = credential
         self._shared = next(iter(roots_of(shared_token)), b"").decode()
-        self._outgoing = lru_cache(MOST_NODES)(outgoing_to_node)
+        self._outgoing = lru_cache(MOST_NODES)(partial(outgoing_to_node, credential))
 
     def headers(self, node_id: str, agent: Agent, identity: Identity | None = None) -> dict[str, str]:
         """Return the headers for a request to a node, on behalf of ``identity`` or of admission itself."""
         if not agent.enrolment:
             shared = {"authorization": f"Bearer {self._shared}"} if self._shared else {}
             return shared if identity is None else {**shared, OLD_KEY_HEADER: identity.key_id}
-        return self._outgoing(self._credential, node_id, agent.enrolment).headers(identity)
+        return self._outgoing(node_id, agent.enrolment).headers(identity)
