@@ -101,7 +101,8 @@ class JobProfile:
         parameters = prior.model.throughput.parameters._asdict()
         speed = np.array([slower * value if name in TIMES else value for name, value in parameters.items()])
         times = fit_throughput(points, belief=speed, warm=None if cold else self.model.throughput.parameters)
-        draw = _hungrier(prior.model.parameters, hungrier)
+        scaled = [not name.startswith(("alpha", "theta", "beta", "f0")) for name in EnergyParameters._fields]
+        draw = np.array(prior.model.parameters) * np.where(scaled, hungrier, 1.0)
         if not drawn.any():
             return replace(prior.model, parameters=EnergyParameters(*draw.tolist()), throughput=times)
         return fit_energy(points, times, belief=draw, warm=None if cold else self.model.parameters)
@@ -109,8 +110,3 @@ class JobProfile:
 
 def _typical(ratio: Floats) -> float:
     return float(np.exp(np.median(np.log(ratio))))
-
-
-def _hungrier(draw: EnergyParameters, factor: float) -> Floats:
-    batch = [name.startswith(("alpha", "theta", "beta", "f0")) for name in EnergyParameters._fields]
-    return np.array(draw) * np.where(batch, 1.0, factor)

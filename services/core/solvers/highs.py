@@ -67,20 +67,21 @@ def _answer(solver: highspy.Highs, model: LinearModel, note: str) -> Solution:
     whole = bool(model.integer.any())
     has_point = status == _STATUS.kOptimal or info.primal_solution_status == _FEASIBLE_POINT
     values = np.array(solver.getSolution().col_value) if has_point else None
+    bound, costs = info.mip_dual_bound if whole else None, None
     if status == _STATUS.kOptimal:
-        bound = info.mip_dual_bound if whole else info.objective_function_value
-        found = solution_of(model, SolveStatus.OPTIMAL, Backend.HIGHS, values=values, bound=bound, note=note)
-        return found if whole else replace(found, reduced_costs=np.array(solver.getSolution().col_dual))
-    if status == _STATUS.kInfeasible:
-        return solution_of(model, SolveStatus.INFEASIBLE, Backend.HIGHS, note=note)
-    if status == _STATUS.kUnbounded:
-        return solution_of(model, SolveStatus.UNBOUNDED, Backend.HIGHS, note=note)
-    if status in _STOPPED:
+        ended = SolveStatus.OPTIMAL
+        if not whole:
+            bound, costs = info.objective_function_value, np.array(solver.getSolution().col_dual)
+    elif status in (_STATUS.kInfeasible, _STATUS.kUnbounded):
+        values = bound = None
+        ended = SolveStatus.INFEASIBLE if status == _STATUS.kInfeasible else SolveStatus.UNBOUNDED
+    elif status in _STOPPED:
         ended = SolveStatus.TIME_LIMIT if values is None else SolveStatus.FEASIBLE
-        bound = info.mip_dual_bound if whole else None
-        return solution_of(model, ended, Backend.HIGHS, values=values, bound=bound, note=note)
-    reason = f"HiGHS ended with: {solver.modelStatusToString(status)}"
-    return solution_of(model, SolveStatus.FAILED, Backend.HIGHS, note=f"{note}; {reason}" if note else reason)
+    else:
+        reason = f"HiGHS ended with: {solver.modelStatusToString(status)}"
+        ended, values, bound, note = SolveStatus.FAILED, None, None, f"{note}; {reason}" if note else reason
+    found = solution_of(model, ended, Backend.HIGHS, values=values, bound=bound, note=note)
+    return replace(found, reduced_costs=costs)
 
 
 def relaxation_bound(model: LinearModel, time_limit_s: float | None) -> float | None:

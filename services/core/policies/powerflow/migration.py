@@ -13,7 +13,7 @@ Source: PowerFlow section 5.3 asks for migration; what it may cost is ours.
 """
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,81 +50,68 @@ def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: 
         if jobs.phase[job] == Phase.QUEUED and jobs.ids[job] not in started and jobs.eligible[job].any()
     ]
     candidates = sorted(set(on) - fixed, key=lambda node: (int(jobs.gpus[on[node]].sum()), node))
-    found: list[int] = []
+    found, moving = list[int](), _Moving(snapshot, starts, view, config, on)
     if waits:
-        found = _for_a_gang(snapshot, starts, view, config, on, candidates, waits[0])
+        found = moving.for_a_gang(candidates, waits[0])
     elif config.power_down and snapshot.idle_w.size and not stopped:
-        found = _for_a_node(snapshot, starts, view, config, on, candidates)
+        found = moving.for_a_node(candidates)
     return [Preempt(jobs.ids[job], Reason.DEFRAGMENTATION, int(jobs.gpus[job])) for job in found]
 
 
-def _for_a_gang(
-    snapshot: Snapshot,
-    starts: list[Start],
-    view: View,
-    config: PowerflowConfig,
-    on: dict[int, list[int]],
-    candidates: list[int],
-    waiting: tuple[int, int],
-) -> list[int]:
-    """Return the jobs to move off a node so that the first waiting gang finds a block there."""
-    nodes, (job, gpus) = snapshot.nodes, waiting
-    model = int(view.gpu_model[np.flatnonzero(view.jobs == job)[0]])
-    fits = [node for node in candidates if nodes.gpu_model[node] == model and nodes.gpus[node] >= gpus]
-    if not fits or int(nodes.free_gpus[nodes.gpu_model == model].sum()) < gpus:
+@dataclass(frozen=True)
+class _Moving:
+    snapshot: Snapshot
+    starts: list[Start]
+    view: View
+    config: PowerflowConfig
+    on: dict[int, list[int]]  #: The jobs that may move, by node
+
+    def for_a_gang(self, candidates: list[int], waiting: tuple[int, int]) -> list[int]:
+        """Return the jobs to move off a node so that the first waiting gang finds a block there."""
+        nodes, on, (job, gpus) = self.snapshot.nodes, self.on, waiting
+        model = int(self.view.gpu_model[np.flatnonzero(self.view.jobs == job)[0]])
+        fits = [node for node in candidates if nodes.gpu_model[node] == model and nodes.gpus[node] >= gpus]
+        if not fits or int(nodes.free_gpus[nodes.gpu_model == model].sum()) < gpus:
+            return []
+        saved_s = min(max(map(self._left_s, on[node])) for node in fits)
+        for node in fits:
+            cost_s = self.config.resize_gain * self.config.restart_s * len(on[node])
+            if cost_s <= saved_s and self._find_room(on[node], node, asleep=True):
+                return on[node]
         return []
-    saved_s = min(max(_left_s(snapshot, view, each) for each in on[node]) for node in fits)
-    for node in fits:
-        cost_s = config.resize_gain * config.restart_s * len(on[node])
-        if cost_s <= saved_s and _find_room(snapshot, starts, on[node], node, asleep=True):
-            return on[node]
-    return []
 
+    def for_a_node(self, candidates: list[int]) -> list[int]:
+        """Return the jobs of a node that is worth emptying."""
+        snapshot, nodes, jobs, tables = self.snapshot, self.snapshot.nodes, self.snapshot.jobs, self.view.tables
+        for node in (node for node in candidates if nodes.may_sleep[node]):
+            on, model = self.on[node], int(nodes.gpu_model[node])
+            saved_j = float(snapshot.idle_w[model]) * int(nodes.gpus[node]) * max(map(self._left_s, on))
+            drawn_w = sum(float(tables.gang(job, model, int(jobs.gpus[job]))[1][-1]) for job in on)
+            cost_j = self.config.resize_gain * self.config.restart_s * drawn_w
+            if saved_j >= cost_j and self._find_room(on, node, asleep=False):
+                return on
+        return []
 
-def _for_a_node(
-    snapshot: Snapshot,
-    starts: list[Start],
-    view: View,
-    config: PowerflowConfig,
-    on: dict[int, list[int]],
-    candidates: list[int],
-) -> list[int]:
-    """Return the jobs of a node that is worth emptying."""
-    nodes, jobs = snapshot.nodes, snapshot.jobs
-    for node in candidates:
-        if not nodes.may_sleep[node]:
-            continue
+    def _find_room(self, moved: list[int], node: int, *, asleep: bool) -> bool:
+        """Whether all these jobs find free blocks on other nodes: ones in use, or, to help a gang, also empty ones."""
+        nodes, held = self.snapshot.nodes, self.snapshot.jobs.gpus
+        usable = nodes.schedulable & (asleep | (~nodes.asleep & (nodes.free_gpus < nodes.gpus)))
+        usable[node] = False
+        elsewhere = replace(self.snapshot, nodes=replace(nodes, schedulable=usable))
+        free = FreeDevices(elsewhere.nodes)
+        for start in self.starts:
+            shares = [(nodes.index[share.node_id], share.devices) for share in start.placement.shares]
+            if all(usable[at] for at, _ in shares):
+                free.take_devices(shares)
         model = int(nodes.gpu_model[node])
-        idle_w = float(snapshot.idle_w[model]) * int(nodes.gpus[node])
-        saved_j = idle_w * max(_left_s(snapshot, view, job) for job in on[node])
-        drawn_w = sum(float(view.tables.gang(job, model, int(jobs.gpus[job]))[1][-1]) for job in on[node])
-        if saved_j >= config.resize_gain * config.restart_s * drawn_w and _find_room(
-            snapshot, starts, on[node], node, asleep=False
-        ):
-            return on[node]
-    return []
+        widest_first = sorted(moved, key=lambda job: -int(held[job]))
+        return all(buddy(elsewhere, job, int(held[job]), model, free) is not None for job in widest_first)
 
-
-def _find_room(snapshot: Snapshot, starts: list[Start], moved: list[int], node: int, *, asleep: bool) -> bool:
-    """Whether all these jobs find free blocks on other nodes: ones in use, or, to help a gang, also empty ones."""
-    nodes = snapshot.nodes
-    usable = nodes.schedulable & (asleep | (~nodes.asleep & (nodes.free_gpus < nodes.gpus)))
-    usable[node] = False
-    elsewhere = replace(snapshot, nodes=replace(nodes, schedulable=usable))
-    free = FreeDevices(elsewhere.nodes)
-    for start in starts:
-        shares = [(nodes.index[share.node_id], share.devices) for share in start.placement.shares]
-        if all(usable[at] for at, _ in shares):
-            free.take_devices(shares)
-    model = int(nodes.gpu_model[node])
-    widest_first = sorted(moved, key=lambda job: -int(snapshot.jobs.gpus[job]))
-    return all(buddy(elsewhere, job, int(snapshot.jobs.gpus[job]), model, free) is not None for job in widest_first)
-
-
-def _left_s(snapshot: Snapshot, view: View, job: int) -> float:
-    """Return how long a running job still takes at its present size; one of unknown length is assumed half done."""
-    row = int(np.flatnonzero(view.jobs == job)[0])
-    work_s = float(view.work_s[row])
-    if not np.isfinite(work_s):
-        return snapshot.now_s - float(snapshot.jobs.waiting_since_s[job])
-    return work_s / float(view.tables.gang(job, int(view.gpu_model[row]), int(snapshot.jobs.gpus[job]))[0][-1])
+    def _left_s(self, job: int) -> float:
+        """Return how long a running job still takes at its size; one of unknown length is assumed half done."""
+        view, jobs = self.view, self.snapshot.jobs
+        row = int(np.flatnonzero(view.jobs == job)[0])
+        work_s = float(view.work_s[row])
+        if not np.isfinite(work_s):
+            return self.snapshot.now_s - float(jobs.waiting_since_s[job])
+        return work_s / float(view.tables.gang(job, int(view.gpu_model[row]), int(jobs.gpus[job]))[0][-1])
