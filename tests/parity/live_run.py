@@ -23,7 +23,7 @@ import asyncpg
 import numpy as np
 
 from services.core.cycle import run_cycle as rounds
-from services.core.cycle.plan import Action, Preempt, SetPowerLimit, Start
+from services.core.cycle.plan import Action, Preempt, SetControl, Start
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
@@ -124,8 +124,8 @@ def told(action: Action) -> str:
             return f"{action.job_id} starts {'beside another ' if action.shares else ''}on {where}"
         case Preempt():
             return f"{action.job_id} stops, comes back with {action.next_gpus}"
-        case SetPowerLimit():
-            return f"{action.job_id} gets {action.power_limit_w} W"
+        case SetControl(kind=ControlKind.POWER_LIMIT):
+            return f"{action.job_id} gets {action.value} W"
         case _:
             return ""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import fields, replace
 from itertools import compress
+from typing import TypeGuard
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Preempt, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import Action, Hold, Plan, Preempt, SetControl, Start
 from services.core.cycle.policy import StatelessPolicy
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, JobTable, Saves, Snapshot
@@ -50,11 +51,19 @@ def ordered(snapshot: Snapshot, limit_w: float, flex: list[float], *, stands: bo
     )
 
 
+def is_limit(action: Action) -> TypeGuard[SetControl]:
+    return isinstance(action, SetControl) and action.kind is ControlKind.POWER_LIMIT
+
+
+def limits_of(plan: Plan) -> dict[JobId, float | None]:
+    return {each.job_id: each.value for each in plan.actions if is_limit(each)}
+
+
 def drawn_w(snapshot: Snapshot, plan: Plan, *, stopping: bool = False) -> float:
     """Return what gangs and free devices draw by the layer's models once a plan is carried out, watts."""
     tables = OrderTables.of_round(snapshot)
     draw = draw_of(snapshot, plan.actions, tables)
-    limits = {each.job_id: each.value for each in plan.actions if isinstance(each, SetPowerLimit)}
+    limits = limits_of(plan)
     watts = draw.stopping_w if stopping else 0.0
     for job, model, gpus, starts in zip(draw.jobs, draw.models, draw.gpus, draw.starts, strict=True):
         table, job_id = tables.of(int(job), int(model)), snapshot.jobs.ids[int(job)]
@@ -135,8 +144,8 @@ def test_an_order_is_met_in_the_stated_order_of_means(
     hard = {job_id for job_id, at in index.items() if jobs.flex[at] == 0}
     if any(each.job_id in hard for each in by_order):
         tables = OrderTables.of_round(snapshot)
-        limits = {each.job_id: each.value for each in plan.actions if isinstance(each, SetPowerLimit)}
-        slowed = any(each.job_id in hard for each in by_order if isinstance(each, SetPowerLimit | SetClock))
+        limits = limits_of(plan)
+        slowed = any(each.job_id in hard for each in by_order if isinstance(each, SetControl))
         for each in draw_of(snapshot, plan.actions, tables).jobs.tolist():
             if jobs.ids[each] in hard:
                 continue
@@ -224,12 +233,12 @@ def test_what_an_order_has_set_is_not_set_again(first: Snapshot, share: float, f
     policy, free = build_policy("fifo", {}), ordered(first, math.inf, flex)
     snapshot = ordered(first, share * max(drawn_w(free, Plan(first.version, ())), 1.0), flex)
     plan = run_under_orders(policy, snapshot, policy.initial()).plan
-    assume(all(isinstance(each, SetPowerLimit) for each in plan.actions))
+    assume(all(is_limit(each) for each in plan.actions))
 
     jobs = snapshot.jobs
     now, before = jobs.power_limit_w.copy(), jobs.unordered_w.copy()
     for each in plan.actions:
-        assert isinstance(each, SetPowerLimit)
+        assert is_limit(each)
         at = jobs.index[each.job_id]
         now[at] = math.nan if each.value is None else math.nextafter(each.value, 0)
         before[at] = np.nan_to_num(jobs.gpu_power_w[at])
@@ -254,14 +263,14 @@ def test_an_order_that_ends_leaves_the_policys_values(name: str, first: Snapshot
     plan = run_under_orders(policy, replace(free, jobs=left), policy.initial()).plan
     wanted = run_cycle(policy, free, policy.initial()).plan
 
-    own = {each.job_id: each for each in wanted.actions if isinstance(each, SetPowerLimit)}
+    own = limits_of(wanted)
     stops = {each.job_id for each in plan.actions if isinstance(each, Preempt)}
     for at in np.flatnonzero(holds).tolist():
         job_id = jobs.ids[at]
         if jobs.phase[at] == PREEMPTING or job_id in stops:
             continue
-        found = [each for each in plan.actions if isinstance(each, SetPowerLimit | SetClock) and each.job_id == job_id]
-        assert [each.value for each in found] == [own[job_id].value if job_id in own else None]
+        found = [each for each in plan.actions if isinstance(each, SetControl) and each.job_id == job_id]
+        assert [each.value for each in found] == [own.get(job_id)]
 
 
 @pytest.mark.parametrize("name", EVERYONE)
@@ -308,7 +317,7 @@ def test_a_device_that_two_gangs_share_is_set_by_one_of_them() -> None:
     snapshot = ordered(a_snapshot(jobs, [a_node("n0", gpus=1)]), 250.0, [0.5, 0.5])
     plan = run_under_orders(Packing(), snapshot, None).plan
     assert [each.job_id for each in plan.actions if isinstance(each, Start)] == ["guest"]
-    assert [each.job_id for each in plan.actions if isinstance(each, SetPowerLimit)] == ["host"]
+    assert [*limits_of(plan)] == ["host"]
 
 
 def test_of_gangs_alike_that_which_has_just_saved_pauses() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, SetControl, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sharing import hosts_and_guests
 from services.core.cycle.snapshot import RUNNING, STARTING, JobTable, Phase, Snapshot, Trigger
@@ -95,7 +95,7 @@ def only_who_says_so_sets_controls_or_powers_nodes(rounds: Rounds, data: st.Data
     first, second = (with_controls(each) for each in rounds.snapshots)
 
     for plan in rounds.again(first, second):
-        sets = [each for each in plan.actions if isinstance(each, SetPowerLimit | SetClock | ProfileControls)]
+        sets = [each for each in plan.actions if isinstance(each, SetControl | ProfileControls)]
         assert policy_entry(rounds.name).sets_controls or not sets
         assert policy_entry(rounds.name).powers_nodes or not plan.nodes
 

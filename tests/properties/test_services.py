@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, SetControl, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.services import place_services
 from services.core.cycle.snapshot import NodeTable, Phase, Snapshot
@@ -61,7 +61,7 @@ def test_a_merged_plan_holds_and_leaves_services_to_themselves(
     for service in snapshot.services:
         (action,) = (each for each in plan.actions if each.job_id == service.job_id)
         assert isinstance(action, Start | Hold), "started or told why not, and never set"
-        assert not isinstance(action, SetPowerLimit | SetClock | ProfileControls)
+        assert not isinstance(action, SetControl | ProfileControls)
 
 
 @every_policy

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from services.contracts.commands import SetDevices, StartGang
-from services.core.cycle.plan import Plan, SetClock, SetPowerLimit
+from services.core.cycle.plan import Plan, SetControl
 from services.core.cycle.snapshot import Snapshot
+from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
@@ -34,8 +35,8 @@ class Setter(Fifo):
         actions: list[Any] = list(plan.actions)
         for job_id, (power_limit_w, clock_mhz) in self.wants.items():
             if JobId(job_id) in snapshot.jobs.ids:
-                actions.append(SetPowerLimit(JobId(job_id), power_limit_w, Reason.LEAST_COST))
-                actions.append(SetClock(JobId(job_id), clock_mhz, Reason.LEAST_COST))
+                actions.append(SetControl(JobId(job_id), ControlKind.POWER_LIMIT, power_limit_w, Reason.LEAST_COST))
+                actions.append(SetControl(JobId(job_id), ControlKind.CLOCK, clock_mhz, Reason.LEAST_COST))
         return Plan(plan.snapshot_version, tuple(actions)), memory
 
 
@@ -171,4 +172,6 @@ async def test_settings_that_redis_lost_are_sent_again(postgres_url: str, redis_
 async def test_a_gang_that_is_gone_makes_the_plan_stale(world: World) -> None:
     async with world.database.transaction() as connection:
         with pytest.raises(NoSuchGangError):
-            await set_gangs(connection, [SetPowerLimit(JobId("job_gone"), 150.0, Reason.LEAST_COST)])
+            await set_gangs(
+                connection, [SetControl(JobId("job_gone"), ControlKind.POWER_LIMIT, 150.0, Reason.LEAST_COST)]
+            )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Action, Plan, Preempt, ProfileControls, SetClock, SetPowerLimit
+from services.core.cycle.plan import Action, Plan, Preempt, ProfileControls, SetControl
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
@@ -24,7 +24,7 @@ from tests.support.workloads import START_S, a_trace, a_workload
 LIMITS = ControlCurve(np.array([100.0, 200.0]), np.array([0.5, 1.0]), np.array([90.0, 200.0]))
 CLOCKS = ControlCurve(np.array([600.0, 1200.0]), np.array([0.25, 1.0]), np.array([80.0, 200.0]))
 J = JobId("j0000000")
-LESS = SetPowerLimit(J, 100.0, Reason.LEAST_COST)
+LESS = SetControl(J, ControlKind.POWER_LIMIT, 100.0, Reason.LEAST_COST)
 
 
 class Scripted(Fifo):
@@ -76,7 +76,9 @@ def test_a_limit_set_at_the_start_slows_the_gang_and_cools_it() -> None:
 def test_a_change_settles_what_was_done_before_it() -> None:
     jobs = a_workload([(0.0, 3_600.0, 1)], [a_kind()])
 
-    result, policy = run(jobs, {1_200: [LESS], 1_800: [SetPowerLimit(J, None, Reason.DEFAULT_CONTROL)]})
+    result, policy = run(
+        jobs, {1_200: [LESS], 1_800: [SetControl(J, ControlKind.POWER_LIMIT, None, Reason.DEFAULT_CONTROL)]}
+    )
 
     assert result.avg_jct_s == pytest.approx(3_600.0 + 300.0)
     assert result.columns.energy_j[0] == pytest.approx(200 * 1_200 + 90 * 600 + 200 * 2_100)
@@ -90,7 +92,7 @@ def test_a_change_settles_what_was_done_before_it() -> None:
 
 
 def test_of_two_settings_the_slower_decides_and_both_are_shown() -> None:
-    actions = [LESS, SetClock(J, 600, Reason.LEAST_COST)]
+    actions = [LESS, SetControl(J, ControlKind.CLOCK, 600, Reason.LEAST_COST)]
 
     result, policy = run(a_workload([(0.0, 3_600.0, 1)], [a_kind()]), {0: actions})
 
@@ -119,7 +121,7 @@ def test_work_since_the_last_checkpoint_is_lost_across_settings() -> None:
     jobs = a_workload([(0.0, 7_200.0, 1)], [a_kind(checkpoint_s=500.0)])
     script: dict[float, list[Action]] = {
         1_800: [LESS],
-        3_300: [SetPowerLimit(J, None, Reason.DEFAULT_CONTROL)],
+        3_300: [SetControl(J, ControlKind.POWER_LIMIT, None, Reason.DEFAULT_CONTROL)],
         3_600: [Preempt(J, Reason.OUTRANKED, 1)],
     }
 
@@ -151,7 +153,7 @@ def test_a_decision_ends_a_measurement_and_another_may_begin() -> None:
     jobs = a_workload([(0.0, 3_600.0, 1)], [a_kind()])
     script: dict[float, list[Action]] = {
         0: [profile_it],
-        150: [SetClock(J, None, Reason.DEFAULT_CONTROL)],
+        150: [SetControl(J, ControlKind.CLOCK, None, Reason.DEFAULT_CONTROL)],
         180: [profile_it],
     }
 

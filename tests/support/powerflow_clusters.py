@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import Plan, SetControl, Start
 from services.core.cycle.snapshot import Gangs, Phase, Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.controls import ControlKind
@@ -91,8 +91,8 @@ def an_hour_on(snapshot: Snapshot, plan: Plan, *, ended: float, seed: int = 4) -
             placements[job] = action.placement
             for share in action.placement.shares:
                 free[nodes.index[share.node_id]] -= set(share.devices)
-        elif isinstance(action, SetPowerLimit | SetClock) and columns["gpus"][job]:
-            column = "power_limit_w" if isinstance(action, SetPowerLimit) else "clock_mhz"
+        elif isinstance(action, SetControl) and columns["gpus"][job]:
+            column = "power_limit_w" if action.kind is ControlKind.POWER_LIMIT else "clock_mhz"
             columns[column][job] = np.nan if action.value is None else action.value
     runs = columns["gpus"] > 0
     columns["remaining_s"] *= np.where(runs, 0.9, 1.0)

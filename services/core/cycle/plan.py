@@ -7,7 +7,7 @@ ranking stays the same.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId
@@ -63,33 +63,13 @@ class Hold(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SetPowerLimit:
-    """Cap the power of each GPU of a gang; None restores the default, at which a gang begins."""
+class SetControl:
+    """Set a control of each GPU of a gang; None restores the default, at which a gang begins."""
 
     job_id: JobId
-    power_limit_w: float | None
+    kind: ControlKind
+    value: float | None  #: Watts, or whole MHz
     reason: Reason
-    kind: ClassVar[ControlKind] = ControlKind.POWER_LIMIT
-
-    @property
-    def value(self) -> float | None:
-        """The control value in its kind's unit (watts)."""
-        return self.power_limit_w
-
-
-@dataclass(frozen=True, slots=True)
-class SetClock:
-    """Lock the clock of each GPU of a gang; None restores the default, at which a gang begins."""
-
-    job_id: JobId
-    clock_mhz: int | None
-    reason: Reason
-    kind: ClassVar[ControlKind] = ControlKind.CLOCK
-
-    @property
-    def value(self) -> float | None:
-        """The control value in its kind's unit (MHz)."""
-        return self.clock_mhz
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +85,19 @@ class ProfileControls:
     reason: Reason = Reason.PROFILING
 
 
-Control = SetPowerLimit | SetClock | ProfileControls
+Control = SetControl | ProfileControls
 Action = Start | Preempt | Hold | Control
-ACTION_NAMES: dict[type, str] = {
-    Start: "start",
-    Preempt: "preempt",
-    Hold: "hold",
-    SetPowerLimit: "set_power_limit",
-    SetClock: "set_clock",
-    ProfileControls: "profile_settings",
-}
-"""As records and the public API name them."""
+ACTION_NAMES: dict[type, str] = {Start: "start", Preempt: "preempt", Hold: "hold", ProfileControls: "profile_settings"}
 
 
-def set_to(job_id: JobId, kind: ControlKind, value: float | None, reason: Reason) -> SetPowerLimit | SetClock:
-    """Return the action that sets one kind of control, with the value in its unit."""
-    if kind is ControlKind.POWER_LIMIT:
-        return SetPowerLimit(job_id, value, reason)
-    return SetClock(job_id, None if value is None else round(value), reason)
+def name_of(action: Action) -> str:
+    """Return what records and the public API call an action."""
+    return f"set_{action.kind.value}" if isinstance(action, SetControl) else ACTION_NAMES[type(action)]
+
+
+def set_to(job_id: JobId, kind: ControlKind, value: float | None, reason: Reason) -> SetControl:
+    """Return the action that sets a control; clocks are rounded."""
+    return SetControl(job_id, kind, value if value is None or kind is not ControlKind.CLOCK else round(value), reason)
 
 
 @dataclass(frozen=True, slots=True)

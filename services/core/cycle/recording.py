@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileControls, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import Action, Plan, ProfileControls, SetControl, Start, name_of
 from services.core.cycle.snapshot import Curves, Gangs, ServiceInstance, SliceJob, Snapshot
 from services.core.domain.carbon import CarbonOutlook
+from services.core.domain.controls import ControlKind
 from services.core.domain.placement import Placement
 
 UNRECORDED = ("guests", "shares", "reasons")  #: What ``run_cycle``, a policy's layer or the caller puts in
@@ -53,7 +54,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def plan_to_json(plan: Plan) -> list[dict[str, Any]]:
     jobs = [
-        {"action": ACTION_NAMES[type(each)], "job_id": each.job_id, "reason": each.reason.value} | _details(each)
+        {"action": name_of(each), "job_id": each.job_id, "reason": each.reason.value} | _details(each)
         for each in plan.actions
     ]
     nodes = [
@@ -69,10 +70,8 @@ def _details(action: Action) -> dict[str, Any]:
             batch = {} if action.batch_size is None else {"batch_size": action.batch_size}
             shares = {"shares": True} if action.shares else {}
             return {"placement": _plain(action.placement), **batch, **shares}
-        case SetPowerLimit():
-            return {"power_limit_w": action.power_limit_w}
-        case SetClock():
-            return {"clock_mhz": action.clock_mhz}
+        case SetControl():
+            return {"power_limit_w" if action.kind is ControlKind.POWER_LIMIT else "clock_mhz": action.value}
         case ProfileControls():
             return {"kind": action.kind.value, "window_s": action.window_s}
         case _:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, Preempt, ProfileControls, SetClock, SetPowerLimit, Start, set_to
+from services.core.cycle.plan import Plan, Preempt, ProfileControls, SetControl, Start, set_to
 from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Bools
 from services.core.domain.control_curves import ControlCurve
@@ -101,7 +101,7 @@ def model_of(snapshot: Snapshot, placement: Placement | None) -> int | None:
 
 def _controls(
     snapshot: Snapshot, going: list[Going], measured: set[JobId], window_s: float, choose: Choice
-) -> Iterator[SetPowerLimit | SetClock | ProfileControls]:
+) -> Iterator[SetControl | ProfileControls]:
     """Yield the controls that differ from the present ones; of each unknown kind, one gang is measured at a time."""
     jobs = snapshot.jobs
     kinds = {(int(jobs.control_curve[gang.job]), gang.model) for gang in going if jobs.ids[gang.job] in measured}

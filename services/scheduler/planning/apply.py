@@ -148,7 +148,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
         rest = [action for action in decided.plan.actions if not isinstance(action, plans.Hold)]
     starts = [action for action in rest if isinstance(action, plans.Start)]
     preempts = [action for action in rest if isinstance(action, plans.Preempt)]
-    controls = [action for action in rest if isinstance(action, (plans.SetPowerLimit, plans.SetClock))]
+    controls = [action for action in rest if isinstance(action, plans.SetControl)]
     measurements = [action for action in rest if isinstance(action, plans.ProfileControls)]
     active = decided.snapshot.trigger is Trigger.ACTIVE
     try:
@@ -352,7 +352,7 @@ async def _record(
     ]
     actions += [
         {
-            "action": plans.ACTION_NAMES[type(each)],
+            "action": plans.name_of(each),
             "job_id": each.job_id,
             "reason": each.reason.value,
             **_control_fields(each),

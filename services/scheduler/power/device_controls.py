@@ -8,7 +8,7 @@ nodes, once and for the life of the gang, and the job's events say why.
 from collections.abc import Mapping, Sequence
 
 from services.contracts.nodes import ControlsStatus
-from services.core.cycle.plan import SetClock, SetPowerLimit
+from services.core.cycle.plan import SetControl
 from services.core.domain.controls import ControlKind
 from services.core.domain.reasons import Reason
 from services.db.database import Connection, Database
@@ -26,9 +26,7 @@ class NoSuchGangError(Exception):
     """A job whose devices are to be set no longer has a gang."""
 
 
-async def set_gangs(
-    connection: Connection, actions: Sequence[SetPowerLimit | SetClock]
-) -> list[SetPowerLimit | SetClock]:
+async def set_gangs(connection: Connection, actions: Sequence[SetControl]) -> list[SetControl]:
     """Write the controls that a plan sets, with an event and the nodes' commands; return those that changed something.
 
     Controls that a gang's devices have refused are not sent to them again.
@@ -40,7 +38,7 @@ async def set_gangs(
         return []
     locked = await gangs.lock_controlled(connection, [action.job_id for action in actions])
     by_job = {gang.job_id: gang for gang in locked}
-    done: list[SetPowerLimit | SetClock] = []
+    done: list[SetControl] = []
     for job_id in dict.fromkeys(action.job_id for action in actions):
         gang = by_job.get(job_id)
         if gang is None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lab.policies.zeus.cost import cost_per_work, least_cost
-from services.core.cycle.plan import Plan, ProfileControls, SetPowerLimit, Start
+from services.core.cycle.plan import Plan, ProfileControls, SetControl, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.control_curves import ControlCurve
@@ -97,8 +97,8 @@ def settings(plan: Plan) -> dict[str, float | str | None]:
     """Return what the plan sets each job to; ``profile`` where it measures."""
     found: dict[str, float | str | None] = {}
     for action in plan.actions:
-        if isinstance(action, SetPowerLimit):
-            found[action.job_id] = action.power_limit_w
+        if isinstance(action, SetControl):
+            found[action.job_id] = action.value
         elif isinstance(action, ProfileControls):
             found[action.job_id] = "profile"
     return found

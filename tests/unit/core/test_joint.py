@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from services.core.cycle.plan import Hold, Plan, PowerNode, Preempt, SetPowerLimit, Start
+from services.core.cycle.plan import Hold, Plan, PowerNode, Preempt, SetControl, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve
@@ -473,7 +473,7 @@ def test_limits_are_set_anew_in_active_rounds_and_once_for_what_starts() -> None
         snapshot = replace(snapshot, jobs=jobs, control_curves=curves, settable=settable)
         plan, _ = the_round(snapshot, hour_wh=0.0)
         assert [type(action) for action in plan.actions if isinstance(action, Start)] == [Start]
-        return {each.job_id: each.power_limit_w for each in plan.actions if isinstance(each, SetPowerLimit)}
+        return {each.job_id: each.value for each in plan.actions if isinstance(each, SetControl)}
 
     assert actions(Trigger.ACTIVE, limit_w=250.0) == {"runs": 150.0, "starts": 150.0}
     assert actions(Trigger.PASSIVE, limit_w=250.0) == {"starts": 150.0}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import SetPowerLimit
+from services.core.cycle.plan import SetControl
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.control_curves import ControlCurve
@@ -42,7 +42,7 @@ def decide(snapshot: Snapshot, correction: float, limit_w: float) -> tuple[list[
     """Return the limits a round sets, and the correction it keeps."""
     policy = build_policy("powerflow", {"power_limit_w": limit_w})
     result = run_cycle(policy, snapshot, PowerflowMemory(correction=correction))
-    actions = [action.value for action in result.plan.actions if isinstance(action, SetPowerLimit)]
+    actions = [action.value for action in result.plan.actions if isinstance(action, SetControl)]
     return actions, policy.load(policy.dump(result.memory)).correction
 
 

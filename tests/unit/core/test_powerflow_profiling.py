@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lab.replay import snapshot_from_json
-from services.core.cycle.plan import Preempt, ProfileControls, SetPowerLimit, Start
+from services.core.cycle.plan import Preempt, ProfileControls, SetControl, Start
 from services.core.cycle.recording import snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
@@ -60,7 +60,7 @@ def test_a_gang_counts_for_what_it_may_still_draw(slice_w: float, other_w: list[
     policy = build_policy("powerflow", {"power_limit_w": 500.0 if other_w else 450.0})
     plan = run_cycle(policy, snapshot, under_measurement(snapshot)).plan
 
-    assert [action.value for action in plan.actions if isinstance(action, SetPowerLimit)] == (other_w or [])
+    assert [action.value for action in plan.actions if isinstance(action, SetControl)] == (other_w or [])
     assert all(action.job_id == OTHER for action in plan.actions)
 
 
@@ -149,7 +149,7 @@ def test_a_gang_the_limit_leaves_no_power_to_measure_starts_unmeasured(
     actions = cycle.plan.actions
     assert [action.gpus for action in actions if isinstance(action, Start)] == [4]
     assert any(isinstance(action, ProfileControls) for action in actions) == measured
-    assert [each.value for each in actions if isinstance(each, SetPowerLimit)] == ([] if set_w is None else [set_w])
+    assert [each.value for each in actions if isinstance(each, SetControl)] == ([] if set_w is None else [set_w])
     assert cycle.memory.profiled == ({MEASURED: (4,)} if measured else {})
 
 

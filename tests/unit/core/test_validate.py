@@ -14,8 +14,7 @@ from services.core.cycle.plan import (
     PowerNode,
     Preempt,
     ProfileControls,
-    SetClock,
-    SetPowerLimit,
+    SetControl,
     Start,
 )
 from services.core.cycle.run_cycle import run_cycle
@@ -53,8 +52,8 @@ def preempt(name: str, next_gpus: int = 1) -> Preempt:
     return Preempt(JobId(name), Reason.OUTRANKED, next_gpus)
 
 
-def limit(name: str, power_limit_w: float | None = 200.0) -> SetPowerLimit:
-    return SetPowerLimit(JobId(name), power_limit_w, Reason.LEAST_COST)
+def limit(name: str, power_limit_w: float | None = 200.0) -> SetControl:
+    return SetControl(JobId(name), ControlKind.POWER_LIMIT, power_limit_w, Reason.LEAST_COST)
 
 
 def snapshot() -> Snapshot:
@@ -64,7 +63,7 @@ def snapshot() -> Snapshot:
 
 
 def test_a_sound_plan_passes() -> None:
-    clock = SetClock(JobId("q"), 1_200, Reason.LEAST_COST)
+    clock = SetControl(JobId("q"), ControlKind.CLOCK, 1_200, Reason.LEAST_COST)
     settings = (limit("q"), clock, limit("rock", None), ProfileControls(JobId("wide"), ControlKind.POWER_LIMIT, 5.0))
     actions = (start("q", n0=(1, 2)), preempt("run", 2), hold("p"), start("wide", v0=(2, 3)), *settings)
 
@@ -105,7 +104,10 @@ def test_a_sound_plan_passes() -> None:
         ((limit("run", 0.0),), "run cannot have a power limit or window of 0.0"),
         ((limit("run", float("nan")),), "run cannot have a power limit or window of nan"),
         ((ProfileControls(JobId("run"), ControlKind.CLOCK, -1.0),), "clock or window of -1.0"),
-        ((SetClock(JobId("rock"), 1_200, Reason.LEAST_COST),), "rock cannot have its clock set: its GPUs do not take"),
+        (
+            (SetControl(JobId("rock"), ControlKind.CLOCK, 1_200, Reason.LEAST_COST),),
+            "rock cannot have its clock set: its GPUs do not take",
+        ),
     ],
 )
 def test_a_plan_that_breaks_an_invariant_is_refused(actions: tuple[Action, ...], complaint: str) -> None:

@@ -37,8 +37,7 @@ from services.core.cycle.plan import (
     Plan,
     Preempt,
     ProfileControls,
-    SetClock,
-    SetPowerLimit,
+    SetControl,
     Start,
     set_to,
 )
@@ -70,7 +69,6 @@ from services.core.policies.windows import SHORTEST_S, Keeping, closed
 CHECK_S = 10.0  #: Between looks whether a gang has saved its work that is late with it
 NOISE = 0.05
 """Watts or MHz that are no change: the same sum, taken in another order, is not quite the same number."""
-SET = (SetPowerLimit, SetClock)
 Values = dict[tuple[JobId, ControlKind], float | None]  #: What devices of gangs are set to, None for the default
 
 
@@ -134,14 +132,14 @@ def _without_orders(snapshot: Snapshot) -> Snapshot:
 def _within_orders(snapshot: Snapshot, plan: Plan, tables: OrderTables | None, *, resizes: bool) -> Plan:
     """Return a plan with what the orders of a snapshot require, and without what they had required before."""
     jobs = snapshot.jobs
-    by_policy: Values = {(each.job_id, each.kind): each.value for each in plan.actions if isinstance(each, SET)}
-    reasons = {(each.job_id, each.kind): each.reason for each in plan.actions if isinstance(each, SET)}
+    by_policy: Values = {(each.job_id, each.kind): each.value for each in plan.actions if isinstance(each, SetControl)}
+    reasons = {(each.job_id, each.kind): each.reason for each in plan.actions if isinstance(each, SetControl)}
     for job in np.flatnonzero(~np.isnan(jobs.unordered_w)).tolist():
         for kind in ControlKind:
             if not math.isnan(jobs.control_value(kind).item(job)):
                 by_policy.setdefault((jobs.ids[job], kind), None)
     values: Values = dict(by_policy)
-    actions: list[Action] = [each for each in plan.actions if not isinstance(each, SET)]
+    actions: list[Action] = [each for each in plan.actions if not isinstance(each, SetControl)]
     for order in snapshot.orders:
         if order.limits and tables is not None:
             actions = list(_Meeting(snapshot, actions, values, tables, order, resizes).met())
@@ -154,7 +152,7 @@ def _within_orders(snapshot: Snapshot, plan: Plan, tables: OrderTables | None, *
         plan = replace(plan, look_again_s=again_s)
     controls = tuple(_controls(snapshot, actions, values, by_policy, reasons))
     if any(isinstance(each, ProfileControls) for each in actions):
-        touched = {each.job_id for each in (*actions, *controls) if isinstance(each, (*SET, Preempt, Hold))}
+        touched = {each.job_id for each in (*actions, *controls) if isinstance(each, (SetControl, Preempt, Hold))}
         actions = [each for each in actions if not (isinstance(each, ProfileControls) and each.job_id in touched)]
     return replace(plan, actions=(*with_holds(snapshot, actions), *controls))
 
@@ -165,7 +163,7 @@ def _controls(
     values: Values,
     by_policy: Values,
     reasons: dict[tuple[JobId, ControlKind], Reason],
-) -> Iterator[SetPowerLimit | SetClock]:
+) -> Iterator[SetControl]:
     """Yield what has to be set for gangs that go on or start; a device that two share is its first one's to set."""
     jobs = snapshot.jobs
     starts = {each.job_id for each in actions if isinstance(each, Start) and not each.shares}
