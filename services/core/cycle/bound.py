@@ -109,7 +109,8 @@ def check_bound(snapshot: Snapshot, starts: Iterable[Start]) -> None:
         on = snapshot.bound.get(start.job_id)
         where = tuple(share.node_id for share in start.placement.shares)
         if on is not None and where != on:
-            raise PlanError(f"job {start.job_id} cannot start on {', '.join(where)}: its checkpoint is on {_named(on)}")
+            there, here = ", ".join(where), ", ".join(on)
+            raise PlanError(f"job {start.job_id} cannot start on {there}: its checkpoint is on {here}")
 
 
 def is_bound_elsewhere(snapshot: Snapshot, job_id: JobId, placement: Placement) -> bool:
@@ -123,10 +124,6 @@ def bound_among(snapshot: Snapshot, which: Ints) -> Bools:
         return np.zeros(which.size, dtype=np.bool_)
     ids, bound = snapshot.jobs.ids, snapshot.bound
     return np.fromiter((ids[job] in bound for job in which.tolist()), np.bool_, which.size)
-
-
-def _named(on: Sequence[NodeId]) -> str:
-    return ", ".join(on)
 
 
 class NodeRoom:
@@ -199,7 +196,6 @@ class NodeRoom:
         return all(self._room[node] >= gpus for node, gpus in self._held.get(job, ()))
 
     def keep(self, job: int) -> None:
-        """Count as taken the GPUs that a running job keeps."""
         self._take(self._room, self._held.get(job, ()))
 
     def claim(self, job: int, gpus: int, model: int) -> None:
@@ -317,7 +313,6 @@ class Widening:
         return job not in self._on or sum(max(self._left[node], 0) for node in self._on[job]) >= more
 
     def take(self, job: int, more: int) -> None:
-        """Count this many more GPUs of a job's nodes as taken."""
         on = self._on.get(job, ())
         for at, node in enumerate(on):
             count = more if at == len(on) - 1 else min(max(self._left[node], 0), more)

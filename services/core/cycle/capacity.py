@@ -14,10 +14,8 @@ def model_gpus(snapshot: Snapshot) -> Ints:
     nodes = snapshot.nodes
     if len(snapshot.gpu_models) == 1:
         return np.array([snapshot.total_gpus])
-    taking = nodes.schedulable
-    return np.bincount(nodes.gpu_model[taking], weights=nodes.gpus[taking], minlength=len(snapshot.gpu_models)).astype(
-        np.int64
-    )
+    taking = np.where(nodes.schedulable, nodes.gpus, 0)
+    return np.bincount(nodes.gpu_model, taking, len(snapshot.gpu_models)).astype(np.int64)
 
 
 def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = None) -> Ints:

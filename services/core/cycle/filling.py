@@ -65,7 +65,6 @@ class Ranked:
 
     @cached_property
     def gpus(self) -> Ints:
-        """Present sizes, 0 for a queued job."""
         return self._table.gpus[self.jobs]
 
     @cached_property
@@ -75,7 +74,6 @@ class Ranked:
 
     @cached_property
     def held(self) -> Ints:
-        """Number of devices the job holds on schedulable nodes."""
         return self._capacity.held[self.jobs]
 
     @cached_property

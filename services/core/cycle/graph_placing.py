@@ -52,15 +52,6 @@ def first_fit_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, f
     return None if found is None else free.take(list(found.shares))
 
 
-def heavy_edge_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-    return place_by_graph(snapshot, job, gpus, gpu_model, free, method=Method.HEAVY_EDGE)
-
-
-def refined_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-    """Place a gang so that its iterations take no longer than with the paper's placement; see the module."""
-    return place_by_graph(snapshot, job, gpus, gpu_model, free, method=Method.REFINED)
-
-
 @dataclass(frozen=True)
 class Seats:
     """Where a gang would sit: (node, GPU count) in the order of the first replica there, and its iteration time."""

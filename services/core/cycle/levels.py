@@ -12,6 +12,7 @@ none; it waits no longer than they do. One in ``Snapshot.within`` waits until on
 Nothing here is used while no level is known.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -133,7 +134,11 @@ def show_within(snapshot: Snapshot) -> Snapshot:
         for share in placement.shares if (placement := jobs.placements[job]) else ():
             if share.node_id in nodes.index:
                 stays[nodes.index[share.node_id]] -= len(share.devices)
-    for level, job_ids in _by_level(snapshot).items():
+    by_level = defaultdict[int, list[JobId]](list)
+    for job_id, level in within_of(snapshot).items():
+        if job_id not in snapshot.bound:
+            by_level[level].append(job_id)
+    for level, job_ids in by_level.items():
         rows = np.array([jobs.index[each] for each in job_ids], dtype=np.int64)
         largest, now = np.zeros((2, len(snapshot.gpu_models)), dtype=np.int64)
         for model in range(largest.size) if level >= 0 else ():
@@ -147,14 +152,6 @@ def show_within(snapshot: Snapshot) -> Snapshot:
         most = np.minimum(high[rows], np.where(holds, now, 0).max(axis=1, initial=0))
         high[rows] = np.minimum(high[rows], np.maximum(low + np.maximum(most - low, 0) // step * step, held))
     return snapshot.again(jobs=JobTable.of_columns({**jobs.__dict__, "max_gpus": high, "eligible": eligible}))
-
-
-def _by_level(snapshot: Snapshot) -> dict[int, list[JobId]]:
-    found: dict[int, list[JobId]] = {}
-    for job_id, level in within_of(snapshot).items():
-        if job_id not in snapshot.bound:
-            found.setdefault(level, []).append(job_id)
-    return found
 
 
 def within_of(snapshot: Snapshot) -> dict[JobId, int]:
@@ -201,9 +198,6 @@ def check_within(snapshot: Snapshot, starts: Iterable[Start]) -> None:
     """Raise unless gangs that must lie within one domain start in one; ``PlanError`` names the job."""
     for start in starts:
         if not is_within(snapshot, start):
-            raise PlanError(f"job {start.job_id} must lie within one {_named(snapshot, start.job_id)}, and would not")
-
-
-def _named(snapshot: Snapshot, job_id: JobId) -> str:
-    level = snapshot.within[job_id]
-    return snapshot.levels[level] if level >= 0 else "domain of a level that there is not"
+            level = snapshot.within[start.job_id]
+            name = snapshot.levels[level] if level >= 0 else "domain of a level that there is not"
+            raise PlanError(f"job {start.job_id} must lie within one {name}, and would not")

@@ -20,7 +20,7 @@ import numpy as np
 
 from services.core.cycle.bound import NodeRoom
 from services.core.cycle.capacity import Capacity
-from services.core.cycle.filling import Filler, Ranked, Verdict
+from services.core.cycle.filling import KEEP, OVER_QUOTA, RESIZE, Filler, Ranked, Verdict
 from services.core.cycle.levels import turn
 from services.core.cycle.packing import moves
 from services.core.cycle.placers import PLACERS
@@ -35,8 +35,6 @@ from services.core.cycle.tenants import Division, by_guarantees, share_out
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
-
-KEEP, RESIZE, OVER_QUOTA = int(Verdict.KEEP), int(Verdict.RESIZE), int(Verdict.OVER_QUOTA)
 
 
 def reconcile(
@@ -222,17 +220,10 @@ def _preempts(
         preempts.append(Preempt(jobs.ids[job], reason, wanted))
     if ranked.jobs.size < len(jobs):
         why = Reason.GREENER_HOURS if unranked is Reason.GREENER_HOURS else Reason.OUTRANKED
-        for job in _unwanted(snapshot, ranked.jobs):
-            preempts.append(Preempt(jobs.ids[job], why, int(jobs.min_gpus[job])))
+        unwanted = jobs.preemptible & ((jobs.phase == RUNNING) | (jobs.phase == STARTING))
+        unwanted[ranked.jobs] = False
+        preempts += [Preempt(jobs.ids[job], why, jobs.min_gpus.item(job)) for job in np.flatnonzero(unwanted).tolist()]
     return preempts
-
-
-def _unwanted(snapshot: Snapshot, wanted: Ints) -> list[int]:
-    """Return the preemptible jobs that are running or starting but are not in the ranking."""
-    jobs = snapshot.jobs
-    unwanted = jobs.preemptible & ((jobs.phase == RUNNING) | (jobs.phase == STARTING))
-    unwanted[wanted] = False
-    return np.flatnonzero(unwanted).tolist()
 
 
 def _holds(ids: Sequence[JobId], reasons: Mapping[int, Reason], expected_s: Mapping[int, float]) -> list[Hold]:

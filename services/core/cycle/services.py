@@ -18,7 +18,7 @@ stop.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -61,16 +61,6 @@ def without_devices(nodes: NodeTable, taken: dict[int, set[int]]) -> NodeTable:
         free_devices=tuple(free_devices),
         free_gpus=np.fromiter(map(len, free_devices), np.int64, len(nodes)),
     )
-
-
-@dataclass(frozen=True)
-class _Reservation:
-    """What a node could give to a service: the gangs to stop, and how many devices are out of reach."""
-
-    node: int
-    stops: list[int]
-    stopped_gpus: int
-    missing: int
 
 
 class _Placing:
@@ -154,19 +144,20 @@ class _Placing:
         ]
         if not could:
             return Reason.NOT_ENOUGH_FREE_GPUS
-        best = min(could, key=lambda each: (each.missing, each.stopped_gpus, each.node))
-        for job in best.stops:
+        missing, _, node, stops = min(could)
+        for job in stops:
             self._stop(job)
-        free = self._free.on(best.node)[: service.gpus]
-        self._free.take_devices([(best.node, free)])
-        leaving = self._leaving[best.node]
+        free = self._free.on(node)[: service.gpus]
+        self._free.take_devices([(node, free)])
+        leaving = self._leaving[node]
         released = sorted(leaving)[: service.gpus - len(free)]
         for device in released:
-            self._given_up[leaving.pop(device)].add((best.node, device))
-        self._taken[best.node].update(free, released)
-        return Reason.NOT_ENOUGH_FREE_GPUS if best.missing else Reason.WAITING_FOR_RELEASE
+            self._given_up[leaving.pop(device)].add((node, device))
+        self._taken[node].update(free, released)
+        return Reason.NOT_ENOUGH_FREE_GPUS if missing else Reason.WAITING_FOR_RELEASE
 
-    def _look_at(self, node: int, gpus: int) -> _Reservation:
+    def _look_at(self, node: int, gpus: int) -> tuple[int, int, int, list[int]]:
+        """Return how many devices a node lacks even so, the GPUs of the gangs to stop, the node, and those gangs."""
         missing = gpus - len(self._free.on(node)) - len(self._leaving[node])
         stops: list[int] = []
         for job in self._on[node]:
@@ -175,12 +166,12 @@ class _Placing:
             stops.append(job)
             missing -= self._devices_on(job, node)
         if missing > 0:
-            return _Reservation(node, [], 0, missing)
+            return missing, 0, node, []
         for job in stops[::-1]:  # a narrow gang is spared where a wide one of higher rank had to stop after it
             if missing + self._devices_on(job, node) <= 0:
                 stops.remove(job)
                 missing += self._devices_on(job, node)
-        return _Reservation(node, stops, sum(int(self._snapshot.jobs.gpus[job]) for job in stops), 0)
+        return 0, sum(int(self._snapshot.jobs.gpus[job]) for job in stops), node, stops
 
     def _devices_on(self, job: int, node: int) -> int:
         placement, node_id = self._snapshot.jobs.placements[job], self._snapshot.nodes.ids[node]

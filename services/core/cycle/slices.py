@@ -14,7 +14,7 @@ import numpy as np
 
 from services.core.cycle.plan import Action, Hold, Start
 from services.core.cycle.rounds import with_holds
-from services.core.cycle.snapshot import SliceJob, Snapshot
+from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.reasons import Reason
@@ -72,14 +72,9 @@ def place_slices(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
             free[at] = False
             used[units[at].node, units[at].gpu] += 1
             given[tenant] += 1
-            starts.append(_start(snapshot, each, at))
+            share = NodeShare(snapshot.nodes.ids[units[at].node], (units[at].device,))
+            starts.append(Start(each.job_id, Placement((share,)), Reason.IN_ORDER))
     return with_holds(snapshot, (*starts, *holds)), _without(snapshot, given)
-
-
-def _start(snapshot: Snapshot, job: SliceJob, at: int) -> Start:
-    unit = snapshot.slice_units[at]
-    share = NodeShare(snapshot.nodes.ids[unit.node], (unit.device,))
-    return Start(job.job_id, Placement((share,)), Reason.IN_ORDER)
 
 
 def _without(snapshot: Snapshot, given: Mapping[str, int]) -> Snapshot:

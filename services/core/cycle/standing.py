@@ -87,11 +87,8 @@ class Quota:
         limit = self._limits.get(tenant)
         if limit is not None and self._claimed.get(tenant, 0) + gpus > limit:
             return Reason.TENANT_QUOTA
-        return (
-            Reason.GUARANTEED
-            if self._to_lend(job, gpus) > 0 and self._lent + self._to_lend(job, gpus) > self._spare
-            else None
-        )
+        lent = self._to_lend(job, gpus)
+        return Reason.GUARANTEED if lent > 0 and self._lent + lent > self._spare else None
 
     def claim(self, job: int, gpus: int) -> None:
         tenant = self._jobs.tenants[job]

@@ -396,10 +396,8 @@ def nominal_gpus(snapshot: Snapshot, tenants: Iterable[str]) -> dict[str, float]
     if snapshot.tenant_guarantees:
         stated = Standing.of(snapshot).guaranteed
         found = {tenant: float(stated[tenant]) for tenant in tenants if tenant in stated}
-    left, whole = (
-        snapshot.total_gpus - sum(found.values()),
-        sum(weights.get(each, 1.0) for each in tenants if each not in found),
-    )
+    left = snapshot.total_gpus - sum(found.values())
+    whole = sum(weights.get(each, 1.0) for each in tenants if each not in found)
     return {each: found[each] if each in found else left * weights.get(each, 1.0) / whole for each in tenants}
 
 

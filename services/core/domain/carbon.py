@@ -202,10 +202,10 @@ def mixed(curves: Sequence[CarbonCurve], shares: Sequence[float]) -> CarbonCurve
     edges = np.unique(np.concatenate([curve.edges_s for curve, _ in drawn]))
     parts = [curve.cut(float(edges[0]), float(edges[-1])) for curve, _ in drawn]
     times = edges[:-1]
-    steps = [np.searchsorted(part.times_s, times, side="right") - 1 for part in parts]
     intensity = np.zeros(times.shape)
     estimated = np.zeros(times.shape, dtype=np.bool_)
-    for part, at, (_, share) in zip(parts, steps, drawn, strict=True):
+    for part, (_, share) in zip(parts, drawn, strict=True):
+        at = np.searchsorted(part.times_s, times, side="right") - 1
         intensity += share * part.intensity_gco2_per_kwh[at]
         estimated |= part.estimated[at]
     return CarbonCurve(times, intensity, float(edges[-1]), estimated)
