@@ -13,21 +13,36 @@ from html import escape
 from services.cli.reports.charts import (
     BOTTOM,
     FAINT,
-    GRID_COLOUR,
     HEIGHT,
     INK,
     LEFT,
     RIGHT,
     WIDTH,
     bar,
-    colour,
     frame,
     height_of,
-    legend,
     svg,
     text,
     ticks,
 )
+
+COLOURS = (
+    *("#4c78a8", "#54a24b", "#f58518", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e"),
+    *("#1f3b5c", "#2b6b2b", "#8c4a00", "#5c3a55", "#a11d21", "#2f6f6b"),
+)
+GRID_COLOUR = "#c0392b"
+
+
+def colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def legend(names: Sequence[str], extra: str = "", extra_colour: str = GRID_COLOUR) -> str:
+    """Return the names beside their colours, and optionally an extra entry, shown as a line of its own colour."""
+    keys = [f'<span><i style="background:{colour(at)}"></i>{escape(name)}</span>' for at, name in enumerate(names)]
+    if extra:
+        keys.append(f'<span><i style="background:{extra_colour};height:2px"></i>{escape(extra)}</span>')
+    return f'<div class="legend">{"".join(keys)}</div>'
 
 
 @dataclass(frozen=True)
@@ -79,7 +94,9 @@ def bars(
                 continue
             shown = min(value, most)
             x, what = begin + index * thick, f"{names[index]}, {group}: {value:.3f}"
-            parts.append(bar(x, max(thick - 1.5, 1), (min(shown, 0.0), max(shown, 0.0)), (low, top), index, what))
+            parts.append(
+                bar(x, max(thick - 1.5, 1), (min(shown, 0.0), max(shown, 0.0)), (low, top), colour(index), what)
+            )
             end = height_of(max(shown, 0.0), low, top)
             if thick > 24:
                 parts.append(text(x + thick / 2, end - 3, f"{value:.2f}", "middle", 10))

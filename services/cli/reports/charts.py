@@ -18,23 +18,15 @@ nav{font-size:13px}nav a{margin-right:1rem}details{margin:.6rem 0}summary{cursor
 """
 WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 56, 14, 40
-COLOURS = (
-    *("#4c78a8", "#54a24b", "#f58518", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e"),
-    *("#1f3b5c", "#2b6b2b", "#8c4a00", "#5c3a55", "#a11d21", "#2f6f6b"),
-)
-INK, FAINT, GRID_COLOUR = "#333", "#ddd", "#c0392b"
+COLOURS = ("#4c78a8", "#54a24b")
+INK, FAINT = "#333", "#ddd"
 
 
-def colour(index: int) -> str:
-    return COLOURS[index % len(COLOURS)]
-
-
-def legend(names: Sequence[str], extra: str = "", extra_colour: str = GRID_COLOUR) -> str:
-    """Return the names beside their colours, and optionally an extra entry, shown as a line of its own colour."""
-    keys = [f'<span><i style="background:{colour(at)}"></i>{escape(name)}</span>' for at, name in enumerate(names)]
-    if extra:
-        keys.append(f'<span><i style="background:{extra_colour};height:2px"></i>{escape(extra)}</span>')
-    return f'<div class="legend">{"".join(keys)}</div>'
+def legend(names: Sequence[str]) -> str:
+    """Return the names beside their colours."""
+    keys = zip(names, COLOURS, strict=False)
+    shown = "".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in keys)
+    return f'<div class="legend">{shown}</div>'
 
 
 def bars(groups: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float]]) -> str:
@@ -56,7 +48,7 @@ def bars(groups: Sequence[str], names: Sequence[str], values: Sequence[Sequence[
             if value == value:
                 x, span = begin + index * thick, (min(value, 0.0), max(value, 0.0))
                 what = f"{names[index]}, {group}: {value:.3f}"
-                parts.append(bar(x, max(thick - 1.5, 1), span, (low, top), index, what))
+                parts.append(bar(x, max(thick - 1.5, 1), span, (low, top), COLOURS[index], what))
                 if thick > 24:
                     parts.append(text(x + thick / 2, height_of(span[1], low, top) - 3, f"{value:.2f}", "middle", 10))
         parts.append(text(LEFT + (at + 0.5) * slot, HEIGHT - BOTTOM + 18, group, "middle"))
@@ -65,11 +57,11 @@ def bars(groups: Sequence[str], names: Sequence[str], values: Sequence[Sequence[
     return svg(parts) + legend(names)
 
 
-def bar(x: float, width: float, span: tuple[float, float], axis: tuple[float, float], index: int, what: str) -> str:
+def bar(x: float, width: float, span: tuple[float, float], axis: tuple[float, float], fill: str, what: str) -> str:
     bottom, y = (height_of(value, *axis) for value in span)
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(bottom - y, 0.5):.1f}" '
-        f'fill="{colour(index)}"><title>{escape(what)}</title></rect>'
+        f'fill="{fill}"><title>{escape(what)}</title></rect>'
     )
 
 
