@@ -1,8 +1,5 @@
 """``/v1/carbon``: HTTP only."""
 
-import base64
-import binascii
-import struct
 from datetime import datetime
 from typing import Annotated
 
@@ -18,15 +15,14 @@ from services.contracts.carbon import (
     IntensityOutlook,
     ZoneList,
 )
-from services.contracts.codes import ProblemCode
-from services.contracts.problems import FieldError
-from services.kit.problems import ProblemError, invalid
-from services.kit.routes import for_all_users, from_state
+from services.kit.problems import invalid
+from services.kit.routes import for_all_users, from_state, read_cursor, write_cursor
 
 router = APIRouter(prefix="/v1/carbon", tags=["carbon"], dependencies=[Depends(for_all_users)])
 
 
 Service = Annotated[CarbonService, from_state("carbon")]
+POSITION = r"[0-9]{1,10}(\.[0-9]{1,6})?"  #: UTC seconds
 
 
 @router.get("/zones")
@@ -49,12 +45,11 @@ async def list_past_intensities(
 ) -> IntensityHistory:
     """List past carbon intensities, oldest first."""
     if query.start and query.end and query.start > query.end:
-        detail = "The range starts after it ends."
-        raise invalid("?start", detail)
-    answer, next_s = await service.history(
-        zone, query.signal, _seconds(query.start), _seconds(query.end), query.limit, _decoded(query.cursor)
-    )
-    return answer if next_s is None else answer.model_copy(update={"next_cursor": _encoded(next_s)})
+        raise invalid("?start", "The range starts after it ends.")
+    after = read_cursor(query.cursor, POSITION)
+    span_s, after_s = (_seconds(query.start), _seconds(query.end)), None if after is None else float(after)
+    answer, next_s = await service.history(zone, query.signal, *span_s, query.limit, after_s)
+    return answer if next_s is None else answer.model_copy(update={"next_cursor": write_cursor(repr(next_s))})
 
 
 @router.get("/{zone}/forecast")
@@ -83,20 +78,3 @@ async def get_intensity_outlook(
 
 def _seconds(instant: datetime | None) -> float | None:
     return None if instant is None else instant.timestamp()
-
-
-def _encoded(start_s: float) -> str:
-    return base64.urlsafe_b64encode(struct.pack(">d", start_s)).decode().rstrip("=")
-
-
-def _decoded(cursor: str | None) -> float | None:
-    if cursor is None:
-        return None
-    try:
-        (start_s,) = struct.unpack(">d", base64.b64decode(cursor + "=", altchars=b"-_", validate=True))
-        if 0 <= start_s < 7_258_118_400:  # the year 2200; also refuses what is not a number
-            return start_s
-    except (ValueError, binascii.Error, struct.error):
-        pass
-    detail = "This is not a cursor of this list."
-    raise ProblemError(422, ProblemCode.INVALID_CURSOR, detail, errors=[FieldError(pointer="?cursor", detail=detail)])

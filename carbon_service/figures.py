@@ -3,7 +3,7 @@
 Intensities are in grams of CO2 equivalent per kilowatt-hour, as is usual in the field, and not per joule.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 
 from prometheus_client.metrics_core import Metric
@@ -24,10 +24,49 @@ def show_figures(metrics: Metrics, zones: Zones, service: CarbonService) -> None
         for source in zones.sources:
             with suppress(ProblemError):  # nothing was fetched yet
                 found.append((_labels(source), await service.current(source.key.zone, source.key.signal)))
-        return _intensities(found)
+        return [
+            gauge(
+                "wattshift_carbon_intensity_grams_per_kwh",
+                "Carbon intensity in force, grams of CO2 equivalent per kilowatt-hour.",
+                BY_SOURCE,
+                [(labels, now.point.gco2_per_kwh) for labels, now in found],
+            ),
+            gauge(
+                "wattshift_carbon_intensity_age_seconds",
+                "Time since the beginning of the newest interval that was measured.",
+                BY_SOURCE,
+                [(labels, now.age_s) for labels, now in found],
+            ),
+            gauge(
+                "wattshift_carbon_intensity_stale",
+                "1 while the newest measured value is older than it may be; the last or a forecast one is used then.",
+                BY_SOURCE,
+                [(labels, float(now.is_stale)) for labels, now in found],
+            ),
+        ]
 
     async def read_sources() -> Iterable[Metric]:
-        return _sources(zones.sources, service.now_s())
+        sources, now_s = zones.sources, service.now_s()
+        return [
+            gauge(
+                "wattshift_carbon_source_failing",
+                "1 while the last attempt to fetch from a provider failed.",
+                BY_SOURCE,
+                [(_labels(source), float(source.last_error is not None)) for source in sources],
+            ),
+            gauge(
+                "wattshift_carbon_source_age_seconds",
+                "Time since a provider last answered; none before its first answer.",
+                BY_SOURCE,
+                [(_labels(each), None if (at_s := each.last_success_s) is None else now_s - at_s) for each in sources],
+            ),
+            gauge(
+                "wattshift_carbon_source_skipped_values",
+                "Values of a provider that were refused since the process started.",
+                BY_SOURCE,
+                [(_labels(source), source.skipped_values) for source in sources],
+            ),
+        ]
 
     async def read_errors() -> Iterable[Metric]:
         errors: list[tuple[Labels, float]] = []
@@ -64,49 +103,3 @@ def show_figures(metrics: Metrics, zones: Zones, service: CarbonService) -> None
 
 def _labels(source: Source) -> Labels:
     return source.key.zone, source.key.signal.value, source.key.provider
-
-
-def _intensities(found: Sequence[tuple[Labels, CurrentIntensity]]) -> list[Metric]:
-    return [
-        gauge(
-            "wattshift_carbon_intensity_grams_per_kwh",
-            "Carbon intensity in force, grams of CO2 equivalent per kilowatt-hour.",
-            BY_SOURCE,
-            [(labels, now.point.gco2_per_kwh) for labels, now in found],
-        ),
-        gauge(
-            "wattshift_carbon_intensity_age_seconds",
-            "Time since the beginning of the newest interval that was measured.",
-            BY_SOURCE,
-            [(labels, now.age_s) for labels, now in found],
-        ),
-        gauge(
-            "wattshift_carbon_intensity_stale",
-            "1 while the newest measured value is older than it may be; the last or a forecast one is used then.",
-            BY_SOURCE,
-            [(labels, float(now.is_stale)) for labels, now in found],
-        ),
-    ]
-
-
-def _sources(sources: Sequence[Source], now_s: float) -> list[Metric]:
-    return [
-        gauge(
-            "wattshift_carbon_source_failing",
-            "1 while the last attempt to fetch from a provider failed.",
-            BY_SOURCE,
-            [(_labels(source), float(source.last_error is not None)) for source in sources],
-        ),
-        gauge(
-            "wattshift_carbon_source_age_seconds",
-            "Time since a provider last answered; none before its first answer.",
-            BY_SOURCE,
-            [(_labels(each), None if (at_s := each.last_success_s) is None else now_s - at_s) for each in sources],
-        ),
-        gauge(
-            "wattshift_carbon_source_skipped_values",
-            "Values of a provider that were refused since the process started.",
-            BY_SOURCE,
-            [(_labels(source), source.skipped_values) for source in sources],
-        ),
-    ]

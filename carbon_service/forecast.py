@@ -27,17 +27,14 @@ def persistence(points: Sequence[Point], start_s: float, end_s: float, feed: Fee
         lacking = Step(known_until_s - day_s, begins_s, points[-1].gco2_per_kwh, Kind.PERSISTENCE)
         pattern.insert(0, lacking)
     steps: list[Step] = []
-    for days in range(max(1, math.floor((start_s - known_until_s) / day_s) + 1), _days_until(end_s, points, day_s)):
+    first, last = math.floor((start_s - known_until_s) / day_s) + 1, math.ceil((end_s - known_until_s) / day_s)
+    for days in range(max(1, first), last + 1):
         shift_s = days * day_s
         steps += [
             Step(round(step.start_s + shift_s, 6), round(step.end_s + shift_s, 6), step.gco2_per_kwh, Kind.PERSISTENCE)
             for step in pattern
         ]
     return clipped(joined(steps), start_s, end_s)
-
-
-def _days_until(end_s: float, points: Sequence[Point], day_s: float) -> int:
-    return math.ceil((end_s - points[-1].end_s) / day_s) + 1
 
 
 def ahead(

@@ -42,9 +42,7 @@ class Learner:
     """Learns sources one after another. ``turn`` learns those that are due; ``run`` repeats it until cancelled."""
 
     def __init__(self, repository: Repository, sources: Sequence[Source], now_s: Callable[[], float]) -> None:
-        self._repository = repository
-        self._sources = sources
-        self._now_s = now_s
+        self._repository, self._sources, self._now_s = repository, sources, now_s
 
     async def run(self) -> None:
         """Learn until cancelled; errors are logged, and the last forecast stays in use until the next."""

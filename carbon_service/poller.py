@@ -25,9 +25,7 @@ class Poller:
 
     def __init__(self, repository: Repository, settings: Settings, now_s: Callable[[], float]) -> None:
         self._repository, self._settings, self._now_s = repository, settings, now_s
-        self._forecast_due_s: dict[Source, float] = {}
-        self._expected_due_s: dict[Source, float] = {}
-        self._prune_due_s: dict[Source, float] = {}
+        self._due_s: dict[tuple[str, Source], float] = {}
 
     async def run(self, source: Source) -> None:
         """Poll one source until cancelled; errors are logged, and it is polled again."""
@@ -66,8 +64,8 @@ class Poller:
             raise
         finally:
             source.polled = True
-        if self._now_s() >= self._prune_due_s.get(source, 0.0):
-            self._prune_due_s[source] = self._now_s() + PRUNE_INTERVAL_S
+        if self._now_s() >= self._due_s.get(("prune", source), 0.0):
+            self._due_s["prune", source] = self._now_s() + PRUNE_INTERVAL_S
             await self._prune(source)
 
     async def _poll_history(self, source: Source) -> None:
@@ -109,7 +107,7 @@ class Poller:
 
     async def _poll_forecast(self, source: Source) -> None:
         now_s, feed, key = self._now_s(), source.feed, source.key
-        if feed.forecast_interval_s is None or now_s < self._forecast_due_s.get(source, 0.0):
+        if feed.forecast_interval_s is None or now_s < self._due_s.get(("forecast", source), 0.0):
             return
         for issue in await source.provider.forecast(key.zone, key.signal, feed.horizon_s):
             points = possible(issue.points, source)
@@ -117,14 +115,14 @@ class Poller:
             if points:
                 await self._repository.save_forecast(key, replace(issue, points=tuple(points)), now_s)
         # Slightly early, so that a poll that comes a moment before its time does not put the forecast off by a turn.
-        self._forecast_due_s[source] = now_s + 0.9 * feed.forecast_interval_s
+        self._due_s["forecast", source] = now_s + 0.9 * feed.forecast_interval_s
 
     async def _poll_expected(self, source: Source) -> None:
         """Keep the day-ahead forecasts of wind and sun as far back as values; forecasts do without what is missing."""
         now_s, feed, key, provider = self._now_s(), source.feed, source.key, source.provider
-        if not isinstance(provider, ExpectsGeneration) or now_s < self._expected_due_s.get(source, 0.0):
+        if not isinstance(provider, ExpectsGeneration) or now_s < self._due_s.get(("expected", source), 0.0):
             return
-        self._expected_due_s[source] = now_s + EXPECTED_INTERVAL_S
+        self._due_s["expected", source] = now_s + EXPECTED_INTERVAL_S
         known_until_s = await self._repository.expected_until_s(key)
         oldest_s = now_s - min(feed.history_s, self._settings.retention_s, self._settings.backfill_s)
         start_s = oldest_s if known_until_s is None else max(oldest_s, min(known_until_s, now_s) - DAY_S)

@@ -137,18 +137,16 @@ class Repository:
 
         If there are more than ``limit``, the oldest are returned, or with ``newest`` the newest.
         """
-        found = points.alias()
-        first = (
-            select(func.max(found.c.start_at)).where(_of(key, found), found.c.start_at <= at(start_s)).scalar_subquery()
-        )
+        found, start_at = points.alias(), at(start_s)
+        before = select(func.max(found.c.start_at)).where(_of(key, found), found.c.start_at <= start_at)
         query = (
             select(points)
             .where(
                 _of(key),
-                points.c.start_at >= func.coalesce(first, at(start_s)),
+                points.c.start_at >= func.coalesce(before.scalar_subquery(), start_at),
                 points.c.start_at < at(end_s),
                 points.c.start_at <= at(begins_by_s),
-                points.c.end_at > at(start_s),
+                points.c.end_at > start_at,
             )
             .order_by(points.c.start_at.desc() if newest else points.c.start_at)
             .limit(limit)
@@ -265,7 +263,6 @@ class Repository:
         return await self._instant_s(select(func.max(prices.c.start_at)).where(prices.c.zone == zone))
 
     async def prune_prices(self, before_s: float) -> None:
-        """Delete the prices of hours that began before then."""
         async with self._engine.begin() as connection:
             await connection.execute(delete(prices).where(prices.c.start_at < at(before_s)))
 

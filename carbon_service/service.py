@@ -74,8 +74,7 @@ class CarbonService:
         *,
         priced: bool = False,
     ) -> None:
-        self._zones = zones
-        self._repository = repository
+        self._zones, self._repository = zones, repository
         self.now_s = now_s  #: The real clock, UTC seconds
         self.aliases = aliases  #: Other names of zones
         self._priced = priced  # whether prices of electricity are kept
@@ -202,7 +201,6 @@ class CarbonService:
     async def outlook(
         self, zone: str, signal: Signal | None, past_s: float | None, ahead_s: float | None, clock: Clock
     ) -> IntensityOutlook:
-        """Return history, present and forecast as one curve."""
         source = self._zones.find(zone, signal)
         now_s, feed = self.now_s(), source.feed
         past_s = real_length_s(past_s, clock, feed)

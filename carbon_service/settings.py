@@ -86,7 +86,6 @@ class Settings(SharedSettings):
 
     @property
     def sources(self) -> dict[str, tuple[str, ...]]:
-        """The names of the providers of every zone."""
         return {
             zone: tuple(name.strip() for name in self.providers.get(zone, "recorded").split("+")) for zone in self.zones
         }

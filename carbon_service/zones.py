@@ -28,7 +28,6 @@ class Source:
 
     @property
     def feed(self) -> Feed:
-        """The provider's feed of the zone."""
         feed = self.provider.feed(self.key.zone)
         if feed is None:
             raise LookupError(f"{self.provider.name} has nothing for {self.key.zone}")
@@ -44,7 +43,6 @@ class Zones:
 
     @property
     def sources(self) -> list[Source]:
-        """Every source of every zone."""
         return [source for sources in self.by_zone.values() for source in sources.values()]
 
     def find(self, zone: str, signal: Signal | None) -> Source:

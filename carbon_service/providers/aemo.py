@@ -50,7 +50,6 @@ class Aemo(LiveProvider[AemoSettings]):
         self._turn = asyncio.Lock()
 
     def feed(self, zone: str) -> Feed | None:
-        """Return the feed of a region."""
         if zone not in REGIONS:
             return None
         return Feed(

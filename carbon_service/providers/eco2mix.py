@@ -43,7 +43,6 @@ class Eco2mix(MixProvider[Eco2mixSettings]):
         super().__init__(FEED, settings, context, RateLimit(30, 60.0))
 
     def area(self, zone: str) -> str | None:
-        """Return France for ``FR``."""
         return "France" if zone == "FR" else None
 
     async def mixes(self, area: str, start_s: float, end_s: float) -> AsyncIterator[Mix]:
@@ -56,12 +55,8 @@ class Eco2mix(MixProvider[Eco2mixSettings]):
             power_mw = {source: mw for source, mw in read if mw is not None}
             if power_mw or not isinstance(row, dict):
                 own, ours = number(field(row, "taux_co2")), intensity(power_mw, Signal.AVERAGE_DIRECT)[0]
-                near = own is None or ours is None or _near(own, ours)
+                near = own is None or ours is None or max(own, ours) <= MOST_TIMES * min(own, ours) + MOST_APART
                 yield Mix(instant_s(field(row, "date_heure")), power_mw, is_doubted=not near)
 
 
 ENTRY = ProviderEntry("eco2mix", Eco2mixSettings, Eco2mix)
-
-
-def _near(one: float, other: float) -> bool:
-    return max(one, other) <= MOST_TIMES * min(one, other) + MOST_APART

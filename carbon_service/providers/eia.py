@@ -51,7 +51,6 @@ class Eia(MixProvider[EiaSettings]):
         return regions[-1] if country == "US" and len(regions) == 2 else None
 
     async def mixes(self, area: str, start_s: float, end_s: float) -> AsyncIterator[Mix]:
-        """Yield the hours."""
         hours: dict[float | None, dict[str, float]] = {}
         for at_s, row in await self._rows("fuel-type-data", "respondent", area, start_s, end_s):
             source, value = SOURCES.get(str(field(row, "fueltype")), UNKNOWN), number(field(row, "value"))

@@ -67,7 +67,6 @@ class ElectricityMaps(LiveProvider[ElectricityMapsSettings]):
         return replace(FEED, zone_name=zone, forecast_interval_s=FEED.forecast_interval_s if self._forecasts else None)
 
     async def latest(self, zone: str, signal: Signal) -> Series:
-        """Return the last known hour."""
         return _read([await self._get("latest", zone, signal, cache_s=60.0)])
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:

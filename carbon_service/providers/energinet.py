@@ -52,11 +52,9 @@ class Energinet(LiveProvider[EnerginetSettings]):
         super().__init__(settings, context, RateLimit(30, 60.0))
 
     def feed(self, zone: str) -> Feed | None:
-        """Return the feed of a price area."""
         return replace(FEED, zone_name=f"Denmark, {AREAS[zone]}") if zone in AREAS else None
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
-        """Return the five minutes of the range."""
         return await self._read("CO2Emis", zone, start_s, end_s)
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:

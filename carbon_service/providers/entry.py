@@ -47,7 +47,6 @@ class ProviderEntry(Generic[S]):
 
     @property
     def prefix(self) -> str:
-        """The prefix of its variables."""
         return f"CARBON_{self.name.upper().replace('-', '_')}_"
 
     def read_settings(self, **given: Any) -> S:
@@ -95,17 +94,14 @@ class LiveProvider(Generic[L]):
         self._client = ProviderClient(context.http, settings.url, context.pacing, limit, headers)
 
     def grid_s(self, zone: str, time_s: float) -> float:
-        """Return ``time_s``: this grid is live."""
         return time_s
 
     async def latest(self, zone: str, signal: Signal) -> Series:
-        """Return the newest interval of the last while."""
         now_s = self._now_s()
         recent = await self.history(zone, signal, now_s - self.recent_s, now_s)
         return Series(recent.points[-1:], recent.skipped)
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
-        """Return the intervals of the range."""
         raise NotImplementedError
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:

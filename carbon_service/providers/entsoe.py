@@ -89,7 +89,6 @@ class Entsoe(MixProvider[EntsoeSettings]):
         self._areas = {**AREAS, **settings.areas}
 
     def area(self, zone: str) -> str | None:
-        """Return the code of a zone's area."""
         return self._areas.get(zone)
 
     async def prices(self, area: str, currency: str, start_s: float, end_s: float) -> list[tuple[float, float]]:

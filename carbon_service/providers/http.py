@@ -5,6 +5,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -62,11 +63,8 @@ class ProviderClient:
     def __init__(
         self, http: httpx.AsyncClient, base_url: str, pacing: Pacing, limit: RateLimit, headers: Mapping[str, str] = {}
     ) -> None:
-        self._http = http
-        self._base_url = base_url.rstrip("/")
-        self._pacing = pacing
-        self._limit = limit
-        self._headers = dict(headers)
+        self._http, self._pacing, self._limit = http, pacing, limit
+        self._base_url, self._headers = base_url.rstrip("/"), dict(headers)
         self._cache: dict[str, tuple[float, Any]] = {}
 
     async def get(
@@ -136,10 +134,7 @@ def _refusal(path: str, answer: httpx.Response) -> ProviderError:
     if wanted.isascii() and wanted.isdigit():
         retry_after_s = float(wanted)
     elif wanted:
-        try:
+        with suppress(ValueError, TypeError, OverflowError):
             retry_after_s = max(0.0, (parsedate_to_datetime(wanted) - datetime.now(UTC)).total_seconds())
-        except (ValueError, TypeError, OverflowError):
-            retry_after_s = 0.0
-    return ProviderError(
-        f"{path}: answered {answer.status_code}", status=answer.status_code, retry_after_s=retry_after_s
-    )
+    status = answer.status_code
+    return ProviderError(f"{path}: answered {status}", status=status, retry_after_s=retry_after_s)

@@ -103,9 +103,8 @@ def _in_turn(mixes: Iterable[Mix]) -> Iterator[tuple[Mix, bool]]:
 
 def _of_import(mw: float, mix: Mix | None) -> dict[str, float]:
     """Return by source what flows in from a neighbour with that mix; power from its stores is of its other sources."""
-    shares = (
-        {} if mix is None else {source: max(0.0, each) for source, each in mix.power_mw.items() if source != STORED}
-    )
+    theirs = {} if mix is None else mix.power_mw
+    shares = {source: max(0.0, each) for source, each in theirs.items() if source != STORED}
     total = sum(shares.values())
     return {source: mw * each / total for source, each in shares.items()} if total > 0 else {UNKNOWN: mw}
 
@@ -129,7 +128,6 @@ class MixProvider(LiveProvider[L]):
         raise NotImplementedError
 
     def feed(self, zone: str) -> Feed | None:
-        """Return the feed of a zone that the provider has."""
         area = self.area(zone)
         return None if area is None else replace(self._feed, zone_name=area)
 

@@ -50,7 +50,6 @@ class Pjm(LiveProvider[PjmSettings]):
         self._path, self._step_s = FEEDS[settings.resolution]
 
     def feed(self, zone: str) -> Feed | None:
-        """Return the feed of a zone with a known pricing node."""
         node = self._settings.pnodes.get(zone)
         if node is None:
             return None
@@ -65,7 +64,6 @@ class Pjm(LiveProvider[PjmSettings]):
         )
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
-        """Return the intervals of the range."""
         # Filtering by UTC is not offered. An hour more on both sides covers the hour that autumn repeats.
         span = "to".join(written(time_s, FORM, EASTERN) for time_s in (start_s - 3600, end_s + 3600))
         found: list[Any] = []

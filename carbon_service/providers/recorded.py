@@ -83,8 +83,7 @@ class Recorded:
     signals = (Signal.AVERAGE_DIRECT,)
 
     def __init__(self, replay: Replay, now_s: Callable[[], float]) -> None:
-        self._replay = replay
-        self._now_s = now_s
+        self._replay, self._now_s = replay, now_s
 
     def feed(self, zone: str) -> Feed | None:
         """Return the feed of the recording of ``zone``; all lengths are at the replay's speed."""
@@ -114,8 +113,8 @@ class Recorded:
     async def latest(self, zone: str, signal: Signal) -> Series:
         """Return the interval being replayed now."""
         recording, now_s = load(zone), self._now_s()
-        since_s = self._replay.grid_at(now_s) - 2 * STEP_S
-        past = self._points(recording.measured, recording, since_s, self._replay.grid_at(now_s))
+        grid_s = self._replay.grid_at(now_s)
+        past = self._points(recording.measured, recording, grid_s - 2 * STEP_S, grid_s)
         return Series(tuple(point for point in past if point.start_s <= now_s < point.end_s)[-1:])
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
@@ -123,9 +122,8 @@ class Recorded:
         recording, replay = load(zone), self._replay
         # A margin of a microsecond of real time: instants are rounded to it.
         slack_s = 1e-6 * replay.speed
-        found = self._points(
-            recording.measured, recording, replay.grid_at(start_s) - slack_s, replay.grid_at(end_s) + slack_s
-        )
+        first_s, last_s = replay.grid_at(start_s) - slack_s, replay.grid_at(end_s) + slack_s
+        found = self._points(recording.measured, recording, first_s, last_s)
         return Series(tuple(point for point in found if start_s <= point.start_s < end_s))
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:

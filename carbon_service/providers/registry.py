@@ -91,13 +91,15 @@ def build_providers(
 
 def _complaint(zone: str, entry: ProviderEntry[Any], error: ValidationError) -> str:
     """Return one line for each problem with a provider's settings, without their values."""
-    problems = error.errors(include_url=False)
-    variables = ["".join((entry.prefix, *(str(part).upper() for part in each["loc"][:1]))) for each in problems]
-    missing = [variable for each, variable in zip(problems, variables, strict=True) if each["type"] == "missing"]
+    problems = [
+        ("".join((entry.prefix, *(str(part).upper() for part in each["loc"][:1]))), each)
+        for each in error.errors(include_url=False)
+    ]
+    missing = [variable for variable, each in problems if each["type"] == "missing"]
     lines = [f"zone {zone} is to come from {entry.name}, which needs {' and '.join(missing)}"] if missing else []
     lines += [
         f"{variable}: {explained({**each, 'input': ()})}"  # without the value, which may be a secret
-        for each, variable in zip(problems, variables, strict=True)
+        for variable, each in problems
         if each["type"] != "missing"
     ]
     return "\n".join(lines)

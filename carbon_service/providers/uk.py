@@ -48,7 +48,6 @@ class UkCarbonIntensity(LiveProvider[UkSettings]):
         super().__init__(settings, context, RateLimit(60, 60.0), {"accept": "application/json"})
 
     def feed(self, zone: str) -> Feed | None:
-        """Return the feed of ``GB``."""
         return FEED if zone == "GB" else None
 
     async def latest(self, zone: str, signal: Signal) -> Series:

@@ -60,13 +60,10 @@ class WattTime(LiveProvider[WattTimeSettings]):
         self.signals = settings.signals
         self._pacing = context.pacing
         self._credentials = httpx.BasicAuth(settings.username, settings.password.get_secret_value())
-        self._login_limit = RateLimit(100, 300.0)
-        self._login = asyncio.Lock()
-        self._token = ""
-        self._token_until_s = 0.0
+        self._login, self._login_limit = asyncio.Lock(), RateLimit(100, 300.0)
+        self._token, self._token_until_s = "", 0.0
 
     def feed(self, zone: str) -> Feed | None:
-        """Return the feed of a zone with a known region."""
         region = self._settings.regions.get(zone)
         if region is None:
             return None
