@@ -57,22 +57,16 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
             one_at_a_time = SimulatorService(
                 WorkQueue("simulation", repository, queue, max_pending_per_tenant=1), repository, sources, settings
             )
-            comparisons = Comparisons(
-                repository,
-                one_at_a_time,
-                max_age_s=settings.comparison_max_age_s,
-                min_age_s=settings.comparison_min_age_s,
-            )
-            app.state.comparisons = comparisons
-            daily = DailySavings(repository, one_at_a_time, sources, telemetry)
-            app.state.savings = daily
+            ages_s = settings.comparison_max_age_s, settings.comparison_min_age_s
+            comparisons = app.state.comparisons = Comparisons(repository, one_at_a_time, *ages_s)
+            daily = app.state.savings = DailySavings(repository, one_at_a_time, sources, telemetry)
             metrics: Metrics = app.state.metrics
             metrics.add("savings", savings_of(repository))
             metrics.add("work", work_of({"simulation": repository}))
             metrics.add("database", pool_of(engine))
-            loops = [Sweeper("simulation", repository, queue, settings).run()]
-            loops.append(repeat(daily.look, LOOK_S, failed="savings.not_replayed"))
-            tasks = [asyncio.create_task(loop) for loop in loops]
+            looks = repeat(daily.look, LOOK_S, failed="savings.not_replayed")
+            sweeps = Sweeper("simulation", repository, queue, settings).run()
+            tasks = [asyncio.create_task(loop) for loop in (sweeps, looks)]
             yield
             await end_tasks(tasks)
             await comparisons.close()

@@ -21,7 +21,6 @@ def savings_of(repository: SimulationRepository) -> Read:
 
 
 def savings_figures(day: DaySavings) -> list[Metric]:
-    """Return the metrics of the newest day that was replayed."""
     return [
         gauge(
             "wattshift_saved_carbon_grams",

@@ -92,9 +92,8 @@ def live_run(state: LiveState) -> LiveRun:
         windows=tuple(map(_window, state.windows)),
     )
     trace = CarbonTrace(state.zone, state.signal, _curve(state))
-    return LiveRun(
-        state, _workload(state, jobs, names), _cluster(state, boards), trace, _beginning(state, jobs), engine
-    )
+    cluster = ClusterSpec(tuple(_group(state, at, boards[node.kind]) for at, node in enumerate(state.nodes)))
+    return LiveRun(state, _workload(state, jobs, names), cluster, trace, _beginning(state, jobs), engine)
 
 
 def is_rigid(name: str, parameters: Mapping[str, Any]) -> bool:
@@ -134,7 +133,14 @@ def _outcome(run: LiveRun, name: str, parameters: Mapping[str, Any], report: Rep
     except WattshiftError as error:
         return {"policy": name, "failure": str(error)}
     report(name, result.completed, result.jobs)
-    return {"policy": name, "summary": result.summary(), "jobs": _columns(run, result)}
+    columns = result.columns
+    carbon = np.where(np.isfinite(columns.ended_s), columns.carbon_gco2, np.nan)
+    jobs = {
+        "starts_at_s": _rounded(columns.started_s, 0),
+        "ends_at_s": _rounded(columns.ended_s, 0),
+        "carbon_gco2": _rounded(carbon, 3),
+    }
+    return {"policy": name, "summary": result.summary(), "jobs": jobs}
 
 
 def _simulated(
@@ -194,16 +200,6 @@ def earlier(asked: EarlierRequest) -> Earlier:
     return Earlier()
 
 
-def _columns(run: LiveRun, result: SimulationResult) -> dict[str, list[float | None]]:
-    columns = result.columns
-    carbon = np.where(np.isfinite(columns.ended_s), columns.carbon_gco2, np.nan)
-    return {
-        "starts_at_s": _rounded(columns.started_s, 0),
-        "ends_at_s": _rounded(columns.ended_s, 0),
-        "carbon_gco2": _rounded(carbon, 3),
-    }
-
-
 def _rounded(column: Floats, digits: int) -> list[float | None]:
     return [_open(round(value, digits) if math.isfinite(value) else value) for value in column.tolist()]
 
@@ -255,10 +251,6 @@ def _profile(at: int, profile: LiveProfile, names: list[str]) -> JobProfile:
         for kind, rates in profile.rates.items()
     }
     return JobProfile(f"profile {at}", true)
-
-
-def _cluster(state: LiveState, boards: list[GpuModel]) -> ClusterSpec:
-    return ClusterSpec(tuple(_group(state, at, boards[node.kind]) for at, node in enumerate(state.nodes)))
 
 
 def _topology(state: LiveState) -> Topology:

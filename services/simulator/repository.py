@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import date
 from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import Select, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -71,22 +71,20 @@ class SimulationRepository(WorkRepository):
         return forgotten
 
     async def days_of_savings(self, first: date, last: date) -> set[date]:
-        query = select(savings.c.day).where(savings.c.day.between(first, last))
-        async with self._engine.connect() as connection:
-            return set((await connection.execute(query)).scalars())
+        return {*await self._scalars(select(savings.c.day).where(savings.c.day.between(first, last)))}
 
     async def savings(self, first: date | None, end: date | None) -> list[dict[str, Any]]:
         """Return stored savings of the days from ``first`` up to but excluding ``end``, oldest first."""
         query = select(savings.c.figures).order_by(savings.c.day)
         query = query if first is None else query.where(savings.c.day >= first)
-        query = query if end is None else query.where(savings.c.day < end)
+        return await self._scalars(query if end is None else query.where(savings.c.day < end))
+
+    async def _scalars(self, query: Select[Any]) -> list[Any]:
         async with self._engine.connect() as connection:
-            return list((await connection.execute(query)).scalars())
+            return [*(await connection.execute(query)).scalars()]
 
     async def newest_savings(self) -> dict[str, Any] | None:
-        query = select(savings.c.figures).order_by(savings.c.day.desc()).limit(1)
-        async with self._engine.connect() as connection:
-            return (await connection.execute(query)).scalar()
+        return next(iter(await self._scalars(select(savings.c.figures).order_by(savings.c.day.desc()).limit(1))), None)
 
     async def add_savings(self, day: date, simulation_id: str | None, figures: dict[str, Any]) -> None:
         """Store a day's savings, unless it already has some."""

@@ -16,7 +16,6 @@ from services.contracts.identity import Identity, Role
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.live import Earlier, EarlierRequest
 from services.contracts.simulations import LIVE, MAX_POLICIES, TrainingRequest
-from services.core.domain.errors import DomainError
 from services.core.policies.registry import POLICIES
 from services.kit.background.work_queue import WorkQueue, sha256
 from services.kit.logging import Log
@@ -31,7 +30,7 @@ from services.simulator.readers.text import utc_s
 from services.simulator.repository import SimulationRepository
 from services.simulator.settings import SimulatorSettings
 from services.simulator.sources import Sources
-from services.simulator.training import Content, OptionError, opened, unpack
+from services.simulator.training import Content, OptionError, of_option, opened, unpack
 
 DAY_S = 86_400.0
 TAIL_DAYS = 7.0  #: The grid is read for this long after the requested days too, because jobs still run then
@@ -119,10 +118,8 @@ class SimulatorService:
         for option in simulations.FILE_OPTIONS:
             value = getattr(request, option)
             if isinstance(value, simulations.InlineFile):
-                try:
+                with of_option(option):
                     found[option] = await asyncio.to_thread(unpack, value, self._settings.max_file_bytes)
-                except DomainError as error:
-                    raise OptionError(option, str(error)) from error
         if request.jobs == simulations.LIVE:
             if not caller.is_operator:
                 raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may simulate the present queue.")
@@ -142,15 +139,13 @@ class SimulatorService:
     ) -> dict[str, Content]:
         assert request.start is not None
         assert request.days is not None
-        try:
+        with of_option("start"):
             start_s = utc_s(request.start, "start")
             end_s = min(start_s + request.days * DAY_S, time.time())
             if start_s >= end_s:
                 raise ValueError("start is in the future: nothing has run yet")
             if start_s < DAY_S:
                 raise ValueError("start lies before 1970-01-02")
-        except (ValueError, OverflowError) as error:
-            raise OptionError("start", str(error)) from error
         self._check_days((end_s - start_s) / DAY_S)
         found = {"jobs": await self._sources.past_jobs(caller, start_s, end_s, self._settings.max_jobs)}
         if not found["jobs"].data:
@@ -159,13 +154,10 @@ class SimulatorService:
             zone = str(request.carbon)
             if not re.fullmatch(NAME_PATTERN, zone):
                 raise OptionError("carbon", f"{zone!r} is not the name of a zone")
-            try:
+            with of_option("signal"):
                 signal = signal_named(request.signal)
-            except DomainError as error:
-                raise OptionError("signal", str(error)) from error
-            found["carbon"] = await self._sources.intensities(
-                zone, signal, start_s - DAY_S, min(end_s + TAIL_DAYS * DAY_S, time.time())
-            )
+            until_s = min(end_s + TAIL_DAYS * DAY_S, time.time())
+            found["carbon"] = await self._sources.intensities(zone, signal, start_s - DAY_S, until_s)
         return found
 
     def _count(self, problem: simulations.TrainingProblem, contents: Mapping[str, Content]) -> int:
@@ -178,8 +170,8 @@ class SimulatorService:
             if run.live is None:
                 self._check_days(float(submitted_s[-1] - submitted_s[0]) / DAY_S)
             if run.cluster.gpus > limits.max_gpus:
-                detail = f"{run.cluster.gpus} GPUs are more than a run may have ({limits.max_gpus})"
-                raise OptionError("cluster", detail)
+                most = limits.max_gpus
+                raise OptionError("cluster", f"{run.cluster.gpus} GPUs are more than a run may have ({most})")
             return jobs * len(problem.policies)
 
     def _check_days(self, days: float) -> None:
@@ -252,7 +244,7 @@ class Comparisons:
     """
 
     def __init__(
-        self, repository: SimulationRepository, service: SimulatorService, *, max_age_s: float, min_age_s: float
+        self, repository: SimulationRepository, service: SimulatorService, max_age_s: float, min_age_s: float
     ) -> None:
         """Take the stored runs, and a service whose queue takes one run of a tenant at a time.
 

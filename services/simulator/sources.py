@@ -19,9 +19,7 @@ class Sources:
     """Reads from other services."""
 
     def __init__(self, telemetry: ServiceClient, carbon: Carbon, scheduler: ServiceClient) -> None:
-        self._telemetry = telemetry
-        self._carbon = carbon
-        self._scheduler = scheduler
+        self._telemetry, self._carbon, self._scheduler = telemetry, carbon, scheduler
 
     async def past_jobs(self, caller: Identity, start_s: float, end_s: float, most: int) -> Content:
         """Return the jobs submitted in ``[start_s, end_s)``, UTC seconds, that the caller may see, as JSON lines.
@@ -30,7 +28,8 @@ class Sources:
             OptionError: There are more than ``most``.
             ProblemError: 503 while telemetry does not answer.
         """
-        params: dict[str, str | int | float] = {**_period(start_s, end_s), "limit": PAGE_JOBS}
+        moments = (datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z") for at_s in (start_s, end_s))
+        params: dict[str, str | int | float] = {**dict(zip(("start", "end"), moments, strict=True)), "limit": PAGE_JOBS}
         lines: list[str] = []
         while True:
             page = await self._telemetry.call("GET", "/v1/reports/history", PastJobs, params=params, identity=caller)
@@ -67,10 +66,3 @@ class Sources:
             ProblemError: 503 while the scheduler does not answer.
         """
         return Content(LIVE, await self._scheduler.request("GET", "/internal/live", identity=caller))
-
-
-def _period(start_s: float, end_s: float) -> dict[str, str]:
-    return {
-        name: datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
-        for name, at_s in (("start", start_s), ("end", end_s))
-    }

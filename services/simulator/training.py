@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -51,12 +51,10 @@ class Content:
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of the content, which names it."""
         return hashlib.sha256(self.data).hexdigest()
 
     @property
     def stored(self) -> StoredFile:
-        """The file's reference in a problem."""
         return StoredFile(name=self.name, sha256=self.sha256, size=len(self.data))
 
     def packed(self) -> bytes:
@@ -85,18 +83,6 @@ def unpack(file: InlineFile, max_bytes: int) -> Content:
     if data.startswith(PARQUET_MAGIC):  # a table whose size only its reader would learn
         raise DomainError(f"{file.name} is Parquet; send it as CSV")
     return Content(file.name, data)
-
-
-@contextmanager
-def on_disk(contents: Mapping[str, Content]) -> Iterator[dict[str, Path]]:
-    """Yield the paths of files that exist until the end of the block, keyed as ``contents`` is."""
-    with tempfile.TemporaryDirectory(prefix="wattshift-simulation-") as folder:
-        paths: dict[str, Path] = {}
-        for option, content in contents.items():
-            paths[option] = Path(folder) / option / content.name
-            paths[option].parent.mkdir()
-            paths[option].write_bytes(content.data)
-        yield paths
 
 
 UNLEARNED = ("perfect", "none")  #: Predictors that are not learned from the jobs of a run
@@ -183,16 +169,16 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
         raise OptionError("levers", "levers are those of one policy, on past jobs, with predictor perfect or none")
     if options.format == LIVE:
         return _prepare_live(options, inputs, parameters)
-    with _of("cluster"):
+    with of_option("cluster"):
         cluster = ClusterSpec.parse(options.cluster)
     if options.placement not in PLACERS:
         raise OptionError("placement", f"unknown placement {options.placement!r}; known: {', '.join(PLACERS)}")
-    with _of("topology"):
+    with of_option("topology"):
         topology = read_topology(options.topology)
         levels = (NODE, *topology.levels)
         if options.within is not None and options.within not in levels:
             raise OptionError("within", f"there is no level {options.within}; there are {', '.join(levels)}")
-    with _of("round_minutes"):
+    with of_option("round_minutes"):
         engine = EngineOptions(
             seed=options.seed,
             round_interval_s=60.0 * options.round_minutes,
@@ -212,7 +198,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
                 for each in options.orders
             ),
         )
-    with _of("carbon"):
+    with of_option("carbon"):
         trace = _grid(options, inputs, None if inputs.carbon in BUNDLED_ZONES else cluster.zones[0] or None)
         elsewhere = [_grid(options, inputs, zone) for zone in cluster.zones if zone not in ("", trace.zone)]
         values = [each.curve.intensity_gco2_per_kwh for each in (trace, *elsewhere)]
@@ -224,7 +210,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
         raise OptionError("prices", "prices are those of a cluster in one zone")
     if elsewhere and inputs.forecast not in FORECASTS:
         raise OptionError("forecast", "a file of forecasts is of one zone, and the cluster lies in several")
-    with _of("jobs"):
+    with of_option("jobs"):
         workload = read_jobs(
             inputs.jobs,
             format=options.format,
@@ -233,7 +219,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             days=options.days,
             seed=options.seed,
         )
-    with _of("predictor"):
+    with of_option("predictor"):
         predictor = _predictor(options)
         if predictor is not None and workload.recurrence is None:
             raise OptionError("predictor", f"recipes 'a-srpt' say which jobs recur, this one does not: {workload.name}")
@@ -242,9 +228,9 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
 
 
 def _prepare_live(options: TrainingOptions, inputs: Inputs, parameters: dict[str, dict[str, Any]]) -> TrainingRun:
-    with _of("jobs"):
+    with of_option("jobs"):
         live = read_live(Path(inputs.jobs))
-    with _of("placement"):
+    with of_option("placement"):
         live = replace(live, engine=replace(live.engine, seed=options.seed, placement=options.placement))
     given = parameters_of(live, parameters)
     return TrainingRun(options, given, live.workload, live.cluster, live.trace, live.engine, None, live)
@@ -260,12 +246,20 @@ def opened(problem: TrainingProblem, contents: Mapping[str, Content]) -> Iterato
     Raises:
         OptionError: As for ``prepare``.
     """
-    with on_disk(contents) as paths:
+    with tempfile.TemporaryDirectory(prefix="wattshift-simulation-") as folder:
+        paths: dict[str, Path] = {}
+        for option, content in contents.items():
+            paths[option] = Path(folder) / option / content.name
+            paths[option].parent.mkdir()
+            paths[option].write_bytes(content.data)
         named = {name: getattr(problem, name) for name in FILE_OPTIONS if name not in paths}
         try:
             run = prepare(problem, Inputs(**named, **paths))
         except OptionError as error:
-            raise OptionError(error.option, _by_name(str(error), paths.values())) from error
+            message = str(error)
+            for path in paths.values():  # files are named as their senders do, without the folder they were written to
+                message = message.replace(str(path), path.name)
+            raise OptionError(error.option, message) from error
         yield run
 
 
@@ -285,15 +279,8 @@ def _predictor(options: TrainingOptions) -> Foreseeing | None:
     return None
 
 
-def _by_name(message: str, paths: Iterable[Path]) -> str:
-    """Return a message that names files as their senders do, without the folder they were unpacked into."""
-    for path in paths:
-        message = message.replace(str(path), path.name)
-    return message
-
-
 @contextmanager
-def _of(option: str) -> Iterator[None]:
+def of_option(option: str) -> Iterator[None]:
     """Convert an error raised within the block into an ``OptionError`` for that option."""
     try:
         yield
@@ -321,7 +308,7 @@ def _grid(options: TrainingOptions, inputs: Inputs, zone: str | None = None) -> 
         trace = read_carbon(carbon, start=options.start, days=options.days, **given)
     if inputs.prices is None:
         return trace
-    with _of("prices"):
+    with of_option("prices"):
         return with_prices(trace, inputs.prices)
 
 

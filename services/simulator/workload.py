@@ -269,7 +269,6 @@ class NodeGroup:
 
     @property
     def slices(self) -> int:
-        """The slices of a node."""
         return sum(map(len, self.cuts))
 
 
@@ -281,7 +280,6 @@ class ClusterSpec:
 
     @property
     def gpus(self) -> int:
-        """All devices."""
         return sum(group.count * group.gpus for group in self.groups)
 
     @property
@@ -291,7 +289,6 @@ class ClusterSpec:
 
     @property
     def widest_node_gpus(self) -> int:
-        """The GPUs of the widest node."""
         return max(group.gpus for group in self.groups)
 
     @property

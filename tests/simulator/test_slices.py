@@ -178,9 +178,17 @@ def test_the_parts_of_a_cut_gpu_are_the_whole(
     cluster = ClusterSpec.parse("2x1:A100[3g,2g,1g]")
 
     simulation = Simulation(build_policy("fifo", {}), jobs, cluster, a_trace([100.0, 400.0] * 40), options)
-    result = simulation.run({})
+    slices, drawn_j = simulation._slices, list[float]()
+    advance = simulation._advance
 
-    drawn_kwh = sum(gpu.energy_j for gpu in simulation._slices.gpus) / 3.6e6
+    def metered(time_s: float) -> None:
+        drawn_j.append(sum(gpu.power_w for gpu in slices.gpus) * max(time_s - simulation.gangs.now_s, 0.0))
+        advance(time_s)
+
+    with patch.object(simulation, "_advance", metered):
+        result = simulation.run({})
+
+    drawn_kwh = sum(drawn_j) / 3.6e6
     charged_kwh = result.columns.energy_j.sum() / 3.6e6 + result.idle_energy_kwh
     assert result.energy_kwh == pytest.approx(drawn_kwh)
     assert charged_kwh == pytest.approx(drawn_kwh)

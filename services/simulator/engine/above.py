@@ -42,7 +42,6 @@ class AboveLimit:
         self.most_of_error = max(self.most_of_error, (power_w - self.limit_w) / error_w) if known else math.nan
 
     def figures(self, whole_s: float) -> dict[str, float]:
-        """Return the figures for the result of a run of this length."""
         return {
             "above_limit_share": self.seconds / whole_s if whole_s > 0 else 0.0,
             "above_limit_kwh": self.energy_j / J_PER_KWH,

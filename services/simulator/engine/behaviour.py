@@ -81,7 +81,7 @@ class Behaviours:
         key = (profile, model, placement.gpus, len(on), control_values, shares, stage, level)
         found = self._runs.get(key)
         if found is None:
-            found = self._runs[key] = self._look_up(*key)
+            found = self._runs[key] = self._look_up(key)
         return found
 
     def stages(self, profile: int, model: int) -> int:
@@ -91,17 +91,8 @@ class Behaviours:
             found = self._stages[profile, model] = len(self._profiles[profile].tuned(self._models[model]))
         return found
 
-    def _look_up(
-        self,
-        profile: int,
-        model: int,
-        gpus: int,
-        nodes: int,
-        control_values: ControlValues,
-        shares: Shares,
-        stage: int,
-        level: int,
-    ) -> Run:
+    def _look_up(self, key: Key) -> Run:
+        profile, model, gpus, nodes, control_values, shares, stage, level = key
         spread = nodes > 1 and not shares
         kind, name = self._profiles[profile], self._models[model]
         behaviour = kind.truth(name) if stage == FIXED_BATCH else kind.tuned(name)[stage]
@@ -213,7 +204,7 @@ def predicted_s(workload: Workload, models: tuple[str, ...], network: Network) -
     speeds = np.ones(len(workload))
     for at, profile in enumerate(workload.profiles):
         of_kind = np.flatnonzero(workload.profile == at)
-        behaviour = next((each for model in models if (each := profile.prediction(model)) is not None), None)
+        behaviour = next(filter(None, map(profile.prediction, models)), None)
         if behaviour is not None and of_kind.size:
             sizes = workload.min_gpus[of_kind]
             speeds[of_kind] = behaviour.speed_at(sizes)
@@ -230,7 +221,7 @@ def speed_curves(workload: Workload, models: tuple[str, ...]) -> Floats:
     sizes = np.arange(1, int(workload.max_gpus.max(initial=1)) + 1)
     curves = np.ones((len(workload.profiles), sizes.size))
     for at, profile in enumerate(workload.profiles):
-        behaviour = next((each for model in models if (each := profile.prediction(model)) is not None), None)
+        behaviour = next(filter(None, map(profile.prediction, models)), None)
         if behaviour is not None:
             speed = behaviour.speed_at(sizes)
             if behaviour.gpus[0] > 1:  # nothing is known below the smallest size: as if it scaled perfectly there
@@ -262,7 +253,7 @@ def tuned_curves(workload: Workload, models: tuple[str, ...], tunes: Bools) -> T
     batches: list[Ints] = []
     first = [0]
     for profile in workload.profiles:
-        stages = next((each for model in models if (each := profile.tuned(model))), ())
+        stages = next(filter(None, map(profile.tuned, models)), ())
         rows.extend(np.stack([stage.speed_at(sizes, spread=spread) for spread in (False, True)]) for stage in stages)
         batches.extend(stage.batches_at(sizes) for stage in stages)
         first.append(len(rows))

@@ -46,14 +46,13 @@ class Nodes:
         self.free_gpus: Ints = np.array(self.gpus, dtype=np.int64)  #: (n_nodes,) free devices of each node that is up
         self.free_total = sum(self.gpus)  #: Their sum
         self.up = [True] * len(groups)  #: Whether a node's lease holds
-        self.off: set[int] = set()  #: Nodes that are switched off to save power; given work, they boot
         self.idle_w = sum(each * gpus for each, gpus in zip(self._idle_each, self.gpus, strict=True))
         self.zone_idle_w = [0.0] * len(self.zones)
         for at, zone in enumerate(self.zone):
             self.zone_idle_w[zone] += self._idle_each[at] * self.gpus[at]
         schedulable = np.array([group.schedulable and bool(group.whole) for group in groups], dtype=np.bool_)
         self._cut = np.array([group.slices > 0 for group in groups], dtype=np.bool_)
-        self._asleep: Bools = np.zeros(len(groups), dtype=np.bool_)
+        self._asleep: Bools = np.zeros(len(groups), dtype=np.bool_)  # switched off to save power; given work, they boot
         model, gpus, zone = (np.array(each, dtype=np.int64) for each in (self.model, self.gpus, self.zone))
         columns = (self.ids, model, gpus, schedulable, tuple(self._free), self.free_gpus)
         sleep = schedulable & ~self._cut
@@ -61,10 +60,9 @@ class Nodes:
         self._table: NodeTable | None = None
         self._down = 0
         self._awake_at_s = [0.0] * len(groups)
-        idle_of = {group.model.name: group.model.idle_w + host_idle_w for group in groups}
-        self.idle_w_of = np.array([idle_of[name] for name in self.models])
         board_of = {group.model.name: group.model for group in groups}
         self.boards = [board_of[name] for name in self.models]  #: By index of the model
+        self.idle_w_of = np.array([board.idle_w + host_idle_w for board in self.boards])
         self._shared: set[tuple[int, int]] = set()
 
     def table(self) -> NodeTable:
@@ -76,10 +74,6 @@ class Nodes:
 
     def _put_to_sleep(self, node: int, asleep: bool) -> None:
         """Mark a node as switched off or on; tables shown earlier keep the column they have."""
-        if asleep:
-            self.off.add(node)
-        else:
-            self.off.discard(node)
         self._asleep = self._asleep.copy()
         self._asleep[node] = asleep
         self._table = None
@@ -141,7 +135,7 @@ class Nodes:
 
     def wake(self, node: int, now_s: float, boot_s: float) -> None:
         """Switch a node on if it is off; it draws its idle power, and can run work once it has booted."""
-        if node in self.off:
+        if self._asleep.item(node):
             self._put_to_sleep(node, False)
             self._draws(node, self.gpus[node])
             self._awake_at_s[node] = now_s + boot_s
@@ -149,12 +143,12 @@ class Nodes:
     def switch_off(self, node: int) -> None:
         """Switch an idle node off, unless some of its GPUs are cut."""
         is_idle = self.up[node] and self.free_gpus[node] == self.gpus[node]
-        if is_idle and node not in self.off and not self._cut[node]:
+        if is_idle and not self._asleep[node] and not self._cut[node]:
             self._put_to_sleep(node, True)
             self._draws(node, -self.gpus[node])
 
     def fail(self, node: int) -> None:
-        if node not in self.off:
+        if not self._asleep[node]:
             self._draws(node, -int(self.free_gpus[node]))
         self._put_to_sleep(node, False)
         self.up[node] = False

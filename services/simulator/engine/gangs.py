@@ -82,11 +82,6 @@ class Gangs:
         by_interval = np.random.default_rng((options.seed, 1)).random(len(workload)) < options.interval_jobs
         self._by_interval = frozenset[int](np.flatnonzero(by_interval).tolist())
 
-    @property
-    def integral(self) -> float:
-        """The intensity of the first zone's grid integrated up to ``now_s``."""
-        return self.integrals[0]
-
     def _draws(self, slot: int, more_w: float) -> None:
         self.power_w += more_w
         self.zone_w[self._live.ints.item(IntRow.ZONE, slot)] += more_w
@@ -101,7 +96,9 @@ class Gangs:
             live.waits(slot, -1)
         if start.shares:
             model, awake_at_s = self._nodes.share(placement), now_s
-            self._meet(start.job_id, live.ids[live.placements.index(placement)], placement)
+            host = live.ids[live.placements.index(placement)]
+            self.beside[start.job_id], self.beside[host] = host, start.job_id
+            self._shared_since_s[placement] = now_s
         else:
             model, awake_at_s = self._nodes.take(placement, now_s, self._options.boot_s)
         ints = live.ints
@@ -196,7 +193,6 @@ class Gangs:
         self._recorder.preemptions[row] += 1
 
     def hurry(self) -> None:
-        """Stop the gangs that are waited for."""
         for row in list(self.leaving):
             self.preempt(self._live.slot[self._recorder.ids[row]])
 
@@ -356,10 +352,6 @@ class Gangs:
         part = shared_gpu(run.gpu_w, others.gpu_w, idle_w=board.idle_w, limit_w=limit_w)
         speed, draw_w = run.speed * part.pace, part.gpu_w + (run.draw_w - run.gpu_w) * part.pace
         return Run(speed, part.gpu_w, draw_w, speed / draw_w, run.restart_s)
-
-    def _meet(self, guest: JobId, host: JobId, placement: Placement) -> None:
-        self.beside[guest], self.beside[host] = host, guest
-        self._shared_since_s[placement] = self.now_s
 
     def _part(self, slot: int, placement: Placement) -> None:
         """End the sharing of a device when one of its gangs leaves; the other continues at full speed."""

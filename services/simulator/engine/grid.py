@@ -21,12 +21,12 @@ class Grid:
     def __init__(self, trace: CarbonTrace, history_s: float, horizon_s: float) -> None:
         self.trace = trace
         self._history_s, self._horizon_s = history_s, horizon_s
-        whole = trace.curve
-        self._curve = whole
+        self._curve = whole = trace.curve
         self._end_s = whole.end_s
         last_day = whole.times_s >= whole.end_s - DAY_S
         self._day_times, self._day_values = whole.times_s[last_day], whole.intensity_gco2_per_kwh[last_day]
         self._missed: Floats | None = None
+        self._forecasts = trace.issued if trace.forecast is ForecastKind.FILE else None
         self._first_issue = 0 if trace.issued is None else int(np.argmax(trace.issued.ends_s > whole.start_s))
         self._known_until_s = -math.inf
         self._outlooks: tuple[CarbonOutlook, ...] = ()
@@ -73,15 +73,13 @@ class Grid:
 
     def _issue(self, now_s: float) -> int:
         """Return the number of the forecast in force; before the first one, its number less one."""
-        issued = self.trace.issued
-        if self.trace.forecast is not ForecastKind.FILE or issued is None:
+        if (issued := self._forecasts) is None:
             return -1
         return max(int(np.searchsorted(issued.issued_s, now_s, side="right")), self._first_issue) - 1
 
     def _issued_s(self, issue: int) -> float:
         """Return when a forecast is issued; inf if there is none of that number."""
-        issued = self.trace.issued
-        if self.trace.forecast is not ForecastKind.FILE or issued is None or issue >= issued.issued_s.size:
+        if (issued := self._forecasts) is None or issue >= issued.issued_s.size:
             return math.inf
         return float(issued.issued_s[issue])
 
@@ -129,7 +127,7 @@ class Grid:
         return times, curve.intensity_gco2_per_kwh[np.clip(at, 0, step)], float(curve.edges_s[ahead + 1])
 
     def _issued(self, issue: int) -> tuple[Floats, Floats, float]:
-        issued = self.trace.issued
+        issued = self._forecasts
         assert issued is not None
         values = issued.intensity_gco2_per_kwh[issue]
         times = issued.starts_s[issue] + issued.step_s * np.arange(values.size)
@@ -149,7 +147,7 @@ class Grid:
 
         Each is (n_known,), matching the values of ``_issued``; 0 for hours ahead with too few known errors.
         """
-        issued = self.trace.issued
+        issued = self._forecasts
         assert issued is not None
         if self._missed is None:
             times = issued.starts_s[:, None] + issued.step_s * (np.arange(issued.intensity_gco2_per_kwh.shape[1]) + 0.5)

@@ -25,10 +25,10 @@ class FloatRow:
     Rows that are written together are adjacent: writing a whole slice costs no more than writing one element.
     """
 
-    SUBMITTED, DEADLINE, WORK, PREDICTED, REMAINING, SINCE, ATTAINED, ENERGY, CARBON, ACCOUNTED, GRID = range(11)
-    SET_ATTAINED, SET_ENERGY, SET_CARBON, SET_GPU_ENERGY, SET_DONE = range(11, 16)
-    RUN_FROM, SPEED, DRAW, GPU_DRAW, EFFICIENCY, BEGAN, KEPT, POWER, BASE, NOW, PROGRESS = range(16, 27)
-    POWER_LIMIT, CLOCK, UNORDERED, FLEX, COUNT = range(27, 32)
+    FLEX, SUBMITTED, DEADLINE, WORK, PREDICTED, REMAINING, SINCE, ATTAINED, ENERGY, CARBON, ACCOUNTED = range(11)
+    GRID, SET_ATTAINED, SET_ENERGY, SET_CARBON, SET_GPU_ENERGY, SET_DONE = range(11, 17)
+    RUN_FROM, SPEED, DRAW, GPU_DRAW, EFFICIENCY, BEGAN, KEPT, POWER, BASE, NOW, PROGRESS = range(17, 28)
+    POWER_LIMIT, CLOCK, UNORDERED, COUNT = range(28, 32)
 
 
 class IntRow:
@@ -71,8 +71,9 @@ SHOWN_INTS = {
     "batch_max": IntRow.BATCH_MAX,
 }
 """The rows of the tables that a snapshot shows, by column name."""
+SHOWN_FLAGS = ("preemptible", "shareable")
 KEPT_VIEWS = 128
-GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.BATCH_MAX + 1)
+GIVEN, GIVEN_INTS = slice(FloatRow.FLEX, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.BATCH_MAX + 1)
 """The initial values of a job, by workload row; the rest is the same for all."""
 SETTLED = slice(FloatRow.SINCE, FloatRow.SET_DONE + 1)
 LONG = 4
@@ -93,6 +94,7 @@ class LiveJobs:
             ``RUN_FROM``.
         ints: (IntRow.COUNT, capacity). ``STALE`` marks jobs without GPUs whose
             shown rows still have to be brought up to date. ``ZONE`` is where a job runs or has its checkpoint.
+        flags: (2, capacity) as ``SHOWN_FLAGS``.
         placements: Where each job runs.
         slot: Slot of each job, by id.
         profiled: Efficiency by workload row and gang size, once observed.
@@ -106,17 +108,14 @@ class LiveJobs:
         tuning: TunedCurves | None = None,
         capacity: int = 256,
     ) -> None:
-        self._workload = workload
-        self._tuning = tuning
-        self._eligible_of = eligible
+        self._workload, self._tuning, self._eligible_of = workload, tuning, eligible
         n = len(workload)
         zeros = np.zeros(n, dtype=np.int64)
         self.count = 0
         self.floats: Floats = np.zeros((FloatRow.COUNT, capacity))
         self.ints: Ints = np.zeros((IntRow.COUNT, capacity), dtype=np.int64)
         self.eligible: Bools = np.ones((capacity, eligible.shape[1]), dtype=np.bool_)
-        self.preemptible: Bools = np.ones(capacity, dtype=np.bool_)
-        self.shareable: Bools = np.ones(capacity, dtype=np.bool_)
+        self.flags: Bools = np.ones((len(SHOWN_FLAGS), capacity), dtype=np.bool_)
         self.ids: list[JobId] = []
         self.tenants: list[str] = []
         self.placements: list[Placement | None] = []
@@ -128,15 +127,18 @@ class LiveJobs:
         self._all_eligible = bool(eligible.all())
         self._new = np.zeros(FloatRow.COUNT)
         self._new[[FloatRow.POWER, FloatRow.BASE, FloatRow.NOW]] = np.nan
-        self._new[FloatRow.POWER_LIMIT : FloatRow.FLEX + 1] = np.nan
+        self._new[FloatRow.POWER_LIMIT : FloatRow.UNORDERED + 1] = np.nan
+        flex = np.full(n, np.nan) if workload.flex is None else workload.flex
         deadline_s = np.full(n, np.inf) if workload.deadline_s is None else workload.deadline_s
         submitted_s, work_s = workload.submitted_s, workload.work_s
-        self._given = np.stack([submitted_s, deadline_s, work_s, predicted_s, predicted_s, submitted_s], axis=1)
+        self._given = np.stack([flex, submitted_s, deadline_s, work_s, predicted_s, predicted_s, submitted_s], axis=1)
         priority = zeros if workload.priority is None else workload.priority
         columns = [workload.min_gpus, workload.max_gpus, workload.step_gpus, workload.requested_gpus, priority]
         columns += [workload.profile, np.arange(n)]
         columns += [zeros - 1] * 3 if tuning is None else tuning.given(workload.profile)
         self._given_ints = np.stack(columns, axis=1)
+        flags = (np.ones(n, dtype=np.bool_) if each is None else each for each in map(vars(workload).get, SHOWN_FLAGS))
+        self._given_flags = np.stack([*flags], axis=1)
 
     def arrive(self, row: int) -> int:
         """Add the job in this row of the workload; return its slot."""
@@ -151,12 +153,7 @@ class LiveJobs:
         self.ints[IntRow.STALE, slot], self.ints[IntRow.ZONE, slot] = 1, -1
         if not self._all_eligible:
             self.eligible[slot] = self._eligible_of[row]
-        if workload.flex is not None:
-            self.floats[FloatRow.FLEX, slot] = workload.flex[row]
-        if workload.preemptible is not None:
-            self.preemptible[slot] = workload.preemptible[row]
-        if workload.shareable is not None:
-            self.shareable[slot] = workload.shareable[row]
+        self.flags[:, slot] = self._given_flags[row]
         job_id = JobId(workload.ids[row])
         self.ids.append(job_id)
         self.tenants.append(workload.tenants[row])
@@ -198,8 +195,7 @@ class LiveJobs:
             self.floats[:, slot] = self.floats[:, last]
             self.ints[:, slot] = self.ints[:, last]
             self.eligible[slot] = self.eligible[last]
-            self.preemptible[slot] = self.preemptible[last]
-            self.shareable[slot] = self.shareable[last]
+            self.flags[:, slot] = self.flags[:, last]
             self.ids[slot], self.tenants[slot], self.placements[slot] = moved, tenant, placement
             self.slot[moved] = slot
         self.count = last
@@ -286,13 +282,12 @@ class LiveJobs:
             self.floats[FloatRow.BASE, slot] = efficiency
 
     def table(self) -> JobTable:
-        """Return the live jobs as a snapshot shows them: views, valid until the next event."""
-        table = self._tables.get(self.count)
-        return self._views() if table is None else table
+        """Return the live jobs as a snapshot shows them: views, valid until the next event.
 
-    def _views(self) -> JobTable:
-        """Return the table for this number of live jobs, and cache it, because the same numbers recur."""
-        n = self.count
+        They are cached by the number of live jobs, because the same numbers recur.
+        """
+        if (known := self._tables.get(n := self.count)) is not None:
+            return known
         columns: dict[str, Any] = {name: column[:n] for name, column in self._whole.items()}
         columns.update(ids=self.ids, tenants=self.tenants, placements=self.placements, index=self.slot)
         if len(self._tables) >= KEPT_VIEWS:
@@ -304,8 +299,8 @@ class LiveJobs:
         """Return every array column of a job table for all slots, including those that this class does not fill."""
         columns: dict[str, Any] = {name: self.floats[row] for name, row in SHOWN_FLOATS.items()}
         columns |= {name: self.ints[row] for name, row in SHOWN_INTS.items()}
-        columns |= {"eligible": self.eligible, "preemptible": self.preemptible, "shareable": self.shareable}
-        none: list[Any] = [None] * self.preemptible.size
+        columns |= dict(zip(SHOWN_FLAGS, self.flags, strict=True)) | {"eligible": self.eligible}
+        none: list[Any] = [None] * self.eligible.shape[0]
         table = JobTable(ids=none, tenants=none, placements=none, **columns)
         return {name: column for name, column in vars(table).items() if isinstance(column, np.ndarray)}
 
@@ -314,6 +309,5 @@ class LiveJobs:
         self.floats = np.concatenate((self.floats, np.zeros_like(self.floats)), axis=1)
         self.ints = np.concatenate((self.ints, np.zeros_like(self.ints)), axis=1)
         self.eligible = np.concatenate((self.eligible, np.ones_like(self.eligible)))
-        self.preemptible = np.concatenate((self.preemptible, np.ones_like(self.preemptible)))
-        self.shareable = np.concatenate((self.shareable, np.ones_like(self.shareable)))
+        self.flags = np.concatenate((self.flags, np.ones_like(self.flags)), axis=1)
         self._whole = self._all_rows()

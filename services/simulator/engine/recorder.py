@@ -95,7 +95,7 @@ def high_power(workload: Workload, models: tuple[str, ...]) -> Bools:
     """Return which kinds draw at least the median power of the workload's jobs at the smallest size: (n_profiles,)."""
     draws = np.zeros(len(workload.profiles))
     for at, profile in enumerate(workload.profiles):
-        behaviour = next((each for model in models if (each := profile.truth(model)) is not None), None)
+        behaviour = next(filter(None, map(profile.truth, models)), None)
         if behaviour is not None:
             draws[at] = behaviour.gpu_power_w[0]
     return draws >= np.median(draws[workload.profile]) if len(workload) else np.zeros(draws.size, dtype=np.bool_)

@@ -117,8 +117,7 @@ class Simulation:
         beginning: Beginning | None = None,
         elsewhere: Sequence[CarbonTrace] = (),
     ) -> None:
-        self.policy = policy
-        self._beginning = beginning
+        self.policy, self._beginning = policy, beginning
         entry = entry_of(policy.name)
         self._preempts = entry is None or entry.preempts or bool(options.tenant_guarantees)
         self._replans = entry is not None and entry.replans
@@ -224,10 +223,8 @@ class Simulation:
         self.gangs.intensities = self._intensities
         self._zone_sums = np.zeros((len(self.grids), 2))
         self._zone_gpus = np.bincount(self.nodes.zone, self.nodes.gpus, len(self.grids))
-        self._look_again_s = math.inf
-        self._peak_w = 0.0
+        self._look_again_s, self._last_passive_s, self._peak_w = math.inf, -math.inf, 0.0
         self._sums = [0.0, 0.0, 0.0, 0.0]
-        self._last_passive_s = -math.inf
         self._next_active_s = self._began_s
         self._idle_since: dict[int, float] = {}
         self._random = np.random.default_rng(options.seed)
@@ -258,7 +255,6 @@ class Simulation:
 
     @property
     def _held_w(self) -> float:
-        """What jobs draw now, with their hosts."""
         return self.gangs.power_w + self._slices.held_w
 
     @property
@@ -274,7 +270,8 @@ class Simulation:
         if self._beginning is not None:
             submitted = self._take_over(self._beginning)
             self._next_active_s, report_rounds = self._beginning.next_active_s, 1
-        self._plan_failures()
+        for node in range(len(self.nodes.ids)) if self.options.node_mtbf_s is not None else ():
+            self._plan_failure(node)
         self._idle(range(len(self.nodes.ids)))
         while self._alive or arrived < len(submitted):
             time_s = min(self._next_active_s, self._events.next_s)
@@ -501,11 +498,6 @@ class Simulation:
             self._show(self._turns.ended(row))
         return True
 
-    def _plan_failures(self) -> None:
-        if self.options.node_mtbf_s is not None:
-            for node in range(len(self.nodes.ids)):
-                self._plan_failure(node)
-
     def _plan_failure(self, node: int) -> None:
         mtbf_s = self.options.node_mtbf_s
         assert mtbf_s is not None
@@ -537,7 +529,7 @@ class Simulation:
         sums[0] += power_w * seconds
         sums[2] += idle_w * seconds
         if len(integrals) == 1:
-            grid = (integrals[0] - gangs.integral) / J_PER_KWH
+            grid = (integrals[0] - gangs.integrals[0]) / J_PER_KWH
             sums[1] += power_w * grid
             sums[3] += idle_w * grid
         else:

@@ -50,8 +50,6 @@ class CutGpu:
     sevenths: int  #: Total size of its slices
     power_w: float = 0.0  #: What it draws now; 0 while its node is down
     idle_w: float = 0.0  #: The part not charged to any job, including the host's, watts
-    energy_j: float = 0.0  #: What it has drawn up to ``at_s``
-    at_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -124,7 +122,6 @@ class Slices:
         self._done: dict[int, float] = {}
         self._generation: dict[int, int] = {}
         for gpu in self.gpus:
-            gpu.at_s = clock.now_s
             self._redraw(gpu)
 
     def _cut(self, cluster: ClusterSpec) -> SliceTable:
@@ -171,7 +168,6 @@ class Slices:
         return list(self._holders)
 
     def may_start(self) -> bool:
-        """Return whether a free slice suits a waiting job."""
         return any(queue and self._room(asked) for asked, queue in self._queues.items())
 
     def arrives(self, row: int, done: float = 0.0) -> None:
@@ -274,14 +270,11 @@ class Slices:
                 self._redraw(gpu)
 
     def settle(self) -> None:
-        """Record what all jobs and GPUs have spent so far."""
+        """Record what all jobs have spent so far."""
         for holder in self._holders.values():
             self._settle(holder)
-        for gpu in self.gpus:
-            self._advance(gpu)
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """Return the use of the slices by name, for ``SimulationResult.slices``."""
         return {
             slice_name(size): {
                 "slices": each.slices,
@@ -298,7 +291,6 @@ class Slices:
         return int(self.sevenths[row]), least_gib, self._eligible[row].tobytes()
 
     def _suits(self, asked: Asked) -> Bools:
-        """Return which slices a job may have: (n_units,)."""
         if asked not in self._suiting:
             sevenths, memory_gib, eligible = asked
             self._suiting[asked] = self._table.suits(sevenths, memory_gib, np.frombuffer(eligible, dtype=np.bool_))
@@ -319,7 +311,7 @@ class Slices:
         speed, busy_w = self._rates(profile, sevenths, gpu.board)
         one, of_gpu_w = np.array([1]), profile.host_power_w * sevenths / gpu.sevenths
         host_w = float(self._options.host_w(of_gpu_w, one, one)[0])
-        holder = Holder(row, unit, now_s + restart_s, done, speed, busy_w, host_w, 0.0, now_s, self._clock.integral)
+        holder = Holder(row, unit, now_s + restart_s, done, speed, busy_w, host_w, 0.0, now_s, self._clock.integrals[0])
         self._holders[row] = self._on[unit] = holder
         self._free[unit] = False
         self._recorder.started(row, now_s, 1)
@@ -342,7 +334,6 @@ class Slices:
 
     def _redraw(self, gpu: CutGpu) -> None:
         """Split what a GPU draws from now on among its slices."""
-        self._advance(gpu)
         holders = [self._on[unit] for unit in gpu.units if unit in self._on]
         idle_w = 0.0
         gpu.power_w = 0.0
@@ -373,7 +364,7 @@ class Slices:
             holder.draw_w = power_w
 
     def _settle(self, holder: Holder) -> None:
-        now_s, integral = self._clock.now_s, self._clock.integral
+        now_s, integral = self._clock.now_s, self._clock.integrals[0]
         seconds, grid = now_s - holder.accounted_s, integral - holder.grid
         energy_j = holder.draw_w * seconds
         self._recorder.spent(holder.row, seconds, energy_j, holder.draw_w * grid / J_PER_KWH)
@@ -381,7 +372,3 @@ class Slices:
         size = self._sizes[self._units[holder.unit].sevenths]
         size.held_s += seconds
         size.energy_j += energy_j
-
-    def _advance(self, gpu: CutGpu) -> None:
-        gpu.energy_j += gpu.power_w * (self._clock.now_s - gpu.at_s)
-        gpu.at_s = self._clock.now_s

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from services.core.domain.arrays import Floats
 from services.core.domain.carbon import Signal
 from services.core.domain.signal import impossible
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
@@ -104,13 +103,6 @@ def read_grid(path: Path, signal: Signal, *, zone: str | None = None) -> RawSeri
     scale, note = (columns.scale, columns.note) if columns.scale is not None else scale_of(columns.value)
     if note:
         report.note(note)
-    named, times, values = _series(path, columns, scale, signal, report, zone)
-    return RawSeries(named or zone or path.name.split(".")[0], signal, times, values, report)
-
-
-def _series(
-    path: Path, columns: Columns, scale: float, signal: Signal, report: ReadReport, zone: str | None
-) -> tuple[str, Floats, Floats]:
     found: dict[float, float] = {}
     zones: set[str] = set()
     estimated = 0
@@ -148,4 +140,5 @@ def _series(
     if not LEAST_MEDIAN <= (median := float(np.median(list(found.values())))) <= MOST_MEDIAN:
         report.note(f"the median is {median:.3g} gCO2/kWh: is the unit the right one?")
     times = np.array(sorted(found))
-    return next(iter(zones), ""), times, np.array([found[time] for time in times])
+    name = next(iter(zones), zone or path.name.split(".")[0])
+    return RawSeries(name, signal, times, np.array([found[time] for time in times]), report)

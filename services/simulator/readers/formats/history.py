@@ -62,7 +62,6 @@ class History:
     name = "wattshift"
 
     def matches(self, head: Sequence[str]) -> bool:
-        """Return whether the header, or the first object, has this format's columns."""
         first = next((line for line in head if line.strip()), "")
         if first.lstrip().startswith("{"):
             return set(COLUMNS) <= set(_object(first) or {})

@@ -49,7 +49,6 @@ class Sacct:
     name = "sacct"
 
     def matches(self, head: Sequence[str]) -> bool:
-        """Return whether the header has this format's columns."""
         return set(COLUMNS) <= set(header_of(head))
 
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
