@@ -35,10 +35,9 @@ def fitted_models(rng: np.random.Generator, kinds: int, axis: ControlKind = Cont
         if isinstance(model, CappedModel):
             models.append(replace(model, vector=model.vector * rng.uniform(1.0, 1.1, model.vector.size)))
         else:
-            speed = replace(
-                model.throughput,
-                parameters=model.throughput.parameters._make(model.throughput.vector() * rng.uniform(1.0, 1.1, 15)),
-            )
+            known = model.throughput.parameters
+            parameters = known._make(np.array(known) * rng.uniform(1.0, 1.1, len(known)))
+            speed = replace(model.throughput, parameters=parameters)
             models.append(replace(model, throughput=speed))
     return models
 
