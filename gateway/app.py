@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -29,10 +28,10 @@ from services.contracts.streams import GATEWAY_LIMITS_HASH
 from services.kit.app import DegradedError, add_basics, serve
 from services.kit.edge.bodies import BodyReader
 from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge, OpenRoutes
-from services.kit.edge.keys import KeyCache, resolve_at
+from services.kit.edge.keys import KeyCache, keys_of
 from services.kit.edge.limits import AddressLimiter, ConcurrencyLimiter, RateLimiter
 from services.kit.edge.shared_limits import LIMITS_S, SharedLimits
-from services.kit.http import ServiceClient, connector
+from services.kit.http import client_of, connector
 from services.kit.metrics import Metrics
 from services.kit.overload import OverloadMiddleware
 from services.kit.redis import connect
@@ -44,15 +43,8 @@ from services.kit.tokens import outgoing
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """Return the gateway: the edge, and a small app for everything outside the table of routes."""
-    urls = {
-        Upstream.ADMISSION: settings.admission_url,
-        Upstream.CARBON: settings.carbon_url,
-        Upstream.OPTIMIZER: settings.optimizer_url,
-        Upstream.SCHEDULER: settings.scheduler_url,
-        Upstream.SERVING: settings.serving_url,
-        Upstream.SIMULATOR: settings.simulator_url,
-        Upstream.TELEMETRY: settings.telemetry_url,
-    }
+    services = [upstream for upstream in Upstream if upstream is not Upstream.GATEWAY]
+    urls: dict[Upstream, str] = {each: getattr(settings, f"{each.name.lower()}_url") for each in services}
     opened = OpenedEdge[Route]()
     readiness = Readiness(urls)
     seals = Seals(settings.credential.own_keys(PURPOSE))
@@ -71,13 +63,13 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         async with aiohttp.ClientSession(
             connector=connector(0, settings.tls), auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
-            dashboard.keys = create_keys(settings, session)
-            limits = Limits(RateLimiter(), ConcurrencyLimiter(settings.max_streams_per_tenant, "streams"))
-            opened.edge = create_edge(settings, session, urls, dashboard.keys, limits)
+            dashboard.keys = keys_of(client_of(session, settings, "admission", timeout_s=3), settings)
+            requests, streams = RateLimiter(), ConcurrencyLimiter(settings.max_streams_per_tenant, "streams")
+            opened.edge = create_edge(settings, session, urls, dashboard.keys, requests, streams)
             if dashboard.provider is not None:
                 dashboard.provider.session = session
             readiness.session = session
-            async with shared(limits, ended, settings):
+            async with shared(requests, streams, ended, settings):
                 yield
 
     app = FastAPI(title="Wattshift", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
@@ -90,33 +82,14 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     return app
 
 
-def create_keys(settings: GatewaySettings, session: aiohttp.ClientSession) -> KeyCache:
-    """Return the cache of API keys, which come from admission."""
-    tokens = outgoing(settings.credential, Upstream.ADMISSION.name.lower())
-    admission = ServiceClient(session, settings.admission_url, "Admission", tokens=tokens, timeout_s=3)
-    return KeyCache(
-        resolve_at(admission),
-        max_age_s=settings.key_max_age_s,
-        grace_s=settings.key_grace_s,
-        size=settings.key_cache_size,
-    )
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The counts by tenant that this process keeps and shares with other gateways."""
-
-    requests: RateLimiter
-    streams: ConcurrencyLimiter
-
-
 @asynccontextmanager
-async def shared(limits: Limits, ended: EndedSessions, settings: GatewaySettings) -> AsyncIterator[None]:
+async def shared(
+    requests: RateLimiter, streams: ConcurrencyLimiter, ended: EndedSessions, settings: GatewaySettings
+) -> AsyncIterator[None]:
     """Within the block, exchange with other gateways what each lets through and who has signed out."""
     redis = ended.redis = connect(settings.redis_url, settings)
-    ours = SharedLimits(
-        redis, GATEWAY_LIMITS_HASH, limits.requests, limits.streams, f"gateway-{secrets.token_hex(4)}", time.time()
-    )
+    name = f"gateway-{secrets.token_hex(4)}"
+    ours = SharedLimits(redis, GATEWAY_LIMITS_HASH, requests, streams, name, time.time())
     tasks = [
         asyncio.create_task(repeat(ours.look, LIMITS_S, failed="limits.not_shared")),
         asyncio.create_task(repeat(ended.tell, TELL_S, failed="sessions.not_shared")),
@@ -130,19 +103,22 @@ async def shared(limits: Limits, ended: EndedSessions, settings: GatewaySettings
 
 
 def create_edge(
-    settings: GatewaySettings, session: aiohttp.ClientSession, urls: dict[Upstream, str], keys: KeyCache, limits: Limits
+    settings: GatewaySettings,
+    session: aiohttp.ClientSession,
+    urls: dict[Upstream, str],
+    keys: KeyCache,
+    requests: RateLimiter,
+    streams: ConcurrencyLimiter,
 ) -> Edge[Route]:
     """Return the edge with everything it needs."""
     tokens = {upstream: outgoing(settings.credential, upstream.name.lower()) for upstream in urls}
-    of_admission = tokens[Upstream.ADMISSION]
-    own_place = f"{settings.host}:{settings.port}"
-    places = Places(own_place, settings.router_url, urls, settings.metrics_instances)
+    places = Places(f"{settings.host}:{settings.port}", settings.router_url, urls, settings.metrics_instances)
     dispatcher = Dispatcher(
         BodyReader(settings.max_buffered_bytes),
         Gatherer(
             session,
             settings.admission_url,
-            tokens=of_admission,
+            tokens=tokens[Upstream.ADMISSION],
             group_entries=settings.group_entries,
             group_bytes=settings.group_bytes,
             groups_in_flight=settings.groups_in_flight,
@@ -155,7 +131,7 @@ def create_edge(
             connect_timeout_s=settings.connect_timeout_s,
             timeout_s=settings.upstream_timeout_s,
             stream_silence_s=settings.stream_silence_s,
-            streams=limits.streams,
+            streams=streams,
         ),
         MetricsGatherer(session, places, tokens, Metrics()),
         max_body_bytes=settings.max_body_bytes,
@@ -164,7 +140,7 @@ def create_edge(
     limiter = AddressLimiter(settings.open_requests_per_s, settings.open_burst)
     is_open = OpenRoutes[Route](lambda route: route.tag == "carbon-aware", limiter)
     open_routes = is_open if settings.open_emissions else None
-    return Edge(read_routes(), keys, limits.requests, dispatcher.answer, open_routes)
+    return Edge(read_routes(), keys, requests, dispatcher.answer, open_routes)
 
 
 class Readiness:

@@ -13,7 +13,7 @@ from services.contracts.codes import ProblemCode
 from services.contracts.identity import IDEMPOTENCY_HEADER, ResolvedKey
 from services.contracts.problems import MEDIA_TYPE
 from services.kit import traces
-from services.kit.edge.bodies import BodyReader
+from services.kit.edge.bodies import Body, BodyReader
 from services.kit.edge.exchange import Exchange, Header, check_json_type
 from services.kit.metrics import note_request
 from services.kit.problems import ProblemError, invalid
@@ -62,26 +62,23 @@ class Dispatcher:
         elif not route.has_body:
             await self._forwarder.forward(exchange, route, path, key, None)
         else:
-            await self._forward_body(exchange, route, path, key)
+            body = await self._read(exchange, route)
+            try:
+                await self._forwarder.forward(exchange, route, path, key, body.content)
+            finally:
+                body.release()
 
-    async def _forward_body(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey) -> None:
+    async def _read(self, exchange: Exchange, route: Route) -> Body:
         check_json_type(exchange.headers.get(b"content-type"))
-        body = await self._bodies.read(exchange, self._most_bytes(route))
-        try:
-            await self._forwarder.forward(exchange, route, path, key, body.content)
-        finally:
-            body.release()
-
-    def _most_bytes(self, route: Route) -> int:
-        return self._max_batch_bytes if route.has_large_body else self._max_body_bytes
+        most_bytes = self._max_batch_bytes if route.has_large_body else self._max_body_bytes
+        return await self._bodies.read(exchange, most_bytes)
 
     async def _submit(self, exchange: Exchange, route: Route, key: ResolvedKey) -> None:
         """Submit jobs. This is the hot path: the body is not parsed here."""
-        check_json_type(exchange.headers.get(b"content-type"))
         given = exchange.headers.get(_IDEMPOTENCY_NAME)
         if given is not None and not _IDEMPOTENCY_KEY.fullmatch(given):
             raise invalid("#Idempotency-Key", "An Idempotency-Key has 1 to 200 visible ASCII characters.")
-        body = await self._bodies.read(exchange, self._most_bytes(route))
+        body = await self._read(exchange, route)
         try:
             entry: Entry = {
                 "tenant_id": key.identity.tenant_id,

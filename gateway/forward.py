@@ -1,8 +1,8 @@
 """Forward a request to the service that owns its route, and return the response as it arrives."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Mapping
 from urllib.parse import quote
 
 import aiohttp
@@ -10,7 +10,7 @@ from yarl import URL
 
 from gateway.routes import EVENTS, JSON, Route, Upstream
 from services.contracts.identity import REQUEST_ID_HEADER, ResolvedKey
-from services.kit.edge.exchange import Exchange, Header
+from services.kit.edge.exchange import ClientGoneError, Exchange, Header, while_connected
 from services.kit.edge.limits import ConcurrencyLimiter
 from services.kit.logging import Log
 from services.kit.problems import unavailable
@@ -69,7 +69,8 @@ class Forwarder:
         with self._streams.one_more(key.identity.tenant_id):
             answer = await self._ask(route, method, url, headers, body, self._streamed)
             async with answer:
-                await self._while_connected(exchange, self._pass_on(exchange, route, answer))
+                with contextlib.suppress(ClientGoneError):
+                    await while_connected(exchange, self._pass_on(exchange, route, answer))
 
     def _headers(self, exchange: Exchange, route: Route, key: ResolvedKey, body: bytes | None) -> dict[str, str]:
         headers = {
@@ -143,21 +144,3 @@ class Forwarder:
             if route.media != EVENTS:
                 return  # without the last chunk, so that the client sees that the answer is incomplete
         await exchange.send({"type": "http.response.body", "body": b""})
-
-    @staticmethod
-    async def _while_connected(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` until it is done or the client has gone, whichever comes first."""
-
-        async def gone() -> None:
-            while (await exchange.receive())["type"] != "http.disconnect":
-                pass
-
-        working, watching = asyncio.create_task(work), asyncio.create_task(gone())
-        try:
-            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                await working
-        finally:
-            for task in (working, watching):
-                task.cancel()
-            await asyncio.gather(working, watching, return_exceptions=True)

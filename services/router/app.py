@@ -23,7 +23,7 @@ from services.contracts.streams import ROUTER_LIMITS_HASH
 from services.kit import access, heads, traces, tracing
 from services.kit.app import end_with_parent, say_what_is_trusted
 from services.kit.edge.exchange import Exchange
-from services.kit.edge.keys import KeyCache, resolve_at
+from services.kit.edge.keys import keys_of
 from services.kit.edge.shared_limits import LIMITS_S, SharedLimits
 from services.kit.heads import ServerConfig
 from services.kit.http import client_of, new_session
@@ -100,12 +100,7 @@ class Router:
         telemetry = client_of(session, settings, "telemetry")
         redis = connect(settings.redis_url, settings)
         self._stack.push_async_callback(redis.aclose)
-        keys = KeyCache(
-            resolve_at(client_of(session, settings, "admission", timeout_s=3)),
-            max_age_s=settings.key_max_age_s,
-            grace_s=settings.key_grace_s,
-            size=settings.key_cache_size,
-        )
+        keys = keys_of(client_of(session, settings, "admission", timeout_s=3), settings)
         self.traffic = TrafficReporter(serving, self.fleet, self.name)
         self.usage = UsageReporter(telemetry, self.name)
         self.latency = LatencyReporter(redis, self.fleet, self.lanes, self.name, self.metrics)
@@ -136,10 +131,8 @@ class Router:
             self.traffic.arrived,
             self.limits,
         )
-        started_at_s = self.coordinator.started_at_s
-        self.shared_limits = SharedLimits(
-            redis, ROUTER_LIMITS_HASH, gate.limiter, gate.at_once, self.name, started_at_s
-        )
+        known = ROUTER_LIMITS_HASH, gate.limiter, gate.at_once, self.name, self.coordinator.started_at_s
+        self.shared_limits = SharedLimits(redis, *known)
         self.overview = Overview(
             self.name, self.peers, self.fleet, self.lanes, self.assigner, self.coordinator, self.gate
         )

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from services.core.policies.freesh.laxity import Order, ServingRequest
 from services.core.policies.freesh.server_choice import Work
@@ -32,32 +33,27 @@ HUNG_TIMES = 5.0
 REGION, SESSION = b"x-wattshift-region", b"x-session-id"
 
 
+@dataclass
 class Dispatcher:
     """Gets requests answered."""
 
-    def __init__(
-        self,
-        settings: RouterSettings,
-        fleet: Fleet,
-        lanes: Lanes,
-        rules: KeyRules,
-        expectations: Expectations,
-        keys: UpstreamKeys,
-        writer: RequestWriter,
-        answers: AnswerPasser,
-        metrics: Metrics,
-        arrived: Callable[[Pool, float, int, float], list[int]],
-        limits: Limits,
-    ) -> None:
-        """Take what a request needs on its way; ``arrived`` counts it for the planner, ``limits`` bound its time."""
-        self._settings, self._fleet, self._lanes, self._rules = settings, fleet, lanes, rules
-        self._expectations, self._keys, self._writer = expectations, keys, writer
-        self._answers, self._metrics = answers, metrics
-        self._arrived, self._limits = arrived, limits
+    settings: RouterSettings
+    fleet: Fleet
+    lanes: Lanes
+    rules: KeyRules
+    expectations: Expectations
+    keys: UpstreamKeys
+    writer: RequestWriter
+    answers: AnswerPasser
+    metrics: Metrics
+    arrived: Callable[[Pool, float, int, float], list[int]]  #: Counts a request for the planner
+    limits: Limits  #: Bound a request's time
+
+    def __post_init__(self) -> None:
         self._ids = itertools.count()
         self._network_s = {
             region.encode("latin-1", "replace"): {place: ms / 1e3 for place, ms in places.items()}
-            for region, places in settings.network_ms.items()
+            for region, places in self.settings.network_ms.items()
         }
         self._usual_network_s: dict[str, float] = self._network_s.get(b"default", {})
 
@@ -76,26 +72,26 @@ class Dispatcher:
             pools += [
                 (model, each)
                 for model in pool.spec.fallback
-                if received.key.key_limits.may_name(model) and (each := self._fleet.pool_of(model, identity))
+                if received.key.key_limits.may_name(model) and (each := self.fleet.pool_of(model, identity))
             ]
         for model, current in pools:
-            expected = self._expectations.of(received.kind, asked, current, model, identity.key_id)
+            expected = self.expectations.of(received.kind, asked, current, model, identity.key_id)
             arrived = current, received.at_utc_s, expected.input_tokens, expected.output_tokens
             if window is None:
-                self._rules.take_tokens(received, expected.input_tokens + round(expected.output_tokens * asked.choices))
+                self.rules.take_tokens(received, expected.input_tokens + round(expected.output_tokens * asked.choices))
             if window is None:  # pools are planned for others than those that only get what they leave
-                window = self._arrived(*arrived) if received.spare is None else [0, 0]
-            lane = self._lanes.of(current, expected.request_class)
+                window = self.arrived(*arrived) if received.spare is None else [0, 0]
+            lane = self.lanes.of(current, expected.request_class)
             turn = Turn(received, model, current, lane, expected, window)
             try:
                 await self._in_lane(turn, current is pools[-1][1])
             except asyncio.CancelledError:
                 if turn.place is None:  # its client left the queue
-                    self._metrics.requests.add((model, expected.request_class, "499"))
+                    self.metrics.requests.add((model, expected.request_class, "499"))
                 raise
             except NoServerError as error:
                 if received.spare is not None:
-                    self._arrived(*arrived)  # a pool without instances wants one
+                    self.arrived(*arrived)  # a pool without instances wants one
                 least = f" with an accuracy of {least_pct:g} %" if (least_pct := received.least_accuracy_pct) else ""
                 detail = f"No server of the model {model}{least} is ready{_why(error.starting)}."
                 failure = DoorError(503, "no_server", detail, retry_after_s=5)
@@ -112,7 +108,7 @@ class Dispatcher:
                 is_final = not (error.may_repeat or received.asked.may_repeat)
             else:
                 return
-            self._metrics.requests.add((model, expected.request_class, str(failure.status)))
+            self.metrics.requests.add((model, expected.request_class, str(failure.status)))
             if is_final:
                 break  # a server may have done what may not be done twice
         assert failure is not None
@@ -136,7 +132,7 @@ class Dispatcher:
         )
         promised_s = turn.pool.promised_s.get(expected.request_class)
         limit_s = lane.limit_s(request, promised_s)
-        if self._settings.order is not Order.FCFS:
+        if self.settings.order is not Order.FCFS:
             request.due_s = received.at_s + limit_s
         ticket = Ticket(
             request,
@@ -154,7 +150,7 @@ class Dispatcher:
             least_accuracy_pct=received.least_accuracy_pct,
             only_at=server_of(received.asked.fields, turn.pool.servers),
         )
-        timeout_s = self._settings.queue_timeout_s
+        timeout_s = self.settings.queue_timeout_s
         first_s = timeout_s if promised_s is None else promised_s
         until_s = received.at_s + received.spare.patience_s if received.spare is not None else 0.0
 
@@ -176,12 +172,12 @@ class Dispatcher:
                     raise
                 failure = error
             if failure.reason == "preempted":
-                self._metrics.preemptions.add((turn.model, expected.request_class))
+                self.metrics.preemptions.add((turn.model, expected.request_class))
                 server = await take(again=True)
                 continue
             request.excluded |= {server.id}
             may_repeat = failure.may_repeat or (received.asked.may_repeat and failure.reason in ("closed", "hung"))
-            if not may_repeat or ticket.failures >= self._settings.attempts:
+            if not may_repeat or ticket.failures >= self.settings.attempts:
                 raise failure
             try:
                 server = await take()
@@ -202,29 +198,29 @@ class Dispatcher:
         def give_back() -> float:
             nonlocal share_s
             share_s = lane.leave(ticket, server)
-            self._lanes.room_at(server)  # its client may take a while to read
+            self.lanes.room_at(server)  # its client may take a while to read
             return share_s
 
         try:
-            if self._keys.is_wanted(server):
-                await self._keys.renew((server,))
+            if self.keys.is_wanted(server):
+                await self.keys.renew((server,))
             refused: list[Extra] = []
             while True:
-                connection = await server.origin.connection(self._limits)
+                connection = await server.origin.connection(self.limits)
                 ticket.connection = connection
                 if ticket.is_preempted:
                     raise UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True)
-                connection.send(self._writer.write(turn, ticket, server))
+                connection.send(self.writer.write(turn, ticket, server))
                 if self._may_be_asked_of_others(turn, ticket, server):
                     predicted_s = ticket.place.first_s if ticket.place is not None else 0.0
-                    least_s = self._settings.stream_first_byte_timeout_s
+                    least_s = self.settings.stream_first_byte_timeout_s
                     connection.limit_first(max(least_s, HUNG_TIMES * predicted_s))
                 await connection.head()
                 if connection.status not in REFUSED or not turn.extras:
                     break
                 refused.append(turn.extras[0])  # perhaps: it is asked without that
                 server.refused(refused[-1], time.monotonic())
-                await connection.whole(self._settings.max_answer_bytes)
+                await connection.whole(self.settings.max_answer_bytes)
                 ticket.connection = None
                 connection.release()
                 connection = None
@@ -243,9 +239,9 @@ class Dispatcher:
             lane.answered(ticket)
             status = connection.status
             if passes_as_it_comes(turn, connection):
-                status = await self._answers.stream(turn, ticket, server, connection, give_back)
+                status = await self.answers.stream(turn, ticket, server, connection, give_back)
             else:
-                status = await self._answers.whole(turn, server, connection, give_back)
+                status = await self.answers.whole(turn, server, connection, give_back)
             if status >= 500:
                 server.breaker.failed(time.monotonic(), ticket)
             else:
@@ -255,7 +251,7 @@ class Dispatcher:
             raise
         except asyncio.CancelledError:
             if share_s is None:
-                self._answers.left(turn, server, give_back())
+                self.answers.left(turn, server, give_back())
             raise
         finally:
             if share_s is None:
@@ -263,18 +259,18 @@ class Dispatcher:
             if connection is not None:
                 connection.release()
             server.breaker.abandoned(ticket)
-            self._lanes.room_at(server)
+            self.lanes.room_at(server)
 
     def _may_be_asked_of_others(self, turn: Turn, ticket: Ticket, server: Server) -> bool:
         """Whether a stream that its server does not begin may be requested from another one."""
         asked, tried = turn.received.asked, ticket.failures + 1
-        is_free_to = asked.is_stream and asked.may_repeat and tried < self._settings.attempts
+        is_free_to = asked.is_stream and asked.may_repeat and tried < self.settings.attempts
         return is_free_to and turn.lane.has_other(ticket, server)
 
     def _note_failure(self, ticket: Ticket, server: Server, error: UpstreamError) -> None:
         if error.reason in ("preempted", "no_key"):
             return
-        self._metrics.upstream.add((error.reason,))
+        self.metrics.upstream.add((error.reason,))
         if error.reason == "rate_limited":
             return  # it works, and has enough to do
         is_certain = error.reason in ("connect", "refused_address")

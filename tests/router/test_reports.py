@@ -177,7 +177,7 @@ def its_own(router: Running, metrics: Metrics | None = None) -> LatencyReporter:
 async def seen_of(router: Running, **asked: Any) -> ServerLatency:
     """Ask once, and return what is reported of the only server."""
     reporter = its_own(router)
-    outcomes = router.router.door._dispatcher._answers._outcomes
+    outcomes = router.router.door._dispatcher.answers._outcomes
     before, outcomes.latency = outcomes.latency, reporter
     try:
         assert (await router.ask(**asked)).status_code == 200

@@ -1,5 +1,7 @@
 """Callers identified by API key, which admission resolves; its answers are cached for a few seconds."""
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import re
@@ -14,6 +16,7 @@ from services.contracts.codes import ProblemCode
 from services.contracts.identity import KeyLookup, ResolvedKey
 from services.kit import access
 from services.kit.crowd import show_known
+from services.kit.edge.settings import EdgeSettings
 from services.kit.http import ServiceClient
 from services.kit.ids import utc_now
 from services.kit.logging import Log
@@ -43,6 +46,16 @@ class _Answer:
 def unauthenticated(detail: str) -> ProblemError:
     """Return the problem that answers a request without a valid key."""
     return ProblemError(401, ProblemCode.UNAUTHENTICATED, detail, headers={"www-authenticate": "Bearer"})
+
+
+def keys_of(admission: ServiceClient, settings: EdgeSettings) -> KeyCache:
+    """Return the cache of a process at the edge."""
+    return KeyCache(
+        resolve_at(admission),
+        max_age_s=settings.key_max_age_s,
+        grace_s=settings.key_grace_s,
+        size=settings.key_cache_size,
+    )
 
 
 class KeyCache:

@@ -72,27 +72,22 @@ class AppTurn:
     wait_s: float = 0.0  #: Seconds from its arrival until it was sent to an instance
 
 
+@dataclass
 class AppDoor:
     """Takes each request through its steps."""
 
-    def __init__(
-        self,
-        settings: RouterSettings,
-        gate: Gate,
-        fleet: Fleet,
-        coordinator: Coordinator,
-        observations: ObservationReporter,
-        metrics: Metrics,
-        limits: Limits,
-        keys: UpstreamKeys,
-        usage: UsageReporter,
-    ) -> None:
-        self._settings, self._gate, self._fleet = settings, gate, fleet
-        self._coordinator, self._observations, self._metrics = coordinator, observations, metrics
-        self._limits, self._keys, self._usage = limits, keys, usage
+    settings: RouterSettings
+    gate: Gate
+    fleet: Fleet
+    coordinator: Coordinator
+    observations: ObservationReporter
+    metrics: Metrics
+    limits: Limits
+    keys: UpstreamKeys
+    usage: UsageReporter
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._gate.pass_in(Exchange.open(scope, receive, send), self._handle, self._refuse)
+        await self.gate.pass_in(Exchange.open(scope, receive, send), self._handle, self._refuse)
 
     async def _refuse(self, exchange: Exchange, refusal: DoorError | ProblemError) -> None:
         error = refusal if isinstance(refusal, DoorError) else of_problem(refusal)
@@ -104,18 +99,18 @@ class AppDoor:
             await self._of_the_router(exchange)
             return
         asked = read(exchange.scope, has_idempotency_key=b"idempotency-key" in exchange.headers)
-        key = await self._gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
-        exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
-        exchange.extra += self._gate.rules.admit(key)
+        key = await self.gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
+        exchange.extra += self.gate.limiter.take(key.identity.tenant_id, key.limits)
+        exchange.extra += self.gate.rules.admit(key)
         if not key.identity.role.may(asked.method, Role.USER):
             raise DoorError(403, "forbidden", f"A key with the role {key.identity.role} may only read.")
-        app = self._fleet.app_of(asked.app, key.identity)
+        app = self.fleet.app_of(asked.app, key.identity)
         if app is None or not key.key_limits.may_name(app.name):
             raise no_app(asked.app)
         if asked.is_ready_asked:
             await self._say_ready(exchange, app)
             return
-        await self._gate.with_body(
+        await self.gate.with_body(
             exchange,
             key.identity.tenant_id,
             lambda body: self._serve(AppTurn(exchange, key, app, asked, body, arrival_s)),
@@ -125,13 +120,13 @@ class AppDoor:
         """Answer what the protocol asks of a server as a whole; no key is needed for it."""
         check_method(exchange.scope["method"], "GET", "HEAD")
         path = exchange.scope["path"]
-        is_well = path != "/v2/health/ready" or self._fleet.made_at_s > 0
+        is_well = path != "/v2/health/ready" or self.fleet.made_at_s > 0
         state: dict[str, object] = {path.removeprefix("/v2/health/"): is_well}
         found = SERVER if path == OPEN_INFERENCE else state
         await exchange.answer(200 if is_well else 503, [JSON], orjson.dumps(found))
 
     async def _say_ready(self, exchange: Exchange, app: RoutedApp) -> None:
-        if not self._fleet.ready(app.name):
+        if not self.fleet.ready(app.name):
             detail = f"No instance of the application {app.name} is ready."
             raise DoorError(503, "no_instance", detail, retry_after_s=5)
         await exchange.answer(200, [JSON], orjson.dumps({"name": app.name, "ready": True}))
@@ -139,47 +134,47 @@ class AppDoor:
     async def _serve(self, turn: AppTurn) -> None:
         """Have an instance answer, or another one if it fails before its answer begins."""
         name = turn.app.name
-        self._observations.arrived(name, time.time())
+        self.observations.arrived(name, time.time())
         try:
             await self._in_queue(turn)
         except (DoorError, UpstreamError) as error:
             failure = of_upstream(error) if isinstance(error, UpstreamError) else error
-            self._observations.failed(name, time.time())
-            self._metrics.app_requests.add((name, "", str(failure.status)))
+            self.observations.failed(name, time.time())
+            self.metrics.app_requests.add((name, "", str(failure.status)))
             if turn.exchange.has_begun:
                 raise ClientGoneError from None  # the stream ended with an error
             raise failure from None
 
     async def _in_queue(self, turn: AppTurn) -> None:
-        ticket = self._coordinator.ticket(turn.app.name, turn.key.identity.tenant_id)
+        ticket = self.coordinator.ticket(turn.app.name, turn.key.identity.tenant_id)
         sent = 0
         while True:
             instance = await self._take(turn, ticket)
             turn.wait_s = time.monotonic() - turn.arrival_s
             try:
-                return await self._ask(turn, ticket, instance, is_last=sent + 1 >= self._settings.attempts)
+                return await self._ask(turn, ticket, instance, is_last=sent + 1 >= self.settings.attempts)
             except UpstreamError as error:
                 sent += error.reason != "connect"  # whoever could not be reached is ejected, and tried later
                 may_repeat = error.may_repeat or (turn.asked.may_repeat and error.reason == "closed")
-                if turn.exchange.has_begun or not may_repeat or sent >= self._settings.attempts:
+                if turn.exchange.has_begun or not may_repeat or sent >= self.settings.attempts:
                     raise
                 ticket.excluded |= {instance.id}
 
     async def _take(self, turn: AppTurn, ticket: Ticket) -> Server:
         """Wait for a request's turn, and return the instance that it may be sent to."""
         while True:
-            left_s = turn.arrival_s + self._settings.queue_timeout_s - time.monotonic()
+            left_s = turn.arrival_s + self.settings.queue_timeout_s - time.monotonic()
             try:
-                name = await self._coordinator.take(ticket, left_s)
+                name = await self.coordinator.take(ticket, left_s)
             except NotAssignedError as error:
                 raise not_assigned(turn.app.name, error) from None
             except TimeoutError:
-                reason = "queue_full" if self._fleet.ready(turn.app.name) else "no_instance"
+                reason = "queue_full" if self.fleet.ready(turn.app.name) else "no_instance"
                 raise not_assigned(turn.app.name, NotAssignedError(reason)) from None
-            instance = self._fleet.instance(name)
+            instance = self.fleet.instance(name)
             if instance is not None:
                 return instance
-            self._coordinator.leave(ticket, Outcome.NOT_ASKED)  # it left the table at this moment
+            self.coordinator.leave(ticket, Outcome.NOT_ASKED)  # it left the table at this moment
             ticket.excluded |= {name}
 
     async def _ask(self, turn: AppTurn, ticket: Ticket, instance: Server, *, is_last: bool) -> None:
@@ -196,15 +191,15 @@ class AppDoor:
             nonlocal share_s
             if share_s is None:
                 share_s = instance.end(began_share_s)
-                self._coordinator.leave(ticket, outcome)
+                self.coordinator.leave(ticket, outcome)
             return share_s
 
         try:
-            if self._keys.is_wanted(instance):
-                await self._keys.renew((instance,))
+            if self.keys.is_wanted(instance):
+                await self.keys.renew((instance,))
             unused_s = KEPT_S if turn.asked.may_repeat else FRESH_S
-            connection = await instance.origin.connection(self._limits, unused_s=unused_s)
-            connection.send(_request(turn, instance, self._keys.of(instance)))
+            connection = await instance.origin.connection(self.limits, unused_s=unused_s)
+            connection.send(_request(turn, instance, self.keys.of(instance)))
             await connection.head()
             status = connection.status
             if status in BUSY and not is_last:
@@ -216,7 +211,7 @@ class AppDoor:
                 return
             content = b""
             if turn.asked.method != "HEAD":  # an answer to HEAD states a length and has no body
-                content = await connection.whole(self._settings.max_answer_bytes)
+                content = await connection.whole(self.settings.max_answer_bytes)
             footprint = self._end(turn, instance, status, sent_s, give_back(outcome))
             headers = [*_passed_out(connection.headers), *_said_of(instance), *footprint.headers()]
             if status in WITHOUT_BODY:
@@ -225,14 +220,14 @@ class AppDoor:
             else:
                 await turn.exchange.answer(status, headers, content)
         except UpstreamError as error:
-            self._metrics.upstream.add((error.reason,))
+            self.metrics.upstream.add((error.reason,))
             spent_s = give_back(Outcome.UNREACHABLE if error.reason == "connect" else Outcome.FAILED)
             if turn.exchange.has_begun:  # no other instance answers it
                 self._charge(turn, instance, spent_s)
             raise
         except asyncio.CancelledError:
             if share_s is None:  # its client left, and what the instance spent on it is nobody else's
-                self._metrics.app_requests.add((turn.app.name, instance.spec.request_class or "", "499"))
+                self.metrics.app_requests.add((turn.app.name, instance.spec.request_class or "", "499"))
                 self._charge(turn, instance, give_back(Outcome.NOT_ASKED))
             raise
         finally:
@@ -256,7 +251,7 @@ class AppDoor:
             log.warning("instance.broke_off", instance=instance.id, reason=error.reason)
             raise  # without its end, so that the client sees that the answer is not complete
         footprint = self._end(turn, instance, connection.status, sent_s, give_back())
-        has_comment = is_identity(connection.headers) and wants_comment(turn.exchange, self._settings)
+        has_comment = is_identity(connection.headers) and wants_comment(turn.exchange, self.settings)
         end = footprint.comment() if has_comment else b""
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
@@ -264,20 +259,20 @@ class AppDoor:
         """Count and report a request that was answered."""
         name, now_s = turn.app.name, time.monotonic()
         latency_s = now_s - turn.arrival_s
-        self._metrics.app_requests.add((name, instance.spec.request_class or "", str(status)))
-        self._metrics.app_latency.observe((name,), latency_s)
-        self._metrics.app_wait.observe((name,), turn.wait_s)
-        self._observations.answered(name, instance.id, latency_s, now_s - sent_s, time.time())
+        self.metrics.app_requests.add((name, instance.spec.request_class or "", str(status)))
+        self.metrics.app_latency.observe((name,), latency_s)
+        self.metrics.app_wait.observe((name,), turn.wait_s)
+        self.observations.answered(name, instance.id, latency_s, now_s - sent_s, time.time())
         return self._charge(turn, instance, share_s)
 
     def _charge(self, turn: AppTurn, instance: Server, share_s: float) -> Footprint:
         """Report what an instance spent on a request."""
         name, variant, footprint = turn.app.name, instance.spec.request_class or "", instance.footprint(share_s)
         if footprint.energy_j is not None:
-            self._metrics.app_energy.add((name, variant), footprint.energy_j)
+            self.metrics.app_energy.add((name, variant), footprint.energy_j)
         if footprint.carbon_gco2 is not None:
-            self._metrics.app_carbon.add((name, variant), footprint.carbon_gco2)
-        self._usage.served(instance, turn.key, name, variant, share_s, NO_TOKENS, footprint)
+            self.metrics.app_carbon.add((name, variant), footprint.carbon_gco2)
+        self.usage.served(instance, turn.key, name, variant, share_s, NO_TOKENS, footprint)
         return footprint
 
 

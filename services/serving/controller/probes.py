@@ -36,7 +36,7 @@ class Prober:
 
     async def answers(self, url: str) -> bool:
         """Return whether a GET is answered with 2xx; redirections are not followed."""
-        return await self._ask(self._answers, url) or False
+        return (await self._ask(self._status, url) or 0) // 100 == 2
 
     async def held(self, url: str, names: Collection[str]) -> float | None:
         """Return how many requests a server says it holds, by these metrics; None if it reports none of them."""
@@ -60,10 +60,6 @@ class Prober:
                 return await question(*args, **named)
             except Exception:  # whatever one server answers, the others are probed
                 return None
-
-    async def _answers(self, url: str) -> bool:
-        async with self._session.get(url, allow_redirects=False, timeout=self._timeout) as answer:
-            return 200 <= answer.status < 300
 
     async def _held(self, url: str, names: Collection[str]) -> float | None:
         async with self._session.get(url, allow_redirects=False, timeout=self._timeout) as answer:
