@@ -5,10 +5,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+DRAFT = ".tmp"  #: How the names of files end that are being written, also those that a killed process left
+
 
 def replace(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o600) -> None:
     """Replace a file atomically; if ``durable``, it is on disk when this returns."""
-    draft = path.with_name(f".{path.name}.tmp")
+    draft = path.with_name(path.name + DRAFT)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(content)
         if durable:

@@ -49,6 +49,8 @@ def read_wanted(folder: DataFolder) -> dict[str, Wanted]:
     """Return the latest requests, by node."""
     found: dict[str, Wanted] = {}
     for path in _folder(folder).glob("[!.]*"):
+        if path.suffix == files.DRAFT:
+            continue
         with contextlib.suppress(OSError, ValueError, TypeError):  # somebody else's file
             found[path.name] = Wanted(**json.loads(path.read_text()))
     return found
