@@ -56,18 +56,13 @@ class LasConfig:
 
 @dataclass(frozen=True, eq=False)
 class LasMemory:
-    """What LAS remembers of the jobs that were live in the last active round.
+    """What LAS remembers of the jobs that were live in the last active round."""
 
-    Attributes:
-        jobs: The jobs of that round's table.
-        started_s: (n_jobs + 1,) when each of them first had GPUs, UTC seconds; inf: not yet. The last entry, at -1, is
-            inf and stands for later jobs.
-        promoted: For each promoted job, (service attained by then in GPU seconds, when).
-    """
-
-    jobs: tuple[JobId, ...] = ()
+    jobs: tuple[JobId, ...] = ()  #: The jobs of that round's table
     started_s: Floats = field(default_factory=lambda: np.array([np.inf]))
+    """(n_jobs + 1,) when each first had GPUs, UTC seconds; inf: not yet, as the last entry, at -1, for later jobs."""
     promoted: Mapping[JobId, tuple[float, float]] = field(default_factory=dict[JobId, tuple[float, float]])
+    """For each promoted job, (service attained by then in GPU seconds, when)."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LasMemory) and _dumped(self) == _dumped(other)

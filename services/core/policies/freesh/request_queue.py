@@ -23,11 +23,7 @@ SPARSE = 64  #: A line is rebuilt when it has more than this many markers, and m
 class _Line:
     """A heap of the waiting requests of one tenant that exclude the same servers; late ones have a line of their own.
 
-    The first entry is never a marker.
-
-    Attributes:
-        heap: Their entries, and markers.
-        markers: How many entries are markers, i.e. of requests that were removed.
+    ``markers`` of its entries are of requests that were removed; the first never is.
     """
 
     __slots__ = ("heap", "markers")

@@ -113,17 +113,7 @@ class Given:
 
 
 class ServerCosts:
-    """A server's speed, which is a property of it, and its load.
-
-    Attributes:
-        read_s: Seconds to read a token of a prompt.
-        token_s: Seconds between the tokens of a request that it holds alone.
-        held_tokens: Tokens of the requests that it was given here.
-        others_tokens: Tokens of requests that others gave it.
-        load_tokens: The sum of both.
-        running, queued: Requests that it works on, and that wait inside it, as it reports.
-        adapters: Those it is thought to have loaded, the most recently used last.
-    """
+    """A server's speed, which is a property of it, and its load."""
 
     def __init__(
         self,
@@ -135,11 +125,11 @@ class ServerCosts:
         """Take the times from its profile, None if unknown, the batch at which they hold, and its cache."""
         lone_s = (tbt_s or USUAL_TBT_S) / (1.0 + BATCH_SLOWDOWN * max(batch - 1.0, 0.0))
         self._usual = ((ttft_s or USUAL_TTFT_S) / USUAL_READ_TOKENS, lone_s)
-        self.read_s, self.token_s = self._usual
-        self.held_tokens, self.others_tokens = 0, 0.0
+        self.read_s, self.token_s = self._usual  #: Seconds to read a token, and between the tokens of a lone request
+        self.held_tokens, self.others_tokens = 0, 0.0  #: Tokens of the requests that it was given here, and by others
         self._count()
-        self.running = self.queued = 0.0
-        self.adapters: OrderedDict[str, None] = OrderedDict()
+        self.running = self.queued = 0.0  #: Requests that it works on, and that wait inside it, as it reports
+        self.adapters: OrderedDict[str, None] = OrderedDict()  #: Those thought to be loaded, the last used last
         self._reads_until_s = self._read_to_s = self._free_at_s = -inf
         self._ahead_s = 0.0
         self._unread: dict[int, Given] = {}
@@ -159,7 +149,7 @@ class ServerCosts:
 
     def _count(self) -> None:
         """Update what depends on the load, so that choices, which are far more frequent, only look it up."""
-        self.load_tokens = self.held_tokens + self.others_tokens
+        self.load_tokens = self.held_tokens + self.others_tokens  #: The sum of both
         self._slowed = 1.0 + SLOWDOWN_PER_TOKEN * self.load_tokens
 
     def cached_tokens(self, work: Work) -> int:
@@ -282,29 +272,20 @@ class ServerCosts:
 
 
 class Server(Protocol):
-    """A server, as needed for this choice.
-
-    Attributes:
-        location: Where it is.
-        limit: Requests that it may be given at once.
-        gco2_per_kwh: Present intensity of its grid, for energy at its meter, including PUE; None if unknown.
-        energy: What requests add to its energy, by its profile; None if unknown.
-        accuracy_pct: Accuracy of its variant of the model; None where there is one variant alone.
-        costs: Its times and load.
-    """
+    """A server, as needed for this choice."""
 
     @property
-    def location(self) -> str: ...
+    def location(self) -> str: ...  #: Where it is
     @property
-    def limit(self) -> int: ...
+    def limit(self) -> int: ...  #: Requests that it may be given at once
     @property
-    def gco2_per_kwh(self) -> float | None: ...
+    def gco2_per_kwh(self) -> float | None: ...  #: Intensity of its grid now, at its meter, with PUE; None if unknown
     @property
-    def energy(self) -> EnergyProfile | None: ...
+    def energy(self) -> EnergyProfile | None: ...  #: What requests add to its energy, by its profile; None if unknown
     @property
-    def accuracy_pct(self) -> float | None: ...
+    def accuracy_pct(self) -> float | None: ...  #: Of its variant of the model; None where there is one variant alone
     @property
-    def costs(self) -> ServerCosts: ...
+    def costs(self) -> ServerCosts: ...  #: Its times and load
 
 
 S = TypeVar("S", bound=Server)
