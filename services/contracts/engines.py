@@ -6,6 +6,7 @@ steer. Both are levels, not edges: a report says what state a job is in, a decis
 either may be repeated, and the newest counts. ``revision`` says which decision a report follows.
 """
 
+import hashlib
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -336,5 +337,9 @@ Json = dict[str, Any]
 
 
 def node_name(engine: str, node: str) -> str:
-    """Return the id under which an engine's node is known, which is never that of a host with an agent."""
-    return f"{engine}.{node}"[:63]
+    """Return the id under which an engine's node is known, which is never that of a host with an agent.
+
+    One that is longer than names are ends in a hash of the whole in place of what is beyond.
+    """
+    whole = f"{engine}.{node}"
+    return whole if len(whole) <= 63 else f"{whole[:54]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"

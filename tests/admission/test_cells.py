@@ -95,11 +95,11 @@ class Pair:
         self.here = estimate(100.0)
         reach = home.app.state.cells._reach
 
-        async def here(tenant_id: str, body: bytes) -> StartEstimate:
-            return self.here
-
         self.engine = create_engine(home.database_url)
-        self.placing = Placing(self.engine, reach.cell, here, lambda: None, again_s=0.0)
+        self.placing = Placing(self.engine, reach.cell, self.offer_here, lambda: None, again_s=0.0)
+
+    async def offer_here(self, tenant_id: str, body: bytes) -> StartEstimate:
+        return self.here
 
     async def turns(self, count: int = 1) -> None:
         for _ in range(count):
@@ -355,3 +355,17 @@ async def test_a_refusal_is_told_whatever_characters_it_has(pair: Pair) -> None:
     job_id = await pair.home.submit({"cells": ["north"]})
     await pair.turns(3)
     assert "No such\\x00GPU." in (await pair.job(job_id))["detail"]
+
+
+async def test_a_job_that_a_cell_refused_is_not_offered_to_it_again_at_once(pair: Pair) -> None:
+    await pair.add()
+    pair.placing = Placing(pair.engine, pair.home.app.state.cells._reach.cell, pair.offer_here, lambda: None, 300.0)
+    pair.here = estimate(100.0, suits=False)
+    pair.door.refuses = "The tenant may have no more jobs."
+    job_id = await pair.home.submit({"cells": ["north"]})
+    await pair.turns(5)
+    sent = "SELECT count(*) FROM job_events WHERE job_id = $1 AND type = 'job.in_cell'"
+    assert await pair.home.database.fetchval(sent, job_id) == 1
+    pair.here = estimate(100.0)
+    await pair.turns()
+    assert (await pair.job(job_id))["cell"] is None, "home takes it"

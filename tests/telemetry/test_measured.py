@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -69,16 +70,16 @@ def test_the_sum_stays_as_it_was_measured(holds: list[Hold]) -> None:
     assert all(each.gpu_energy_j >= 0 for each in split)
 
 
-async def an_engine(plane: Any, *jobs: EngineJob) -> None:
-    """Have a bridge named slurm report its node gpu-1, and jobs."""
+async def an_engine(plane: Any, *jobs: EngineJob, names: Sequence[str] = ("gpu-1",)) -> None:
+    """Have a bridge named slurm report its nodes, and jobs."""
     async with plane.database.connection() as connection:
         await connection.execute(
             "INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices) "
             "VALUES ('slurm', $1, '', '', 'Z', 'engine', false, 'modelled', '[]') ON CONFLICT DO NOTHING",
             sha256("token"),
         )
-    node = EngineNode(name="gpu-1", gpus=2, gpu_model="A100", memory_gib=80, queues=["batch"])
-    report = EngineReport(boot_id="b", kind="slurm", mode=EngineMode.CONTROL, nodes=[node], jobs=list(jobs))
+    nodes = [EngineNode(name=name, gpus=2, gpu_model="A100", memory_gib=80, queues=["batch"]) for name in names]
+    report = EngineReport(boot_id="b", kind="slurm", mode=EngineMode.CONTROL, nodes=nodes, jobs=list(jobs))
     assert await mirror(plane.database, "slurm", "token", report, 60, "Z")
 
 
@@ -139,3 +140,28 @@ async def test_a_node_is_shown_as_one_that_only_measures(plane: Any) -> None:
     answer = await plane.http.get("/v1/nodes", headers=service_headers(OPERATOR))
     shown = {each["id"]: (each["measures_only"], each["engine_node"]) for each in answer.json()["items"]}
     assert (shown["gpu-3"], shown["n4"]) == ((True, "slurm.gpu-3"), (False, None))
+
+
+async def alive(plane: Any) -> set[str]:
+    async with plane.database.connection() as connection:
+        found = await connection.fetch("SELECT id FROM nodes WHERE engine = 'slurm' AND lease_until > now()")
+    return {record["id"] for record in found}
+
+
+async def test_a_node_that_its_engine_has_no_more_is_not_kept_by_reports_of_nothing_new(plane: Any) -> None:
+    await an_engine(plane, names=["gpu-1", "gpu-2"])
+    assert await alive(plane) == {"slurm.gpu-1", "slurm.gpu-2"}
+    await an_engine(plane, names=["gpu-1"])
+    nothing_new = EngineReport(boot_id="b", kind="slurm", mode=EngineMode.CONTROL)
+    assert await mirror(plane.database, "slurm", "token", nothing_new, 60, "Z")
+    assert await alive(plane) == {"slurm.gpu-1"}
+    await an_engine(plane, names=["gpu-1", "gpu-2"])
+    assert await alive(plane) == {"slurm.gpu-1", "slurm.gpu-2"}
+
+
+async def test_nodes_whose_long_names_begin_alike_are_nodes_of_their_own(plane: Any) -> None:
+    names = [f"gke-{'a' * 53}-{number}" for number in range(3)]
+    await an_engine(plane, names=names)
+    known = await alive(plane)
+    assert len(known) == 3
+    assert all(len(name) <= 63 and name.startswith("slurm.gke-aaa") for name in known)

@@ -61,9 +61,12 @@ class Placing:
         self._engine, self._connect, self._here, self._on_change = engine, connect, here, on_change
         self._again_s = again_s
         self._looked_at, self._next_lap_s = "", 0.0
+        self._refused: dict[tuple[str, str], float] = {}  #: By job and cell: until when it is not offered there again
 
     async def turn(self) -> None:
         """Follow what cells have, choose places, and look at some jobs that wait again."""
+        now_s = time.monotonic()
+        self._refused = {each: until_s for each, until_s in self._refused.items() if until_s > now_s}
         async with self._engine.connect() as connection:
             repository = CellRepository(connection)
             if not await repository.is_needed():
@@ -148,6 +151,7 @@ class Placing:
             elif doubt.in_doubt:
                 await repository.undoubt(row, doubt)
             else:
+                self._refused[row.job_id, cell.row.name] = time.monotonic() + self._again_s
                 detail = f"Cell {cell.row.name} refused it: {refusal}"
                 await repository.back(row.job_id, row.attempt, detail, doubt=doubt)
 
@@ -237,6 +241,7 @@ class Placing:
             cell
             for name, cell in cells.items()
             if cell.answers and not cell.row.draining and (ANY in names or name in names)
+            if (row.id, name) not in self._refused
         ]
         answers = await asyncio.gather(self._offer_here(row), *(self._offer_of(cell, row) for cell in asked))
         offers = [each for each in answers if isinstance(each, Offer)]

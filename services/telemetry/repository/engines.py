@@ -43,8 +43,10 @@ SELECT n.id, '', n.name, '', coalesce(n.zone, $2), 'engine', false, 'modelled', 
 ON CONFLICT (id) DO UPDATE SET zone = excluded.zone, devices = excluded.devices, closed = excluded.closed,
     queues = excluded.queues, state = 'up', heartbeat_at = now(), lease_until = excluded.lease_until
  WHERE known.engine = excluded.engine
-RETURNING id
 """
+
+# What the engine has no more is not kept by reports of nothing new.
+_END_LEASES = "UPDATE nodes SET lease_until = now() WHERE engine = $1 AND lease_until > now() AND id <> ALL($2::text[])"
 
 _KEEP_LEASES = """
 UPDATE nodes SET state = 'up', heartbeat_at = now(), lease_until = now() + make_interval(secs => $2)
@@ -167,7 +169,8 @@ async def mirror(
         if report.nodes is not None:
             newest = {node.name: node for node in report.nodes}
             rows = [_node_row(engine, node) for node in newest.values()]
-            await connection.fetch(_NODES, engine, report.zone or default_zone, lease_ttl_s, rows)
+            await connection.execute(_NODES, engine, report.zone or default_zone, lease_ttl_s, rows)
+            await connection.execute(_END_LEASES, engine, [row["id"] for row in rows])
             changed = True
         elif report.problem is None:
             await connection.execute(_KEEP_LEASES, engine, lease_ttl_s)
