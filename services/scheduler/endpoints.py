@@ -273,25 +273,23 @@ async def get_job_prediction(job_id: Name, caller: ProjectCaller, service: Servi
             "It had already ended." if JobState(row.state).is_final else "It is predicted when it first waits for GPUs."
         )
         raise conflict(f"The length of this job was not predicted. {why}")
-    columns = {name: value for name, value in row._asdict().items() if name in JobPrediction.model_fields}
-    derived = {
-        "job_id": job_id,
-        "group_id": f"{row.group_id:016x}",
-        "duration_s": row.gpu_s / row.min_gpus,
-        "error_gpu_s": None if row.actual_gpu_s is None else row.gpu_s - row.actual_gpu_s,
-    }
-    return JobPrediction.model_validate({**columns, **derived})
+    return JobPrediction.of(
+        row,
+        job_id=job_id,
+        group_id=f"{row.group_id:016x}",
+        duration_s=row.gpu_s / row.min_gpus,
+        error_gpu_s=None if row.actual_gpu_s is None else row.gpu_s - row.actual_gpu_s,
+    )
 
 
 def _curve(row: LearnedRow, wanted: int) -> LearnedCurve:
-    values = row._asdict()
     table = table_of(row)
     gpus = min(row.measured_gpus, key=lambda size: abs(size - wanted), default=wanted)
     curve = curve_of(table, gpus) if table else None
-    del values["settings"]
-    for name in ("values", "speed", "power_w"):
-        values[name] = getattr(curve, name).tolist() if curve else []
-    return LearnedCurve.model_validate({**values, "gpus": gpus})
+    columns: dict[str, list[float]] = {
+        name: getattr(curve, name).tolist() if curve else [] for name in ("values", "speed", "power_w")
+    }
+    return LearnedCurve.of(row, gpus=gpus, **columns)
 
 
 def _before(cursor: str | None) -> int | None:
@@ -303,11 +301,10 @@ def _before(cursor: str | None) -> int | None:
 
 
 def _description(policy: str, entry: PolicyEntry, active: str | None) -> policies.PolicyDescription:
-    parameters: list[policies.PolicyParameter] = []
-    for each in describe_parameters(entry.config):
-        values = {name: getattr(each, name) for name in policies.PolicyParameter.model_fields}
-        values |= {"unit": each.unit or None, "choices": list(each.choices) or None}
-        parameters.append(policies.PolicyParameter.model_validate(values))
+    parameters = [
+        policies.PolicyParameter.of(each, unit=each.unit or None, choices=list(each.choices) or None)
+        for each in describe_parameters(entry.config)
+    ]
     return policies.PolicyDescription(
         name=policy, summary=entry.summary, source=entry.paper, active=policy == active, parameters=parameters
     )

@@ -205,5 +205,4 @@ def shown(row: ReservationRow) -> Reservation:
         state = ReservationState.ENDED
     else:
         state = ReservationState.IN_FORCE if row.start_at <= row.now_at else ReservationState.AHEAD
-    columns = {name: value for name, value in row._asdict().items() if name not in ("body_sha256", "now_at")}
-    return Reservation.model_validate({**columns, "state": state})
+    return Reservation.of(row, state=state)

@@ -148,15 +148,10 @@ def shares_of(state: State, rows: Sequence[ShareRow]) -> TenantShares:
     used_gpu_s = used_by(state)
     whole = sum(row.weight for row in rows if row.gpus or row.waiting_jobs) or 1.0
     items = [
-        TenantShare(
-            tenant_id=row.tenant_id,
-            weight=row.weight,
+        TenantShare.of(
+            row,
             share=row.weight / whole if row.gpus or row.waiting_jobs else 0.0,
-            gpus=row.gpus,
-            guaranteed_gpus=row.guaranteed_gpus,
             borrowed_gpus=max(row.gpus - row.guaranteed_gpus, 0),
-            max_gpus=row.max_gpus,
-            waiting_jobs=row.waiting_jobs,
             used_gpu_hours=None if used_gpu_s is None else used_gpu_s.get(row.tenant_id, 0.0) / S_PER_HOUR,
         )
         for row in rows

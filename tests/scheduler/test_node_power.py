@@ -16,9 +16,10 @@ from services.contracts.commands import StartGang
 from services.contracts.identity import Identity, Role
 from services.contracts.streams import command_stream
 from services.scheduler.power.hooks import build_hook
-from services.scheduler.power.nodes import Patience, PowerStep, next_step
+from services.scheduler.power.nodes import PowerStep, next_step
 from services.scheduler.repository.node_power import ChangingNode
 from services.scheduler.service import PowerRefusedError, SchedulerService
+from services.scheduler.settings import SchedulerSettings
 from tests.scheduler.test_api import client
 from tests.scheduler.world import World, a_world
 from tests.support.control_plane import eventually
@@ -370,7 +371,7 @@ async def test_without_a_hook_nobody_can_be_powered(world: World) -> None:
     assert await world.fetch("SELECT FROM node_power") == []
 
 
-PATIENCE = Patience(down_s=10, wake_s=20, attempts=2)
+PATIENCE = SchedulerSettings.model_construct(node_down_timeout_s=10, node_wake_timeout_s=20, node_power_attempts=2)
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 NODE = ChangingNode(
     node_id="n1",

@@ -27,30 +27,26 @@ def hold_note(snapshot: Snapshot, hold: Hold) -> str:
     words = f"waits:{hold.reason.value}"
     if hold.expected_start_s is None:
         return words
-    at = snapshot.jobs.index[hold.job_id]
-    node = _first_node(snapshot, at)
+    node = _first_node(snapshot, snapshot.jobs.index[hold.job_id])
     outlook = snapshot.outlooks[int(snapshot.nodes.zone[node]) if node is not None else 0]
-    start_s = hold.expected_start_s
+    start_s, emitted = hold.expected_start_s, hold_gco2(snapshot, hold, hold.expected_start_s)
     words += f" start:{datetime.fromtimestamp(start_s, UTC):%Y-%m-%dT%H:%MZ}"
     words += f" grid:{outlook.curve.at(start_s):.0f}gCO2/kWh"
-    emitted = hold_gco2(snapshot, hold)
     return words if emitted is None else f"{words} run:{emitted}gCO2"
 
 
-def hold_gco2(snapshot: Snapshot, hold: Hold) -> int | None:
-    """Return the emissions expected of a waiting job's run, grams; None if they cannot be estimated."""
+def hold_gco2(snapshot: Snapshot, hold: Hold, start_s: float | None) -> int | None:
+    """Return the emissions expected of a waiting job's run from then on, grams; None if they cannot be estimated."""
     at = snapshot.jobs.index[hold.job_id]
     node = _first_node(snapshot, at)
-    if hold.expected_start_s is None or node is None:
+    if start_s is None or node is None:
         return None
-    return _run_gco2(snapshot, at, node, int(snapshot.jobs.min_gpus[at]), hold.expected_start_s)
+    return _run_gco2(snapshot, at, node, int(snapshot.jobs.min_gpus[at]), start_s)
 
 
 def hold_saves_gco2(snapshot: Snapshot, hold: Hold) -> int | None:
     """Return how much less a waiting job's run will emit than one that begins now, grams; None if that is unknown."""
-    at = snapshot.jobs.index[hold.job_id]
-    node, later = _first_node(snapshot, at), hold_gco2(snapshot, hold)
-    now = None if node is None else _run_gco2(snapshot, at, node, int(snapshot.jobs.min_gpus[at]), snapshot.now_s)
+    now, later = (hold_gco2(snapshot, hold, start_s) for start_s in (snapshot.now_s, hold.expected_start_s))
     return None if now is None or later is None else now - later
 
 
@@ -86,10 +82,8 @@ def _first_node(snapshot: Snapshot, job: int) -> int | None:
 
 def held(hold: Hold, note: str, gco2: int | None = None) -> Json:
     """Return the decision to hold a job whose run is expected to emit ``gco2`` grams."""
-    until = (
-        None if hold.expected_start_s is None else datetime.fromtimestamp(round(hold.expected_start_s / 60) * 60, UTC)
-    )
-    when = {} if until is None else {"until": until.isoformat()}
+    start_s = hold.expected_start_s
+    when = {} if start_s is None else {"until": datetime.fromtimestamp(round(start_s / 60) * 60, UTC).isoformat()}
     return {"action": EngineAction.HOLD.value, "note": note} | when | _grams(gco2)
 
 

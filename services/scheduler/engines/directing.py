@@ -103,7 +103,9 @@ class Theirs:
                 if not waits_here and (gpus := self._only_size(hold)):
                     wanted[hold.job_id] = released(gpus, "")
             elif waits_here:
-                wanted[hold.job_id] = held(hold, hold_note(self.snapshot, hold), hold_gco2(self.snapshot, hold))
+                wanted[hold.job_id] = held(
+                    hold, hold_note(self.snapshot, hold), hold_gco2(self.snapshot, hold, hold.expected_start_s)
+                )
             elif gpus := self._only_size(hold):
                 wanted[hold.job_id] = released(gpus, "released")
             elif row.action != EngineAction.RELEASE:  # a size that was chosen before still holds

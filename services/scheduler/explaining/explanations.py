@@ -22,7 +22,7 @@ from services.contracts.explanations import (
 from services.contracts.identity import Identity
 from services.contracts.jobs import JobFootprint, JobSpec
 from services.contracts.live import Earlier, LiveState
-from services.core.cycle.snapshot import Phase, Trigger
+from services.core.cycle.snapshot import Trigger
 from services.core.domain.ids import JobId
 from services.core.domain.jobs import JobState
 from services.core.domain.reasons import Reason
@@ -32,7 +32,6 @@ from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.kit.text import duration
 from services.scheduler.explaining import levers
-from services.scheduler.explaining.lengths import remaining
 from services.scheduler.explaining.live_state import in_its_place, live_state, mean_length
 from services.scheduler.explaining.story import gpus_words, sentence, story_of
 from services.scheduler.explaining.waiting import (
@@ -48,20 +47,11 @@ from services.scheduler.explaining.waiting import (
 )
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.closed import SHORT, closed_to
-from services.scheduler.planning.dry_run import DRAFT, Live, LiveView, draft_row
-from services.scheduler.planning.job_table import phase_of, progress_of
-from services.scheduler.repository import explanations, profiles, rounds
-from services.scheduler.repository.explanations import (
-    EventRow,
-    ExplainedRow,
-    GangRecordRow,
-    GangRow,
-    LimitRow,
-    SizeRow,
-    ZoneEnergyRow,
-)
-from services.scheduler.repository.profiles import TableRow
-from services.scheduler.repository.snapshots import SpecRow
+from services.scheduler.planning.dry_run import DRAFT, Live, LiveView
+from services.scheduler.planning.job_table import progress_of
+from services.scheduler.planning.lengths import remaining
+from services.scheduler.repository import explanations, rounds
+from services.scheduler.repository.explanations import EventRow, ExplainedRow, GangRow, ZoneEnergyRow
 
 log = Log(__name__)
 
@@ -82,11 +72,7 @@ class Facts:
     held_s: float
     by_zone: list[ZoneEnergyRow]
     policy: str
-    sizes: list[SizeRow]
-    gangs: list[GangRecordRow]
-    limits: list[LimitRow]
-    tables: list[TableRow]
-    noise_scale: float | None
+    ledger: levers.Ledger | None  #: Of a job that has ended
 
 
 class Explanations:
@@ -160,11 +146,7 @@ class Explanations:
                 held_s=await explanations.held_s(connection, job_id),
                 by_zone=await explanations.energy_by_zone(connection, job_id) if row.ended_at else [],
                 policy="" if policy is None else policy.policy,
-                sizes=await explanations.sizes(connection, job_id) if row.ended_at else [],
-                gangs=await explanations.gangs(connection, job_id) if row.ended_at else [],
-                limits=await explanations.limits(connection, job_id) if row.ended_at else [],
-                tables=await profiles.tables_of_job(connection, job_id) if row.ended_at else [],
-                noise_scale=await explanations.noise_scale(connection, job_id) if row.ended_at else None,
+                ledger=await levers.Ledger.read(connection, row) if row.ended_at else None,
             )
 
     async def _waiting(self, facts: Facts, state: JobState, caller: Identity, *, one_change: bool) -> Explanation:
@@ -221,14 +203,13 @@ class Explanations:
         row, spec = facts.row, facts.spec
         job_id = JobId(row.id) if seen_by_policy else DRAFT
         if not seen_by_policy:
-            draft = draft_row(spec, row.tenant_id, live.rows.state.now_s)
-            live = replace(live, rows=replace(live.rows, jobs=[*live.rows.jobs, draft]))
+            live = self._view.with_draft(live, spec, row.tenant_id)
         dry = self._view.round(live, Trigger.PASSIVE)
         why = why_it_waits(
             dry,
             job_id,
             spec,
-            self._view.prediction(SpecRow(row.id, row.tenant_id, row.spec)),
+            self._view.prediction(row.tenant_id, row.spec),
             row.queued_at or row.submitted_at,
             row.submitted_at.timestamp(),
             seen_by_policy=seen_by_policy,
@@ -295,58 +276,41 @@ class Explanations:
         job_id, now_s = JobId(row.id), live.rows.state.now_s
         last_s = live.rows.state.last_active_s
         due_s = now_s if last_s is None else last_s + self._view.settings.round_interval_s
-        if spec.gpus.slice is not None:
-            run, words = self._run_on_slice(facts, gang, live, max(due_s, now_s))
-            return run, [], words
-        dry = self._view.round(live, Trigger.ACTIVE)
-        if job_id not in dry.snapshot.jobs.index:  # it ended meanwhile, or is a service instance, which no policy sees
+        dry, done = None, None
+        if spec.gpus.slice is None:
+            dry = self._view.round(live, Trigger.ACTIVE)
+            jobs = dry.snapshot.jobs
+            if (at := jobs.index.get(job_id)) is not None:
+                done = float(jobs.progress[at]), float(jobs.attained_gpu_s[at])
+        elif spec.service is None and (held := next((each for each in live.rows.jobs if each.id == row.id), None)):
+            done = progress_of(held, now_s)
+        if done is None:  # it ended meanwhile, or is a service instance, which no policy sees and which has no end
             return how_it_runs(gang, spec, facts.events, None, now_s, facts.policy), [], []
-        predicted = self._view.prediction(SpecRow(row.id, row.tenant_id, row.spec))
-        jobs, at = dry.snapshot.jobs, dry.snapshot.jobs.index[job_id]
-        left = remaining(float(jobs.progress[at]), float(jobs.attained_gpu_s[at]), gang.gpus, spec, predicted)
+        left = remaining(*done, gang.gpus, spec, self._view.prediction(row.tenant_id, row.spec))
         run = how_it_runs(gang, spec, facts.events, left, now_s, facts.policy)
-        if state is not JobState.PREEMPTING:
+        words = [left.words if left.estimate.seconds is not None else "Length: unknown; --time would limit it."]
+        stays = state is not JobState.PREEMPTING
+        if dry is None:
+            return run.model_copy(update={"next": on_slice_step(max(due_s, now_s))}) if stays else run, [], words
+        if stays:
             following = next_step(dry, job_id, due_s, run.expected_end_at, preemptible=spec.preemptible)
             run = run.model_copy(update={"next": following})
         run = run.model_copy(update={"why": [*run.why, *guarantee_words(dry, job_id)]})
-        words = left.words if left.estimate.seconds is not None else "Length: unknown; --time would limit it."
-        effects = levers.of_round(dry, job_id) if state is not JobState.PREEMPTING else []
-        return run, effects, [words, "Next round: by the cluster as it is now; jobs that arrive or end change it."]
-
-    def _run_on_slice(
-        self, facts: Facts, gang: GangRow, live: Live, due_s: float
-    ) -> tuple[RunningExplanation, list[str]]:
-        row, spec, now_s = facts.row, facts.spec, live.rows.state.now_s
-        held = next((each for each in live.rows.jobs if each.id == row.id), None)
-        if held is None or spec.service is not None:  # it ended meanwhile, or has no end to be expected
-            return how_it_runs(gang, spec, facts.events, None, now_s, facts.policy), []
-        predicted = self._view.prediction(SpecRow(row.id, row.tenant_id, row.spec))
-        left = remaining(*progress_of(held, now_s), gang.gpus, spec, predicted)
-        run = how_it_runs(gang, spec, facts.events, left, now_s, facts.policy)
-        if phase_of(held) is not Phase.PREEMPTING:
-            run = run.model_copy(update={"next": on_slice_step(due_s)})
-        words = left.words if left.estimate.seconds is not None else "Length: unknown; --time would limit it."
-        return run, [words]
+        effects = levers.of_round(dry, job_id) if stays else []
+        return run, effects, [*words, "Next round: by the cluster as it is now; jobs that arrive or end change it."]
 
     async def _ended(self, facts: Facts, state: JobState) -> Explanation:
         row = facts.row
         ended_at = row.ended_at or row.submitted_at
         total_s = (ended_at - row.submitted_at).total_seconds()
-        ended = EndedExplanation(
-            exit_code=row.exit_code,
-            waited_s=max(total_s - facts.held_s, 0.0),
-            held_gpus_s=facts.held_s,
-            starts=row.generation,
-            preemptions=row.preemptions,
-            restarts=row.restarts,
-        )
+        waited_s = max(total_s - facts.held_s, 0.0)
+        ended = EndedExplanation.of(row, waited_s=waited_s, held_gpus_s=facts.held_s, starts=row.generation)
         detail = row.detail or sentence(row.reason) or None
         ended_how = "was cancelled" if state is JobState.CANCELLED else state.value
         took = f"after {duration(total_s)}, of which it waited {duration(ended.waited_s)}"
         baseline = await self._baseline(facts, ended_at)
         unshifted = await self._baseline(facts, row.submitted_at + timedelta(seconds=max(facts.held_s, 1.0)))
-        ledger = levers.Ledger(row, facts.sizes, facts.gangs, facts.limits, facts.tables, facts.noise_scale)
-        effects = levers.of_ended(ledger, facts.spec, unshifted)
+        effects = levers.of_ended(facts.ledger, facts.spec, unshifted) if facts.ledger else []
         mean = "Mean intensity: from submission to end, by zone, weighted by time; energy and PUE are the same."
         said = [*([] if baseline is None else [mean]), *([levers.IN_LEDGER] if effects else [])]
         return self._explanation(
@@ -391,31 +355,19 @@ class Explanations:
     ) -> Explanation:
         row = facts.row
         lines, left_out = story_of(facts.events, row.submitted_at)
-        footprint = JobFootprint(
-            energy_j=row.energy_j,
-            gpu_energy_j=row.gpu_energy_j,
-            carbon_gco2=row.carbon_gco2,
-            gpu_s=row.gpu_s,
-            estimated_energy_j=row.estimated_energy_j,
-        )
-        return Explanation.model_validate(
-            {
-                "job_id": row.id,
-                "number": row.number,
-                "array_index": row.array_index,
-                "name": row.name,
-                "state": state,
-                "reason": reason,
-                "detail": detail,
-                "summary": summary,
-                "as_of": datetime.fromtimestamp(time.time(), UTC),
-                "policy": facts.policy,
-                "submitted_at": row.submitted_at,
-                "footprint": footprint,
-                "story": lines,
-                "story_left_out": left_out,
-                **parts,
-            }
+        return Explanation.of(
+            row,
+            job_id=row.id,
+            state=state,
+            reason=reason,
+            detail=detail,
+            summary=summary,
+            as_of=datetime.fromtimestamp(time.time(), UTC),
+            policy=facts.policy,
+            footprint=JobFootprint.of(row),
+            story=lines,
+            story_left_out=left_out,
+            **parts,
         )
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from services.core.domain.ids import JobId
 from services.core.policies import levers
 from services.core.policies.limits import LIMIT
 from services.core.profiles.goodput import StepTable, batch_gain
+from services.db.database import Connection
 from services.scheduler.learning.learned import curve_of, tables_of
 from services.scheduler.planning.dry_run import DryRound
+from services.scheduler.repository import explanations, profiles
 from services.scheduler.repository.documents import StoredStepTimes
 from services.scheduler.repository.explanations import ExplainedRow, GangRecordRow, LimitRow, SizeRow
 from services.scheduler.repository.profiles import TableRow
@@ -43,6 +46,18 @@ class Ledger:
     limits: Sequence[LimitRow]
     tables: Sequence[TableRow]
     noise_scale: float | None  #: The gradient noise scale that it reported last, samples; None if it never did
+
+    @classmethod
+    async def read(cls, connection: Connection, row: ExplainedRow) -> Self:
+        """Return what is stored about this job."""
+        return cls(
+            row,
+            await explanations.sizes(connection, row.id),
+            await explanations.gangs(connection, row.id),
+            await explanations.limits(connection, row.id),
+            await profiles.tables_of_job(connection, row.id),
+            await explanations.noise_scale(connection, row.id),
+        )
 
     @property
     def gco2_per_j(self) -> float:
@@ -122,12 +137,4 @@ def _batch(ledger: Ledger, spec: JobSpec) -> levers.Effect:
 
 
 def shown(effects: Sequence[levers.Effect]) -> list[LeverEffect]:
-    return [
-        LeverEffect(
-            lever=each.lever.value,
-            carbon_saved_gco2=each.carbon_saved_gco2,
-            minutes_added=each.minutes_added,
-            detail=each.detail,
-        )
-        for each in effects
-    ]
+    return [LeverEffect.of(each, lever=each.lever.value) for each in effects]

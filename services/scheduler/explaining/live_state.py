@@ -29,10 +29,10 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.mig import FIRST_SLICE_INDEX, MEMORY_SLOTS, WHOLE, sevenths_of
 from services.core.policies.one_change import Change, Predicted, resubmitted
 from services.core.profiles.priors import usual_w
-from services.scheduler.explaining.lengths import LEAST_PROGRESS
 from services.scheduler.planning.cluster import Cluster, takes_work
 from services.scheduler.planning.dry_run import DRAFT, Live, LiveView
 from services.scheduler.planning.job_table import eligible_kinds, hold_devices, phase_of, progress_of
+from services.scheduler.planning.lengths import LEAST_PROGRESS
 from services.scheduler.planning.slices import CutGpus, cut_gpus
 from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.snapshots import JobRow

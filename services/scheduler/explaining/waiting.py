@@ -27,27 +27,16 @@ from services.core.domain.reasons import Reason
 from services.core.policies.one_change import Change, Elsewhere, Predicted, changes, one_change
 from services.core.policies.registry import entry_of
 from services.kit.text import duration
-from services.scheduler.explaining.lengths import Remaining, remaining
 from services.scheduler.explaining.levers import of_round
 from services.scheduler.explaining.reach import words_of
 from services.scheduler.explaining.story import gpus_words, sentence
-from services.scheduler.planning.dry_run import (
-    DRAFT,
-    DryRound,
-    Length,
-    Live,
-    LiveView,
-    emissions,
-    first_node_for,
-    latest_start_s,
-    power_of,
-    slices_for,
-)
+from services.scheduler.planning.dry_run import DRAFT, DryRound, Live, LiveView, foreseen, slices_for
 from services.scheduler.planning.job_table import asked_of, fits
+from services.scheduler.planning.lengths import Remaining
 from services.scheduler.reasons import detail_of, words_of_stop
 from services.scheduler.repository.explanations import EventRow, GangRow
 from services.scheduler.repository.predictions import Predictions
-from services.scheduler.repository.snapshots import JobRow, SpecRow
+from services.scheduler.repository.snapshots import JobRow
 
 
 @dataclass(frozen=True)
@@ -131,20 +120,8 @@ def why_it_waits(
     if (slices := slices_for(snapshot, job_id)) is not None:
         found = {"slice": spec.gpus.slice, "suitable": slices[0], "free": slices[1], "drained": 0}
         asked = asked.model_copy(update=found)
-    gpus = start.gpus if start else spec.gpus.min
-    left = remaining(float(jobs.progress[job]), float(jobs.attained_gpu_s[job]), gpus, spec, predicted)
-    on = nodes.index[start.placement.shares[0].node_id] if start else first_node_for(snapshot, job_id, suits)
-    outlook = None if on is None else snapshot.outlooks[int(nodes.zone[on])]
-    power = None if on is None else power_of(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
-    length = Length(left.estimate.seconds, left.estimate.source, left.words)
-    now, greenest = emissions(snapshot.now_s, outlook, length, power, latest_start_s(spec, submitted_s, length))
-    assumptions = ["Start: by the cluster as it is now; jobs that arrive or end change it. Nothing is reserved."]
-    if power is None or outlook is None:
-        assumptions.append("Emissions: unknown, as no node suits the job now.")
-    else:
-        stale = ", which is stale" if outlook.stale else ""
-        words = f"Intensity: {outlook.signal.value} of {outlook.zone} by forecast{stale}; PUE is not included."
-        assumptions += [left.words, power.words, words]
+    run = foreseen(snapshot, job_id, spec, start, suits, predicted, submitted_s)
+    outlook = run.outlook
     reason = hold.reason if hold else Reason.WAITING_FOR_ROUND if start else None
     expected_s = hold.expected_start_s if hold else None
     explanation = WaitingExplanation(
@@ -153,10 +130,10 @@ def why_it_waits(
         gpus=asked,
         expected_start_at=None if expected_s is None else datetime.fromtimestamp(expected_s, UTC),
         expected_start_from=None if expected_s is None else "policy",
-        length=left.estimate,
-        power_w=None if power is None else power.watts,
-        now=now,
-        greenest=greenest,
+        length=run.left.estimate,
+        power_w=None if run.power is None else run.power.watts,
+        now=run.now,
+        greenest=run.greenest,
         forecast=None
         if outlook is None
         else GridForecast(
@@ -181,7 +158,7 @@ def why_it_waits(
         detail = " ".join(filter(None, (detail, *by_order, *guarantee_words(dry, job_id))))
     place = place_of(dry, job_id) if seen_by_policy else None
     effects = of_round(dry, job_id) if seen_by_policy else []
-    return WhyItWaits(explanation, None if reason is None else reason.value, detail, place, assumptions, effects)
+    return WhyItWaits(explanation, None if reason is None else reason.value, detail, place, run.words, effects)
 
 
 def guarantee_words(dry: DryRound, job_id: JobId) -> list[str]:
@@ -326,7 +303,7 @@ def change_of(
 
 
 def _predicted(view: LiveView, row: JobRow, spec: JobSpec) -> Predicted:
-    said = view.prediction(SpecRow(row.id, row.tenant_id, spec.model_dump(mode="json", exclude_none=True)))
+    said = view.prediction(row.tenant_id, spec.model_dump(mode="json", exclude_none=True))
     [gpu_s], [spread_gpu_s], [seen] = said.gpu_s, said.spread_gpu_s, said.seen
     return Predicted(gpu_s, spread_gpu_s / gpu_s if seen and gpu_s and spread_gpu_s else None)
 

@@ -216,8 +216,4 @@ def shown(row: OrderRow) -> grid.GridOrder:
     else:
         state = grid.GridOrderState.IN_FORCE if row.start_at <= row.now_at else grid.GridOrderState.ANNOUNCED
     limit_w = least_of(limits, now_s, now_s) if limits and state is not grid.GridOrderState.WITHDRAWN else float("inf")
-    hidden = ("key_id", "past", "body_sha256", "idempotency_key", "ratio", "now_at")
-    return grid.GridOrder.model_validate(
-        {name: value for name, value in row._asdict().items() if name not in hidden}
-        | {"state": state, "limit_w": limit_w if math.isfinite(limit_w) else None}
-    )
+    return grid.GridOrder.of(row, state=state, limit_w=limit_w if math.isfinite(limit_w) else None)

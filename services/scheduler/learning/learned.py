@@ -34,7 +34,7 @@ from services.kit.logging import Log
 from services.scheduler.repository import profiles
 from services.scheduler.repository.documents import StoredStepTimes
 from services.scheduler.repository.kept_jobs import JobRows
-from services.scheduler.repository.profiles import LearnedRow, NewProfile, News, PointRow, TableRow
+from services.scheduler.repository.profiles import LearnedRow, NewProfile, PointRow, TableRow
 
 log = Log(__name__)
 
@@ -135,51 +135,27 @@ async def refit(database: Database) -> bool:
         found = await asyncio.to_thread(learn, points, news.gpu_model, control, news.gpus_per_node)
     except DomainError as error:
         log.warning("profile.not_fitted", kind=news.kind, error=str(error))
-        profile = _nothing_learned(news, len(points), str(error))
+        profile = NewProfile(news.kind, news.gpu_model, news.control, news.newest, len(points), str(error))
     else:
-        profile = _profile_of(news, found)
+        table = found.table
+        profile = NewProfile(
+            news.kind,
+            news.gpu_model,
+            news.control,
+            news.newest,
+            found.points,
+            gpus=table.gpus.tolist(),
+            values=table.values.tolist(),
+            speed=table.speed.tolist(),
+            power_w=table.power_w.tolist(),
+            measured_gpus=found.measured_gpus,
+            time_mape=found.time_mape,
+            energy_mape=found.energy_mape,
+            by_batch=found.by_batch,
+        )
     async with database.connection() as connection:
         await profiles.store(connection, profile)
     return True
-
-
-def _profile_of(news: News, found: Learned) -> NewProfile:
-    table = found.table
-    return NewProfile(
-        kind=news.kind,
-        gpu_model=news.gpu_model,
-        control=news.control,
-        gpus=table.gpus.tolist(),
-        values=table.values.tolist(),
-        speed=table.speed.tolist(),
-        power_w=table.power_w.tolist(),
-        measured_gpus=list(found.measured_gpus),
-        points=found.points,
-        time_mape=found.time_mape,
-        energy_mape=found.energy_mape,
-        detail="",
-        newest=news.newest,
-        by_batch=found.by_batch,
-    )
-
-
-def _nothing_learned(news: News, points: int, detail: str) -> NewProfile:
-    return NewProfile(
-        kind=news.kind,
-        gpu_model=news.gpu_model,
-        control=news.control,
-        gpus=[],
-        values=[],
-        speed=[],
-        power_w=[],
-        measured_gpus=[],
-        points=points,
-        time_mape=None,
-        energy_mape=None,
-        detail=detail,
-        newest=news.newest,
-        by_batch=None,
-    )
 
 
 Tables = Mapping[str, Mapping[tuple[str, ControlKind], GangTable]]

@@ -26,7 +26,7 @@ from services.kit.logging import Log
 from services.scheduler.power.device_controls import write_controls
 from services.scheduler.repository import gangs, jobs, measurements
 from services.scheduler.repository.documents import Json, StoredDevice
-from services.scheduler.repository.measurements import Measurement, NewMeasurement, NewPoint
+from services.scheduler.repository.measurements import Measurement
 
 log = Log(__name__)
 
@@ -98,18 +98,7 @@ async def begin(connection: Connection, actions: Sequence[ProfileControls], coun
         if len(values) < 2 or await measurements.has_failed(connection, gang.kind, gang.job_id, control):
             continue
         window_s = min(action.window_s, LONGEST_S / len(values))
-        new = NewMeasurement(
-            allocation_id=gang.id,
-            job_id=gang.job_id,
-            kind=gang.kind,
-            gpu_model=devices[0]["model"],
-            control=control,
-            gpus=gang.gpus,
-            nodes=len(gang.shares),
-            values=values,
-            window_s=window_s,
-        )
-        if await measurements.begin(connection, new):
+        if await measurements.begin(connection, gang, devices[0]["model"], control, values, window_s):
             data = {"allocation_id": gang.id, "setting": control, "settings": values, "window_s": window_s}
             await jobs.note(connection, gang.job_id, "job.profiling", data)
             begun.append(action)
@@ -232,26 +221,18 @@ async def _begin_interval(connection: Connection, measurement: Measurement, at: 
 
 async def _without_point(connection: Connection, measurement: Measurement) -> str:
     """Return, for the user, which values gave no point."""
-    values = await measurements.values_without_point(connection, measurement)
+    values = await measurements.values_without_point(connection, measurement.allocation_id)
     return f"Too few reports of progress at {', '.join(f'{value:g}' for value in values)}." if values else ""
 
 
 async def _keep(connection: Connection, measurement: Measurement, point: Point) -> None:
     await measurements.keep(
         connection,
-        NewPoint(
-            kind=measurement.kind,
-            gpu_model=measurement.gpu_model,
-            control=measurement.control,
-            gpus=measurement.gpus,
-            nodes=measurement.nodes,
-            local_batch=point.local_batch or measurement.spec_batch or 0.0,
-            value=measurement.values[measurement.position],
-            step_time_s=point.step_time_s,
-            power_w=point.power_w,
-            elapsed_s=point.elapsed_s,
-            job_id=measurement.job_id,
-        ),
+        measurement.allocation_id,
+        local_batch=point.local_batch or measurement.spec_batch or 0.0,
+        step_time_s=point.step_time_s,
+        power_w=point.power_w,
+        elapsed_s=point.elapsed_s,
     )
 
 

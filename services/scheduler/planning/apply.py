@@ -326,6 +326,11 @@ def _control_fields(control: plans.Control) -> Json:
     return {CONTROL_COLUMNS[control.kind]: control.value}
 
 
+def _said(name: str, action: plans.Start | plans.Preempt | plans.Control, **more: Any) -> Json:
+    """Return an action on a job as it is stored."""
+    return {"action": name, "job_id": action.job_id, "reason": action.reason.value, **more}
+
+
 async def _record(
     connection: Connection,
     round_number: int,
@@ -336,29 +341,10 @@ async def _record(
     controls: Sequence[plans.Control],
 ) -> None:
     snapshot = decided.snapshot
-    actions: list[Json] = [
-        {
-            "action": "start",
-            "job_id": start.job_id,
-            "reason": start.reason.value,
-            "gpus": start.gpus,
-            **({} if start.batch_size is None else {"batch_size": start.batch_size}),
-        }
-        for start in starts
-    ]
-    actions += [
-        {"action": "preempt", "job_id": preempt.job_id, "reason": preempt.reason.value, "gpus": preempt.next_gpus}
-        for preempt in preempts
-    ]
-    actions += [
-        {
-            "action": plans.name_of(each),
-            "job_id": each.job_id,
-            "reason": each.reason.value,
-            **_control_fields(each),
-        }
-        for each in controls
-    ]
+    batches = {start.job_id: {"batch_size": start.batch_size} for start in starts if start.batch_size is not None}
+    actions = [_said("start", each, gpus=each.gpus, **batches.get(each.job_id, {})) for each in starts]
+    actions += [_said("preempt", each, gpus=each.next_gpus) for each in preempts]
+    actions += [_said(plans.name_of(each), each, **_control_fields(each)) for each in controls]
     actions += [
         {"action": "wake" if node.on else "power_down", "node_id": node.node_id, "reason": node.reason.value}
         for node in decided.plan.nodes

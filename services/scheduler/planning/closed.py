@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from services.core.domain.mig import WHOLE, sevenths_of
 from services.core.domain.reasons import Reason
-from services.scheduler.planning.cluster import kind_of, takes_work
+from services.scheduler.planning.cluster import kind_of, meets, takes_work
 from services.scheduler.planning.job_table import asked_of, fits
 from services.scheduler.repository.snapshots import AwayRow, ClusterRows, JobRow, NodeRow
 
@@ -49,13 +49,7 @@ def _words(rows: ClusterRows, job: JobRow) -> str:
 
 def _fitting(job: JobRow, node: AwayRow | NodeRow, out: Collection[tuple[str, int]] = ()) -> int:
     """Return how many GPUs, or slices, of a node the job could have; ``out``: GPUs that are out of service."""
-    if not node.devices:
-        return 0
-    if terms := job.service:
-        is_elsewhere = terms.get("zone") not in (None, node.zone)
-        if is_elsewhere or not (terms.get("node_labels") or {}).items() <= node.labels.items():
-            return 0
-    if not fits(asked_of(job), kind_of(node)):
+    if not (node.devices and meets(node, job.service) and fits(asked_of(job), kind_of(node))):
         return 0
     in_service = [
         device

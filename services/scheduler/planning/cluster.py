@@ -21,7 +21,7 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.mig import is_gpu
 from services.core.domain.topology import Topology
 from services.core.profiles.boards import board_of
-from services.scheduler.repository.documents import StoredDevice
+from services.scheduler.repository.documents import StoredDevice, StoredServiceTerms
 from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.snapshots import AwayRow, ClaimRow, ClusterRows, JobRow, NodeRow, PartitionRow
 
@@ -90,6 +90,13 @@ def _gpus_of(node: NodeRow) -> NodeRow:
         devices=[device for device in node.devices if device.get("parent") is None],
         readings=[each for each in node.readings if is_gpu(each["index"])],
     )
+
+
+def meets(node: NodeRow | AwayRow, terms: StoredServiceTerms | None) -> bool:
+    """Return whether a service instance may run on a node by its terms; None: of a job that has none."""
+    terms = terms or {}
+    is_there = terms.get("zone") in (None, node.zone)
+    return is_there and (terms.get("node_labels") or {}).items() <= node.labels.items()
 
 
 def takes_work(node: NodeRow) -> bool:

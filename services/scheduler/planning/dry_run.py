@@ -37,10 +37,12 @@ from services.scheduler.learning.learned import KnownCurves, read_curves
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.cluster import Cluster
+from services.scheduler.planning.lengths import Remaining, remaining
 from services.scheduler.planning.snapshot import read_rows, snapshot_of
 from services.scheduler.power.hooks import PowerHook
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository import rounds, snapshots
+from services.scheduler.repository.documents import Json
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import ClusterRows, JobRow, SpecRow
 from services.scheduler.settings import SchedulerSettings
@@ -78,8 +80,8 @@ class LiveView:
         self._reading: asyncio.Task[Live] | None = None
         self._curves: KnownCurves = read_curves(settings.control_curves) if settings.control_curves else {}
 
-    async def read(self, draft: tuple[JobRow, SpecRow] | None = None) -> Live:
-        """Return the live state; with a draft, as if that job waited too.
+    async def read(self) -> Live:
+        """Return the live state.
 
         Those who ask at the same time share one reading, which with many jobs is the costliest part.
 
@@ -88,11 +90,13 @@ class LiveView:
         """
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
-        live = await asyncio.shield(self._reading)
-        if draft is None:
-            return live
-        rows = replace(live.rows, jobs=[*live.rows.jobs, draft[0]])
-        return replace(live, rows=rows, predictions=self._predicting.predict([*live.rows.unpredicted, draft[1]]))
+        return await asyncio.shield(self._reading)
+
+    def with_draft(self, live: Live, spec: JobSpec, tenant_id: str) -> Live:
+        """Return the live state as if such a job waited, too, as ``DRAFT``."""
+        draft = SpecRow(DRAFT, tenant_id, spec.model_dump(mode="json", exclude_none=True))
+        rows = replace(live.rows, jobs=[*live.rows.jobs, draft_row(spec, tenant_id, live.rows.state.now_s)])
+        return replace(live, rows=rows, predictions=self._predicting.predict([*live.rows.unpredicted, draft]))
 
     async def _read(self) -> Live:
         outlooks = await self._carbon.outlooks(await snapshots.zones(self._database), time.time())
@@ -103,9 +107,9 @@ class LiveView:
             rows, _ = await read_rows(connection, self.settings, with_unpredicted=True, with_endings=True)
         return Live(rows, outlooks, self._predicting.predict(rows.unpredicted))
 
-    def prediction(self, spec: SpecRow) -> Predictions:
-        """Return what the model in force predicts for one job."""
-        return self._predicting.predict([spec])
+    def prediction(self, tenant_id: str, spec: Json) -> Predictions:
+        """Return what the model in force predicts for one job of a tenant."""
+        return self._predicting.predict([SpecRow("", tenant_id, spec)])
 
     def cluster(self, live: Live) -> Cluster:
         """Return the nodes that plans may use."""
@@ -148,21 +152,38 @@ HOUR_S = 3_600.0
 
 
 @dataclass(frozen=True)
-class Length:
-    """How long a run takes, seconds, and how that is known; None: unknown."""
-
-    seconds: float | None
-    source: Any
-    words: str
-
-
-@dataclass(frozen=True)
 class Power:
     """What a gang draws, watts, and how that is known."""
 
     watts: float
     source: Any
     words: str
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What a job's run on ``gpus`` GPUs is expected to draw and emit.
+
+    ``greenest`` is None where the forecast does not cover a run from now on; all but the first two are where no node
+    suits the job.
+    """
+
+    gpus: int
+    left: Remaining
+    outlook: CarbonOutlook | None = None
+    power: Power | None = None
+    now: EmissionEstimate | None = None
+    greenest: EmissionEstimate | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """What the figures rest on."""
+        said = ["Start: by the cluster as it is now; jobs that arrive or end change it. Nothing is reserved."]
+        if self.power is None or self.outlook is None:
+            return [*said, "Emissions: unknown, as no node suits the job now."]
+        zone, stale = self.outlook.zone, ", which is stale" if self.outlook.stale else ""
+        intensity = f"Intensity: {self.outlook.signal.value} of {zone} by forecast{stale}; PUE is not included."
+        return [*said, self.left.words, self.power.words, intensity]
 
 
 class DryRuns:
@@ -180,9 +201,8 @@ class DryRuns:
             PlanError: The policy's plan for this state is not valid.
         """
         await self._check_references(spec, tenant_id)
-        row = SpecRow(DRAFT, tenant_id, spec.model_dump(mode="json", exclude_none=True))
-        live = await self._view.read((draft_row(spec, tenant_id, time.time()), row))
-        return await asyncio.to_thread(self._round, live, spec)
+        live = self._view.with_draft(await self._view.read(), spec, tenant_id)
+        return await asyncio.to_thread(self._round, live, spec, tenant_id)
 
     async def _check_references(self, spec: JobSpec, tenant_id: str) -> None:
         names, upload = secret_places(spec), named_upload(spec)
@@ -195,11 +215,12 @@ class DryRuns:
         if errors := missing_references(spec, missing, (upload,) if lacks else ()):
             raise ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors)
 
-    def _round(self, live: Live, spec: JobSpec) -> StartEstimate:
+    def _round(self, live: Live, spec: JobSpec, tenant_id: str) -> StartEstimate:
         dry = self._view.round(live, Trigger.PASSIVE)
         actions = dry.plan.actions
         action = next((each for each in actions if each.job_id == DRAFT and isinstance(each, Start | Hold)), None)
-        return estimate_of(live.rows.state.policy, dry.snapshot, action, spec, live.predictions)
+        predicted = self._view.prediction(tenant_id, spec.model_dump(mode="json", exclude_none=True))
+        return estimate_of(live.rows.state.policy, dry.snapshot, action, spec, predicted)
 
 
 def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
@@ -223,62 +244,39 @@ def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
         slice=spec.gpus.slice,
         needs_container=spec.image is not None,
         layout=None if spec.layout is None else spec.layout.model_dump_json(),
-        service=None,
-        leaves=False,
         preemptible=spec.preemptible,
         may_share_gpu=spec.may_share_gpu,
         priority=spec.priority,
         deadline_s=float("inf") if spec.deadline is None else spec.deadline.timestamp(),
         work=None if spec.work is None else spec.work.total,
-        attained_gpu_s=0.0,
-        allocation_state=None,
-        gpus=0,
-        shares=None,
-        power_limit_w=None,
-        clock_mhz=None,
-        unordered_w=None,
         flex=spec.flex,
         kind=DRAFT if label is None else f"{tenant_id}/{label}",
         kind_label=label,
-        energy_j=0.0,
-        carbon_gco2=0.0,
-        gpu_power_w=None,
-        gpu_s=0.0,
-        done=None,
-        predicted_gpu_s=None,
-        spread_gpu_s=None,
         batch_min=None if spec.batch is None else spec.batch.min,
         batch_max=None if spec.batch is None else spec.batch.max,
         base_batch=spec.base_batch or spec.global_batch,
-        noise_scale=None,
         family=spec.family,
     )
 
 
 def estimate_of(
-    policy: str, snapshot: Snapshot, action: Start | Hold | None, spec: JobSpec, predictions: Predictions
+    policy: str, snapshot: Snapshot, action: Start | Hold | None, spec: JobSpec, predicted: Predictions
 ) -> StartEstimate:
     """Return the estimate that follows from a round's action on the draft."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
-    job = jobs.index[DRAFT]
     start = action if isinstance(action, Start) and not spec.hold else None
     hold = action if isinstance(action, Hold) else None
-    gpus = start.gpus if start else spec.gpus.min
-    suits = jobs.eligible[job][nodes.gpu_model] & nodes.schedulable if len(nodes) else np.empty(0, dtype=np.bool_)
+    may_run = jobs.eligible[jobs.index[DRAFT]]
+    suits = may_run[nodes.gpu_model] & nodes.schedulable if len(nodes) else np.empty(0, dtype=np.bool_)
     reason = None if start else hold.reason if hold else Reason.WAITING_FOR_ROUND
-    length = _length(spec, predictions, gpus)
-    on = nodes.index[start.placement.shares[0].node_id] if start else first_node_for(snapshot, DRAFT, suits)
-    power = None if on is None else power_of(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
-    outlook = None if on is None else snapshot.outlooks[int(nodes.zone[on])]
-    latest_s = latest_start_s(spec, snapshot.now_s, length)
-    now, greenest = emissions(snapshot.now_s, outlook, length, power, latest_s)
+    run = foreseen(snapshot, DRAFT, spec, start, suits, predicted, snapshot.now_s)
     expected_s = hold.expected_start_s if hold else None
     suitable, free = slices_for(snapshot, DRAFT) or (int(nodes.gpus[suits].sum()), int(nodes.free_gpus[suits].sum()))
     return StartEstimate(
         policy=policy,
         slice=spec.gpus.slice,
         starts_now=start is not None,
-        gpus=gpus,
+        gpus=run.gpus,
         placement=[
             Share(node_id=share.node_id, devices=list(share.devices))
             for share in (start.placement.shares if start else ())
@@ -289,27 +287,14 @@ def estimate_of(
         free_gpus=free,
         suitable_gpus=suitable,
         waiting_jobs=int((jobs.phase == QUEUED).sum()) - 1,
-        duration_s=length.seconds,
-        duration_from=length.source,
-        power_w=None if power is None else power.watts,
-        power_from=None if power is None else power.source,
-        now=now,
-        greenest=greenest,
-        assumptions=_assumptions(start, length, power, outlook, spec, knows_greenest=greenest is not None),
+        duration_s=run.left.estimate.seconds,
+        duration_from=run.left.estimate.source,  # pyright: ignore[reportArgumentType]  # it has no progress yet
+        power_w=None if run.power is None else run.power.watts,
+        power_from=None if run.power is None else run.power.source,
+        now=run.now,
+        greenest=run.greenest,
+        assumptions=_assumptions(start, run, spec),
     )
-
-
-def _length(spec: JobSpec, predictions: Predictions, gpus: int) -> Length:
-    at = predictions.job_id.index(DRAFT)
-    if predictions.seen[at] and predictions.gpu_s[at] > 0:
-        seconds = predictions.gpu_s[at] / gpus
-        runs = predictions.examples[at]
-        words = f"Length: as of {runs} earlier jobs like it, and twice the GPUs take half the time."
-        limit = spec.time_limit_s
-        return Length(seconds if limit is None else min(seconds, limit), "prediction", words)
-    if spec.time_limit_s is not None:
-        return Length(spec.time_limit_s, "time_limit", "Length: as long as its time limit allows; no such job has run.")
-    return Length(None, None, "Length: unknown, so that emissions are per hour; --time would limit it.")
 
 
 def slices_for(snapshot: Snapshot, job_id: JobId) -> tuple[int, int] | None:
@@ -349,37 +334,63 @@ def _power_on_gpus(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec
     return Power(watts, "typical", f"Power: {watts / gpus:.0f} W per GPU, as is usual for the model, without the host.")
 
 
-def latest_start_s(spec: JobSpec, submitted_s: float, length: Length) -> float:
+def foreseen(
+    snapshot: Snapshot,
+    job_id: JobId,
+    spec: JobSpec,
+    start: Start | None,
+    suits: Bools,
+    predicted: Predictions,
+    submitted_s: float,
+) -> Foreseen:
+    """Return what to expect of a waiting job's run, if it begins now or at the greenest time.
+
+    Args:
+        start: How a round would start it, if it would.
+        suits: (n_nodes,) where it may run, for jobs on GPUs.
+        predicted: What the model in force predicts for it.
+    """
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    job, gpus = jobs.index[job_id], start.gpus if start else spec.gpus.min
+    left = remaining(float(jobs.progress[job]), float(jobs.attained_gpu_s[job]), gpus, spec, predicted)
+    on = nodes.index[start.placement.shares[0].node_id] if start else first_node_for(snapshot, job_id, suits)
+    if on is None:
+        return Foreseen(gpus, left)
+    power = power_of(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
+    outlook, seconds = snapshot.outlooks[int(nodes.zone[on])], left.estimate.seconds
+    now, greenest = emissions(snapshot.now_s, outlook, seconds, power, latest_start_s(spec, submitted_s, seconds))
+    return Foreseen(gpus, left, outlook, power, now, greenest)
+
+
+def latest_start_s(spec: JobSpec, submitted_s: float, seconds: float | None) -> float:
     """Return when a job must begin at the latest, by its deadline and flexibility; UTC seconds, inf: any time."""
     latest_s = math.inf
     if spec.deadline is not None:
-        latest_s = spec.deadline.timestamp() - (length.seconds or 0.0)
+        latest_s = spec.deadline.timestamp() - (seconds or 0.0)
     if spec.flexibility_s is not None:
         latest_s = min(latest_s, submitted_s + spec.flexibility_s)
     return latest_s
 
 
 def emissions(
-    now_s: float, outlook: CarbonOutlook | None, length: Length, power: Power | None, latest_s: float
-) -> tuple[EmissionEstimate | None, EmissionEstimate | None]:
+    now_s: float, outlook: CarbonOutlook, seconds: float | None, power: Power, latest_s: float
+) -> tuple[EmissionEstimate, EmissionEstimate | None]:
     """Return the emissions of a run that begins now, and of one that begins at the greenest time until ``latest_s``.
 
     The search also ends where the forecast does. The second is None if the forecast does not cover a run from now on.
     """
-    if outlook is None:
-        return None, None
-    window_s = length.seconds or HOUR_S
+    window_s = seconds or HOUR_S
 
     def starting(at_s: float) -> EmissionEstimate:
         mean = outlook.curve.mean(at_s, at_s + window_s)
-        per_hour = None if power is None else power.watts * HOUR_S / J_PER_KWH * mean
+        per_hour = power.watts * HOUR_S / J_PER_KWH * mean
         return EmissionEstimate(
             starts_at=datetime.fromtimestamp(at_s, UTC),
             zone=outlook.zone,
             signal=outlook.signal.value,
             intensity_gco2_per_kwh=mean,
             carbon_gco2_per_hour=per_hour,
-            carbon_gco2=None if per_hour is None or length.seconds is None else per_hour * length.seconds / HOUR_S,
+            carbon_gco2=None if seconds is None else per_hour * seconds / HOUR_S,
         )
 
     edges, last_s = outlook.curve.edges_s, min(outlook.curve.end_s - window_s, latest_s)
@@ -389,27 +400,14 @@ def emissions(
     return starting(now_s), starting(greenest) if known else None
 
 
-def _assumptions(
-    start: Start | None,
-    length: Length,
-    power: Power | None,
-    outlook: CarbonOutlook | None,
-    spec: JobSpec,
-    *,
-    knows_greenest: bool,
-) -> list[str]:
-    said = ["Start: by the cluster as it is now; jobs that arrive or end change it. Nothing is reserved."]
+def _assumptions(start: Start | None, run: Foreseen, spec: JobSpec) -> list[str]:
+    said = run.words
     if spec.tasks is not None:
         said.insert(0, f"Array: of the first of its {len(spec.tasks.indices)} tasks; each of the others is like it.")
     if spec.after is not None:
         said.insert(0, "Dependencies: not looked at; this is as if all of them were met.")
-    if power is None or outlook is None:
-        return [*said, "Emissions: unknown, as no node suits the job."]
-    said += [length.words, power.words]
-    stale = ", which is stale" if outlook.stale else ""
-    said.append(f"Intensity: {outlook.signal.value} of {outlook.zone} by forecast{stale}; PUE is not included.")
-    if not knows_greenest:
+    if run.power is not None and run.greenest is None:
         said.append("Greenest time: unknown, as the forecast ends before a run that began now would.")
-    if start is None and spec.gpus.largest > spec.gpus.min:
+    if run.power is not None and start is None and spec.gpus.largest > spec.gpus.min:
         said.append(f"Size: {spec.gpus.min} GPUs, the smallest gang; the policy may choose another.")
     return said

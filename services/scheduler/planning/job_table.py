@@ -17,7 +17,7 @@ from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
 from services.scheduler.learning.predicting import remaining_s
-from services.scheduler.planning.cluster import Cluster, NodeKind, device_indices, is_awake
+from services.scheduler.planning.cluster import Cluster, NodeKind, device_indices, is_awake, meets
 from services.scheduler.repository.documents import StoredShare
 from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.predictions import Predictions
@@ -246,19 +246,13 @@ def waiting_instances(
         ServiceInstance(
             JobId(jobs[at].id),
             jobs[at].min_gpus,
-            np.fromiter((_allows(jobs[at], node) for node in nodes), np.bool_, len(nodes))
+            np.fromiter(
+                (meets(node, jobs[at].service) and len(node.devices) >= jobs[at].min_gpus for node in nodes),
+                np.bool_,
+                len(nodes),
+            )
             & table.schedulable
             & eligible[at, table.gpu_model],
         )
         for at in waiting
-    )
-
-
-def _allows(instance: JobRow, node: NodeRow) -> bool:
-    terms = instance.service or {}
-    zone, labels = terms.get("zone"), terms.get("node_labels", {})
-    return (
-        (zone is None or node.zone == zone)
-        and labels.items() <= node.labels.items()
-        and len(node.devices) >= instance.min_gpus
     )

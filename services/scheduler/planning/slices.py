@@ -15,8 +15,8 @@ from services.core.cycle.snapshot import NodeTable, SliceJob, SliceUnit
 from services.core.domain.arrays import Bools
 from services.core.domain.ids import JobId
 from services.core.domain.mig import WHOLE, sevenths_of
-from services.scheduler.planning.cluster import Cluster
-from services.scheduler.repository.documents import StoredDevice, StoredServiceTerms
+from services.scheduler.planning.cluster import Cluster, meets
+from services.scheduler.repository.documents import StoredDevice
 from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.snapshots import JobRow, NodeRow, PartitionRow
 
@@ -130,14 +130,12 @@ class _Suitability:
 
     def of(self, job: JobRow, eligible: Bools) -> Bools:
         """Return the units: (n_units,)."""
-        terms = StoredServiceTerms() if job.service is None else job.service
-        fleet, zone, labels = terms.get("fleet"), terms.get("zone"), terms.get("node_labels", dict[str, str]())
-        key = (job.slice, job.memory_gib, eligible.tobytes(), fleet, zone, *sorted(labels.items()))
+        fleet = job.service and job.service.get("fleet")
+        key = (job.slice, job.memory_gib, eligible.tobytes(), str(job.service))
         if key not in self._known:
             nodes = [self._nodes[unit.node] for unit in self._cut.units]
             allows = [
-                owner == fleet and (zone is None or node.zone == zone) and labels.items() <= node.labels.items()
-                for node, owner in zip(nodes, self._cut.owners, strict=True)
+                owner == fleet and meets(node, job.service) for node, owner in zip(nodes, self._cut.owners, strict=True)
             ]
             suits = self._slices.suits(sevenths_of(job.slice or ""), job.memory_gib or 0.0, eligible)
             self._known[key] = np.array(allows, dtype=np.bool_) & suits

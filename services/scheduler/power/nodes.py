@@ -7,7 +7,6 @@ in short transactions; ``NodePower.look`` reads what came of it, and a second sc
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 from enum import Enum
 
 import asyncpg
@@ -45,16 +44,7 @@ class PowerStep(Enum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a change of a node's power may take, and how often it is tried."""
-
-    down_s: float  #: Time after which a node that still sends heartbeats is considered to stay on
-    wake_s: float  #: Time after which the hook of a node that sends none runs again
-    attempts: int  #: How often the hook is run at most
-
-
-def next_step(node: ChangingNode, patience: Patience) -> PowerStep | None:
+def next_step(node: ChangingNode, settings: SchedulerSettings) -> PowerStep | None:
     """Return the next action for a node, None while waiting; pure."""
     state, done_for_s = PowerState(node.state), node.done_for_s
     if state is PowerState.GOING_DOWN:
@@ -64,13 +54,13 @@ def next_step(node: ChangingNode, patience: Patience) -> PowerStep | None:
             return None
         if not node.leased:
             return PowerStep.DOWN
-        return PowerStep.STAY if done_for_s > patience.down_s else None
+        return PowerStep.STAY if done_for_s > settings.node_down_timeout_s else None
     if node.heard:
         return PowerStep.AWAKE
     if state is PowerState.OFF:
         return PowerStep.WAKE if node.pinned else None
-    if state is PowerState.WAKING and done_for_s is not None and done_for_s > patience.wake_s:
-        return PowerStep.RETRY if node.attempts < patience.attempts else PowerStep.FAIL
+    if state is PowerState.WAKING and done_for_s is not None and done_for_s > settings.node_wake_timeout_s:
+        return PowerStep.RETRY if node.attempts < settings.node_power_attempts else PowerStep.FAIL
     return None
 
 
@@ -81,9 +71,6 @@ class NodePower:
         self.hook = hook
         self._database = database
         self._settings = settings
-        self._patience = Patience(
-            settings.node_down_timeout_s, settings.node_wake_timeout_s, settings.node_power_attempts
-        )
         self._due = asyncio.Event()
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -97,10 +84,10 @@ class NodePower:
             changing = await node_power.changing(connection)
         changed = 0
         for seen in changing:
-            if next_step(seen, self._patience) is not None:
+            if next_step(seen, self._settings) is not None:
                 async with self._database.transaction() as connection:
                     node = await node_power.lock_changing(connection, seen.node_id)
-                    step = node and next_step(node, self._patience)
+                    step = node and next_step(node, self._settings)
                     if node is not None and step is not None:
                         await self._take(connection, node, step)
                         changed += 1

@@ -56,16 +56,19 @@ UPDATE setting_measurements SET state = 'cut', detail = 'A plan has set the gang
 """
 
 WITHOUT_POINT = """
-SELECT value FROM jsonb_array_elements_text($2) WITH ORDINALITY AS tried (value, at)
- WHERE at <= $3 AND NOT EXISTS (SELECT FROM setting_points p WHERE p.job_id = $1 AND p.value = tried.value::float8
-   AND (p.kind, p.gpu_model, p.setting, p.gpus) = ($4, $5, $6, $7) AND p.measured_at >= $8)
+SELECT value FROM setting_measurements m, jsonb_array_elements_text(m.settings) WITH ORDINALITY AS tried (value, at)
+ WHERE m.allocation_id = $1 AND at <= m.position + 1 AND NOT EXISTS (
+       SELECT FROM setting_points p WHERE p.job_id = m.job_id AND p.value = tried.value::float8
+          AND (p.kind, p.gpu_model, p.setting, p.gpus) = (m.kind, m.gpu_model, m.setting, m.gpus)
+          AND p.measured_at >= m.began_at)
  ORDER BY at
 """
 
 KEEP = """
 INSERT INTO setting_points
     (kind, gpu_model, setting, gpus, nodes, local_batch, value, step_time_s, power_w, elapsed_s, job_id)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+SELECT kind, gpu_model, setting, gpus, nodes, $2, (settings ->> position)::float8, $3, $4, $5, job_id
+  FROM setting_measurements WHERE allocation_id = $1
 ON CONFLICT (kind, gpu_model, setting, gpus, nodes, local_batch, value) DO UPDATE SET
     step_time_s = excluded.step_time_s, power_w = excluded.power_w, elapsed_s = excluded.elapsed_s,
     job_id = excluded.job_id, measured_at = now()
@@ -81,20 +84,6 @@ class MeasurableGang(NamedTuple):
     shares: list[StoredShare]
     kind: str
     devices: list[list[StoredDevice]] | None
-
-
-class NewMeasurement(NamedTuple):
-    """A measurement to begin: the values of ``control`` to try, the default first, each for at most ``window_s``."""
-
-    allocation_id: str
-    job_id: str
-    kind: str
-    gpu_model: str
-    control: str
-    gpus: int
-    nodes: int
-    values: list[float]
-    window_s: float
 
 
 class Measurement(NamedTuple):
@@ -141,22 +130,6 @@ class Measurement(NamedTuple):
         )
 
 
-class NewPoint(NamedTuple):
-    """What a gang did at one value of a control; ``local_batch`` is 0 if the job does not say."""
-
-    kind: str
-    gpu_model: str
-    control: str
-    gpus: int
-    nodes: int
-    local_batch: float
-    value: float
-    step_time_s: float
-    power_w: float
-    elapsed_s: float
-    job_id: str
-
-
 async def lock_measurable(connection: Connection, job_ids: Sequence[str]) -> list[MeasurableGang]:
     """Lock and return the gangs of these jobs that are starting or running."""
     return await fetch_rows(connection, MeasurableGang, MEASURABLE, list(job_ids))
@@ -167,9 +140,16 @@ async def has_failed(connection: Connection, kind: str, job_id: str, control: st
     return await connection.fetchval(HAS_FAILED, kind, job_id, control)
 
 
-async def begin(connection: Connection, measurement: NewMeasurement) -> bool:
-    """Begin a measurement; return whether its gang had none yet."""
-    return await connection.fetchval(BEGIN, *measurement) is not None
+async def begin(
+    connection: Connection, gang: MeasurableGang, gpu_model: str, control: str, values: list[float], window_s: float
+) -> bool:
+    """Begin a measurement; return whether its gang had none yet.
+
+    Args:
+        values: Those of the control to try, the default first, each for at most ``window_s``.
+    """
+    measured = gang.id, gang.job_id, gang.kind, gpu_model, control, gang.gpus, len(gang.shares)
+    return await connection.fetchval(BEGIN, *measured, values, window_s) is not None
 
 
 async def running(connection: Connection) -> list[Measurement]:
@@ -198,22 +178,23 @@ async def cut(connection: Connection, allocation_id: str) -> None:
     await connection.execute(CUT, allocation_id)
 
 
-async def values_without_point(connection: Connection, measurement: Measurement) -> list[float]:
+async def values_without_point(connection: Connection, allocation_id: str) -> list[float]:
     """Return the values that were tried but gave no point."""
-    found = await connection.fetch(
-        WITHOUT_POINT,
-        measurement.job_id,
-        measurement.values,
-        measurement.position + 1,
-        measurement.kind,
-        measurement.gpu_model,
-        measurement.control,
-        measurement.gpus,
-        measurement.began_at,
-    )
-    return [float(record[0]) for record in found]
+    return [float(record[0]) for record in await connection.fetch(WITHOUT_POINT, allocation_id)]
 
 
-async def keep(connection: Connection, point: NewPoint) -> None:
-    """Keep a point; it replaces an earlier one of the same configuration."""
-    await connection.execute(KEEP, *point)
+async def keep(
+    connection: Connection,
+    allocation_id: str,
+    *,
+    local_batch: float,
+    step_time_s: float,
+    power_w: float,
+    elapsed_s: float,
+) -> None:
+    """Keep a point at the present value, in place of an earlier one of the same configuration.
+
+    Args:
+        local_batch: 0 if the job does not say.
+    """
+    await connection.execute(KEEP, allocation_id, local_batch, step_time_s, power_w, elapsed_s)

@@ -1,5 +1,6 @@
 """What has been learned about kinds of jobs: the measured points, and the tables fitted to them."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -32,9 +33,9 @@ SELECT p.gpus, p.nodes, p.local_batch, p.value, p.step_time_s, p.power_w, {FAMIL
 """
 
 STORE = """
-INSERT INTO setting_profiles (kind, gpu_model, setting, gpus, settings, speed, power_w, measured_gpus, points,
-                              time_mape, energy_mape, detail, fitted_at, by_batch)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, greatest(now(), $13), $14)
+INSERT INTO setting_profiles (kind, gpu_model, setting, fitted_at, points, detail, gpus, settings, speed, power_w,
+                              measured_gpus, time_mape, energy_mape, by_batch)
+VALUES ($1, $2, $3, greatest(now(), $4), $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 ON CONFLICT (kind, gpu_model, setting) DO UPDATE SET
     gpus = excluded.gpus, settings = excluded.settings, speed = excluded.speed, power_w = excluded.power_w,
     measured_gpus = excluded.measured_gpus, points = excluded.points, time_mape = excluded.time_mape,
@@ -117,17 +118,17 @@ class NewProfile(NamedTuple):
     kind: str
     gpu_model: str
     control: str
-    gpus: list[int]
-    values: list[float]
-    speed: list[list[float]]
-    power_w: list[list[float]]
-    measured_gpus: list[int]
-    points: int
-    time_mape: float | None
-    energy_mape: float | None
-    detail: str
     newest: datetime
-    by_batch: StoredStepTimes | None
+    points: int
+    detail: str = ""
+    gpus: Sequence[int] = ()
+    values: Sequence[float] = ()
+    speed: Sequence[list[float]] = ()
+    power_w: Sequence[list[float]] = ()
+    measured_gpus: Sequence[int] = ()
+    time_mape: float | None = None
+    energy_mape: float | None = None
+    by_batch: StoredStepTimes | None = None
 
 
 class TableRow(NamedTuple):

@@ -44,19 +44,18 @@ SELECT j.id, j.tenant_id, j.state,
        {GPU_MODEL} AS gpu_model, {GPU_MEMORY_GIB} AS memory_gib, {GPU_ZONE} AS zone,
        {SLICE} AS slice,
        (j.spec ->> 'image') IS NOT NULL AS needs_container,
-       j.spec ->> 'layout' AS layout, j.spec -> 'service' AS service,
-       j.cancel_requested OR j.hold_requested AS leaves,
+       j.spec ->> 'layout' AS layout,
        {PREEMPTIBLE} AS preemptible, {MAY_SHARE_GPU} AS may_share_gpu, {PRIORITY} AS priority,
        coalesce(extract(epoch FROM {DEADLINE})::float8, 'infinity') AS deadline_s,
-       {WORK_TOTAL} AS work,
+       {WORK_TOTAL} AS work, {FLEX} AS flex, {profiles.KIND} AS kind, j.labels ->> 'kind' AS kind_label,
+       {BATCH_MIN} AS batch_min, {BATCH_MAX} AS batch_max, coalesce({GLOBAL_BATCH}, {BATCH_MIN}) AS base_batch,
+       {FAMILY} AS family, j.spec -> 'service' AS service, j.cancel_requested OR j.hold_requested AS leaves,
        j.attained_gpu_s, a.state AS allocation_state, coalesce(a.gpus, 0) AS gpus, a.shares,
-       a.power_limit_w, a.clock_mhz, a.unordered_w, {FLEX} AS flex, {profiles.KIND} AS kind,
-       j.labels ->> 'kind' AS kind_label,
+       a.power_limit_w, a.clock_mhz, a.unordered_w,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
        coalesce(a.unlimited_w, f.gpu_energy_j / nullif(f.gpu_s, 0)) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
        p.done, q.gpu_s AS predicted_gpu_s, CASE WHEN q.seen AND q.gpu_s > 0 THEN q.spread_gpu_s END AS spread_gpu_s,
-       {BATCH_MIN} AS batch_min, {BATCH_MAX} AS batch_max, coalesce({GLOBAL_BATCH}, {BATCH_MIN}) AS base_batch,
-       p.noise_scale, {FAMILY} AS family, j.engine, coalesce(j.labels ->> 'queue', '') AS queue,
+       p.noise_scale, j.engine, coalesce(j.labels ->> 'queue', '') AS queue,
        j.reason, extract(epoch FROM j.expected_start_at)::float8 AS expected_start_s, {GPU_WITHIN} AS within,
        {GPU_NEAR} AS near"""
 _LIVE = """
@@ -204,35 +203,35 @@ class JobRow(NamedTuple):
     slice: str | None  #: The name of the slice that it needs instead of GPUs; None for all others
     needs_container: bool
     layout: str | None
-    service: StoredServiceTerms | None  #: The terms of a service instance; None for a training job
-    leaves: bool  #: Whether its user wants it cancelled or on hold
     preemptible: bool
     may_share_gpu: bool
     priority: int
     deadline_s: float
     work: float | None
-    attained_gpu_s: float
-    allocation_state: str | None
-    gpus: int
-    shares: list[StoredShare] | None
-    power_limit_w: float | None
-    clock_mhz: int | None
-    unordered_w: float | None  #: What a GPU of it drew before an order of the grid set its controls, 0 if unknown
     flex: float | None  #: Its class, percent; None: its tenant's
     kind: str
     kind_label: str | None
-    energy_j: float
-    carbon_gco2: float
-    gpu_power_w: float | None
-    gpu_s: float
-    done: float | None
-    predicted_gpu_s: float | None  #: Its predicted length; None where none is predicted yet
-    spread_gpu_s: float | None  #: Standard deviation of that; None where nothing like it was seen before
     batch_min: int | None
     batch_max: int | None
     base_batch: float | None  #: The user's own batch; None where it is not known
-    noise_scale: float | None  #: The gradient noise scale that it has reported, samples
     family: str | None
+    service: StoredServiceTerms | None = None  #: The terms of a service instance; None for a training job
+    leaves: bool = False  #: Whether its user wants it cancelled or on hold
+    attained_gpu_s: float = 0.0
+    allocation_state: str | None = None
+    gpus: int = 0
+    shares: list[StoredShare] | None = None
+    power_limit_w: float | None = None
+    clock_mhz: int | None = None
+    unordered_w: float | None = None  #: What a GPU drew before an order of the grid set its controls, 0 if unknown
+    energy_j: float = 0.0
+    carbon_gco2: float = 0.0
+    gpu_power_w: float | None = None
+    gpu_s: float = 0.0
+    done: float | None = None
+    predicted_gpu_s: float | None = None  #: Its predicted length; None where none is predicted yet
+    spread_gpu_s: float | None = None  #: Standard deviation of that; None where nothing like it was seen before
+    noise_scale: float | None = None  #: The gradient noise scale that it has reported, samples
     engine: str = OURS
     queue: str = ""
     reason: str | None = None
