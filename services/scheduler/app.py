@@ -71,8 +71,8 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.dry_runs = DryRuns(database, view)
             simulator = client_of(session, settings, "simulator")
             app.state.explanations = Explanations(database, view, carbon, simulator)
-            doors = (OpenAdr(settings, app.state.grid_orders),)
-            app.state.scheduler = Scheduler(settings, database, redis, carbon, hook, doors)
+            door = OpenAdr(settings, app.state.grid_orders)
+            app.state.scheduler = Scheduler(settings, database, redis, carbon, hook, door)
             show_figures(app.state.metrics, database, redis, app.state.scheduler, settings)
             loop = asyncio.create_task(app.state.scheduler.run())
             yield

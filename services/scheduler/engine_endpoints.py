@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 
 from services.contracts import engines as contracts
 from services.contracts.queries import EngineDaysQuery, EngineJobsQuery
@@ -10,33 +10,34 @@ from services.contracts.schema import Name
 from services.db.database import Database
 from services.kit.identity import Operator
 from services.kit.problems import not_found
+from services.kit.routes import from_state
 from services.scheduler.repository import engines
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 
+Stored = Annotated[Database, from_state("database")]
+
 
 @router.get("/engines")
-async def list_engines(request: Request, _: Operator) -> contracts.EngineList:
+async def list_engines(_: Operator, database: Stored) -> contracts.EngineList:
     """List engines.
 
     Engines are other systems that run jobs on the site, such as Slurm; each comes with what was decided about its
     jobs, day by day.
     """
-    database: Database = request.app.state.database
     async with database.connection() as connection:
         return contracts.EngineList(items=await engines.engines(connection))
 
 
 @router.get("/engines/{name}/days")
 async def list_days_of_engine(
-    name: Name, request: Request, _: Operator, query: Annotated[EngineDaysQuery, Query()]
+    name: Name, _: Operator, database: Stored, query: Annotated[EngineDaysQuery, Query()]
 ) -> contracts.EngineDays:
     """List days of an engine.
 
     What was decided about its jobs on each of the last days, and what a dry run would have saved on those that ended
     then.
     """
-    database: Database = request.app.state.database
     async with database.transaction("repeatable_read", readonly=True) as connection:
         if not await engines.is_known(connection, name):
             raise not_found("engine")
@@ -45,14 +46,13 @@ async def list_days_of_engine(
 
 @router.get("/engines/{name}/jobs")
 async def list_jobs_of_engine(
-    name: Name, request: Request, _: Operator, query: Annotated[EngineJobsQuery, Query()]
+    name: Name, _: Operator, database: Stored, query: Annotated[EngineJobsQuery, Query()]
 ) -> contracts.EngineJobList:
     """List jobs that wait in an engine.
 
     Until when each is held back for a greener hour, or would be if this were no dry run, and the emissions that this
     is expected to save; and how much of the engine's work can be steered at all.
     """
-    database: Database = request.app.state.database
     async with database.transaction("repeatable_read", readonly=True) as connection:
         if not await engines.is_known(connection, name):
             raise not_found("engine")

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import asyncpg
 import orjson
@@ -30,6 +30,7 @@ from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.counters import ACTIONS, FAILURES, PHASES, ROUNDS, WAITS
 from services.scheduler.engines.ingest import EngineIngest
+from services.scheduler.grid.openadr import OpenAdr
 from services.scheduler.grid.orders import prepare
 from services.scheduler.ingest.dependencies import look
 from services.scheduler.ingest.reports import Ingest
@@ -119,14 +120,6 @@ class Round:
     apply_ms: float
 
 
-class Door(Protocol):
-    """By which work comes to the scheduler that leads."""
-
-    async def run(self) -> None:
-        """Take it in until cancelled."""
-        ...
-
-
 def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float]) -> None:
     """Count a round that was held, and how long the jobs that it started had waited."""
     ROUNDS.labels(trigger.value).inc()
@@ -156,7 +149,7 @@ class Scheduler:
         redis: Redis,
         carbon: CarbonWatch,
         hook: PowerHook | None = None,
-        doors: Sequence[Door] = (),
+        door: OpenAdr | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -179,7 +172,7 @@ class Scheduler:
         self._power = PowerWatch(settings.power_interval_s, settings.power_settle_s)
         self._disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
         self._disk_problem = ""
-        self._doors = doors
+        self._doors = [] if door is None else [door]
         self._prepared = False
         self._seen: tuple[object, ...] | None = None
         self._last_hint: str = f"{time.time_ns() // 1_000_000}-0"

@@ -14,7 +14,7 @@ from services.engines.kueue.dispatcher import Dispatcher
 from services.engines.kueue.reading import Queues, Workload, queues_of, workload_of
 from services.engines.kueue.settings import KueueSettings
 from services.engines.kueue.steering import Slot, changes_of, nodes_of, report_of, slots_of
-from services.kit.bridges.talk import Talk, unknown_job
+from services.kit.bridges.talk import Talk
 from services.kit.control_plane import ControlPlane
 from services.kit.ids import utc_now
 from services.kit.logging import Log
@@ -158,7 +158,6 @@ class Bridge:
         """Return how a workload that no longer runs or waits ended: as Kueue last had it, or by its deletion."""
         if (workload := self._workloads.get(uid)) is not None:
             return report_of(workload, self._queues, None, (), self._settings)
-        if (known := self._talk.sent.get(uid)) is not None:
-            gone = {"state": EngineJobState.CANCELLED, "shares": [], "detail": "Its workload was deleted."}
-            return known.model_copy(update=gone)
-        return unknown_job(uid, number=uid)
+        if uid in self._talk.sent:
+            return self._talk.ended(uid, EngineJobState.CANCELLED, number=uid, detail="Its workload was deleted.")
+        return self._talk.ended(uid, EngineJobState.MISSING, number=uid)

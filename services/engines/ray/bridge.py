@@ -15,7 +15,7 @@ from services.engines.ray.reading import Holdings, RayJob, RayNode
 from services.engines.ray.settings import RaySettings
 from services.engines.ray.steering import NOT_OURS, Seen, devices_of, nodes_of, report_of, told_of
 from services.kit.bridges.energy import ModelledEnergy
-from services.kit.bridges.talk import Talk, unknown_job
+from services.kit.bridges.talk import Talk
 from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
 
@@ -164,8 +164,6 @@ class Bridge:
             state, detail = job.state, job.message if job.state is not EngineJobState.SUCCEEDED else ""
         if not state.is_over:
             state, detail = EngineJobState.SUCCEEDED, "It holds no GPUs any more."
-        known = self._talk.sent.get(name)
-        if known is None:
-            known = unknown_job(name, number=name, submitted_at=job.submitted_at if job else None)
         ended = {"ended_at": job.ended_at, "exit_code": job.exit_code} if job else {}
-        return known.model_copy(update={"state": state, "shares": [], "detail": detail, **ended})
+        submitted_at = job.submitted_at if job else None
+        return self._talk.ended(name, state, number=name, submitted_at=submitted_at, detail=detail, **ended)

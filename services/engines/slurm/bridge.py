@@ -29,7 +29,7 @@ from services.engines.slurm.steering import (
 )
 from services.kit.bridges.energy import ModelledEnergy
 from services.kit.bridges.figures import IDLED
-from services.kit.bridges.talk import REST, Talk, unknown_job
+from services.kit.bridges.talk import REST, Talk
 from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
 from services.kit.tasks import to_the_end
@@ -318,8 +318,7 @@ class Bridge:
     def _over(self, name: str, state: engines.EngineJobState, exit_code: int | None) -> engines.EngineJob:
         number, submit_s = self._identities.key_of(name) or ("", 0)
         submitted_at = datetime.fromtimestamp(submit_s, UTC)
-        known = self._talk.sent.get(name) or unknown_job(name, number=number, submitted_at=submitted_at)
-        return known.model_copy(update={"state": state, "exit_code": exit_code, "shares": []})
+        return self._talk.ended(name, state, number=number, submitted_at=submitted_at, exit_code=exit_code)
 
     def _nodes_of(self, node: SlurmNode) -> list[engines.EngineNode]:
         """Return a node as plans see it: one for each type of its GPUs."""

@@ -158,6 +158,27 @@ class Talk:
             await self.say(jobs=over[:MAX_JOBS_OF_A_REPORT])
             self.sent |= {report.external_id: report for report in over[:MAX_JOBS_OF_A_REPORT]}
 
+    def ended(
+        self, name: str, state: EngineJobState, *, number: str, submitted_at: datetime | None = None, **more: object
+    ) -> EngineJob:
+        """Return how a job ended that the engine no longer shows.
+
+        Args:
+            number, submitted_at: What is said of one that this process has never seen.
+            more: Other fields of the report.
+        """
+        known = self.sent.get(name) or EngineJob(
+            external_id=name,
+            number=number[:100],
+            name="",
+            user="",
+            state=EngineJobState.MISSING,
+            steered=False,
+            gpus=1,
+            submitted_at=submitted_at or utc_now(),
+        )
+        return known.model_copy(update={"state": state, "shares": [], **more})
+
     def forget(self, seen: Collection[str], *also: dict[str, Any]) -> None:
         """Forget jobs that the engine has forgotten and that were reported as over, here and in ``also``."""
         for known in (*also, self.decisions, self.sent):
@@ -189,17 +210,3 @@ class Talk:
         self._heard_at_s = time.monotonic()
         self.take(reply.decisions)
         return reply
-
-
-def unknown_job(name: str, *, number: str, submitted_at: datetime | None = None) -> EngineJob:
-    """Return the report of a job that this process has never seen and that nobody knows any more."""
-    return EngineJob(
-        external_id=name,
-        number=number[:100],
-        name="",
-        user="",
-        state=EngineJobState.MISSING,
-        steered=False,
-        gpus=1,
-        submitted_at=submitted_at or utc_now(),
-    )

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
@@ -20,7 +20,7 @@ from services.contracts.explanations import (
     RunningExplanation,
 )
 from services.contracts.identity import Identity
-from services.contracts.jobs import JobFootprint, JobSpec
+from services.contracts.jobs import JobFootprint
 from services.contracts.live import Earlier, LiveState
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.ids import JobId
@@ -50,8 +50,8 @@ from services.scheduler.planning.closed import SHORT, closed_to
 from services.scheduler.planning.dry_run import DRAFT, Live, LiveView
 from services.scheduler.planning.job_table import progress_of
 from services.scheduler.planning.lengths import remaining
-from services.scheduler.repository import explanations, rounds
-from services.scheduler.repository.explanations import EventRow, ExplainedRow, GangRow, ZoneEnergyRow
+from services.scheduler.repository import explanations
+from services.scheduler.repository.explanations import Facts, GangRow
 
 log = Log(__name__)
 
@@ -59,20 +59,6 @@ SHOWN_AHEAD = 5
 COMPARISON_TIMEOUT_S = 1.0
 EARLIER_JOBS = 5_000  #: With more jobs, no change is looked for that would start one earlier
 EARLIER_TIMEOUT_S = 8.0
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the database says about a job, besides the snapshot."""
-
-    row: ExplainedRow
-    spec: JobSpec
-    gang: GangRow | None
-    events: list[EventRow]
-    held_s: float
-    by_zone: list[ZoneEnergyRow]
-    policy: str
-    ledger: levers.Ledger | None  #: Of a job that has ended
 
 
 class Explanations:
@@ -134,20 +120,10 @@ class Explanations:
 
     async def _facts(self, caller: Identity, job_id: str) -> Facts:
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
-            row = await explanations.explained(connection, job_id)
-            if row is None or not caller.sees(row.tenant_id, row.project):
-                raise not_found("job")
-            policy = await rounds.active_policy(connection)
-            return Facts(
-                row=row,
-                spec=JobSpec.as_stored(row.spec),
-                gang=await explanations.gang(connection, job_id),
-                events=await explanations.story(connection, job_id),
-                held_s=await explanations.held_s(connection, job_id),
-                by_zone=await explanations.energy_by_zone(connection, job_id) if row.ended_at else [],
-                policy="" if policy is None else policy.policy,
-                ledger=await levers.Ledger.read(connection, row) if row.ended_at else None,
-            )
+            facts = await explanations.facts(connection, job_id)
+        if facts is None or not caller.sees(facts.row.tenant_id, facts.row.project):
+            raise not_found("job")
+        return facts
 
     async def _waiting(self, facts: Facts, state: JobState, caller: Identity, *, one_change: bool) -> Explanation:
         since = facts.row.queued_at or facts.row.submitted_at

@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
 
 import numpy as np
 
@@ -14,13 +12,10 @@ from services.core.domain.ids import JobId
 from services.core.policies import levers
 from services.core.policies.limits import LIMIT
 from services.core.profiles.goodput import StepTable, batch_gain
-from services.db.database import Connection
 from services.scheduler.learning.learned import curve_of, tables_of
 from services.scheduler.planning.dry_run import DryRound
-from services.scheduler.repository import explanations, profiles
 from services.scheduler.repository.documents import StoredStepTimes
-from services.scheduler.repository.explanations import ExplainedRow, GangRecordRow, LimitRow, SizeRow
-from services.scheduler.repository.profiles import TableRow
+from services.scheduler.repository.explanations import Ledger
 
 SENTENCE = (
     "Levers: each alone against the same job without it, for what the job has left; PUE is not included, and effects "
@@ -34,35 +29,6 @@ def of_round(dry: DryRound, job_id: JobId) -> list[LeverEffect]:
     if not isinstance(dry.policy, levers.ExplainsLevers) or job_id not in dry.snapshot.jobs.index:
         return []
     return shown(dry.policy.levers(dry.snapshot, dry.memory, job_id))
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """What is stored about a job that has ended."""
-
-    row: ExplainedRow
-    sizes: Sequence[SizeRow]  #: What it did at each size
-    gangs: Sequence[GangRecordRow]
-    limits: Sequence[LimitRow]
-    tables: Sequence[TableRow]
-    noise_scale: float | None  #: The gradient noise scale that it reported last, samples; None if it never did
-
-    @classmethod
-    async def read(cls, connection: Connection, row: ExplainedRow) -> Self:
-        """Return what is stored about this job."""
-        return cls(
-            row,
-            await explanations.sizes(connection, row.id),
-            await explanations.gangs(connection, row.id),
-            await explanations.limits(connection, row.id),
-            await profiles.tables_of_job(connection, row.id),
-            await explanations.noise_scale(connection, row.id),
-        )
-
-    @property
-    def gco2_per_j(self) -> float:
-        """What the job emitted per joule; it must have used some energy."""
-        return self.row.carbon_gco2 / self.row.energy_j
 
 
 def of_ended(ledger: Ledger, spec: JobSpec, unshifted_gco2: float | None) -> list[LeverEffect]:

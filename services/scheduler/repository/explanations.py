@@ -1,11 +1,15 @@
 """What explanations of single jobs are made of, besides the snapshot."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from typing import NamedTuple
 
+from services.contracts.jobs import JobSpec
 from services.db.database import Connection
 from services.db.rows import fetch_row, fetch_rows
+from services.scheduler.repository import profiles, rounds
 from services.scheduler.repository.documents import Json, StoredShare
 
 _NAMES = "energy_j", "gpu_energy_j", "carbon_gco2", "gpu_s", "estimated_energy_j"
@@ -178,49 +182,66 @@ class ZoneEnergyRow(NamedTuple):
     signal: str
 
 
-async def sizes(connection: Connection, job_id: str) -> list[SizeRow]:
-    """Return what a job did with gangs of each size."""
-    return await fetch_rows(connection, SizeRow, SIZES, job_id)
+@dataclass(frozen=True)
+class Ledger:
+    """What is stored about a job that has ended."""
+
+    row: ExplainedRow
+    sizes: Sequence[SizeRow]  #: What it did at each size
+    gangs: Sequence[GangRecordRow]  #: In order
+    limits: Sequence[LimitRow]
+    tables: Sequence[profiles.TableRow]
+    noise_scale: float | None  #: The gradient noise scale that it reported last, samples; None if it never did
+
+    @property
+    def gco2_per_j(self) -> float:
+        """What the job emitted per joule; it must have used some energy."""
+        return self.row.carbon_gco2 / self.row.energy_j
 
 
-async def gangs(connection: Connection, job_id: str) -> list[GangRecordRow]:
-    """Return the gangs that a job had, in order."""
-    return await fetch_rows(connection, GangRecordRow, GANGS, job_id)
+@dataclass(frozen=True)
+class Facts:
+    """What the database says about a job, besides the snapshot."""
+
+    row: ExplainedRow
+    gang: GangRow | None
+    events: list[EventRow]  #: In order; of a long story, only the beginning and the end
+    held_s: float  #: How long it has held GPUs, all its gangs together, seconds
+    policy: str
+    by_zone: Sequence[ZoneEnergyRow] = ()  #: The energy of one that has ended, including PUE
+    ledger: Ledger | None = None  #: Of one that has ended
+
+    @cached_property
+    def spec(self) -> JobSpec:
+        """What its user asked for."""
+        return JobSpec.as_stored(self.row.spec)
 
 
-async def limits(connection: Connection, job_id: str) -> list[LimitRow]:
-    """Return the periods in which a job's gangs had a power limit."""
-    return await fetch_rows(connection, LimitRow, LIMITS, job_id)
-
-
-async def noise_scale(connection: Connection, job_id: str) -> float | None:
-    """Return the gradient noise scale that a job last reported, samples; None if it never did."""
-    return await connection.fetchval(NOISE_SCALE, job_id)
-
-
-async def explained(connection: Connection, job_id: str) -> ExplainedRow | None:
-    """Return a job; None if there is no such job."""
-    return await fetch_row(connection, ExplainedRow, EXPLAINED, job_id)
-
-
-async def gang(connection: Connection, job_id: str) -> GangRow | None:
-    """Return the gang that a job has now, if any."""
-    return await fetch_row(connection, GangRow, GANG, job_id)
-
-
-async def held_s(connection: Connection, job_id: str) -> float:
-    """Return how long a job has held GPUs, all its gangs together, seconds."""
-    return await connection.fetchval(HELD_S, job_id)
-
-
-async def story(connection: Connection, job_id: str) -> list[EventRow]:
-    """Return a job's events in order; of a long story, only the beginning and the end."""
-    return await fetch_rows(connection, EventRow, STORY, job_id)
-
-
-async def energy_by_zone(connection: Connection, job_id: str) -> list[ZoneEnergyRow]:
-    """Return the energy that a job has used, including PUE, by grid zone."""
-    return await fetch_rows(connection, ZoneEnergyRow, ENERGY_BY_ZONE, job_id)
+async def facts(connection: Connection, job_id: str) -> Facts | None:
+    """Return what is known about a job; None if there is no such job."""
+    row = await fetch_row(connection, ExplainedRow, EXPLAINED, job_id)
+    if row is None:
+        return None
+    policy = await rounds.active_policy(connection)
+    found = Facts(
+        row,
+        await fetch_row(connection, GangRow, GANG, job_id),
+        await fetch_rows(connection, EventRow, STORY, job_id),
+        await connection.fetchval(HELD_S, job_id),
+        "" if policy is None else policy.policy,
+    )
+    if row.ended_at is None:
+        return found
+    ledger = Ledger(
+        row,
+        await fetch_rows(connection, SizeRow, SIZES, job_id),
+        await fetch_rows(connection, GangRecordRow, GANGS, job_id),
+        await fetch_rows(connection, LimitRow, LIMITS, job_id),
+        await profiles.tables_of_job(connection, job_id),
+        await connection.fetchval(NOISE_SCALE, job_id),
+    )
+    by_zone = await fetch_rows(connection, ZoneEnergyRow, ENERGY_BY_ZONE, job_id)
+    return replace(found, ledger=ledger, by_zone=by_zone)
 
 
 async def names(connection: Connection, job_ids: Sequence[str]) -> dict[str, str]:

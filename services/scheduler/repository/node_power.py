@@ -60,17 +60,17 @@ SELECT $1, $2, $3, $4, $5 WHERE $4::timestamptz > $3::timestamptz
 """
 
 OFF = f"UPDATE node_power SET state = 'off', off_at = greatest(done_at, $2), {FRESH} WHERE node_id = $1"
-
+"""Since its hook succeeded or, if that is later, since its last heartbeat, ``$2``."""
 ON = f"UPDATE node_power SET state = 'on', reason = '', detail = '', off_at = NULL, {FRESH} WHERE node_id = $1"
-
 STAY_ON = f"""
 UPDATE node_power SET state = 'on', detail = $2, stays_on_until = now() + make_interval(secs => $3), {FRESH}
  WHERE node_id = $1
 """
-
 FAILED = f"UPDATE node_power SET state = 'failed', detail = $2, off_at = NULL, {FRESH} WHERE node_id = $1"
-
-TRY_AGAIN = "UPDATE node_power SET detail = $2, next_attempt_at = now() + make_interval(secs => $3) WHERE node_id = $1"
+STANDBY_OVER = "UPDATE node_power SET off_at = NULL WHERE node_id = $1"
+HOOK_DONE = "UPDATE node_power SET done_at = now() WHERE node_id = $1"
+HOOK_AGAIN = "UPDATE node_power SET done_at = NULL WHERE node_id = $1"
+HOOK_LATER = "UPDATE node_power SET detail = $2, next_attempt_at = now() + make_interval(secs => $3) WHERE node_id = $1"
 
 POWERED = """
 SELECT n.state = 'up' AND n.heard AS heard, coalesce(p.state, 'on') AS state,
@@ -185,43 +185,9 @@ async def add_period(
     await connection.execute(PERIOD, node_id, state, start_at, end_at, power_w)
 
 
-async def end_standby(connection: Connection, node_id: str) -> None:
-    """Note that a node draws more than its standby power from now on."""
-    await connection.execute("UPDATE node_power SET off_at = NULL WHERE node_id = $1", node_id)
-
-
-async def set_off(connection: Connection, node_id: str, heartbeat_at: datetime | None) -> None:
-    """Note that a node is off since its hook succeeded or, if that is later, since its last heartbeat."""
-    await connection.execute(OFF, node_id, heartbeat_at)
-
-
-async def set_on(connection: Connection, node_id: str) -> None:
-    await connection.execute(ON, node_id)
-
-
-async def stay_on(connection: Connection, node_id: str, detail: str, for_s: float) -> None:
-    """Note that a node that was to go down is on, and that no plan may power it down for ``for_s``."""
-    await connection.execute(STAY_ON, node_id, detail, for_s)
-
-
-async def set_failed(connection: Connection, node_id: str, detail: str) -> None:
-    """Note that a node could not be powered as it should have been."""
-    await connection.execute(FAILED, node_id, detail)
-
-
-async def run_hook_again(connection: Connection, node_id: str) -> None:
-    """Have the hook of a node run again now."""
-    await connection.execute("UPDATE node_power SET done_at = NULL WHERE node_id = $1", node_id)
-
-
-async def run_hook_later(connection: Connection, node_id: str, detail: str, pause_s: float) -> None:
-    """Have the hook of a node run again after a pause; ``detail`` says why it failed."""
-    await connection.execute(TRY_AGAIN, node_id, detail, pause_s)
-
-
-async def note_done(connection: Connection, node_id: str) -> None:
-    """Note that the hook of a node has succeeded."""
-    await connection.execute("UPDATE node_power SET done_at = now() WHERE node_id = $1", node_id)
+async def note(connection: Connection, change: str, node_id: str, *values: object) -> None:
+    """Note what has become of a node, by one of the statements from ``OFF`` to ``HOOK_LATER`` with its values."""
+    await connection.execute(change, node_id, *values)
 
 
 async def powered(connection: Connection, node_id: str) -> PoweredNode | None:
