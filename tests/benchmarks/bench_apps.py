@@ -14,13 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from services.standalone.process import http_ready
 from tests.benchmarks.bench_router import BODY, KEY, PATH, answers, cpu_s, mock, process, router_environment
 from tests.benchmarks.load import Load, measure
 from tests.benchmarks.mock_model_server import APP
 from tests.benchmarks.results import write_result
 from tests.support.ports import Ports
-from tests.support.servers import valkey_server, wait_until
+from tests.support.servers import http_ready, valkey_server, wait_until
 
 DURATION_S = float(os.environ.get("BENCH_DURATION_S", "8"))
 INFERENCE = {"inputs": [{"name": "image", "shape": [1, 4], "datatype": "FP32", "data": [0.1, 0.2, 0.3, 0.4]}]}

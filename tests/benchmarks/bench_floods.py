@@ -19,12 +19,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from services.standalone.process import http_ready
 from tests.benchmarks.bench_router import BODY, KEY, PATH, answers, mock, router_environment
 from tests.benchmarks.load import Load, measure
 from tests.benchmarks.results import write_result
 from tests.support.ports import Ports
-from tests.support.servers import wait_until
+from tests.support.servers import http_ready, wait_until
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 DURATION_S = float(os.environ.get("BENCH_DURATION_S", "10"))

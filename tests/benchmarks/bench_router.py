@@ -27,12 +27,11 @@ from typing import Any
 
 import uvloop
 
-from services.standalone.process import http_ready
 from tests.benchmarks.load import Load, Result, measure
 from tests.benchmarks.mock_model_server import MODEL
 from tests.benchmarks.results import write_result
 from tests.support.ports import Ports
-from tests.support.servers import wait_until
+from tests.support.servers import http_ready, wait_until
 
 KEY = "ws_" + "x" * 43
 DURATION_S = float(os.environ.get("BENCH_DURATION_S", "8"))

@@ -90,6 +90,8 @@ class Server(asyncio.Protocol):
             write(_whole(b'{"usages":0}'))
         else:
             write(_whole(b"{}"))
+            if b"\r\nConnection: close" in head:
+                self._transport.close()
 
     async def _stream(self) -> None:
         write = self._transport.write  # type: ignore[attr-defined]
