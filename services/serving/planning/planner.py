@@ -24,7 +24,6 @@ from services.serving.planning.events import Present, Standing, event_of, mean_q
 from services.serving.planning.plans import Plans
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.cluster import read_cluster
-from services.serving.repository.plans import StandingPlan
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
@@ -53,7 +52,7 @@ class EventWatch:
             rows = await queries.plans.standing()
             if not rows:
                 return []
-            standing = [each for row in rows if (each := await self._standing(queries, row))]
+            standing = [each for row in rows if (each := await self._standing(queries, *row))]
             now, cluster = await queries.now(), await read_cluster(queries.connection)
             windows = await queries.traffic.recent(OVER)
         signals = {each.pool: _signals(each.spec) for each in standing}
@@ -69,25 +68,25 @@ class EventWatch:
             event = event_of(each, Present(now, cluster, qps, intensity))
             if event is not None:
                 found.append((each, event))
-        self._forget({(each.pool, event) for each, event in found}, {row.plan_id for row in rows})
+        self._forget({(each.pool, event) for each, event in found}, {plan_id for _, plan_id, _ in rows})
         due = [(each, event) for each, event in found if self._is_due(each, event, now)]
         return sorted(due, key=lambda pair: pair[1] not in RESCUES)
 
-    async def _standing(self, queries: Queries, row: StandingPlan) -> Standing | None:
-        if row.plan_id not in self._known:
-            made = await queries.plans.made(row.plan_id)
-            self._known[row.plan_id] = made and Standing(
-                row.pool,
+    async def _standing(self, queries: Queries, pool: str, plan_id: str, event_at: datetime | None) -> Standing | None:
+        if plan_id not in self._known:
+            made = await queries.plans.made(plan_id)
+            self._known[plan_id] = made and Standing(
+                pool,
                 PoolSpec.as_stored(made.spec),
-                row.plan_id,
+                plan_id,
                 PoolPlanResult.as_stored(made.result),
                 made.from_at,
                 made.slot_at,
                 made.outcome is PlanOutcome.FAILED,
-                row.event_at,
+                event_at,
             )
-        known = self._known[row.plan_id]
-        return known and replace(known, event_at=row.event_at)
+        known = self._known[plan_id]
+        return known and replace(known, event_at=event_at)
 
     def _is_due(self, standing: Standing, event: PlanTrigger, now: datetime) -> bool:
         """Return whether an event has lasted long enough, and the pool was not recently planned because of one."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Select, case, delete, func, or_, select, text, update
+from sqlalchemy import ColumnElement, Select, case, delete, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.background import WorkFailure, WorkState
@@ -61,15 +61,6 @@ SELECT q.name, s.id, e.event_at
  ORDER BY q.name
 """)
 """Pools for which no plan is being made, with the newest that was not in vain."""
-
-
-@dataclass(frozen=True)
-class StandingPlan:
-    """The newest plan of a pool that is in force, proposed, or was refused because it no longer fitted."""
-
-    pool: str
-    plan_id: str
-    event_at: datetime | None  #: When the pool was last planned because of an event, if it was
 
 
 @dataclass(frozen=True)
@@ -146,9 +137,12 @@ class PlanRows(Rows):
         """Return the plans without an outcome, oldest first."""
         return list((await self._connection.execute(UNDECIDED)).scalars())
 
-    async def standing(self) -> list[StandingPlan]:
-        """Return the plans that events are compared with; none for a pool that is being planned."""
-        return [StandingPlan(*row) for row in (await self._connection.execute(STANDING)).all()]
+    async def standing(self) -> list[tuple[str, str, datetime | None]]:
+        """Return pools with the plan that events are compared with, and when they were last planned because of one.
+
+        Pools that are being planned are left out.
+        """
+        return [(row.name, row.id, row.event_at) for row in await self._connection.execute(STANDING)]
 
     async def made(self, plan_id: str) -> MadePlan | None:
         """Return a plan that has a result."""
@@ -223,15 +217,13 @@ class PlanRows(Rows):
             return
         in_force = update(pools).where(pools.c.name == plan.pool)
         await self._connection.execute(in_force.values(plan_id=plan.id, planned_at=func.now()))
-        waits = or_(c.outcome.is_(None), c.outcome == PlanOutcome.PROPOSED)
-        older = (c.pool == plan.pool) & (c.submitted_at < plan.submitted_at) & waits
-        await self._connection.execute(update(pool_plans).where(older).values(_ended_as(PlanOutcome.SUPERSEDED)))
+        await self.supersede(plan.pool, c.submitted_at < plan.submitted_at)
 
-    async def supersede(self, pool: str) -> None:
-        """End the plans of a pool that are being made or proposed."""
+    async def supersede(self, pool: str, *which: ColumnElement[bool]) -> None:
+        """End the plans of a pool that are being made or proposed, all or those that are so."""
         c = pool_plans.c
         waits = or_(c.outcome.is_(None), c.outcome == PlanOutcome.PROPOSED)
-        ended = update(pool_plans).where(c.pool == pool, waits).values(_ended_as(PlanOutcome.SUPERSEDED))
+        ended = update(pool_plans).where(c.pool == pool, waits, *which).values(_ended_as(PlanOutcome.SUPERSEDED))
         await self._connection.execute(ended)
 
     async def page(
