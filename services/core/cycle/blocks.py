@@ -48,8 +48,12 @@ class FreeBlocks:
             heappush(self._queues[order], (self._asleep[node], self._free_gpus[node], node))
 
 
-ALIGNED = [sum(1 << at for at in range(0, MASK_BITS, 1 << order)) for order in range(ORDERS + 1)]
-"""By order, the mask of the devices at which blocks of ``2**order`` begin."""
+def aligned(order: int) -> int:
+    """Return the mask of the devices at which blocks of ``2**order`` begin."""
+    return _ALIGNED[order]
+
+
+_ALIGNED = [sum(1 << at for at in range(0, MASK_BITS, 1 << order)) for order in range(ORDERS + 1)]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -58,7 +62,7 @@ def largest_blocks(mask: int) -> Mapping[int, int]:
     found: dict[int, int] = {}
     starts = mask
     for order in range(ORDERS):
-        wider = starts & (starts >> (1 << order)) & ALIGNED[order + 1]
+        wider = starts & (starts >> (1 << order)) & aligned(order + 1)
         largest = starts & ~wider & ~(wider << (1 << order))
         if largest:
             found[order] = (largest & -largest).bit_length() - 1

@@ -16,11 +16,11 @@ Source: PowerFlow section 5.3; Zhao et al., HiveD, OSDI'20.
 
 import numpy as np
 
-from services.core.cycle.blocks import ORDERS, largest_blocks
+from services.core.cycle.blocks import ORDERS, aligned
 from services.core.cycle.levels import rooms
-from services.core.cycle.placing import FreeDevices, mask_of
+from services.core.cycle.placing import FreeDevices
 from services.core.cycle.snapshot import Snapshot
-from services.core.domain.arrays import Bools
+from services.core.domain.arrays import Bools, Ints
 from services.core.domain.placement import Placement
 
 
@@ -71,6 +71,14 @@ def _whole_nodes(
     return shares
 
 
+def free_blocks(masks: Ints, order: int) -> Ints:
+    """Return where free aligned blocks of ``2**order`` devices begin, as bit masks: (n_nodes,) to (n_nodes,)."""
+    starts = masks
+    for each in range(order):
+        starts = starts & (starts >> (1 << each)) & aligned(each + 1)
+    return starts
+
+
 def _block(
     snapshot: Snapshot, usable: Bools, gpus: int, free: FreeDevices, *, spans: bool
 ) -> tuple[int, tuple[int, ...]] | None:
@@ -80,15 +88,17 @@ def _block(
     if spans:
         candidates &= ~free.spanned(snapshot.jobs.placements)
     whole = candidates & (free.count == nodes.gpus) & (nodes.gpus < 1 << order)  # no power of two, and all of it free
-    blocks = [
-        (size, nodes.asleep.item(node), free.count.item(node), node, first)
-        for node in np.flatnonzero(candidates & (nodes.gpus >= 1 << order)).tolist()
-        for size, first in largest_blocks(mask_of(free.on(node))).items()
-        if size >= order
-    ]
-    if blocks:
-        *_, node, first = min(blocks)
-        return node, tuple(range(first, first + gpus))
+    rows = np.flatnonzero(candidates & (nodes.gpus >= 1 << order))
+    starts = free_blocks(free.masks()[rows], order)
+    for size in range(order, ORDERS):
+        wider = starts & (starts >> (1 << size)) & aligned(size + 1)
+        smallest = starts & ~wider & ~(wider << (1 << size))
+        found = np.flatnonzero(smallest)
+        if found.size:
+            at = int(found[np.lexsort((free.count[rows[found]], nodes.asleep[rows[found]]))[0]])
+            first = (int(smallest[at]) & -int(smallest[at])).bit_length() - 1
+            return int(rows[at]), tuple(range(first, first + gpus))
+        starts = wider
     if whole.any():
         node = int(np.flatnonzero(whole)[np.lexsort((nodes.gpus[whole], nodes.asleep[whole]))[0]])
         return node, free.on(node)[:gpus]

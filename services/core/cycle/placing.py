@@ -55,6 +55,7 @@ class FreeDevices:
         self.count: Ints = (
             nodes.free_gpus.copy() if nodes.all_schedulable else np.where(nodes.schedulable, nodes.free_gpus, 0)
         )
+        self._masks: Ints | None = None
         self._blocks: dict[int, FreeBlocks] = {}
         self._spread: set[int] = set()
         self._spanned: Bools | None = None
@@ -64,6 +65,13 @@ class FreeDevices:
         if not self._nodes.all_schedulable and not self._nodes.schedulable[node]:
             return ()
         return self._taken[node] if node in self._taken else self._nodes.free_devices[node]
+
+    def masks(self) -> Ints:
+        """Return which devices of each node are free, as bits: (n_nodes,); drained nodes have none."""
+        if self._masks is None:
+            free = (mask_of(self.on(node)) for node in range(len(self._nodes)))
+            self._masks = np.fromiter(free, np.int64, len(self._nodes))
+        return self._masks
 
     def blocks(self, gpu_model: int) -> FreeBlocks:
         """Return the free blocks of a model's nodes; they are updated as ``take_devices`` takes devices."""
@@ -88,6 +96,8 @@ class FreeDevices:
             taken = set(devices)
             self._taken[node] = tuple(device for device in self.on(node) if device not in taken)
             self.count[node] -= len(devices)
+            if self._masks is not None:
+                self._masks[node] &= ~mask_of(devices)
             for blocks in self._blocks.values():
                 blocks.take(node, mask_of(devices), len(devices))
             if len(shares) > 1:

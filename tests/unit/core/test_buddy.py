@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.blocks import largest_blocks
-from services.core.cycle.buddy import buddy
+from services.core.cycle.buddy import buddy, free_blocks
 from services.core.cycle.placing import FreeDevices, mask_of
 from services.core.cycle.snapshot import Snapshot
 from tests.support.builders import a_job, a_node, a_snapshot
@@ -29,9 +28,11 @@ def place(snapshot: Snapshot, *gangs: int) -> list[dict[str, tuple[int, ...]] | 
 
 
 def test_blocks_begin_at_multiples_of_their_size() -> None:
-    assert largest_blocks(mask_of(range(8))) == {3: 0}
-    assert largest_blocks(mask_of((1, 2, 3, 6, 7))) == {0: 1, 1: 2}
-    assert largest_blocks(mask_of((1, 2, 5))) == {0: 1}
+    masks = np.array([mask_of(range(8)), mask_of((1, 2, 3, 6, 7)), mask_of((1, 2, 5))])
+
+    assert free_blocks(masks, 1).tolist() == [0b01010101, 0b01000100, 0]
+    assert free_blocks(masks, 2).tolist() == [0b00010001, 0, 0]
+    assert free_blocks(masks, 3).tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize(
