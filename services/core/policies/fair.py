@@ -15,6 +15,8 @@ from typing import Any, Generic
 from services.core.cycle.plan import Plan, Start
 from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.snapshot import Snapshot, TenantShares
+from services.core.domain.ids import JobId
+from services.core.policies.levers import Effect, ExplainsLevers
 from services.core.policies.parameters import check_parameters, seconds
 
 FORGOTTEN_GPU_S = 1.0  #: Usage below this is dropped
@@ -140,4 +142,10 @@ def fair(name: str, inner: Policy[Any], config: FairConfig) -> Fair[Any]:
     for optional in OPTIONAL:
         if hasattr(inner, optional):
             setattr(wrapped, optional, getattr(inner, optional))
+    if isinstance(inner, ExplainsLevers):
+
+        def levers(snapshot: Snapshot, memory: FairMemory[Any], job_id: JobId) -> tuple[Effect, ...]:
+            return inner.levers(snapshot, memory.inner, job_id)
+
+        setattr(wrapped, "levers", levers)  # noqa: B010
     return wrapped

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from services.core.cycle.plan import Plan, Preempt
+from services.core.cycle.policy import PacksJobs, PlacesGangs, PowerLimited
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.errors import PolicyConfigError
 from services.core.policies.fair import FairMemory, Usage
+from services.core.policies.levers import ExplainsLevers
 from services.core.policies.parameters import describe_parameters
-from services.core.policies.registry import build_policy, entry_of, policy_entry
+from services.core.policies.registry import POLICIES, build_policy, entry_of, policy_entry
 from tests.support.builders import NOON_S, JobRow, NodeRow, a_job, a_node, a_snapshot, held, started, story
 
 DAY_S = 86_400.0
@@ -49,6 +51,18 @@ def by_tenant(plan: Plan) -> dict[str, int]:
     for job_id, gpus in started(plan).items():
         found[job_id.rstrip("0123456789")] = found.get(job_id.rstrip("0123456789"), 0) + gpus
     return found
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_what_a_policy_may_do_besides_it_still_does(name: str) -> None:
+    inner, wrapped = build_policy(name, {}), build_policy(f"fair+{name}", {})
+    for what in (PacksJobs, PlacesGangs, PowerLimited, ExplainsLevers):
+        assert isinstance(wrapped, what) == isinstance(inner, what), what
+    if isinstance(inner, ExplainsLevers) and isinstance(wrapped, ExplainsLevers):
+        snapshot = a_snapshot(queue("a", 2), [a_node(gpus=1)])
+        alone, fair = (run_cycle(each, snapshot, each.initial()).memory for each in (inner, wrapped))
+        job_id = snapshot.jobs.ids[1]
+        assert wrapped.levers(snapshot, fair, job_id) == inner.levers(snapshot, alone, job_id) != ()
 
 
 def test_free_gpus_are_divided_by_weight_and_inside_a_tenant_the_policy_decides() -> None:
