@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import dataclass
 
 import orjson
 
@@ -25,22 +26,16 @@ _PROBLEM = (b"content-type", MEDIA_TYPE.encode())
 _REPLAYED = (b"idempotency-replayed", b"true")
 
 
+@dataclass
 class Dispatcher:
     """Reads bodies and hands requests to the services."""
 
-    def __init__(
-        self,
-        bodies: BodyReader,
-        gatherer: Gatherer,
-        forwarder: Forwarder,
-        metrics: MetricsGatherer,
-        *,
-        max_body_bytes: int,
-        max_batch_bytes: int,
-    ) -> None:
-        self._metrics, self._bodies = metrics, bodies
-        self._gatherer, self._forwarder = gatherer, forwarder
-        self._max_body_bytes, self._max_batch_bytes = max_body_bytes, max_batch_bytes
+    bodies: BodyReader
+    gatherer: Gatherer
+    forwarder: Forwarder
+    metrics: MetricsGatherer
+    max_body_bytes: int
+    max_batch_bytes: int  #: Of a route with a large body
 
     async def answer(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey) -> None:
         """Answer a request through the service that owns its route, and record how long that took."""
@@ -58,20 +53,20 @@ class Dispatcher:
         if route.to is Upstream.GATEWAY and route.has_body:
             await self._submit(exchange, route, key)
         elif route.to is Upstream.GATEWAY:
-            await self._metrics.answer(exchange, key)
+            await self.metrics.answer(exchange, key)
         elif not route.has_body:
-            await self._forwarder.forward(exchange, route, path, key, None)
+            await self.forwarder.forward(exchange, route, path, key, None)
         else:
             body = await self._read(exchange, route)
             try:
-                await self._forwarder.forward(exchange, route, path, key, body.content)
+                await self.forwarder.forward(exchange, route, path, key, body.content)
             finally:
                 body.release()
 
     async def _read(self, exchange: Exchange, route: Route) -> Body:
         check_json_type(exchange.headers.get(b"content-type"))
-        most_bytes = self._max_batch_bytes if route.has_large_body else self._max_body_bytes
-        return await self._bodies.read(exchange, most_bytes)
+        most_bytes = self.max_batch_bytes if route.has_large_body else self.max_body_bytes
+        return await self.bodies.read(exchange, most_bytes)
 
     async def _submit(self, exchange: Exchange, route: Route, key: ResolvedKey) -> None:
         """Submit jobs. This is the hot path: the body is not parsed here."""
@@ -91,7 +86,7 @@ class Dispatcher:
             }
             if (traceparent := traces.current()) is not None:
                 entry["traceparent"] = traceparent
-            answer = await self._gatherer.submit(entry)
+            answer = await self.gatherer.submit(entry)
         finally:
             body.release()
         content = answer["body"].encode()

@@ -68,13 +68,14 @@ async def instances_at(service: str, url: str) -> list[Instance]:
     return [Instance(service, place.with_host(host), place.host) for host in sorted(hosts)]
 
 
+@dataclass
 class MetricsGatherer:
     """Asks every service for its metrics, and adds the gateway's own."""
 
-    def __init__(
-        self, session: aiohttp.ClientSession, places: Places, tokens: Mapping[Upstream, Outgoing], own: Metrics
-    ) -> None:
-        self._session, self._places, self._tokens, self._own = session, places, tokens, own
+    session: aiohttp.ClientSession
+    places: Places
+    tokens: Mapping[Upstream, Outgoing]
+    own: Metrics
 
     async def answer(self, exchange: Exchange, key: ResolvedKey) -> None:
         """Answer with the metrics of the services and the router, or of the agents if the query asks for them.
@@ -84,26 +85,26 @@ class MetricsGatherer:
         """
         query = _query(exchange.scope["query_string"])
         if query.own:
-            text = (await self._own.text()).decode()
+            text = (await self.own.text()).decode()
         else:
             text = await (self._of_agents(key) if query.agents else self._of_services(exchange, key))
         await exchange.answer(200, [(b"content-type", MEDIA_TYPE.encode())], text.encode())
 
     async def _of_agents(self, key: ResolvedKey) -> str:
-        url, tokens = self._places.urls[Upstream.ADMISSION], self._tokens[Upstream.ADMISSION]
-        found = await scraped(self._session, url.rstrip("/") + "/internal/agents/metrics", tokens.headers(key.identity))
+        url, tokens = self.places.urls[Upstream.ADMISSION], self.tokens[Upstream.ADMISSION]
+        found = await scraped(self.session, url.rstrip("/") + "/internal/agents/metrics", tokens.headers(key.identity))
         return found or ""
 
     async def _of_services(self, exchange: Exchange, key: ResolvedKey) -> str:
         # The router and other gateways know keys themselves.
         by_key = {"authorization": exchange.headers.get(b"authorization", b"").decode("latin-1")}
-        headers = {up.name.lower(): tokens.headers(key.identity) for up, tokens in self._tokens.items()}
+        headers = {up.name.lower(): tokens.headers(key.identity) for up, tokens in self.tokens.items()}
         asked = await self._instances()
         found = await asyncio.gather(*(self._scraped(each, headers.get(each.service, by_key)) for each in asked))
         parts: list[tuple[Mapping[str, str], str]] = []
-        if GATEWAY not in self._places.instances:
-            own = (await self._own.text()).decode()
-            parts.append(({"service": GATEWAY, "instance": self._places.gateway}, SERVICE_UP.format(1) + own))
+        if GATEWAY not in self.places.instances:
+            own = (await self.own.text()).decode()
+            parts.append(({"service": GATEWAY, "instance": self.places.gateway}, SERVICE_UP.format(1) + own))
         for each, text in zip(asked, found, strict=True):
             up = SERVICE_UP.format(int(text is not None))
             parts.append(({"service": each.service, "instance": place_of(each.url)}, up + (text or "")))
@@ -111,15 +112,15 @@ class MetricsGatherer:
 
     async def _instances(self) -> list[Instance]:
         """Return all processes to ask: the listed ones, and for other services all that their names resolve to."""
-        named = self._places.instances
-        urls = {up.name.lower(): url for up, url in self._places.urls.items()} | {ROUTER: self._places.router_url}
+        named = self.places.instances
+        urls = {up.name.lower(): url for up, url in self.places.urls.items()} | {ROUTER: self.places.router_url}
         found = [Instance(service, URL(url)) for service, given in named.items() for url in given]
         resolved = (instances_at(service, url) for service, url in urls.items() if service not in named)
         return [*found, *chain.from_iterable(await asyncio.gather(*resolved))]
 
     async def _scraped(self, instance: Instance, headers: Mapping[str, str]) -> str | None:
         url = instance.url / PATH if instance.service != GATEWAY else (instance.url / PATH) % {"own": "true"}
-        return await scraped(self._session, url, headers, instance.host)
+        return await scraped(self.session, url, headers, instance.host)
 
 
 def _query(query_string: bytes) -> MetricsQuery:

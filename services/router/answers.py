@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
@@ -34,14 +35,14 @@ UNBUFFERED: Header = (b"x-accel-buffering", b"no")  #: Has nginx pass a stream o
 LARGEST_USAGE_BYTES = 256 * 1024  #: The usage of a larger answer is looked for in its last bytes only
 
 
+@dataclass
 class Outcomes:
     """Learns from answers, counts and reports them."""
 
-    def __init__(
-        self, expectations: Expectations, metrics: Metrics, latency: LatencyReporter, usage: UsageReporter
-    ) -> None:
-        self.latency, self._expectations = latency, expectations
-        self._metrics, self._usage = metrics, usage
+    expectations: Expectations
+    metrics: Metrics
+    latency: LatencyReporter
+    usage: UsageReporter
 
     def learn(self, turn: Turn, server: Server, now_s: float, tokens: Tokens) -> None:
         expected, output_tokens = turn.expected, tokens.output
@@ -55,18 +56,18 @@ class Outcomes:
             server.costs.learn(turn.place, first_s, served_s - away_s, output_tokens / choices)
         turn.lane.served_s += 0.05 * (served_s - turn.lane.served_s)
         answer_tokens = max(1, output_tokens // turn.received.asked.choices) if output_tokens else 0
-        self._expectations.learn(
+        self.expectations.learn(
             turn.pool.spec.name, expected, tokens.input if tokens.are_stated else None, answer_tokens
         )
         turn.window[0], turn.window[1] = tokens.input, output_tokens
         lat_s = turn.lane.times.latency_s(output_tokens)
         labels = (turn.model, expected.request_class)
         if e2e_s > SLO_LATENCIES * lat_s:
-            self._metrics.violations.add(labels)
+            self.metrics.violations.add(labels)
         if turn.first_s:
-            self._metrics.ttft.observe(labels, turn.first_s)
+            self.metrics.ttft.observe(labels, turn.first_s)
             if output_tokens > 1:
-                self._metrics.tbt.observe(labels, (e2e_s - turn.first_s) / (output_tokens - 1))
+                self.metrics.tbt.observe(labels, (e2e_s - turn.first_s) / (output_tokens - 1))
 
     def came_at_once(self, turn: Turn, server: Server, now_s: float, tokens: int) -> None:
         """Note how long an answer that was not streamed took, and how many tokens its server says it has.
@@ -83,7 +84,7 @@ class Outcomes:
     def end(
         self, turn: Turn, server: Server, status: int, share_s: float, tokens: Tokens, footprint: Footprint
     ) -> None:
-        metrics, labels = self._metrics, (turn.model, turn.expected.request_class)
+        metrics, labels = self.metrics, (turn.model, turn.expected.request_class)
         metrics.requests.add((*labels, str(status)))
         e2e_s = time.monotonic() - turn.received.at_s
         metrics.e2e.observe(labels, e2e_s)
@@ -107,7 +108,7 @@ class Outcomes:
             metrics.carbon.add(labels, footprint.carbon_gco2)
         turn.received.used_tokens += tokens.input + tokens.output
         request_class = turn.expected.request_class or "any"
-        self._usage.served(server, turn.received.key, turn.model, request_class, share_s, tokens, footprint)
+        self.usage.served(server, turn.received.key, turn.model, request_class, share_s, tokens, footprint)
 
 
 class AnswerPasser:
