@@ -19,10 +19,7 @@ GENERATIONS = 1_000  #: A job is not given GPUs so often between a backup and it
 async def make_fit(database: Database) -> int:
     """Give up everything that ran when the backup was made; return how many gangs that were."""
     async with database.transaction() as connection:
-        lost = await rounds.lose_everything(connection)
-        await rounds.forget_commands(connection)
-        await rounds.renumber(connection, GENERATIONS)
-    return lost
+        return await rounds.make_fit(connection, GENERATIONS)
 
 
 async def _main(database_url: str) -> None:

@@ -38,8 +38,7 @@ class Predicting:
     async def refresh(self) -> None:
         """Read the model in force, if it is not the one read before."""
         async with self._database.connection() as connection:
-            model = await predictions.active_model(connection)
-            active = None if model is None or model.group_version != GROUP_VERSION else model.id
+            active = await predictions.active_model(connection, GROUP_VERSION)
             if active == self._seen_id:
                 return
             content = None if active is None else await predictions.content(connection, active)

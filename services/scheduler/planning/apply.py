@@ -201,9 +201,7 @@ async def _start(
     uuids = _checked_slices(starts, hosts, seen)
     asleep = {host.id for host in hosts.values() if host.power != PowerState.ON}
     await node_power.wake(connection, asleep, *WOKEN)
-    taken: dict[str, set[int]] = {}
-    for port in await gangs.ports_in_use(connection):
-        taken.setdefault(port.address, set()).add(port.master_port)
+    taken = await gangs.ports_in_use(connection)
     parents = await gangs.traceparents(connection, [start.job_id for start in starts])
     made: list[NewGang] = []
     commands: list[Outgoing] = []

@@ -237,7 +237,7 @@ async def facts(connection: Connection, job_id: str) -> Facts | None:
         await fetch_rows(connection, SizeRow, SIZES, job_id),
         await fetch_rows(connection, GangRecordRow, GANGS, job_id),
         await fetch_rows(connection, LimitRow, LIMITS, job_id),
-        await profiles.tables_of_job(connection, job_id),
+        await fetch_rows(connection, profiles.TableRow, profiles.TABLES_OF_JOB, job_id),
         await connection.fetchval(NOISE_SCALE, job_id),
     )
     by_zone = await fetch_rows(connection, ZoneEnergyRow, ENERGY_BY_ZONE, job_id)

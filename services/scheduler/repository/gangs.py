@@ -91,8 +91,8 @@ SELECT n.id, n.address, coalesce(p.state, 'on') AS power,
 """
 
 PORTS = """
-SELECT n.address, a.master_port FROM allocations a JOIN known_nodes n ON n.id = a.shares -> 0 ->> 'node_id'
- WHERE a.state <> 'ended'
+SELECT n.address, array_agg(a.master_port)
+  FROM allocations a JOIN known_nodes n ON n.id = a.shares -> 0 ->> 'node_id' WHERE a.state <> 'ended' GROUP BY 1
 """
 
 # What GPUs of the gang before this one drew without a limit is known of these, too, if they are of the same model.
@@ -331,13 +331,6 @@ class Host(NamedTuple):
     units: dict[str, StoredIdentity] | None
 
 
-class PortInUse(NamedTuple):
-    """The address and port that rank 0 of a live gang listens on."""
-
-    address: str
-    master_port: int
-
-
 class NewGang(NamedTuple):
     """An allocation to be created."""
 
@@ -430,9 +423,9 @@ async def hosts(connection: Connection, node_ids: Sequence[str]) -> list[Host]:
     return await fetch_rows(connection, Host, HOSTS, list(node_ids))
 
 
-async def ports_in_use(connection: Connection) -> list[PortInUse]:
-    """Return the address and port that rank 0 of every live gang listens on."""
-    return await fetch_rows(connection, PortInUse, PORTS)
+async def ports_in_use(connection: Connection) -> dict[str, set[int]]:
+    """Return the ports that rank 0 of live gangs listens on, by address."""
+    return {address: set(ports) for address, ports in await connection.fetch(PORTS)}
 
 
 async def insert(

@@ -9,7 +9,7 @@ from services.db.job_specs import MIN_GPUS
 from services.db.lengths import AMOUNT, MEASURED
 from services.db.rows import fetch_messages, fetch_row
 
-ACTIVE = "SELECT id, group_version FROM length_models WHERE is_active"
+ACTIVE = "SELECT id FROM length_models WHERE is_active AND group_version = $1"
 
 CONTENT = "SELECT content FROM length_models WHERE id = $1"
 
@@ -37,13 +37,6 @@ MODELS = """
 SELECT id, trained_at, through_at, jobs, groups, is_active AS active, evaluation
   FROM length_models ORDER BY trained_at DESC, id DESC
 """
-
-
-class ActiveModel(NamedTuple):
-    """The model in force."""
-
-    id: str
-    group_version: int
 
 
 class Predictions(NamedTuple):
@@ -86,8 +79,9 @@ class PredictionRow(NamedTuple):
     actual_gpu_s: float | None
 
 
-async def active_model(connection: Connection) -> ActiveModel | None:
-    return await fetch_row(connection, ActiveModel, ACTIVE)
+async def active_model(connection: Connection, group_version: int) -> str | None:
+    """Return the model in force; None if there is none whose groups are of this version."""
+    return await connection.fetchval(ACTIVE, group_version)
 
 
 async def content(connection: Connection, model_id: str) -> bytes | None:

@@ -192,16 +192,6 @@ async def store(connection: Connection, profile: NewProfile) -> None:
     await connection.execute(STORE, *profile)
 
 
-async def tables(connection: Connection) -> list[TableRow]:
-    """Return the tables of the kinds of jobs that wait or hold devices, the latest fit last."""
-    return await fetch_rows(connection, TableRow, TABLES)
-
-
-async def tables_of_job(connection: Connection, job_id: str) -> list[TableRow]:
-    """Return the tables of a job's kind, whatever state the job is in, the latest fit last."""
-    return await fetch_rows(connection, TableRow, TABLES_OF_JOB, job_id)
-
-
 async def job(connection: Connection, job_id: str) -> ProfiledJob | None:
     """Return a job's owner, its kind and its size; None if there is no such job."""
     return await fetch_row(connection, ProfiledJob, JOB, job_id)

@@ -85,11 +85,6 @@ async def live(connection: Connection) -> list[ReservationRow]:
     return await fetch_rows(connection, ReservationRow, LIVE)
 
 
-async def endings(connection: Connection) -> list[EndingRow]:
-    """Return how gangs of live jobs end."""
-    return await fetch_rows(connection, EndingRow, ENDINGS)
-
-
 async def insert(connection: Connection, made: NewReservation) -> bool:
     """Store a reservation; return False if its key is in use."""
     return await connection.fetchval(INSERT, *made) is not None

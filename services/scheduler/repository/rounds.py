@@ -229,20 +229,16 @@ UPDATE jobs j SET generation = generation + $1
 """
 
 
-async def lose_everything(connection: Connection) -> int:
-    """Give up every node and its shares of gangs; return how many gangs were live."""
+async def make_fit(connection: Connection, generations: int) -> int:
+    """Give up every node and its shares of gangs, and all commands; return how many gangs were live.
+
+    Args:
+        generations: By how much the numbers of the gangs that unfinished jobs will get are raised.
+    """
     live = await connection.fetchval("SELECT count(*) FROM allocations WHERE state <> 'ended'")
     of_gangs = [record[0] for record in await connection.fetch(LIVE_NODES)]
     known = await nodes.lock(connection)
     await gangs.lose_nodes(connection, sorted({*of_gangs, *known}), "stopped")
-    return live
-
-
-async def forget_commands(connection: Connection) -> None:
-    """Delete commands that had not been published."""
     await connection.execute("DELETE FROM outbox")
-
-
-async def renumber(connection: Connection, by: int) -> None:
-    """Raise the numbers of the gangs that unfinished jobs will get."""
-    await connection.execute(RENUMBER, by)
+    await connection.execute(RENUMBER, generations)
+    return live

@@ -409,7 +409,7 @@ async def cluster(
         measured=[record[0] for record in await connection.fetch(MEASURED)],
         hosts_w=await _pairs(connection, HOSTS),
         asleep_w=await connection.fetchval(ASLEEP_W, node_standby_w, node_boot_w),
-        tables=await profiles.tables(connection),
+        tables=await fetch_rows(connection, profiles.TableRow, profiles.TABLES),
         noise_scales=await _pairs(connection, NOISE_SCALES, [*unscaled]) if unscaled else {},
         bound=await _pairs(connection, BOUND),
         away=await fetch_rows(connection, AwayRow, AWAY),
@@ -417,7 +417,7 @@ async def cluster(
         orders=await orders.live(connection),
         reservations=reserved,
         saves=await fetch_rows(connection, SavesRow, SAVES),
-        endings=await reservations.endings(connection) if reserved or with_endings else (),
+        endings=await fetch_rows(connection, EndingRow, reservations.ENDINGS) if reserved or with_endings else (),
     )
 
 
