@@ -202,7 +202,12 @@ class _Process:
         carbon = SimpleNamespace(outlooks=_nothing)
         with patch.multiple(scheduler_loop, **self._parts()):
             self.scheduler = Scheduler(
-                cast(Any, settings), cast(Any, self), cast(Any, self), cast(Any, carbon), None, [_Helper(self, "door")]
+                cast(Any, settings),
+                cast(Any, self),
+                cast(Any, self),
+                cast(Any, carbon),
+                None,
+                cast(Any, _Helper(self, "door")),
             )
         made: Any = self.scheduler
         made.turn = self._watched(state.simulation.judged(made.turn, *FAILURES))
