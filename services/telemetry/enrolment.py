@@ -71,7 +71,7 @@ class Enrolment:
         made = await asyncio.to_thread(new_certificate, node_id)
         async with self._database.transaction() as connection:
             await self._prove(connection, node_id, secret)
-            await credentials.certify(connection, node_id, fingerprint(made))
+            await connection.execute(credentials.CERTIFY, node_id, bytes.fromhex(fingerprint(made)))
         return nodes.NodeCertificate(pem=made)
 
     async def leave(self, node_id: str, secret: str) -> None:
@@ -113,7 +113,7 @@ class Enrolment:
                 enrolment = known.next_enrolment
             else:
                 enrolment = secrets.token_bytes(_ENROLMENT_BYTES)
-                await credentials.replace(connection, node_id, keys, enrolment)
+                await connection.execute(credentials.REPLACE, node_id, wanted, keys.redis_sha256, enrolment)
         await self._tell_redis()
         return self._answer(node_id, enrolment)
 
@@ -183,7 +183,8 @@ class Enrolment:
             else:
                 if found.is_for_a_new_node:
                     await self._check_new(connection, node_id, known)
-                await credentials.use_token(connection, token, keys, node_id)
+                used_as = bytes.fromhex(keys.credential_sha256)
+                await connection.execute(credentials.USE_TOKEN, credentials.sha256(token), used_as, node_id)
             return found.role or keys.role
         join_token = self._settings.join_token
         if _is(token, standing_token(join_token, node_id)):

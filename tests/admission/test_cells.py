@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,7 +44,7 @@ class Door:
         self.loses_answers = False
         self.refuses = ""
         self.garbles = ""
-        self.delays = False
+        self.delays = self.repeats = False
         self.under_way: list[SubmissionEntry] = []
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -79,9 +80,11 @@ class Door:
                 return web.Response(status=503)
             (found,) = await self.cell.submit_all(entry)
             return web.Response(status=503 if self.loses_answers else found.status, text=found.body)
-        asked = f"{path}?{request.query_string}"
+        asked = f"{path}?{request.query_string}".removesuffix("&cursor=again")
         passed = await self.cell.ask(request.method, asked, caller=caller, content=body)
         body = passed.content
+        if self.repeats and path == "/v1/jobs" and request.method == "GET":
+            body = json.dumps({**json.loads(body), "next_cursor": "again"}).encode()
         if self.garbles and self.garbles in body.decode():
             body = body.replace(b'"generation":0', b'"generation":1099511627776')
         return web.Response(status=passed.status_code, body=body, content_type="application/json")
@@ -369,3 +372,13 @@ async def test_a_job_that_a_cell_refused_is_not_offered_to_it_again_at_once(pair
     pair.here = estimate(100.0)
     await pair.turns()
     assert (await pair.job(job_id))["cell"] is None, "home takes it"
+
+
+async def test_a_cell_whose_pages_have_no_end_does_not_hold_up_the_others(pair: Pair) -> None:
+    await pair.add()
+    job_id = await pair.home.submit({"cells": ["north"]})
+    await pair.turns(2)
+    pair.door.repeats = True
+    async with asyncio.timeout(20):
+        await pair.turns()
+    assert (await pair.job(job_id))["cell"] == "north"

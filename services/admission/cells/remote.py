@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
-from pydantic import ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from services.contracts.codes import ProblemCode
 from services.contracts.explanations import StartEstimate
@@ -26,18 +26,11 @@ HOME_LABEL, COPY_LABEL = "wattshift.home", "wattshift.copy-of"
 """Labels of a copy in a cell: whose jobs it is one of, and of which job and attempt."""
 
 TIMEOUT_S = 10.0
-NO_HEADERS: Mapping[str, str] = {}
 M = TypeVar("M", bound=Message)
 LIVE = [state for state in JobState if not state.is_final]
 
 
-class Lenient(Message):
-    """What a cell answers, which may be of another release."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class RemoteJob(Lenient):
+class RemoteJob(Message):
     """What of a job's copy is kept, within what this installation can keep."""
 
     id: Text
@@ -56,14 +49,14 @@ class RemoteJob(Lenient):
     footprint: JobFootprint = JobFootprint()
 
 
-class RemotePage(Lenient):
+class RemotePage(Message):
     """A page of copies."""
 
     items: list[RemoteJob]
     next_cursor: str | None = None
 
 
-class Made(Lenient):
+class Made(Message):
     """The answer to a submission."""
 
     id: str
@@ -157,8 +150,9 @@ class RemoteCell:
         more = ""
         while True:
             page = await self._ask(RemotePage, "GET", f"/v1/jobs?limit=500&{asked}{more}")
+            known = len(found)
             found.update((job.id, job) for job in page.items)
-            if page.next_cursor is None:
+            if page.next_cursor is None or len(found) == known:
                 return found
             more = f"&cursor={quote(page.next_cursor, safe='')}"
 

@@ -31,7 +31,8 @@ SELECT used_as, expires_at <= now() AS has_expired, role, node_id = '{ANY_NEW_NO
 FROM node_enrolments WHERE token_sha256 = $1 AND node_id IN ($2, '{ANY_NEW_NODE}') FOR UPDATE
 """
 
-_USE_TOKEN = "UPDATE node_enrolments SET used_as = $2, node_id = $3 WHERE token_sha256 = $1"
+# From now on no other node can use it.
+USE_TOKEN = "UPDATE node_enrolments SET used_as = $2, node_id = $3 WHERE token_sha256 = $1"
 
 _ENROL = """
 INSERT INTO node_credentials (node_id, credential_sha256, redis_sha256, enrolment, role) VALUES ($1, $2, $3, $4, $5)
@@ -42,7 +43,8 @@ ON CONFLICT (node_id) DO UPDATE SET
     enrolled_at = now(), rotated_at = now(), revoked_at = NULL
 """
 
-_REPLACE = """
+# New keys are good besides the present ones.
+REPLACE = """
 UPDATE node_credentials SET next_credential_sha256 = $2, next_redis_sha256 = $3, next_enrolment = $4
 WHERE node_id = $1
 """
@@ -66,7 +68,7 @@ ON CONFLICT (node_id) DO UPDATE SET
 
 # Hosts become a node one after the other, even before there is a row to lock; comes first in a transaction.
 LOCK_NAME = "SELECT pg_advisory_xact_lock(hashtextextended('node_credentials ' || $1, 0))"
-_CERTIFY = "UPDATE node_credentials SET certificate_sha256 = $2 WHERE node_id = $1"
+CERTIFY = "UPDATE node_credentials SET certificate_sha256 = $2 WHERE node_id = $1"
 _END_SESSION = "UPDATE nodes SET token_sha256 = '' WHERE id = $1"
 _DROP_TOKENS = "DELETE FROM node_enrolments WHERE node_id = $1"
 
@@ -145,27 +147,12 @@ async def one_time_token(connection: Connection, token: str, node_id: str) -> To
     return await fetch_row(connection, TokenRow, _TOKEN, sha256(token), node_id)
 
 
-async def use_token(connection: Connection, token: str, keys: NodeKeys, node_id: str) -> None:
-    """Note with which keys and by which node a one-time token was used; from now on no other node can use it."""
-    await connection.execute(_USE_TOKEN, sha256(token), bytes.fromhex(keys.credential_sha256), node_id)
-
-
 async def enrol(connection: Connection, node_id: str, keys: NodeKeys, enrolment: bytes, role: str | None) -> None:
     """Give a node its credential; the host that was that node before no longer is."""
     credential = bytes.fromhex(keys.credential_sha256)
     await connection.execute(_ENROL, node_id, credential, keys.redis_sha256, enrolment, role)
     await connection.execute(_END_SESSION, node_id)
     await audit.note(connection, None, "node.enrolled", node_id)
-
-
-async def replace(connection: Connection, node_id: str, keys: NodeKeys, enrolment: bytes) -> None:
-    """Accept new keys of a node besides its present ones."""
-    await connection.execute(_REPLACE, node_id, bytes.fromhex(keys.credential_sha256), keys.redis_sha256, enrolment)
-
-
-async def certify(connection: Connection, node_id: str, certificate_sha256: str) -> None:
-    """Note the certificate by which a node's agent is known from now on."""
-    await connection.execute(_CERTIFY, node_id, bytes.fromhex(certificate_sha256))
 
 
 async def revoke(connection: Connection, node_id: str, operator: Identity | None) -> bool:
