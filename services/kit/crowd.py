@@ -40,37 +40,21 @@ _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 
 
 class Guest(Protocol):
-    """A connection."""
+    """A connection, as ``services.kit.heads`` documents it."""
 
-    held_bytes: int  #: Bytes received of a request in progress; 0 once the connection is known
-
-    @property
-    def waits_for_client(self) -> bool:
-        """Whether nothing happens until its client sends or reads something."""
-        ...
+    held_bytes: int
 
     @property
-    def is_unread(self) -> bool:
-        """Whether this process has yet to read what its client has sent."""
-        ...
-
+    def waits_for_client(self) -> bool: ...
     @property
-    def is_unused(self) -> bool:
-        """Whether no request is in progress."""
-        ...
-
-    def become_known(self) -> None:
-        """Note that its client has shown a valid key."""
-        ...
-
-    def end_now(self) -> None:
-        """Close the connection at once."""
-        ...
+    def is_unread(self) -> bool: ...
+    @property
+    def is_unused(self) -> bool: ...
+    def become_known(self) -> None: ...
+    def end_now(self) -> None: ...
 
 
 class Crowd:
-    """The connections of a process."""
-
     def __init__(self, most: int) -> None:
         self._most = most
         self._numbers = itertools.count()
@@ -114,7 +98,6 @@ class Crowd:
             guest.become_known()
 
     def leave(self, number: int) -> None:
-        """Remove a connection that has ended."""
         self._known.pop(number, None)
         self._unknown.pop(number, None)
         self._came_s.pop(number, None)

@@ -13,15 +13,13 @@ import termios
 from array import array
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import h11
 import uvicorn
 from uvicorn.middleware.proxy_headers import _TrustedHosts  # pyright: ignore[reportPrivateUsage]
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.kit.crowd import CONNECTION, CROWD
 from services.kit.tls import FollowedContext, Tls
@@ -42,19 +40,21 @@ _END = re.compile(rb"\n\r?\n")
 """Heads end so, and bodies in chunks."""
 
 
-class _Bounded(asyncio.Protocol):
-    """Gives a connection its place, and closes it if its client does not do its part; the mixin of both protocols."""
+class _Connection(HttpToolsProtocol):
+    """A client's connection: it has a place in the crowd, and is closed if its client does not do its part.
+
+    httptools is given each head whole, and the next only after the last request is answered. It would join the pieces
+    of a value anew with each piece, and make a request of each of thousands of heads that arrive at once. To make a
+    message always end where a piece does, chunked bodies are split where messages may end.
+    """
 
     config: ServerConfig
-    loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
-    app_state: dict[str, Any]
     cycle: Any
     flow: Any
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.held_bytes = 0
+        self.held_bytes = 0  #: Bytes received of a request in progress; 0 once the connection is known
         self._is_known = False
         self._is_lost = False
         self._is_refused = False
@@ -62,6 +62,13 @@ class _Bounded(asyncio.Protocol):
         self._clock: asyncio.TimerHandle | None = None
         self._owed: tuple[float, Any, Any] | None = None
         self._came_bytes = 0  # since the clock began to run
+        self._held = bytearray()
+        self._searched = 0  # bytes of it in which there is no end
+        self._left = 0  # bytes of a body with a length
+        self._unfinished = 0  # bytes since the parser came to the end of a head or a message, or to a body
+        self._has_finished = False
+        self._awaits_head = True
+        self._joined: _Joined | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._accepted = transport
@@ -107,23 +114,17 @@ class _Bounded(asyncio.Protocol):
             CROWD.leave(self._number)
         self._look()
 
-    def _begin(self) -> None:
-        """Process what arrived before the connection was told that it had begun."""
-        raise NotImplementedError
-
-    def _note(self, size: int) -> None:
-        self._came_bytes += size
-        if not self._is_known:
-            CROWD.hold(self, self.held_bytes + size)
-
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # type: ignore[misc]
+        super().on_response_complete()
         if self.held_bytes:
             CROWD.hold(self, self._begun_bytes)
         self._look()
+        if self._held:
+            self._begin()
 
     @property
     def waits_for_client(self) -> bool:
+        """Whether nothing happens until its client sends or reads something."""
         return (
             self.transport is None  # pyright: ignore[reportUnnecessaryComparison]
             or not self._is_answering
@@ -134,6 +135,7 @@ class _Bounded(asyncio.Protocol):
 
     @property
     def is_unread(self) -> bool:
+        """Whether this process has yet to read what its client has sent."""
         if self._is_lost or self._accepted.is_closing() or (self.flow is not None and self.flow.read_paused):
             return False
         unread = array("i", [0])
@@ -145,9 +147,11 @@ class _Bounded(asyncio.Protocol):
 
     @property
     def is_unused(self) -> bool:
-        return not (self._is_answering or self._is_in_body or self._begun_bytes)
+        """Whether no request is in progress."""
+        return self._awaits_head and not (self._is_answering or self._begun_bytes)
 
     def become_known(self) -> None:
+        """Note that its client has shown a valid key."""
         self._is_known = True
         CROWD.hold(self, 0)
         self._look()
@@ -159,15 +163,6 @@ class _Bounded(asyncio.Protocol):
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    @property
-    def _is_in_body(self) -> bool:
-        raise NotImplementedError
-
-    @property
-    def _begun_bytes(self) -> int:
-        """How many bytes of the next head have arrived."""
-        raise NotImplementedError
-
     def _what_is_owed(self) -> tuple[float, Any, Any] | None:
         """Return how many seconds the client has, what to do after that, and its request; None if it owes nothing."""
         if self._is_lost:
@@ -177,7 +172,7 @@ class _Bounded(asyncio.Protocol):
         if self.transport.is_closing():  # it has to read what is left
             return (HEAD_S, self.end_now, None) if self._is_refused or not self._is_known else None
         if not self._is_answering:
-            is_due = self.cycle is None or self._is_in_body or self._begun_bytes
+            is_due = self.cycle is None or not self._awaits_head or self._begun_bytes
             return (HEAD_S, self._refuse, self.cycle) if is_due else None
         if not self._is_known:
             return UNKNOWN_S, self._refuse, self.cycle
@@ -215,6 +210,75 @@ class _Bounded(asyncio.Protocol):
         self.transport.close()
         self._look()
 
+    def data_received(self, data: bytes) -> None:
+        self._came_bytes += len(data)
+        if not self._is_known:
+            CROWD.hold(self, self.held_bytes + len(data))
+        self._unset_keepalive_if_required()
+        self._held += data
+        if self.transport is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            self._begin()
+
+    def _begin(self) -> None:
+        while self._held and not self.transport.is_closing() and (size := self._next()):
+            piece = bytes(memoryview(self._held)[:size])
+            del self._held[:size]
+            self._has_finished = False
+            super().data_received(piece)
+            self._unfinished = 0 if self._has_finished else self._unfinished + size
+        self._look()
+
+    def _next(self) -> int:
+        """Return how many bytes to give the parser now; 0 while there are too few, or when there are too many."""
+        room = MOST_HEAD_BYTES - self._unfinished
+        if self._awaits_head:
+            if self._is_answering:
+                if len(self._held) > MOST_HEAD_BYTES:
+                    self.flow.pause_reading()
+                return 0
+            found = _END.search(self._held, max(0, self._searched - 2))
+            self._searched = 0 if found else len(self._held)
+            if (found.end() if found else len(self._held)) > room:
+                self._refuse(431)
+                return 0
+            return found.end() if found else 0
+        if self._left:
+            size = min(self._left, len(self._held))
+            self._left -= size
+            return size
+        if room < 4:  # for what is neither body nor its end
+            self._refuse(431)
+            return 0
+        found = _END.search(self._held)
+        size = found.end() if found else len(self._held.rstrip(b"\r\n"))
+        return min(size, room - 3) if size > room else size
+
+    @property
+    def _begun_bytes(self) -> int:
+        """How many bytes of the next head have arrived."""
+        return len(self._held) + self._unfinished
+
+    def on_headers_complete(self) -> None:
+        self._awaits_head = False
+        self._has_finished = True
+        for name, value in self.headers:
+            if name == b"content-length":
+                self._left = int(value)
+                break
+        super().on_headers_complete()
+        if self._joined is None:
+            self._joined = _Joined(self.transport, self.loop)
+        self.cycle.transport = self._joined
+
+    def on_body(self, body: bytes) -> None:
+        self._has_finished = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._has_finished = self._awaits_head = True
+        self._left = 0
+        super().on_message_complete()
+
 
 class _Joined:
     """Writes the head of an answer together with what follows in the same turn of the loop: one packet for most.
@@ -250,135 +314,6 @@ class _Joined:
         return self._transport.is_closing()
 
 
-class _H11(_Bounded, H11Protocol):
-    """Parsing by h11, where httptools is not installed; h11 itself refuses what is too large, with 400."""
-
-    def __init__(self, config: ServerConfig, *args: Any, **options: Any) -> None:
-        config.h11_max_incomplete_event_size = MOST_HEAD_BYTES
-        super().__init__(config, *args, **options)
-
-    def data_received(self, data: bytes) -> None:
-        self._note(len(data))
-        if self.transport is None:  # pyright: ignore[reportUnnecessaryComparison]
-            self.conn.receive_data(data)
-        elif not self.transport.is_closing():
-            super().data_received(data)
-        self._look()
-
-    def _begin(self) -> None:
-        self.handle_events()
-        self._look()
-
-    @property
-    def _is_in_body(self) -> bool:
-        return self.conn.their_state is h11.SEND_BODY
-
-    @property
-    def _begun_bytes(self) -> int:
-        return len(self.conn.trailing_data[0]) if self.conn.their_state is h11.IDLE else 0
-
-
-if find_spec("httptools") is not None:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-    class _HttpTools(_Bounded, HttpToolsProtocol):
-        """Parsing by httptools, which is given each head whole, and the next only after the last request is answered.
-
-        It would join the pieces of a value anew with each piece, and make a request of each of thousands of heads that
-        arrive at once. To make a message always end where a piece does, chunked bodies are split where messages may
-        end.
-        """
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self._held = bytearray()
-            self._searched = 0  # bytes of it in which there is no end
-            self._left = 0  # bytes of a body with a length
-            self._unfinished = 0  # bytes since the parser came to the end of a head or a message, or to a body
-            self._has_finished = False
-            self._awaits_head = True
-            self._joined: _Joined | None = None
-
-        def data_received(self, data: bytes) -> None:
-            self._note(len(data))
-            self._unset_keepalive_if_required()
-            self._held += data
-            if self.transport is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                self._begin()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self._held:
-                self._begin()
-
-        def _begin(self) -> None:
-            while self._held and not self.transport.is_closing() and (size := self._next()):
-                piece = bytes(memoryview(self._held)[:size])
-                del self._held[:size]
-                self._has_finished = False
-                super().data_received(piece)
-                self._unfinished = 0 if self._has_finished else self._unfinished + size
-            self._look()
-
-        def _next(self) -> int:
-            """Return how many bytes to give the parser now; 0 while there are too few, or when there are too many."""
-            room = MOST_HEAD_BYTES - self._unfinished
-            if self._awaits_head:
-                if self._is_answering:
-                    if len(self._held) > MOST_HEAD_BYTES:
-                        self.flow.pause_reading()
-                    return 0
-                found = _END.search(self._held, max(0, self._searched - 2))
-                self._searched = 0 if found else len(self._held)
-                if (found.end() if found else len(self._held)) > room:
-                    self._refuse(431)
-                    return 0
-                return found.end() if found else 0
-            if self._left:
-                size = min(self._left, len(self._held))
-                self._left -= size
-                return size
-            if room < 4:  # for what is neither body nor its end
-                self._refuse(431)
-                return 0
-            found = _END.search(self._held)
-            size = found.end() if found else len(self._held.rstrip(b"\r\n"))
-            return min(size, room - 3) if size > room else size
-
-        @property
-        def _is_in_body(self) -> bool:
-            return not self._awaits_head
-
-        @property
-        def _begun_bytes(self) -> int:
-            return len(self._held) + self._unfinished
-
-        def on_headers_complete(self) -> None:
-            self._awaits_head = False
-            self._has_finished = True
-            for name, value in self.headers:
-                if name == b"content-length":
-                    self._left = int(value)
-                    break
-            super().on_headers_complete()
-            if self._joined is None:
-                self._joined = _Joined(self.transport, self.loop)
-            self.cycle.transport = self._joined
-
-        def on_body(self, body: bytes) -> None:
-            self._has_finished = True
-            super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            self._has_finished = self._awaits_head = True
-            self._left = 0
-            super().on_message_complete()
-
-    PROTOCOL: type[asyncio.Protocol] = _HttpTools
-else:
-    PROTOCOL = _H11  # pyright: ignore[reportConstantRedefinition]
-
-
 class ServerConfig(uvicorn.Config):
     """How each of our servers is run; the options are uvicorn's."""
 
@@ -386,7 +321,7 @@ class ServerConfig(uvicorn.Config):
     """How a connection begins, except at a socket of this machine; None for plain HTTP."""
 
     def __init__(self, app: Any, **options: Any) -> None:
-        ours: dict[str, Any] = {"http": PROTOCOL, "ws": "none", "log_config": None, "access_log": False}
+        ours: dict[str, Any] = {"http": _Connection, "ws": "none", "log_config": None, "access_log": False}
         super().__init__(app, **ours | options)
         self.proxies = _TrustedHosts(self.forwarded_allow_ips)  #: Peers whose connections stand for many clients
 
@@ -417,6 +352,5 @@ class Server(uvicorn.Server):
                     await told.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End the server; called on a signal."""
         super().handle_exit(sig, frame)
         self._end()

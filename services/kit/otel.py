@@ -28,9 +28,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
-from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import Attributes
 
 from services.kit import traces
 from services.kit.logging import Log
@@ -51,8 +50,6 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class OpenTelemetry:
-    """The spans of this process."""
-
     def __init__(self, process: str, exporter: SpanExporter | None = None) -> None:
         """Start recording and sending spans; ``exporter`` replaces the one to the collector."""
         for chatty in ("opentelemetry", "urllib3"):
@@ -86,6 +83,7 @@ class OpenTelemetry:
             CeleryInstrumentor().instrument(**given)
 
     def trace_id(self) -> str | None:
+        """Return the id of the current trace."""
         found = trace.get_current_span().get_span_context()
         return trace.format_trace_id(found.trace_id) if found.is_valid else None
 
@@ -136,7 +134,7 @@ class OpenTelemetry:
 
 
 class NotedSpan:
-    """An OpenTelemetry span behind the interface of ``services.kit.traces``."""
+    """A piece of work, from its beginning to its end."""
 
     def __init__(self, span: trace.Span, request: str = "") -> None:
         self._span, self._request = span, request
@@ -167,18 +165,15 @@ class PartsOnly(Sampler):
         trace_id: int,
         name: str,
         kind: SpanKind | None = None,
-        attributes: Attributes = None,
-        links: Sequence[Link] | None = None,
-        trace_state: TraceState | None = None,
+        *more: Any,
+        **by: Any,
     ) -> SamplingResult:
-        """Return whether a span is recorded."""
         parent = trace.get_current_span(parent_context).get_span_context()
         if kind is SpanKind.CLIENT and not parent.is_valid:
             return SamplingResult(Decision.DROP)
-        return self._rest.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+        return self._rest.should_sample(parent_context, trace_id, name, kind, *more, **by)
 
     def get_description(self) -> str:
-        """Return a short description of the sampler."""
         return f"PartsOnly({self._rest.get_description()})"
 
 
@@ -204,7 +199,6 @@ class Sending(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Close the connection to the collector."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

@@ -18,57 +18,28 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
-
 Attribute = str | int | float
 
 
 class Span(Protocol):
-    """A piece of work, from its beginning to its end."""
+    """A piece of work; ``services.kit.otel`` documents it and ``Tracer``."""
 
     @property
-    def traceparent(self) -> str | None:
-        """The ``traceparent`` that makes other work a child of this span; None while traces are off."""
-        ...
-
-    def end(self) -> None:
-        """Record that the work is over; a second call does nothing."""
-        ...
+    def traceparent(self) -> str | None: ...
+    def end(self) -> None: ...
 
 
 class Tracer(Protocol):
-    """Records spans while traces are on; implemented in ``services.kit.otel``."""
+    """Records spans while traces are on."""
 
-    def trace_id(self) -> str | None:
-        """Return the id of the current trace."""
-        ...
-
-    def current(self) -> str | None:
-        """Return the ``traceparent`` that makes other work a child of the current span."""
-        ...
-
-    def begin(self, name: str, parent: str | None, attributes: Mapping[str, Attribute]) -> Span:
-        """Begin a span, as a child of ``parent`` or else of the current span."""
-        ...
-
-    def traced(self, app: ASGIApp) -> ASGIApp:
-        """Return an app that records a span for each of its requests."""
-        ...
-
-    def name_request(self, method: str, route: str) -> None:
-        """Name the span of the current request after its route."""
-        ...
-
-    def enter(self, parent: str) -> object:
-        """Make what follows part of a trace; return what ``leave`` needs."""
-        ...
-
-    def leave(self, token: object) -> None:
-        """Restore the context that was in force before ``enter``."""
-        ...
-
-    def stop(self) -> None:
-        """Send what has not been sent yet, for a moment at most."""
-        ...
+    def trace_id(self) -> str | None: ...
+    def current(self) -> str | None: ...
+    def begin(self, name: str, parent: str | None, attributes: Mapping[str, Attribute]) -> Span: ...
+    def traced(self, app: ASGIApp) -> ASGIApp: ...
+    def name_request(self, method: str, route: str) -> None: ...
+    def enter(self, parent: str) -> object: ...
+    def leave(self, token: object) -> None: ...
+    def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +60,6 @@ _trace: ContextVar[str | None] = ContextVar("trace", default=None)
 
 
 def record_with(tracer: Tracer) -> None:
-    """Switch traces on in this process."""
     global _tracer
     _tracer = tracer
 
@@ -103,7 +73,6 @@ def stop() -> None:
 
 
 def is_on() -> bool:
-    """Return whether this process records spans."""
     return _tracer is not None
 
 

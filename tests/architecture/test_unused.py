@@ -26,6 +26,10 @@ ALLOWED = {
     "services/kit/otel.py:Sending.force_flush": "OpenTelemetry calls it",
     "services/kit/worker_pulse.py:PatientConsumer.call_soon_ack": "kombu calls it",
     "services/kit/worker_pulse.py:PatientConsumer.ensure_connected": "kombu calls it",
+    "services/kit/heads.py:_Connection.on_body": "uvicorn, or httptools, calls it",
+    "services/kit/heads.py:_Connection.on_headers_complete": "uvicorn, or httptools, calls it",
+    "services/kit/heads.py:_Connection.on_message_complete": "uvicorn, or httptools, calls it",
+    "services/kit/heads.py:_Connection.on_response_complete": "uvicorn, or httptools, calls it",
     "services/router/upstream.py:Connection.on_header": "httptools calls it",
 }
 """``path:name`` of what nothing here calls, and why it stays."""

@@ -29,8 +29,6 @@ from tests.support.routers import InThisLoop
 MOST = heads.MOST_HEAD_BYTES
 SHORT_S = 0.3
 """A head's time where a test waits for its end."""
-H11 = heads._H11  # pyright: ignore[reportPrivateUsage]
-both = pytest.mark.parametrize("protocol", [heads.PROTOCOL, H11], ids=["httptools", "h11"])
 
 
 known_or_not = pytest.mark.parametrize("is_known", [False, True], ids=["unknown", "known"])
@@ -127,9 +125,9 @@ class Served:
 
 
 @asynccontextmanager
-async def a_server(protocol: type[asyncio.Protocol], **options: Any) -> AsyncIterator[Served]:
+async def a_server(**options: Any) -> AsyncIterator[Served]:
     app = App()
-    config = heads.ServerConfig(app, http=protocol, timeout_keep_alive=75, **options)
+    config = heads.ServerConfig(app, timeout_keep_alive=75, **options)
     listening = socket.create_server(("127.0.0.1", 0))
     server = InThisLoop(config)
     running = asyncio.create_task(server.serve(sockets=[listening]))
@@ -182,13 +180,12 @@ def a_head(size: int, path: str = "/", line: int = 70_000) -> bytes:
     return head
 
 
-@both
 @pytest.mark.parametrize("line", [10**7, 60, 9_000], ids=["one value", "many short ones", "long ones"])
-async def test_a_head_without_end_is_refused_and_closed(protocol: type[asyncio.Protocol], line: int) -> None:
-    async with a_server(protocol) as served, served.client() as client:
+async def test_a_head_without_end_is_refused_and_closed(line: int) -> None:
+    async with a_server() as served, served.client() as client:
         client.send(a_head(MOST + 200_000, line=line)[:-2][: MOST + 1])
         answer = await client.end()
-        assert answer.startswith(b"HTTP/1.1 431" if protocol is heads.PROTOCOL else b"HTTP/1.1 400")
+        assert answer.startswith(b"HTTP/1.1 431")
         assert not served.app.asked
 
 
@@ -197,7 +194,7 @@ async def test_a_head_without_end_is_refused_and_closed(protocol: type[asyncio.P
 async def test_the_limit_is_exact_whatever_the_pieces_and_again_on_a_kept_connection(
     piece: int, size: int, status: bytes
 ) -> None:
-    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         for path in ("/1", "/2"):
             client.send(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             await client.until(f"<{path} 0>".encode())
@@ -212,7 +209,7 @@ async def test_the_limit_is_exact_whatever_the_pieces_and_again_on_a_kept_connec
 
 @pytest.mark.parametrize("before", [b"", b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: "])
 async def test_neither_empty_lines_nor_trailers_go_on_for_ever(before: bytes) -> None:
-    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         client.send(before + (b"y" * 2 * MOST if before else b"\r\n" * MOST))
         assert b" 200 " not in await client.end()
 
@@ -229,7 +226,7 @@ async def test_a_head_behind_another_request_has_the_same_limit(
         "chunked": "POST {} HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n4\r\nab\n\n\r\n0\r\n\r\n",
         "trailers": "POST {} HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx: y\r\n\r\n",
     }.get(before, before)
-    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         await become(client, is_known)
         head = a_head(size, "/behind")
         client.send(first.format("/slow").encode() + head[:together])
@@ -251,7 +248,7 @@ async def test_a_head_behind_another_request_has_the_same_limit(
     ],
 )
 async def test_what_comes_behind_a_request_waits_as_it_came(request_in_pieces: tuple[bytes, ...]) -> None:
-    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         for piece in request_in_pieces[:-1]:
             client.send(piece)
             await asyncio.sleep(0.05)
@@ -269,7 +266,7 @@ async def test_a_head_in_small_pieces_is_parsed_once(piece: int, monkeypatch: py
     base = heads.HttpToolsProtocol
     before = base.data_received
     monkeypatch.setattr(base, "data_received", lambda self, data: (parsed.append(len(data)), before(self, data))[1])
-    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         head = a_head(5_000)
         for at in range(0, len(head), piece):
             client.send(head[at : at + piece])
@@ -289,7 +286,7 @@ async def test_messages_end_where_they_end_whatever_the_pieces(piece: int, is_kn
         b"\r\nPOST /4 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
         b"POST /5 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\nGET /6 HTTP/1.1\r\nhost: x\r\n\r\n"
     )
-    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         await become(client, is_known)
         for at in range(0, len(sent), piece):
             client.send(sent[at : at + piece])
@@ -316,12 +313,9 @@ async def drip(client: Client, piece: bytes, every_s: float) -> bytes:
         sending.cancel()
 
 
-@both
-async def test_the_request_of_an_unknown_client_ends_within_its_time(
-    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_request_of_an_unknown_client_ends_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "UNKNOWN_S", SHORT_S)
-    async with a_server(protocol) as served:
+    async with a_server() as served:
         async with served.client() as client:
             client.send(POST % b"/upload")
             assert (await drip(client, b"a" * 1_000, SHORT_S / 20)).startswith(b"HTTP/1.1 408")
@@ -341,13 +335,12 @@ async def test_the_request_of_an_unknown_client_ends_within_its_time(
             await client.until(b"</upload 6>")
 
 
-@both
 async def test_a_known_client_sends_a_body_at_a_least_rate_unless_it_has_to_wait(
-    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(heads, "BODY_S", SHORT_S)
     monkeypatch.setattr(heads, "UNKNOWN_S", SHORT_S)
-    async with a_server(protocol) as served:
+    async with a_server() as served:
         async with served.client() as client:
             client.send(POST % b"/known")
             slow = int(heads.LEAST_BODY_BYTES_PER_S * SHORT_S / 20)
@@ -366,12 +359,9 @@ async def test_a_known_client_sends_a_body_at_a_least_rate_unless_it_has_to_wait
             await client.until(b"</known/later 1000000>")
 
 
-@both
-async def test_what_is_left_of_a_body_that_was_answered_has_the_time_of_a_head(
-    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_left_of_a_body_that_was_answered_has_the_time_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "HEAD_S", SHORT_S)
-    async with a_server(protocol) as served:
+    async with a_server() as served:
         async with served.client() as client:
             client.send(POST % b"/refused")
             await client.until(b"</refused 0>")
@@ -381,13 +371,10 @@ async def test_what_is_left_of_a_body_that_was_answered_has_the_time_of_a_head(
             await client.until(b"</next 0>")
 
 
-@both
-async def test_an_unknown_client_that_reads_nothing_loses_its_connection(
-    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unknown_client_that_reads_nothing_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "UNKNOWN_S", SHORT_S)
     monkeypatch.setattr(heads, "HEAD_S", SHORT_S)
-    async with a_server(protocol) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.send(b"GET /much HTTP/1.1\r\nhost: x\r\n\r\n")
         async with asyncio.timeout(20):
@@ -400,22 +387,21 @@ async def test_half_a_head_of_a_known_client_ends_its_connection(
     before: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heads, "HEAD_S", SHORT_S)
-    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         await become(client, True)
         client.send(before + b"GET / HT")
         assert b"HTTP/1.1 408" in await client.end()
 
 
-@both
 @pytest.mark.parametrize("sent", [b"", b"G", b"GET / HTTP/1.1\r\nhost: x\r\nx-half: "])
 @pytest.mark.parametrize("is_second", [False, True], ids=["first", "second"])
 async def test_a_head_that_does_not_come_ends_its_connection(
-    protocol: type[asyncio.Protocol], sent: bytes, is_second: bool, monkeypatch: pytest.MonkeyPatch
+    sent: bytes, is_second: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_second and not sent:
         return  # an unused connection: kept, as below
     monkeypatch.setattr(heads, "HEAD_S", SHORT_S)
-    async with a_server(protocol) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         if is_second:
             client.send(b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\n")
             await client.until(b"</1 0>")
@@ -425,12 +411,9 @@ async def test_a_head_that_does_not_come_ends_its_connection(
         assert len(served.app.asked) == is_second
 
 
-@both
-async def test_a_head_that_drips_gains_no_time(
-    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_head_that_drips_gains_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "HEAD_S", SHORT_S)
-    async with a_server(protocol) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         client.send(b"GET / HTTP/1.1\r\n")
 
         async def drip() -> None:
@@ -445,12 +428,9 @@ async def test_a_head_that_drips_gains_no_time(
         assert not served.app.asked
 
 
-@both
-async def test_unused_connections_slow_bodies_and_long_answers_stay(
-    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unused_connections_slow_bodies_and_long_answers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "HEAD_S", SHORT_S)
-    async with a_server(protocol) as served, served.client() as client:
+    async with a_server() as served, served.client() as client:
         client.send(b"POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\nabc")
         await asyncio.sleep(2 * SHORT_S)
         client.send(b"def")
@@ -465,18 +445,16 @@ async def test_unused_connections_slow_bodies_and_long_answers_stay(
         await client.until(b"</next 0>")
 
 
-@both
-async def test_many_small_requests_at_once_are_all_answered_in_order(protocol: type[asyncio.Protocol]) -> None:
-    async with a_server(protocol) as served, served.client() as client:
+async def test_many_small_requests_at_once_are_all_answered_in_order() -> None:
+    async with a_server() as served, served.client() as client:
         client.send(b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % at for at in range(1_000)))
         await client.until(b"</999 0>")
         assert served.app.asked == [f"/{at}" for at in range(1_000)]
         assert re.findall(rb"</(\d+) 0>", client.got) == [b"%d" % at for at in range(1_000)]
 
 
-@both
-async def test_bodies_are_not_limited(protocol: type[asyncio.Protocol]) -> None:
-    async with a_server(protocol) as served, served.client() as client:
+async def test_bodies_are_not_limited() -> None:
+    async with a_server() as served, served.client() as client:
         client.send(b"POST /sized HTTP/1.1\r\nhost: x\r\ncontent-length: 3000000\r\n\r\n" + b"a" * 3_000_000)
         client.send(b"POST /chunked HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         client.send(b"3e8\r\n" + b"a" * 1_000 + b"\r\n")
@@ -501,9 +479,8 @@ def unverified() -> ssl.SSLContext:
     return context
 
 
-@both
-async def test_requests_over_tls(protocol: type[asyncio.Protocol], certificate: dict[str, str]) -> None:
-    async with a_server(protocol, **certificate) as served, served.client(unverified()) as client:
+async def test_requests_over_tls(certificate: dict[str, str]) -> None:
+    async with a_server(**certificate) as served, served.client(unverified()) as client:
         client.send(b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 300000\r\n\r\n" + b"a" * 300_000)
         await client.until(b"</1 300000>")
         client.send(b"GET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -543,25 +520,23 @@ def asked_by_tls(connection: socket.socket, tls: ssl.SSLObject, came: ssl.Memory
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-@both
 def test_a_client_that_said_hello_before_it_was_accepted_is_answered(
-    protocol: type[asyncio.Protocol], loop: Callable[[], asyncio.AbstractEventLoop], certificate: dict[str, str]
+    loop: Callable[[], asyncio.AbstractEventLoop], certificate: dict[str, str]
 ) -> None:
     async def answer() -> bytes:
-        async with a_server(protocol, **certificate) as served:
+        async with a_server(**certificate) as served:
             return await asyncio.to_thread(asked_by_tls, *begun_tls(served.port))
 
     with asyncio.Runner(loop_factory=loop) as runner:
         assert b"HTTP/1.1 200" in runner.run(answer())
 
 
-@both
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"])
 async def test_a_connection_counts_and_ends_before_it_has_begun_tls(
-    protocol: type[asyncio.Protocol], sent: bytes, certificate: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    sent: bytes, certificate: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heads, "HEAD_S", 2 * SHORT_S)
-    async with a_server(protocol, **certificate) as served, served.client() as client:
+    async with a_server(**certificate) as served, served.client() as client:
         async with asyncio.timeout(20):
             while not in_all():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -573,12 +548,9 @@ async def test_a_connection_counts_and_ends_before_it_has_begun_tls(
         assert not served.app.asked
 
 
-@both
-async def test_a_newcomer_is_answered_where_every_place_is_taken(
-    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_newcomer_is_answered_where_every_place_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "CROWD", Crowd(10))
-    async with a_server(protocol) as served, contextlib.AsyncExitStack() as stack:
+    async with a_server() as served, contextlib.AsyncExitStack() as stack:
         held = [await stack.enter_async_context(served.client()) for _ in range(50)]
         async with served.client() as client:
             client.send(b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -589,15 +561,14 @@ async def test_a_newcomer_is_answered_where_every_place_is_taken(
         await held[-1].until(b"</2 0>")
 
 
-@both
 @pytest.mark.parametrize("sends", ["at once", "later", ""], ids=["asks", "asks later", "is silent"])
 async def test_of_many_that_one_peer_opens_at_once_those_that_ask_are_answered(
-    protocol: type[asyncio.Protocol], sends: str, monkeypatch: pytest.MonkeyPatch
+    sends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heads, "CROWD", Crowd(10_000))
     monkeypatch.setattr(crowd, "JUST_S", 60.0 if sends == "later" else 0.0)
     count = 1_500  # fewer than the kernel keeps for a server
-    async with a_server(protocol) as served, contextlib.AsyncExitStack() as stack:
+    async with a_server() as served, contextlib.AsyncExitStack() as stack:
         held, request = list[socket.socket](), b"GET /1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
         for _ in range(count):  # before this loop turns again
             held.append(stack.enter_context(socket.create_connection(("127.0.0.1", served.port))))

@@ -23,32 +23,18 @@ LONGEST_URL_BYTES = 8 * 1024
 
 
 class EdgeRoute(Protocol):
-    """The part of a row in a process's table of routes that the edge uses."""
+    """The part of a row in a process's table of routes that the edge uses; ``gateway.routes.Route`` documents it."""
 
     @property
-    def method(self) -> str:
-        """The HTTP method, in capitals."""
-        ...
-
+    def method(self) -> str: ...
     @property
-    def path(self) -> str:
-        """The path; segments in braces match one segment of ``matching.SEGMENT``."""
-        ...
-
+    def path(self) -> str: ...
     @property
-    def role(self) -> Role:
-        """The lowest role that is allowed."""
-        ...
-
+    def role(self) -> Role: ...
     @property
-    def for_projects(self) -> bool:
-        """Whether keys that are limited to a project are allowed."""
-        ...
-
+    def for_projects(self) -> bool: ...
     @property
-    def answers_head(self) -> bool:
-        """Whether a GET route also answers HEAD, which a stream does not."""
-        ...
+    def answers_head(self) -> bool: ...
 
 
 R = TypeVar("R", bound=EdgeRoute)
