@@ -13,27 +13,14 @@ from gpu_agent.reporting import MeasuringAgent, show_figures
 from gpu_agent.settings import AgentSettings
 from services.contracts.nodes import NodeRole
 from services.kit.app import create_service, serve
+from services.kit.callers import NODE
 from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient, new_session
 from services.kit.settings import settings_or_exit
-from services.kit.tokens import Caller
+from services.kit.tokens import Incoming
 
 _PR_SET_DUMPABLE = 4
 _MOST_BODY_BYTES = 512 * 1024
-
-
-class Callers:
-    """Knows who may call this agent, once the agent has started."""
-
-    enrolment: Enrolment
-
-    def caller(self, authorization: str, method: str, path: str) -> Caller:
-        """Return the service that makes the call; errors are those of ``Enrolment.caller``."""
-        return self.enrolment.caller(authorization, method, path)
-
-    async def has_learned(self) -> bool:
-        """Return whether the secrets that identify services have changed."""
-        return await self.enrolment.has_learned()
 
 
 def create_app(settings: AgentSettings) -> FastAPI:
@@ -43,13 +30,10 @@ def create_app(settings: AgentSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with new_session(tls=settings.tls) as session:
             client = ServiceClient(session, settings.telemetry_url, "telemetry")
-            enrolment = callers.enrolment = Enrolment(settings, client, NodeRole.AGENT)
+            enrolment = app.state.incoming = Enrolment(settings, client, NodeRole.AGENT)
             redis = NodeRedis(settings, enrolment)
-            agent = app.state.agent = (
-                MeasuringAgent(settings, client, enrolment)
-                if settings.measure_only
-                else Agent(settings, client, redis, enrolment)
-            )
+            given = settings, client, enrolment
+            agent = app.state.agent = MeasuringAgent(*given) if settings.measure_only else Agent(*given, redis)
             show_figures(app.state.metrics, agent)
             await agent.start()
             try:
@@ -61,7 +45,6 @@ def create_app(settings: AgentSettings) -> FastAPI:
     async def readiness() -> None:
         await app.state.agent.check_ready()
 
-    callers = Callers()
     app = create_service(
         "wattshift gpu agent",
         settings,
@@ -69,7 +52,7 @@ def create_app(settings: AgentSettings) -> FastAPI:
         readiness=readiness,
         open_prefixes=() if settings.measure_only else (PROGRESS_PREFIX,),
         max_body_bytes=_MOST_BODY_BYTES,
-        incoming=callers,
+        incoming=Incoming(NODE, ()),  # nobody, before the agent has started
     )
     app.add_middleware(ProgressDoor, port=settings.progress_port)
     app.include_router(state_router)

@@ -13,9 +13,10 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.commands import MASTER_PORTS
 from services.contracts.schema import Name, many, said
+from services.kit.enrolment import NodeSettings
 from services.kit.extras import first_missing
 from services.kit.ids import host_name
-from services.kit.settings import SECRET_VARIABLES, SharedSettings
+from services.kit.settings import SECRET_VARIABLES
 from services.kit.tls import Tls
 
 T = TypeVar("T")
@@ -30,19 +31,8 @@ _Listed = Annotated[list[T], NoDecode, _read(lambda text: [each.strip() for each
 _Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
-class AgentSettings(SharedSettings):
-    """Settings of one node's agent."""
-
+class AgentSettings(NodeSettings):
     model_config = SettingsConfigDict(env_prefix="GPU_AGENT_", env_ignore_empty=True)
-
-    enroll_token: str = Field(
-        "", description="The token of `wattshift nodes enroll`, for which the agent gets a credential of its own."
-    )
-    join_token: str = Field(
-        "",
-        validation_alias="WATTSHIFT_NODE_JOIN_TOKEN",
-        description="The token that all nodes of earlier releases share; it too is traded for a credential.",
-    )
 
     node_id: Name = Field(default_factory=host_name)
     own_zone: Name | None = Field(
@@ -70,7 +60,6 @@ class AgentSettings(SharedSettings):
         description="Whether telemetry relays this node's commands, instead of a Valkey or Redis that it reaches; "
         "`wattshift join` sets it.",
     )
-    state_dir: Path | None = Field(None, description="By default the node's folder under the data folder.")
 
     measure_only: bool = Field(
         False, description="Report devices, health and energy, and run nothing: no jobs, no clocks, no limits, no root."
@@ -251,38 +240,21 @@ class AgentSettings(SharedSettings):
     )
 
     @model_validator(mode="after")
-    def _has_a_credential(self) -> Self:
-        """Require none of the services' secrets: the agent's own is in its state folder, once it has enrolled."""
-        return self
-
-    @model_validator(mode="after")
-    def _check_measuring(self) -> Self:
+    def _check(self) -> Self:
         if self.measure_only and self.zeusd:
             raise ValueError("GPU_AGENT_ZEUSD sets clocks and limits, and GPU_AGENT_MEASURE_ONLY sets none")
         if self.engine_node and not self.measure_only:
             raise ValueError("GPU_AGENT_ENGINE_NODE is for GPU_AGENT_MEASURE_ONLY=true: else our jobs run on this node")
         if self.engine_node and not self.engine_node.endswith(f".{self.node_id}"):
             raise ValueError(f"GPU_AGENT_ENGINE_NODE must be ENGINE.{self.node_id}: an agent speaks for its own host")
-        return self
-
-    @model_validator(mode="after")
-    def _check_curve(self) -> Self:
         shares = [share for share, _ in self.cpu_power_curve]
         if shares[:1] != [0.0] or shares[-1:] != [1.0] or any(a >= b for a, b in pairwise(shares)):
             raise ValueError("cpu_power_curve must rise from a utilisation of 0 to 1")
-        return self
-
-    @model_validator(mode="after")
-    def _check_jobs(self) -> Self:
         first, last = self.tenant_uids
         if not 0 < first <= last < 2**32 - 1:
             raise ValueError("tenant_uids must be FIRST-LAST, user ids from 1 to 4294967294")
         if credentials := sorted(SECRET_VARIABLES & set(self.pass_environment)):
             raise ValueError(f"pass_environment must not name {', '.join(credentials)}: jobs get no credentials")
-        return self
-
-    @model_validator(mode="after")
-    def _check_store(self) -> Self:
         if (self.checkpoints == "store") != bool(self.checkpoint_store):
             raise ValueError("GPU_AGENT_CHECKPOINTS=store and GPU_AGENT_CHECKPOINT_STORE go together")
         if self.checkpoint_store and not re.match(r"s3://[^/]|/", self.checkpoint_store):
@@ -291,10 +263,6 @@ class AgentSettings(SharedSettings):
             raise ValueError(f"GPU_AGENT_CHECKPOINT_STORE: {hint}")
         if bool(self.checkpoint_store_key) != bool(self.checkpoint_store_secret):
             raise ValueError("GPU_AGENT_CHECKPOINT_STORE_KEY and GPU_AGENT_CHECKPOINT_STORE_SECRET go together")
-        return self
-
-    @model_validator(mode="after")
-    def _check_pin(self) -> Self:
         if self.tls_pin and not self.telemetry_url.startswith("https://"):
             raise ValueError("GPU_AGENT_TLS_PIN needs a WATTSHIFT_TELEMETRY_URL that begins with https://")
         return self
@@ -305,22 +273,8 @@ class AgentSettings(SharedSettings):
         return replace(super().tls, pin=self.tls_pin)
 
     @property
-    def data_folder(self) -> Path:
-        """The folder that all nodes share, if the site has one."""
-        return self.data_dir.expanduser().absolute()
-
-    @property
-    def state_folder(self) -> Path:
-        """The folder of this node."""
-        return self.state_dir.expanduser().absolute() if self.state_dir else self.data_folder / "nodes" / self.node_id
-
-    @property
     def progress_port(self) -> int:
         return self.jobs_port or (self.port + 100 if self.port + 100 < 65_536 else self.port - 100)
-
-    @property
-    def shared(self) -> SharedSettings:
-        return self
 
     @property
     def agent_url(self) -> str:

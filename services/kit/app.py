@@ -11,13 +11,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.contracts.codes import ProblemCode
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.kit import access, traces, tracing
 from services.kit.crowd import show_known
@@ -27,7 +25,14 @@ from services.kit.logging import Log, configure_logging
 from services.kit.metrics import Metrics, RequestTimes
 from services.kit.metrics import router as metrics_router
 from services.kit.overload import OverloadMiddleware
-from services.kit.problems import ProblemError, as_problem, install_problem_handlers, problem_response, unavailable
+from services.kit.problems import (
+    ProblemError,
+    as_problem,
+    body_too_large,
+    install_problem_handlers,
+    problem_response,
+    unavailable,
+)
 from services.kit.pulse import EVERY_S, Pulse
 from services.kit.settings import SharedSettings
 from services.kit.sockets import handed_over, listening
@@ -44,33 +49,15 @@ ReadinessCheck = Callable[[], Awaitable[None]]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
-class KnowsCallers(Protocol):
-    """Identifies the sender of a request by its token; implemented by ``Incoming``."""
-
-    def caller(self, authorization: str, method: str, path: str) -> Caller:
-        """Return who sent a request; raise ProblemError 401 or 403 to refuse it."""
-        ...
-
-    async def has_learned(self) -> bool:
-        """Check whether the known callers have changed since a request was refused."""
-        ...
-
-
 class ServiceTokenMiddleware:
     """Refuse requests without the signed token of a service that may make them.
 
-    Paths under ``open_prefixes``, and those that ``open_paths`` matches in full, authenticate their callers themselves.
+    Who may is known by the app's ``state.incoming``, an ``Incoming`` or, on a node, its ``Enrolment``. Paths under
+    ``open_prefixes``, and those that ``open_paths`` matches in full, authenticate their callers themselves.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        incoming: KnowsCallers,
-        open_prefixes: tuple[str, ...] = (),
-        open_paths: re.Pattern[str] | None = None,
-    ) -> None:
-        self._app, self._incoming = app, incoming
-        self._open_prefixes, self._open_paths = open_prefixes, open_paths
+    def __init__(self, app: ASGIApp, open_prefixes: tuple[str, ...], open_paths: re.Pattern[str] | None) -> None:
+        self._app, self._open_prefixes, self._open_paths = app, open_prefixes, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -78,7 +65,7 @@ class ServiceTokenMiddleware:
             if not self._is_open(path):
                 given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
                 try:
-                    caller = await self._caller(given, scope["method"], path)
+                    caller = await _caller(scope["app"].state.incoming, given, scope["method"], path)
                 except ProblemError as error:
                     await problem_response(error)(scope, receive, send)
                     return
@@ -101,18 +88,19 @@ class ServiceTokenMiddleware:
 
         return send_and_show
 
-    async def _caller(self, given: str, method: str, path: str) -> Caller:
-        try:
-            return self._incoming.caller(given, method, path)
-        except ProblemError as error:
-            if not given or error.status != 401 or not await self._incoming.has_learned():
-                raise
-        return self._incoming.caller(given, method, path)
-
     def _is_open(self, path: str) -> bool:
-        if path in OPEN_PATHS or path.startswith(self._open_prefixes or ("\0",)):
+        if path in OPEN_PATHS or path.startswith(self._open_prefixes):
             return True
         return self._open_paths is not None and self._open_paths.fullmatch(path) is not None
+
+
+async def _caller(incoming: Incoming, given: str, method: str, path: str) -> Caller:
+    try:
+        return incoming.caller(given, method, path)
+    except ProblemError as error:
+        if not given or error.status != 401 or not await incoming.has_learned():
+            raise
+    return incoming.caller(given, method, path)
 
 
 class BodyLimitMiddleware:
@@ -125,7 +113,7 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        error = ProblemError(413, ProblemCode.BODY_TOO_LARGE, f"The body is larger than {self._max_bytes} bytes.")
+        error = body_too_large(self._max_bytes)
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._max_bytes:
             await problem_response(error)(scope, receive, send)
@@ -162,7 +150,7 @@ def create_service(
     open_prefixes: tuple[str, ...] = (),
     open_paths: re.Pattern[str] | None = None,
     max_body_bytes: int = 16 * 1024 * 1024,
-    incoming: KnowsCallers | None = None,
+    incoming: Incoming | None = None,
 ) -> FastAPI:
     """Return an internal service's app; everything but the health checks needs the token of another service.
 
@@ -174,12 +162,8 @@ def create_service(
     add_basics(app, readiness)
     app.include_router(metrics_router)
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)
-    app.add_middleware(
-        ServiceTokenMiddleware,
-        incoming=incoming or Incoming.of(settings.credential),
-        open_prefixes=open_prefixes,
-        open_paths=open_paths,
-    )
+    app.state.incoming = incoming or Incoming.of(settings.credential)
+    app.add_middleware(ServiceTokenMiddleware, open_prefixes=open_prefixes, open_paths=open_paths)
     app.add_middleware(OverloadMiddleware, max_requests=settings.max_requests)
     app.add_middleware(RequestTimes)
     if not settings.service_credential and settings.service_token and incoming is None:

@@ -12,12 +12,13 @@ import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from redis.exceptions import AuthenticationError
 
 from services.contracts.nodes import NodeCredential, NodeEnroller, NodeKeys, NodeRole
+from services.contracts.schema import Name
 from services.kit import files
 from services.kit.callers import NODE
 from services.kit.http import ServiceClient
@@ -37,33 +38,33 @@ LEARN_EVERY_S = 5.0
 _UNAUTHENTICATED = 401
 
 
-class NodeSettings(Protocol):
-    """Settings that every kind of node has: a host's agent, or the bridge to an engine."""
+class NodeSettings(SharedSettings):
+    """Settings of every kind of node: a host's agent, or the bridge to an engine."""
+
+    node_id: Name
+    enroll_token: str = Field(
+        "", description="The token of `wattshift nodes enroll`, for which the node gets a credential of its own."
+    )
+    join_token: str = Field(
+        "",
+        validation_alias="WATTSHIFT_NODE_JOIN_TOKEN",
+        description="The token that all nodes of earlier releases share; it too is traded for a credential.",
+    )
+    state_dir: Path | None = Field(None, description="By default the node's folder under the data folder.")
+
+    @model_validator(mode="after")
+    def _has_a_credential(self) -> Self:
+        """Require none of the services' secrets: the node's own is in its state folder, once it has enrolled."""
+        return self
 
     @property
-    def node_id(self) -> str:
-        """The node's name."""
-        ...
-
-    @property
-    def enroll_token(self) -> str:
-        """The node's own token, if it was given one."""
-        ...
-
-    @property
-    def join_token(self) -> str:
-        """The token shared by all nodes of earlier releases, if it was given that."""
-        ...
+    def data_folder(self) -> Path:
+        """The folder that all nodes share, if the site has one."""
+        return self.data_dir.expanduser().absolute()
 
     @property
     def state_folder(self) -> Path:
-        """The node's state folder."""
-        ...
-
-    @property
-    def shared(self) -> SharedSettings:
-        """The settings themselves."""
-        ...
+        return self.state_dir.expanduser().absolute() if self.state_dir else self.data_folder / "nodes" / self.node_id
 
 
 class Keys(BaseModel):
@@ -80,8 +81,8 @@ class Keys(BaseModel):
         return cls(secret="wsn_" + secrets.token_urlsafe(32), redis_password=secrets.token_urlsafe(32))
 
     def hashes(self) -> NodeKeys:
-        """Return the hashes that the control plane gets."""
-        return NodeKeys(credential_sha256=_sha256(self.secret), redis_sha256=_sha256(self.redis_password))
+        secret, password = (hashlib.sha256(each.encode()).hexdigest() for each in (self.secret, self.redis_password))
+        return NodeKeys(credential_sha256=secret, redis_sha256=password)
 
 
 class Held(BaseModel):
@@ -99,8 +100,7 @@ class Held(BaseModel):
     @classmethod
     def given(cls, keys: Keys, answer: NodeCredential) -> Held:
         """Return the keys that the control plane has accepted."""
-        fields = answer.model_dump(exclude={"node_id"})
-        return cls(keys=keys, since_s=time.time(), **fields)
+        return cls(keys=keys, since_s=time.time(), **answer.model_dump(exclude={"node_id"}))
 
 
 class Kept(BaseModel):
@@ -112,8 +112,6 @@ class Kept(BaseModel):
 
 
 class Enrolment:
-    """The credential of this node."""
-
     def __init__(self, settings: NodeSettings, client: ServiceClient, role: NodeRole) -> None:
         self._settings, self._client, self._role = settings, client, role
         self._path = settings.state_folder / FILE
@@ -133,7 +131,6 @@ class Enrolment:
         return self._kept.held
 
     async def until_enrolled(self) -> None:
-        """Return once the node has a credential."""
         await self._has_one.wait()
 
     async def secret(self) -> str:
@@ -216,7 +213,7 @@ class Enrolment:
     async def _enrol(self) -> Held | None:
         tokens = self._tokens()
         if not tokens and self._kept.held is None:
-            variable = variable_of(type(self._settings.shared), "enroll_token")
+            variable = variable_of(type(self._settings), "enroll_token")
             command = "wattshift nodes enroll" + (" --engine" if self._role is NodeRole.ENGINE else "")
             log.error("node.not_enrolled", why=f"there is no token: set {variable} ({command})")
         refusal: ProblemError | None = None
@@ -300,18 +297,12 @@ class NodeRedis:
         return getattr(self._client, name)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
 
     def _connected(self, held: Held) -> Any:
-        settings = self._settings.shared
+        settings = self._settings
         is_set = "redis_url" in settings.model_fields_set
         url = settings.redis_url if is_set or held.redis_url is None else held.redis_url
-        if held.redis_user is None:
-            return connect(url, settings)
-        return connect(url, settings, user=(held.redis_user, held.keys.redis_password))
-
-
-def _sha256(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
+        user = held.redis_user and (held.redis_user, held.keys.redis_password)
+        return connect(url, settings, user=user or None)

@@ -55,7 +55,6 @@ class ProblemError(WattshiftError):
         self.headers = headers or {}
 
     def document(self, request_id: str | None = None) -> Problem:
-        """Return the problem as a document."""
         return Problem(
             type=f"{PROBLEMS}/{self.problem_code}",
             title=HTTPStatus(self.status).phrase,
@@ -90,6 +89,11 @@ def invalid(pointer: str, detail: str, code: ProblemCode = ProblemCode.INVALID_R
     return ProblemError(422, code, detail, errors=[FieldError(pointer=pointer, detail=detail)])
 
 
+def body_too_large(max_bytes: int) -> ProblemError:
+    """Return the problem for a body of more than ``max_bytes``."""
+    return ProblemError(413, ProblemCode.BODY_TOO_LARGE, f"The body is larger than {max_bytes} bytes.")
+
+
 def key_reused() -> ProblemError:
     """Return the problem for an ``Idempotency-Key`` that came with another body before."""
     detail = "This Idempotency-Key was used with another request body; nothing was submitted."
@@ -98,19 +102,16 @@ def key_reused() -> ProblemError:
 
 def unavailable(what: str) -> ProblemError:
     """Return the problem for a dependency that does not answer right now."""
-    return ProblemError(
-        503, ProblemCode.UNAVAILABLE, f"{what} does not answer; try again.", headers={"Retry-After": "1"}
-    )
+    detail = f"{what} does not answer; try again."
+    return ProblemError(503, ProblemCode.UNAVAILABLE, detail, headers={"Retry-After": "1"})
 
 
 def _pointer(location: Sequence[int | str]) -> str:
     if not location:
         return ""
     place, *path = location
-    if place == "query":
-        return "?" + "/".join(map(str, path))
-    if place == "header":
-        return "#" + "/".join(map(str, path))
+    if mark := {"query": "?", "header": "#"}.get(str(place)):
+        return mark + "/".join(map(str, path))
     if place not in ("body", "path"):
         path = [place, *path]
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
@@ -122,7 +123,6 @@ def field_errors(errors: Sequence[ErrorDetails | dict[str, Any]]) -> list[FieldE
 
 
 def validation_problem(errors: Sequence[ErrorDetails | dict[str, Any]]) -> ProblemError:
-    """Return the problem for a request with invalid fields."""
     if any(e["type"] == "json_invalid" for e in errors):
         return ProblemError(400, ProblemCode.BODY_NOT_JSON, "The body is not valid JSON.", errors=field_errors(errors))
     found = field_errors(errors)
@@ -149,13 +149,11 @@ def as_problem(error: Exception) -> ProblemError:
             code = _CODES_OF_STATUS.get(error.status_code, ProblemCode.INVALID_REQUEST)
             return ProblemError(error.status_code, code, str(error.detail), headers=dict(error.headers or {}))
         case _:
-            return ProblemError(
-                500, ProblemCode.INTERNAL, "An internal error occurred; the log contains it under the request id."
-            )
+            detail = "An internal error occurred; the log contains it under the request id."
+            return ProblemError(500, ProblemCode.INTERNAL, detail)
 
 
 def problem_response(error: ProblemError, request_id: str | None = None) -> Response:
-    """Return a problem as an HTTP response."""
     return Response(
         error.document(request_id).model_dump_json(exclude_none=True),
         status_code=error.status,

@@ -12,10 +12,9 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 from urllib.parse import urlsplit
 
 import typer
@@ -34,6 +33,7 @@ from services.standalone import processes
 from services.standalone.process import BadInputError
 
 if TYPE_CHECKING:
+    from services.kit.enrolment import Enrolment
     from services.kit.http import ServiceClient
 
 TOKEN = "WATTSHIFT_JOIN_TOKEN"
@@ -208,56 +208,45 @@ def _read(place: Path) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True)
-class _Node:
-    """This host, as ``Enrolment`` knows it."""
+def _enrolment(settings: dict[str, str], client: ServiceClient, token: str = "") -> Enrolment:
+    from services.kit.enrolment import Enrolment, NodeSettings
 
-    node_id: str
-    enroll_token: str
-    state_folder: Path
-    join_token: str = ""
-
-    @property
-    def shared(self) -> Any:
-        """Never asked for, as there is a token."""
-        raise NotImplementedError
+    node = NodeSettings.model_construct(node_id=settings[_NAME], enroll_token=token, state_dir=Path(settings[_STATE]))
+    return Enrolment(node, client, NodeRole.AGENT)
 
 
 async def _enrol(settings: dict[str, str], token: str) -> None:
     """Become the node, and get the certificate by which the control plane knows its agent; safe to repeat."""
-    from services.kit.enrolment import Enrolment
     from services.kit.problems import ProblemError
 
     async with _telemetry(settings) as client:
-        node = _Node(settings[_NAME], token, Path(settings[_STATE]))
-        enrolment = Enrolment(node, client, NodeRole.AGENT)
+        enrolment = _enrolment(settings, client, token)
         secret = await enrolment.secret()
         try:
-            found = await _ask(client, node.node_id, "certificate", secret)
+            found = await _ask(client, settings[_NAME], "certificate", secret)
         except ProblemError as error:
             if error.status != _UNAUTHENTICATED:
                 raise
             enrolment.refused()  # it is of an earlier time, which was ended
-            found = await _ask(client, node.node_id, "certificate", await enrolment.secret())
+            found = await _ask(client, settings[_NAME], "certificate", await enrolment.secret())
     pem = NodeCertificate.model_validate_json(found).pem
     files.replace(Path(settings[_CERTIFICATE]), pem.encode(), mode=0o600)
 
 
 async def _leave(settings: dict[str, str]) -> None:
     """Have the credential revoked, and delete what a start would use."""
-    from services.kit.enrolment import FILE, Enrolment
+    from services.kit.enrolment import FILE
     from services.kit.problems import ProblemError
 
     async with _telemetry(settings) as client:
-        node = _Node(settings[_NAME], "", Path(settings[_STATE]))
-        held = Enrolment(node, client, NodeRole.AGENT).held
+        held = _enrolment(settings, client).held
         try:
             if held is not None:
-                await _ask(client, node.node_id, "leave", held.keys.secret)
+                await _ask(client, settings[_NAME], "leave", held.keys.secret)
         except ProblemError as error:
             if error.status != _UNAUTHENTICATED:  # else it was revoked, or another host has its name
                 raise
-    (node.state_folder / FILE).unlink(missing_ok=True)
+    (Path(settings[_STATE]) / FILE).unlink(missing_ok=True)
 
 
 @asynccontextmanager

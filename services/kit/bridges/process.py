@@ -3,11 +3,10 @@
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import orjson
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from services.contracts.engines import EngineDecision, EngineMode, direct_adapter
 from services.contracts.nodes import EnergySource, NodeRegistration, NodeRole
@@ -15,23 +14,19 @@ from services.contracts.schema import Name
 from services.kit.bridges.figures import BridgeFigures, NotedControlPlane, shown_at
 from services.kit.command_stream import CommandStream, StreamSource
 from services.kit.control_plane import ControlPlane
-from services.kit.enrolment import Enrolment, NodeRedis
+from services.kit.enrolment import Enrolment, NodeRedis, NodeSettings
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log
 from services.kit.metrics import Metrics
-from services.kit.settings import SharedSettings
 from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
 
-class BridgeSettings(SharedSettings):
+class BridgeSettings(NodeSettings):
     """Settings of every bridge; an engine's own give ``node_id`` a default and ``own_zone`` an alias."""
 
-    node_id: Name
     enroll_token: str = Field("", description="The token of `wattshift nodes enroll NAME --engine`.")
-    join_token: str = Field("", validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
-    state_dir: Path | None = Field(None, description="By default the bridge's folder under the data folder.")
     own_zone: Name | None = None
     mode: EngineMode = EngineMode.DRY_RUN
     interval_s: float = Field(2.0, gt=0, le=600, description="How often the engine is looked at.")
@@ -43,27 +38,8 @@ class BridgeSettings(SharedSettings):
         description="Where `/metrics` is shown, to everybody who reaches it: `127.0.0.1:9464`; by default nowhere.",
     )
 
-    @model_validator(mode="after")
-    def _has_a_credential(self) -> Self:
-        """Require none of the services' secrets: the bridge's own is in its state folder, once it has enrolled."""
-        return self
-
-    @property
-    def state_folder(self) -> Path:
-        """The folder of this bridge."""
-        if self.state_dir:
-            return self.state_dir.expanduser().absolute()
-        return self.data_dir.expanduser().absolute() / "nodes" / self.node_id
-
-    @property
-    def shared(self) -> SharedSettings:
-        """These settings."""
-        return self
-
 
 class SomeBridge(Protocol):
-    """A bridge to an engine."""
-
     def take(self, decisions: Sequence[EngineDecision]) -> None:
         """Take decisions; of two about the same job, the newer one is in force."""
         ...

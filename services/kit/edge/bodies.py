@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.contracts.codes import ProblemCode
 from services.kit.edge.exchange import ClientGoneError, Exchange
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, body_too_large
 
 
 class BodyReader:
@@ -23,7 +23,7 @@ class BodyReader:
         """
         announced = exchange.headers.get(b"content-length", b"0")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
-            raise _too_large(max_bytes)
+            raise body_too_large(max_bytes)
         body = Body(self)
         try:
             while True:
@@ -31,7 +31,7 @@ class BodyReader:
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 if (piece := message.get("body", b"")) and body.add(piece) > max_bytes:
-                    raise _too_large(max_bytes)
+                    raise body_too_large(max_bytes)
                 if not message.get("more_body", False):
                     return body
         except BaseException:
@@ -39,15 +39,12 @@ class BodyReader:
             raise
 
     def take(self, count: int) -> None:
-        """Count bytes that are now held."""
         if count > self._free:
-            raise ProblemError(
-                503, ProblemCode.UNAVAILABLE, "Too many large requests at once.", headers={"retry-after": "1"}
-            )
+            detail = "Too many large requests at once."
+            raise ProblemError(503, ProblemCode.UNAVAILABLE, detail, headers={"retry-after": "1"})
         self._free -= count
 
     def give_back(self, count: int) -> None:
-        """Count bytes that are no longer held."""
         self._free += count
 
 
@@ -63,7 +60,6 @@ class Body:
 
     @property
     def content(self) -> bytes:
-        """The whole body."""
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def add(self, piece: bytes) -> int:
@@ -77,7 +73,3 @@ class Body:
         self._reader.give_back(self._counted)
         self._counted = 0
         self._pieces.clear()
-
-
-def _too_large(max_bytes: int) -> ProblemError:
-    return ProblemError(413, ProblemCode.BODY_TOO_LARGE, f"The body is larger than {max_bytes} bytes.")
