@@ -16,7 +16,7 @@ from gpu_agent.devices.driver import Cut, DeviceBusyError, DeviceError, Driver, 
 from gpu_agent.shim import clock
 from services.contracts.nodes import PartitionState, PartitionStatus, WantedPartition
 from services.core.domain.errors import DomainError
-from services.core.domain.mig import parent_of, placed
+from services.core.domain.mig import gpu_of, placed
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -89,10 +89,8 @@ class Partitions:
         for gpu, each in named.items():
             record = self._records.get(gpu)
             if record is None or record.revision != each.revision:
-                is_open = record is not None and record.is_open
-                cut = record.before if record is not None else None
-                record = _Record(gpu=gpu, revision=each.revision, sizes=each.sizes, is_open=is_open, before=cut)
-                self._records[gpu] = record
+                opened = record.model_dump(include={"is_open", "before"}) if record else {}
+                record = self._records[gpu] = _Record(gpu=gpu, revision=each.revision, sizes=each.sizes, **opened)
             elif record.state is PartitionState.APPLIED and not self._is_reached(gpu, record):
                 record.state = PartitionState.PENDING  # somebody else has cut it, or the host has restarted
             record.confirmed = True
@@ -108,7 +106,7 @@ class Partitions:
 
     def is_open(self, devices: Iterable[int]) -> bool:
         """Return whether a device is, or is a slice of, a GPU that is being cut: nothing may start on it."""
-        gpus = {index if (parent := parent_of(index)) is None else parent for index in devices}
+        gpus = map(gpu_of, devices)
         return any(gpu == self._cutting or (gpu in self._records and self._records[gpu].is_open) for gpu in gpus)
 
     def step(self) -> None:
@@ -171,14 +169,11 @@ class Partitions:
 
     def _open(self, gpu: int, record: _Record) -> bool:
         """Record how the GPU is cut before the driver is asked; return False if that is not possible."""
-        if record.is_open:
-            return True
-        record.is_open, record.before = True, self._cuts.get(gpu)
-        if self._save():
-            return True
-        record.is_open = False
-        record.retry_at = clock() + self._retry_s
-        return False
+        if not record.is_open:
+            record.is_open, record.before = True, self._cuts.get(gpu)
+            if not self._save():
+                record.is_open, record.retry_at = False, clock() + self._retry_s
+        return record.is_open
 
     async def _cut(self, gpu: int, record: _Record) -> tuple[PartitionState, str]:
         """Ask the driver; after an error, restore the former cut."""

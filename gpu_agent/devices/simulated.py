@@ -18,7 +18,7 @@ from gpu_agent.devices import driver
 from gpu_agent.shim import clock, kernel_boot
 from services.contracts.nodes import DeviceInfo
 from services.core.domain.gpus import SLICE_SEVENTHS, GpuModel, gpu_model, mig_memory_gib
-from services.core.domain.mig import WHOLE, SlicePlace, fits, parent_of, profile_name, slice_index
+from services.core.domain.mig import WHOLE, SlicePlace, fits, gpu_of, profile_name, slice_index
 
 _COLD_C, _WARMTH_C = 28.0, 46.0  #: Of a GPU that draws nothing, and how much warmer one is that draws all it can
 _CONTEXT_GIB = 0.4  #: Memory an idle device reports in use
@@ -146,12 +146,8 @@ class SimulatedDriver(driver.Driver):
             )
             for index, device in enumerate(self._devices)
         ]
-        slices = [
-            self._describe_slice(index, each.place)
-            for index, device in enumerate(self._devices)
-            for each in device.slices or ()
-        ]
-        return gpus + slices
+        devices = enumerate(self._devices)
+        return gpus + [self._describe_slice(gpu, each.place) for gpu, device in devices for each in device.slices or ()]
 
     def _describe_slice(self, gpu: int, place: SlicePlace) -> DeviceInfo:
         return DeviceInfo(
@@ -212,8 +208,7 @@ class SimulatedDriver(driver.Driver):
             raise driver.NotSupportedError(
                 "Insufficient Resources: the slices overlap, or one may not begin where it is to"
             )
-        kept = set(places or ())
-        for each in [each for each in device.slices or () if each.place not in kept]:
+        for each in [each for each in device.slices or () if each.place not in (places or ())]:
             if self._is_held(slice_index(gpu, each.place.start)):
                 raise driver.DeviceBusyError(f"In use by another client: the slice at {each.place.start}")
             self._faults.check("destroy")
@@ -234,12 +229,11 @@ class SimulatedDriver(driver.Driver):
         self._advance()
 
     def _slice(self, index: int) -> _Slice:
-        gpu = parent_of(index)
-        slices = self._devices[gpu].slices or () if gpu is not None and gpu < len(self._devices) else ()
-        found = next((each for each in slices if slice_index(gpu or 0, each.place.start) == index), None)
-        if found is None:
-            raise driver.DeviceLostError(f"there is no slice {index}")
-        return found
+        gpu = gpu_of(index)
+        for each in (self._devices[gpu].slices or ()) if gpu < len(self._devices) else ():
+            if slice_index(gpu, each.place.start) == index:
+                return each
+        raise driver.DeviceLostError(f"there is no slice {index}")
 
     def set_clock(self, index: int, clock_mhz: int) -> None:
         """Lock the clock to one of the model's clocks."""
@@ -251,7 +245,6 @@ class SimulatedDriver(driver.Driver):
         self._change(index, clock_mhz=self._model.highest_clock_mhz)
 
     def set_power_limit(self, index: int, limit_w: float) -> None:
-        """Cap the power within the board's range."""
         if not self._model.lowest_limit_w <= limit_w <= self._model.peak_w:
             raise driver.NotSupportedError(
                 f"{self._model.name} accepts limits of {self._model.lowest_limit_w:g} W and more"
@@ -263,11 +256,9 @@ class SimulatedDriver(driver.Driver):
 
     def relative_speed(self, index: int) -> float | None:
         """Return the speed at the clock that results from lock and limit."""
-        gpu = parent_of(index)
-        return self._response.relative_speed(self._clock_mhz(index if gpu is None else gpu))
+        return self._response.relative_speed(self._clock_mhz(gpu_of(index)))
 
     def close(self) -> None:
-        """Save the counters."""
         self._advance()
 
     def _load(self, index: int) -> float:
@@ -283,12 +274,10 @@ class SimulatedDriver(driver.Driver):
         device = self._devices[index]
         return self._response.clock_under_limit_mhz(self._load(index), device.clock_mhz, device.limit_w)
 
-    def _change(self, index: int, *, clock_mhz: int | None = None, limit_w: float | None = None) -> None:
+    def _change(self, index: int, **change: float) -> None:
         driver.check_whole(index)
         self._advance()
-        device = self._devices[index]
-        device.clock_mhz = clock_mhz or device.clock_mhz
-        device.limit_w = limit_w or device.limit_w
+        self._devices[index] = replace(self._devices[index], **change)
         self._advance()
 
     def _advance(self, *, save: bool = True) -> None:
@@ -331,11 +320,11 @@ class SimulatedDriver(driver.Driver):
 
 Step = Literal["mode", "destroy", "create"]
 
-_ERRORS: dict[str, driver.DeviceError] = {
-    "busy": driver.DeviceBusyError("In use by another client"),
-    "refused": driver.NotPermittedError("Insufficient Permissions"),
-    "unsupported": driver.NotSupportedError("Not Supported"),
-    "failed": driver.DeviceError("Unknown Error"),
+_ERRORS: dict[str, tuple[type[driver.DeviceError], str]] = {
+    "busy": (driver.DeviceBusyError, "In use by another client"),
+    "refused": (driver.NotPermittedError, "Insufficient Permissions"),
+    "unsupported": (driver.NotSupportedError, "Not Supported"),
+    "failed": (driver.DeviceError, "Unknown Error"),
 }
 _LOOK_S = 0.02
 _SLOWDOWN_C = 90.0
@@ -360,7 +349,8 @@ class CutFaults:
             while self._path.exists():
                 time.sleep(_LOOK_S)
         elif found is not None:
-            raise type(_ERRORS[found])(str(_ERRORS[found]))
+            kind, text = _ERRORS[found]
+            raise kind(text)
 
     def _take(self, step: Step) -> str | None:
         def take(entries: list[dict[str, Any]]) -> str | None:
@@ -403,16 +393,15 @@ class Sickness:
     def events(self) -> list[driver.DeviceEvent]:
         """Return the Xids in the file that have not been returned before."""
         there = {driver.DeviceEvent(index, int(each["xid"])) for index, each in self._read().items() if "xid" in each}
-        new = sorted(there - self._reported, key=lambda event: (event.index, event.xid))
-        self._reported = there
-        return new
+        new, self._reported = there - self._reported, there
+        return sorted(new, key=lambda event: (event.index, event.xid))
 
     def _read(self) -> dict[int, dict[str, Any]]:
-        def take(found: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-            return {int(index): dict(state) for index, state in found.items()}
+        def take(found: dict[str, dict[str, Any]]) -> None:
+            self._states = {int(index): dict(state) for index, state in found.items()}
 
-        if not self._path.exists():
+        if self._path.exists():
+            files.read(self._path, take, "simulated.health_unreadable")
+        else:
             self._states = {}
-        elif (states := files.read(self._path, take, "simulated.health_unreadable")) is not None:
-            self._states = states
         return self._states

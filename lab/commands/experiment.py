@@ -101,8 +101,7 @@ def _processes(workers: str) -> int:
 
 
 def _celery() -> RunGroups:
-    from lab.experiments.remote import Client
-    from services.kit.redis import connect_blocking
+    from lab.experiments.remote import Client, connect_blocking
     from services.simulator.queue import simulator_celery
     from services.simulator.settings import SimulatorSettings
 

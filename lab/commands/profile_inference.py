@@ -45,7 +45,7 @@ from services.cli.jobs.submit import submit_all
 from services.cli.serving.profiling import Reading, program, reading_of
 from services.cli.values import filled
 from services.contracts.jobs import GpuRequest, JobSpec
-from services.core.domain.mig import parent_of, slice_name
+from services.core.domain.mig import gpu_of, parent_of, slice_name
 
 POLL_S = 0.5
 _GRACE_S = 10.0
@@ -302,11 +302,7 @@ class Bench:
             CliError: it runs on a slice of another GPU, where it may have neighbours. A whole GPU may be any of the
                 same model.
         """
-        found = [
-            (share["node_id"], index if (parent := parent_of(index)) is None else parent)
-            for share in job["placement"]
-            for index in share["devices"]
-        ]
+        found = [(share["node_id"], gpu_of(index)) for share in job["placement"] for index in share["devices"]]
         if found and not (_is_whole(sizes) or self._settings.mps) and found != [(self.node_id, self.gpu)]:
             ((node, gpu), *_) = found
             raise CliError(

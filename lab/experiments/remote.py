@@ -24,13 +24,16 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 from redis.exceptions import RedisError
+from redis.sentinel import Sentinel
 
 from lab.experiments.cell import run_cells
 from lab.experiments.plan import Cell, Choice, Trace, file_names
 from lab.experiments.runner import Ended, write_json
+from services.kit import sentinel
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.queue_keys import queue_key
+from services.kit.settings import SharedSettings
 
 log = Log(__name__)
 
@@ -49,6 +52,15 @@ for i = 2, #KEYS do redis.call('set', KEYS[i], ARGV[i + 1], 'EX', ARGV[2], 'NX')
 redis.call('del', KEYS[1])
 return 1
 """
+
+
+def connect_blocking(settings: SharedSettings) -> Redis:
+    """Return a client for programs without an event loop."""
+    tls: dict[str, Any] = settings.tls.redis(settings.redis_url)
+    if (found := sentinel.watched(settings.redis_url)) is not None:
+        sentinels = Sentinel(found.sentinels, sentinel_kwargs=found.sentinel_options(tls))
+        return sentinels.master_for(found.master, **found.user, **found.tls_options(tls))  # pyright: ignore[reportUnknownMemberType]
+    return Redis.from_url(settings.redis_url, **tls)  # pyright: ignore[reportUnknownMemberType]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import functools
 from celery import Celery
 
 from lab.experiments import remote
-from lab.experiments.remote import CellWorker
-from services.kit.redis import connect_blocking
+from lab.experiments.remote import CellWorker, connect_blocking
 from services.simulator.settings import SimulatorSettings
 
 

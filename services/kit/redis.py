@@ -5,7 +5,6 @@ import sys
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
@@ -13,7 +12,6 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.sentinel import Sentinel as BlockingSentinel
 
 from services.contracts.streams import HINTS_MAX_LENGTH, HINTS_STREAM
 from services.kit import sentinel
@@ -89,15 +87,6 @@ def connect(url: str, settings: SharedSettings | None = None, user: tuple[str, s
         client.asked = sentinels.sentinels
         return client
     return Redis.from_url(url, **tls, **options)  # pyright: ignore[reportUnknownMemberType]
-
-
-def connect_blocking(settings: SharedSettings) -> BlockingRedis:
-    """Return a client for programs without an event loop."""
-    tls: dict[str, Any] = settings.tls.redis(settings.redis_url)
-    if (found := sentinel.watched(settings.redis_url)) is not None:
-        sentinels = BlockingSentinel(found.sentinels, sentinel_kwargs=found.sentinel_options(tls))
-        return sentinels.master_for(found.master, **found.user, **found.tls_options(tls))  # pyright: ignore[reportUnknownMemberType]
-    return BlockingRedis.from_url(settings.redis_url, **tls)  # pyright: ignore[reportUnknownMemberType]
 
 
 async def check_answers(redis: Redis) -> None:

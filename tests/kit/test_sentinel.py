@@ -14,10 +14,11 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
+from lab.experiments.remote import connect_blocking
 from services.kit import sentinel
 from services.kit.celery import TaskLimits, create_celery
 from services.kit.queue_keys import queue_key
-from services.kit.redis import connect, connect_blocking
+from services.kit.redis import connect
 from services.kit.redis_users import with_user
 from services.kit.settings import SharedSettings
 from services.standalone.process import Process

@@ -9,7 +9,6 @@ from pathlib import Path
 from redis import Redis
 
 from services.kit.celery import TaskLimits, create_celery
-from services.kit.redis import connect_blocking
 from services.kit.settings import SharedSettings
 from services.standalone.process import Process
 from tests.support.servers import running, wait_until
@@ -54,5 +53,5 @@ async def test_a_worker_that_could_not_settle_a_message_takes_the_next(redis_url
         app.send_task("note", args=[number])
     environment = {"REDIS_URL": redis_url, "WATTSHIFT_SERVICE_TOKEN": TOKEN}
     worker = Process(name="worker", command=(sys.executable, "-c", WORKER), environment=environment, folder=tmp_path)
-    with running(worker), connect_blocking(settings) as redis:
+    with running(worker), Redis.from_url(redis_url) as redis:
         await asyncio.to_thread(wait_until, lambda: noted(redis) == {b"0", b"1", b"2"})

@@ -41,6 +41,11 @@ def parent_of(index: int) -> int | None:
     return (index - FIRST_SLICE_INDEX) // MEMORY_SLOTS if index >= FIRST_SLICE_INDEX else None
 
 
+def gpu_of(index: int) -> int:
+    """Return the GPU that a unit is, or is a slice of."""
+    return index if (parent := parent_of(index)) is None else parent
+
+
 def is_gpu(index: int) -> bool:
     """Whether a unit is a GPU rather than a slice of one; a GPU's draw includes that of its slices."""
     return index < FIRST_SLICE_INDEX
