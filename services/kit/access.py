@@ -46,7 +46,6 @@ _asked: ContextVar[Asked | None] = ContextVar("asked", default=None)
 
 
 def note_caller(caller: Identity | None, service: str = "") -> None:
-    """Note who sent the current request."""
     if (asked := _asked.get()) is not None:
         asked.caller, asked.service = caller, service
 

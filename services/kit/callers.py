@@ -98,5 +98,4 @@ SERVICES = ("gateway", "carbon", "admission", "scheduler", "optimizer", "router"
 
 
 def audiences_of(issuer: str) -> tuple[str, ...]:
-    """Return the services that ``issuer`` may ask."""
     return tuple(audience for audience, callers in CALLERS.items() if issuer in callers and audience != NODE)

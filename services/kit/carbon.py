@@ -1,6 +1,9 @@
 """The carbon service as other processes use it: its answers are read, paged and bounded only here."""
 
 from datetime import UTC, datetime
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from services.contracts.carbon import (
     Clock,
@@ -18,7 +21,8 @@ from services.kit.problems import ProblemError
 PAGE_POINTS = 10_000
 MOST_POINTS = 200_000  #: Of one history
 
-Params = dict[str, str | int | float]
+Params = dict[str, str | float]
+M = TypeVar("M", bound=BaseModel)
 
 
 class TooManyPointsError(ProblemError):
@@ -34,27 +38,23 @@ class Carbon:
         self._limits = {"attempts": attempts, "timeout_s": timeout_s}
 
     async def zones(self) -> ZoneList:
-        return await self._client.call("GET", "/v1/carbon/zones", ZoneList, **self._limits)
+        return await self._ask("zones", ZoneList)
 
     async def current(self, zone: str, signal: str | None = None) -> CurrentIntensity:
         """Return the intensity in force; here and below, the signal is by default the zone's own."""
-        path = f"/v1/carbon/{zone}/current"
-        return await self._client.call("GET", path, CurrentIntensity, params=_params(signal), **self._limits)
+        return await self._ask(f"{zone}/current", CurrentIntensity, signal)
 
     async def forecast(self, zone: str, horizon_s: float, clock: Clock, signal: str | None = None) -> IntensityForecast:
         """Return the forecast for ``horizon_s``, seconds of real time or of the grid's clock."""
-        params = _params(signal) | {"horizon_s": horizon_s, "clock": clock}
-        path = f"/v1/carbon/{zone}/forecast"
-        return await self._client.call("GET", path, IntensityForecast, params=params, **self._limits)
+        return await self._ask(f"{zone}/forecast", IntensityForecast, signal, horizon_s=horizon_s, clock=clock)
 
     async def outlook(self, zone: str, *, past_s: float, ahead_s: float, signal: str | None = None) -> IntensityOutlook:
         """Return history and forecast as one curve.
 
         Durations are in the grid's own seconds: a day is a day, however fast a recording is replayed.
         """
-        params = _params(signal) | {"past_s": past_s, "ahead_s": ahead_s, "clock": "grid"}
-        path = f"/v1/carbon/{zone}/outlook"
-        return await self._client.call("GET", path, IntensityOutlook, params=params, **self._limits)
+        params: Params = {"past_s": past_s, "ahead_s": ahead_s, "clock": "grid"}
+        return await self._ask(f"{zone}/outlook", IntensityOutlook, signal, **params)
 
     async def history(self, zone: str, start_s: float, end_s: float, signal: str | None = None) -> IntensityHistory:
         """Return all measured steps that overlap ``[start_s, end_s)``, UTC seconds, oldest first, from all pages.
@@ -65,11 +65,10 @@ class Carbon:
         period = {
             name: datetime.fromtimestamp(at, UTC).isoformat() for name, at in (("start", start_s), ("end", end_s))
         }
-        params: Params = {**_params(signal), **period, "limit": PAGE_POINTS}
+        params: Params = {**period, "limit": PAGE_POINTS}
         points: list[IntensityPoint] = []
         while True:
-            path = f"/v1/carbon/{zone}/history"
-            page = await self._client.call("GET", path, IntensityHistory, params=params, **self._limits)
+            page = await self._ask(f"{zone}/history", IntensityHistory, signal, **params)
             points += page.points
             if len(points) > MOST_POINTS:
                 detail = f"{zone} has more than {MOST_POINTS} values in this period."
@@ -78,6 +77,6 @@ class Carbon:
                 return page.model_copy(update={"points": points})
             params["cursor"] = page.next_cursor
 
-
-def _params(signal: str | None) -> Params:
-    return {"signal": str(signal)} if signal else {}
+    async def _ask(self, what: str, answer: type[M], signal: str | None = None, **params: str | float) -> M:
+        params |= {"signal": str(signal)} if signal else {}
+        return await self._client.call("GET", f"/v1/carbon/{what}", answer, params=params, **self._limits)

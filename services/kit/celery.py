@@ -54,6 +54,8 @@ def broker_url(settings: SharedSettings) -> str:
 
 def create_celery(queue: str, settings: SharedSettings, limits: TaskLimits) -> Celery:
     """Return the Celery app of one queue, for publishing to it or working on it."""
+    watched = sentinel.watched(settings.redis_url)
+    of_sentinels = {} if watched is None else watched.transport_options(settings.tls.redis(settings.redis_url))
     app = Celery(queue, broker=broker_url(settings), set_as_current=False)
     app.conf.update(
         task_default_queue=queue,
@@ -74,7 +76,7 @@ def create_celery(queue: str, settings: SharedSettings, limits: TaskLimits) -> C
         broker_connection_max_retries=None,
         broker_connection_timeout=2,
         broker_transport_options={
-            **_of_sentinels(settings),
+            **of_sentinels,
             "visibility_timeout": limits.hard_s + 60,
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
@@ -86,11 +88,6 @@ def create_celery(queue: str, settings: SharedSettings, limits: TaskLimits) -> C
         timezone="UTC",
     )
     return app
-
-
-def _of_sentinels(settings: SharedSettings) -> dict[str, Any]:
-    found = sentinel.watched(settings.redis_url)
-    return {} if found is None else found.transport_options(settings.tls.redis(settings.redis_url))
 
 
 def leave_process() -> NoReturn:

@@ -51,7 +51,6 @@ class RelayedRedis:
         return [(name, [(each.id, each.fields) for each in found.entries])] if found.entries else []
 
     async def xdel(self, name: str, entry_id: str) -> None:
-        """Remove an entry that has been carried out."""
         await self._ask(StreamRead(stream=NodeStream.of(name), done=entry_id))
 
     async def _ask(self, read: StreamRead) -> StreamEntries:

@@ -49,7 +49,6 @@ class ControlPlane:
         return self._credentials.heartbeat_interval_s if self._credentials else DEFAULT_HEARTBEAT_INTERVAL_S
 
     async def heartbeat(self, heartbeat: nodes.Heartbeat, timeout_s: float) -> nodes.HeartbeatReply:
-        """Report what runs; return what may run."""
         return await self.call("heartbeat", heartbeat, nodes.HeartbeatReply, timeout_s)
 
     async def report_energy(self, intervals: list[nodes.EnergyInterval]) -> nodes.EnergyReceipt:

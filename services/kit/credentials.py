@@ -96,7 +96,6 @@ class Credential:
             raise CredentialError("it is not the credential of a service") from error
 
     def text(self) -> str:
-        """Return the credential as one word, for a setting."""
         fields = {
             "name": self.name,
             "secrets": [_text(secret) for secret in self.secrets],

@@ -35,10 +35,8 @@ class DiskSpace:
     def sentence(self) -> str:
         """Return the sentence that operators read while a reserve is touched, without its subject."""
         if self.free_files < self.reserve_files * _RECOVERED and self.free_bytes >= self.reserve_bytes:
-            return (
-                f"is nearly full: {self.free_files:,} files (inodes) can still be made, and {self.reserve_files:,} "
-                "are to stay free."
-            )
+            free = f"{self.free_files:,} files (inodes) can still be made"
+            return f"is nearly full: {free}, and {self.reserve_files:,} are to stay free."
         free, reserve = (amount / 2**20 for amount in (self.free_bytes, self.reserve_bytes))
         return f"is nearly full: {free:,.0f} MiB are free, and {reserve:,.0f} MiB are to stay free."
 
@@ -96,9 +94,5 @@ class DiskWatch:
             ProblemError: 503, there is no room for it now.
         """
         if problem := self.problem():
-            raise ProblemError(
-                503,
-                ProblemCode.UNAVAILABLE,
-                f"{what} {problem} Nothing new is accepted until there is room; what runs goes on.",
-                headers={"Retry-After": "30"},
-            )
+            detail = f"{what} {problem} Nothing new is accepted until there is room; what runs goes on."
+            raise ProblemError(503, ProblemCode.UNAVAILABLE, detail, headers={"Retry-After": "30"})

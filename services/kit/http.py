@@ -169,7 +169,7 @@ def new_session(connections: int = 100, tls: Tls | None = None) -> aiohttp.Clien
 def connector(connections: int, tls: Tls | None) -> aiohttp.TCPConnector:
     """Return the connector of a session, with at most this many connections at once; 0 for no limit."""
     context = None if tls is None else tls.client()
-    known: aiohttp.Fingerprint | Any = True if context is None else context
+    known: aiohttp.Fingerprint | Any = context or True
     if tls is not None and tls.pin:
         known = aiohttp.Fingerprint(bytes.fromhex(tls.pin))
     made = _Connector(limit=connections, keepalive_timeout=30, ssl=known)

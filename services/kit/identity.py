@@ -32,11 +32,8 @@ def forbidden(role: Role, needed: Role) -> ProblemError:
 
 def not_of_a_project(project: str) -> ProblemError:
     """Return the problem for a caller whose key is limited to a project, on a route that is not about projects."""
-    return ProblemError(
-        403,
-        ProblemCode.FORBIDDEN,
-        f"This API key is limited to the project {project}: it reaches that project's jobs, reports and budgets only.",
-    )
+    reach = "it reaches that project's jobs, reports and budgets only"
+    return ProblemError(403, ProblemCode.FORBIDDEN, f"This API key is limited to the project {project}: {reach}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from threading import RLock
 from typing import IO, Any, cast
 
@@ -22,24 +22,16 @@ from services.kit.text import CONTROLS, visible
 class Known:
     """Fields of many lines, written once."""
 
-    __slots__ = ("_json", "_words", "fields")
-
     def __init__(self, fields: dict[str, Any]) -> None:
-        self.fields = fields  #: The fields
-        self._words: str | None = None
-        self._json: str | None = None
+        self.fields = fields
 
+    @cached_property
     def words(self) -> str:
-        """Return them as text."""
-        if self._words is None:
-            self._words = _words(self.fields.items())
-        return self._words
+        return _words(self.fields.items())
 
+    @cached_property
     def json(self) -> str:
-        """Return them as members of a JSON object."""
-        if self._json is None:
-            self._json = _json(self.fields)[1:-1]
-        return self._json
+        return _json(self.fields)[1:-1]
 
 
 class Log:
@@ -49,7 +41,6 @@ class Log:
         self._logger = logging.getLogger(name)
 
     def is_on(self, level: int) -> bool:
-        """Return whether events of a level are logged."""
         return self._logger.isEnabledFor(level)
 
     def emit(
@@ -117,8 +108,8 @@ class _Formatter(logging.Formatter):
             if trace:
                 fields = {**fields, "trace": trace.strip()}
             text = _json({**line, **fields})
-            return text if known is None else f"{text[:-1]},{known.json()}}}"
-        words = f"{known.words()} {_words(fields.items())}" if known is not None else _words(fields.items())
+            return text if known is None else f"{text[:-1]},{known.json}}}"
+        words = f"{known.words} {_words(fields.items())}" if known is not None else _words(fields.items())
         event = event.replace("\n", "\\n")
         text = f"{moment[11:]} {_LEVELS[level]:7} {event} {words}".rstrip()
         return visible(text + "\n  " + trace.replace("\n", "\n  ") if trace else text)

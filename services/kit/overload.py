@@ -34,12 +34,9 @@ class OverloadMiddleware:
             await self._app(scope, receive, send)
             return
         if self._unanswered >= self._max_requests:
-            error = ProblemError(
-                503,
-                ProblemCode.UNAVAILABLE,
-                "Too many requests at once; nothing was done.",
-                headers={"Retry-After": str(self._wait_s(1, LONGEST_WAIT_S))},
-            )
+            later = {"Retry-After": str(self._wait_s(1, LONGEST_WAIT_S))}
+            detail = "Too many requests at once; nothing was done."
+            error = ProblemError(503, ProblemCode.UNAVAILABLE, detail, headers=later)
             await problem_response(error)(scope, receive, send)
             return
         waits = True

@@ -29,8 +29,6 @@ class PluginError(WattshiftError):
 
 @dataclass(frozen=True)
 class Plugin(Generic[T]):
-    """One addition."""
-
     name: str
     value: T
     origin: str

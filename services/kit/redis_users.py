@@ -49,7 +49,6 @@ def without_user(url: str) -> str:
 
 
 def with_user(url: str, name: str, password: str) -> str:
-    """Return the address of a server with another user."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{quote(name, safe='')}:{quote(password, safe='')}@{host}"))

@@ -32,13 +32,8 @@ def missing_references(
         prefix: The pointer to the job in its submission.
     """
     places = secret_places(spec)
-    errors = [
-        FieldError(
-            pointer=prefix + places[name],
-            detail=f"There is no secret {name}; set it with `wattshift secrets set {name}`, or PUT /v1/secrets/{name}.",
-        )
-        for name in secrets
-    ]
+    what = "There is no secret {0}; set it with `wattshift secrets set {0}`, or PUT /v1/secrets/{0}."
+    errors = [FieldError(pointer=prefix + places[name], detail=what.format(name)) for name in secrets]
     upload = named_upload(spec)
     if upload is not None and upload in uploads:
         errors.append(FieldError(pointer=f"{prefix}/source/upload", detail=NO_UPLOAD))

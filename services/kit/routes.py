@@ -79,7 +79,6 @@ def not_a_cursor() -> ProblemError:
 
 
 def write_cursor(position: str) -> str:
-    """Return ``position`` as a cursor."""
     return base64.urlsafe_b64encode(position.encode()).decode().rstrip("=")
 
 

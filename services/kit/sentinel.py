@@ -17,8 +17,6 @@ PORT = 26_379
 
 @dataclass(frozen=True)
 class Watched:
-    """A server that Sentinels watch."""
-
     sentinels: tuple[tuple[str, int], ...]
     master: str
     over_tls: bool  #: Whether all of them speak TLS
@@ -33,9 +31,7 @@ class Watched:
         )
 
     def transport_options(self, tls: Mapping[str, str]) -> dict[str, Any]:
-        """Return the options of Celery's broker."""
-        options: dict[str, Any] = {"master_name": self.master, "sentinel_kwargs": self.sentinel_options(tls)}
-        return options
+        return {"master_name": self.master, "sentinel_kwargs": self.sentinel_options(tls)}
 
     def sentinel_options(self, tls: Mapping[str, str]) -> dict[str, Any]:
         """Return the options for clients of the Sentinels; one that does not answer at once is skipped."""

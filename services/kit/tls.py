@@ -16,8 +16,6 @@ log = Log(__name__)
 
 @dataclass(frozen=True)
 class Tls:
-    """The TLS files of one process."""
-
     certificate: Path | None = None
     """What it presents, including any intermediate certificates; None: it speaks plain HTTP."""
     key: Path | None = None
@@ -28,7 +26,6 @@ class Tls:
 
     @property
     def scheme(self) -> str:
-        """The URL scheme of this process's addresses."""
         return "https" if self.certificate else "http"
 
     def client(self) -> ssl.SSLContext | None:
@@ -45,7 +42,6 @@ class Tls:
         return context
 
     def server(self) -> dict[str, Any]:
-        """Return the options for uvicorn."""
         if self.certificate is None:
             return {}
         options: dict[str, Any] = {"ssl_certfile": str(self.certificate), "ssl_keyfile": str(self.key)}

@@ -45,16 +45,18 @@ class Outgoing:
 
     def authorization(self, identity: Identity | None = None) -> str:
         """Return the header's value for a request, on behalf of ``identity`` or of the service itself."""
-        who: tuple[str | None, ...] = (
-            ()
-            if identity is None
-            else (identity.tenant_id, identity.role, identity.key_id, identity.user_id, identity.project)
-        )
+        who: tuple[str | None, ...] = ()
+        if identity is not None:
+            who = identity.tenant_id, identity.role, identity.key_id, identity.user_id, identity.project
         now_s = self._clock_s()
         made = self._made.get(who)
         if made is not None and made[0] <= now_s < made[0] + REUSED_S:
             return made[1]
-        value = "Bearer " + self._sign(identity, int(now_s))
+        claims: dict[str, Any] = {"iss": self._issuer, "aud": self._audience}
+        claims |= {"iat": int(now_s), "exp": int(now_s) + LIFETIME_S}
+        if identity is not None:
+            claims["act"] = identity.model_dump(mode="json", exclude_none=True)
+        value = "Bearer " + jwt.encode(claims, self._key, ALGORITHM)
         self._made[who] = (now_s, value)
         self._made.move_to_end(who)
         if len(self._made) > MOST_KEPT:
@@ -67,12 +69,6 @@ class Outgoing:
         They name the request that the work at hand is part of, so that the other's log has its id, too.
         """
         return {"authorization": self.authorization(identity), **traces.passed_on()}
-
-    def _sign(self, identity: Identity | None, now_s: int) -> str:
-        claims: dict[str, Any] = {"iss": self._issuer, "aud": self._audience, "iat": now_s, "exp": now_s + LIFETIME_S}
-        if identity is not None:
-            claims["act"] = identity.model_dump(mode="json", exclude_none=True)
-        return jwt.encode(claims, self._key, ALGORITHM)
 
 
 def outgoing(credential: Credential, audience: str) -> Outgoing:
@@ -114,7 +110,6 @@ class Incoming:
 
     @classmethod
     def of(cls, credential: Credential) -> Incoming:
-        """Return the verifier of a service's callers."""
         return cls(credential.name, credential.secrets)
 
     def caller(self, authorization: str, method: str, path: str) -> Caller:
@@ -125,12 +120,11 @@ class Incoming:
                 or one in a role in which it never acts.
         """
         caller = self._read(authorization)
+        what = f"The {caller.service} may not ask this"
         if caller.calls.allowed.fullmatch(f"{'GET' if method == 'HEAD' else method} {path}") is None:
-            detail = f"The {caller.service} may not ask this."
-            raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
+            raise ProblemError(403, ProblemCode.FORBIDDEN, f"{what}.")
         if caller.identity is not None and caller.identity.role not in caller.calls.roles:
-            detail = f"The {caller.service} may not ask this on behalf of {caller.identity.role}."
-            raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
+            raise ProblemError(403, ProblemCode.FORBIDDEN, f"{what} on behalf of {caller.identity.role}.")
         return caller
 
     async def has_learned(self) -> bool:
@@ -166,8 +160,10 @@ class Incoming:
                     audience=self._audience,
                     options={"require": ["iss", "aud", "iat", "exp"], "verify_exp": False, "verify_iat": False},
                 )
-                act = claims.get("act")
-                identity = None if act is None else _identity(act)
+                identity = None
+                if (act := claims.get("act")) is not None:  # fields that a newer release adds are ignored
+                    known = {name: value for name, value in act.items() if name in Identity.model_fields}
+                    identity = Identity.model_validate(known)
                 issued_s, until_s = float(claims["iat"]), float(claims["exp"])
             except (jwt.InvalidTokenError, ValueError, TypeError, AttributeError):
                 continue
@@ -177,8 +173,3 @@ class Incoming:
             assert calls is not None
             return until_s + LEEWAY_S, Caller(str(issuer), calls, identity)
         raise REFUSED
-
-
-def _identity(act: dict[str, Any]) -> Identity:
-    """Return the user in a token; fields that a newer release adds are ignored."""
-    return Identity.model_validate({name: value for name, value in act.items() if name in Identity.model_fields})

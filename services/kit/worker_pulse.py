@@ -38,7 +38,6 @@ class PatientConsumer(Consumer):
         return super().call_soon_ack(settle)
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Return the connection once it is made."""
         ensure = conn.ensure_connection
 
         def ensure_and_beat(*arguments: Any, callback: Any = None, **options: Any) -> Any:

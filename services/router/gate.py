@@ -152,7 +152,7 @@ class Gate:
             raise REFUSED
         show_known(scope)
         access.note_caller(caller.identity, caller.service)
-        key = await self.keys.of_id(caller.identity.key_id)
+        key = await self.keys.find(caller.identity.key_id)
         limits = NO_KEY_LIMITS if key is None else key.key_limits
         if limits.requests_per_min is not None or limits.tokens_per_min is not None:
             limits = limits.model_copy(update={"requests_per_min": None, "tokens_per_min": None})

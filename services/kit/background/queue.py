@@ -66,9 +66,7 @@ class TaskQueue:
         return True
 
     async def waiting(self) -> int:
-        """Return how many messages wait for a worker."""
         return int(await self._redis.llen(queue_key(self._queue)))  # type: ignore[misc]  # redis-py has one type for its sync and async clients
 
     async def ping(self) -> None:
-        """Return once the broker has answered."""
         await self._redis.ping()  # type: ignore[misc]

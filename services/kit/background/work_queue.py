@@ -68,12 +68,8 @@ class WorkQueue:
         except KeyReusedError as error:
             raise key_reused() from error
         except TooManyPendingError as error:
-            raise ProblemError(
-                429,
-                ProblemCode.QUOTA_EXCEEDED,
-                f"{self._max_pending} {self._what}s of your tenant are queued or running; wait or cancel one.",
-                headers={"Retry-After": "5"},
-            ) from error
+            detail = f"{self._max_pending} {self._what}s of your tenant are queued or running; wait or cancel one."
+            raise ProblemError(429, ProblemCode.QUOTA_EXCEEDED, detail, headers={"Retry-After": "5"}) from error
         if submitted.is_new:
             log.info(f"{self._what}.accepted", id=submitted.id, tenant=caller.tenant_id)
             if await self._queue.send(submitted.id):
@@ -178,9 +174,7 @@ class Sweeper:
         longest. Sending all of them each time would fill the queue while the workers are busy.
         """
         queued = await self._store.queued(self._settings.resend_s)
-        if not queued:
-            return
-        missing = len(queued) - await queue.waiting()
+        missing = len(queued) - await queue.waiting() if queued else 0
         for work_id in queued[: max(missing, 0)]:
             if not await queue.send(work_id):
                 return

@@ -134,9 +134,8 @@ class Worker:
             raise
         except Exception as error:
             log.exception(f"{self._what}.broke")
-            return WorkFailure(
-                code=WorkFailureCode.INTERNAL, detail=f"The {self._what} broke off: {type(error).__name__}."
-            )
+            detail = f"The {self._what} broke off: {type(error).__name__}."
+            return WorkFailure(code=WorkFailureCode.INTERNAL, detail=detail)
 
     def _write(self, work_id: str, claim: str, answer: Any, took_s: float) -> None:
         columns = {**self.progress, self._took: took_s}

@@ -80,11 +80,12 @@ def _interval(node: EngineNode, live: Sequence[EngineJob], start_s: float, end_s
 
 
 def _usage(owner: str | None, devices: Sequence[int], joules: float) -> Usage:
+    by = EnergySource.MODELLED
     return Usage(
         allocation_id=owner,
         devices=list(devices),
         gpu_energy_j=joules,
         cpu_energy_j=0.0,
         static_energy_j=0.0,
-        source=EnergySource.MODELLED,
+        source=by,
     )

@@ -39,7 +39,6 @@ class BridgeFigures:
     """What is known about an engine from the exchanges between its bridge and the control plane."""
 
     def __init__(self, metrics: Metrics, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Add these figures to ``metrics``."""
         self._clock_s = clock_s
         self._states: dict[str, EngineJobState] = {}
         self._pending: dict[str, tuple[int, float]] = {}
@@ -79,18 +78,12 @@ class BridgeFigures:
         for state in self._states.values():
             counts[state] += 1
         heard_s = None if self._heard_at_s is None else self._clock_s() - self._heard_at_s
+        is_up = None if self._is_up is None else float(self._is_up)
+        jobs = [((state.value,), float(count)) for state, count in counts.items()]
+        what = "Jobs with GPUs that wait or run in the engine, by its own word."
         return [
-            gauge(
-                "wattshift_engine_jobs",
-                "Jobs with GPUs that wait or run in the engine, by its own word.",
-                ["state"],
-                [((state.value,), float(count)) for state, count in counts.items()],
-            ),
-            single(
-                "wattshift_engine_up",
-                "1 while the engine answers the bridge, 0 while it does not.",
-                None if self._is_up is None else float(self._is_up),
-            ),
+            gauge("wattshift_engine_jobs", what, ["state"], jobs),
+            single("wattshift_engine_up", "1 while the engine answers the bridge, 0 while it does not.", is_up),
             single("wattshift_engine_silence_seconds", "Since the control plane has last taken a report.", heard_s),
             single(
                 "wattshift_engine_decisions_pending",

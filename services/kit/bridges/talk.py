@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -92,12 +93,10 @@ class Talk:
                 log.exception("look.failed")
             await asyncio.sleep(min(REST * self.engine_s, MOST_REST_S))
             pause_s = max(self._settings.interval_s - (time.monotonic() - began_s), 0.05)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self.woken.wait()
                 await asyncio.sleep(_TOGETHER_S)
-            except TimeoutError:
-                pass
 
     async def tell(
         self, reports: Mapping[str, EngineJob], took: Callable[[Sequence[EngineJob], EngineReply], None] | None = None
@@ -187,7 +186,6 @@ class Talk:
                     del known[name]
 
     async def complain(self, error: Exception) -> None:
-        """Report that the engine does not answer."""
         problem = str(error) or type(error).__name__
         if problem != self._problem:
             log.error(f"{self._kind}.silent", error=problem)

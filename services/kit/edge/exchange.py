@@ -71,7 +71,6 @@ class Exchange:
         await self.send(message)
 
     async def answer(self, status: int, headers: Iterable[Header], body: bytes) -> None:
-        """Send a complete answer."""
         await self.begin(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.send({"type": "http.response.body", "body": body})
 
@@ -130,9 +129,5 @@ def check_json_type(content_type: bytes | None) -> None:
     charset = re.search(rb'charset\s*=\s*"?([^\s";]+)', parameters, re.IGNORECASE)
     if _JSON_TYPE.fullmatch(media.strip()) and (charset is None or charset[1].lower() in (b"utf-8", b"utf8")):
         return
-    raise ProblemError(
-        415,
-        ProblemCode.UNSUPPORTED_MEDIA_TYPE,
-        "The body must be JSON in UTF-8.",
-        errors=[FieldError(pointer="#Content-Type", detail="Expected application/json.")],
-    )
+    errors = [FieldError(pointer="#Content-Type", detail="Expected application/json.")]
+    raise ProblemError(415, ProblemCode.UNSUPPORTED_MEDIA_TYPE, "The body must be JSON in UTF-8.", errors=errors)

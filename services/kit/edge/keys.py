@@ -90,30 +90,19 @@ class KeyCache:
         match = BEARER.fullmatch(authorization)
         if match is None:
             raise unauthenticated("The Authorization header does not hold an API key: Bearer ws_...")
-        key = await self._find(hashlib.sha256(match[1]).digest())
+        key = await self.find(hashlib.sha256(match[1]).digest())
         if key is None or (key.expires_at is not None and utc_now() >= key.expires_at):
             raise unauthenticated("The API key is not known, has expired, or was revoked.")
         show_known(scope)
         access.note_caller(key.identity)
         return key
 
-    async def of_id(self, key_id: str) -> ResolvedKey | None:
-        """Return the key with an id; None if it no longer works.
-
-        Raises:
-            ProblemError: 503 while admission does not answer.
-        """
-        return await self._find(key_id)
-
-    async def _find(self, named: Named) -> ResolvedKey | None:
+    async def find(self, named: Named) -> ResolvedKey | None:
+        """Return a key; None if it does not work. ``ProblemError``: 503 while admission does not answer."""
         answer = self._answers.get(named)
         if answer is not None and self._clock_s() < answer.fresh_until_s:
             return answer.key
-        return await self._ask_once(named)
-
-    async def _ask_once(self, named: Named) -> ResolvedKey | None:
-        task = self._asking.get(named)
-        if task is None:
+        if (task := self._asking.get(named)) is None:
             if len(self._asking) >= MOST_REQUESTS:
                 raise unavailable("Admission")
             task = self._asking[named] = asyncio.create_task(self._ask(named))
@@ -149,12 +138,8 @@ def resolve_at(admission: ServiceClient) -> Resolve:
     async def resolve(named: str) -> ResolvedKey | None:
         lookup = KeyLookup(key_id=named) if named.startswith("key_") else KeyLookup(key_sha256=named)
         try:
-            return await admission.call(
-                *("POST", "/internal/keys/resolve", ResolvedKey),
-                body=lookup,
-                retry=True,
-                attempts=3,
-            )
+            path = "/internal/keys/resolve"
+            return await admission.call("POST", path, ResolvedKey, body=lookup, retry=True, attempts=3)
         except ProblemError as error:
             if error.status == 404:
                 return None

@@ -27,10 +27,8 @@ class _Bucket:
 
     @classmethod
     def full(cls, whose: bytes, rate: float, burst: int, now_s: float) -> Self:
-        window_s = max(1, math.ceil(burst / rate))
-        return cls(
-            rate, burst, burst, now_s, whose, (b"ratelimit-policy", b'"%s";q=%d;w=%d' % (whose, burst, window_s))
-        )
+        policy = b'"%s";q=%d;w=%d' % (whose, burst, max(1, math.ceil(burst / rate)))
+        return cls(rate, burst, burst, now_s, whose, (b"ratelimit-policy", policy))
 
     def fill(self, now_s: float) -> None:
         self.tokens = min(self.burst, self.tokens + (now_s - self.at_s) * self.rate)
@@ -45,12 +43,9 @@ class _Bucket:
         self.fill(now_s)
         if self.tokens < 1:
             wait_s = max(1, math.ceil((1 - self.tokens) / self.rate))
-            raise ProblemError(
-                429,
-                ProblemCode.RATE_LIMITED,
-                f"{who} may make {self.rate:g} requests per second; try again in {wait_s} s.",
-                headers={"retry-after": str(wait_s), "ratelimit": f'"{self.whose.decode()}";r=0;t={wait_s}'},
-            )
+            detail = f"{who} may make {self.rate:g} requests per second; try again in {wait_s} s."
+            headers = {"retry-after": str(wait_s), "ratelimit": f'"{self.whose.decode()}";r=0;t={wait_s}'}
+            raise ProblemError(429, ProblemCode.RATE_LIMITED, detail, headers=headers)
         self.tokens -= 1
         self.taken += 1
         full_in_s = math.ceil((self.burst - self.tokens) / self.rate)
@@ -72,11 +67,7 @@ class RateLimiter:
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, tenant_id: str, limits: TenantLimits) -> list[Header]:
-        """Count a request; return the headers that say how much is left.
-
-        Raises:
-            ProblemError: 429, with the time after which the tenant may send requests again.
-        """
+        """Count a request; return the headers that say how much is left. ``ProblemError``: 429 if that is nothing."""
         now_s = self._clock_s()
         bucket = self._buckets.get(tenant_id)
         if bucket is None or bucket.rate != limits.requests_per_s or bucket.burst != limits.burst:
@@ -105,8 +96,7 @@ class RateLimiter:
 
     def adjust(self, name: str, more: int) -> None:
         """Count ``more`` than was drawn, less if it is negative."""
-        bucket = self._buckets.get(name)
-        if bucket is not None:
+        if (bucket := self._buckets.get(name)) is not None:
             bucket.tokens = min(bucket.burst, bucket.tokens - more)
             bucket.taken += more
 
@@ -153,11 +143,7 @@ class AddressLimiter:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def take(self, address: str) -> list[Header]:
-        """Count a request; return the headers that say how much is left.
-
-        Raises:
-            ProblemError: 429, with the time after which the address may send requests again.
-        """
+        """Count a request; return the headers that say how much is left. ``ProblemError``: 429 if that is nothing."""
         who, now_s = peer_network(address), self._clock_s()
         bucket = self._buckets.pop(who, None) or _Bucket.full(b"address", self._requests_per_s, self._burst, now_s)
         self._buckets[who] = bucket
@@ -176,7 +162,6 @@ class ConcurrencyLimiter:
 
     @property
     def open(self) -> dict[str, int]:
-        """What is open in this process, by tenant."""
         return dict(self._open)
 
     def enter(self, tenant_id: str) -> None:
@@ -184,20 +169,14 @@ class ConcurrencyLimiter:
         here = self._open.get(tenant_id, 0)
         count = here + self.elsewhere.get(tenant_id, 0) if self.elsewhere else here
         if count >= self._most:
-            raise ProblemError(
-                429,
-                ProblemCode.RATE_LIMITED,
-                f"Tenant {tenant_id} has {count} {self._what} open, which is the maximum.",
-                headers={"retry-after": str(self._retry_after_s)},
-            )
+            detail = f"Tenant {tenant_id} has {count} {self._what} open, which is the maximum."
+            later = {"retry-after": str(self._retry_after_s)}
+            raise ProblemError(429, ProblemCode.RATE_LIMITED, detail, headers=later)
         self._open[tenant_id] = here + 1
 
     def leave(self, tenant_id: str) -> None:
-        """Count one less."""
-        left = self._open[tenant_id] - 1
-        if left:
-            self._open[tenant_id] = left
-        else:
+        self._open[tenant_id] -= 1
+        if not self._open[tenant_id]:
             del self._open[tenant_id]
 
     @contextmanager

@@ -10,6 +10,7 @@ limits hold for each process alone.
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from pydantic import ValidationError
@@ -91,11 +92,10 @@ class SharedLimits:
         pipeline.hset(self._key, self._process, own.model_dump_json())
         pipeline.hgetall(self._key)
         _, found = await pipeline.execute()
-        elsewhere: dict[str, int] = {}
+        elsewhere = Counter[str]()
         known: dict[str, dict[str, int]] = {}
         forgotten: list[str] = []
-        for given, document in found.items():
-            name = str(given)
+        for name, document in found.items():
             try:
                 state = LimitsState.model_validate_json(document)
             except ValidationError:  # of another release
@@ -107,8 +107,7 @@ class SharedLimits:
                 continue
             known[name] = self._charge(name, state, now_s)
             if now_s - state.at_s <= ALIVE_S:
-                for tenant, count in state.open.items():
-                    elsewhere[tenant] = elsewhere.get(tenant, 0) + count
+                elsewhere.update(state.open)
         self._known = known
         self._at_once.elsewhere = elsewhere
         if forgotten:
