@@ -38,7 +38,6 @@ class Account:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that a login would set."""
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name, "SHELL": self.shell}
 
     @property
@@ -146,16 +145,9 @@ class Identities:
     """
 
     def __init__(
-        self,
-        tenants: TenantAccounts | None,
-        chosen: Account | None = None,
-        owners: Collection[str] = (),
-        reserved: Collection[int] = (),
+        self, tenants: TenantAccounts | None, chosen: Account | None, owners: Collection[str], reserved: Collection[int]
     ) -> None:
-        self._tenants = tenants
-        self._chosen = chosen
-        self._owners = owners
-        self._reserved = frozenset(reserved)
+        self._tenants, self._chosen, self._owners, self._reserved = tenants, chosen, owners, reserved
 
     def account_of(self, start: StartGang) -> Account | None:
         """Return the account of a job; None for the agent's own.
@@ -164,31 +156,31 @@ class Identities:
             NoAccountError: This node has no account that the job may run as.
             DomainError: The account cannot be made now; the message is a sentence for the job's owner.
         """
-        is_owners = start.tenant_id in self._owners
+        is_owners, account = start.tenant_id in self._owners, None
         if start.account is not None and start.account != SUPERUSER:
             account = account_of_job(start.account)
         elif self._chosen is not None and is_owners:
             account = self._chosen
         elif self._tenants is not None:
-            with suppress(OSError):
+            try:
                 account = self._tenants.account_of(start.tenant_id)
-                self._check(account)
-                return account
-            raise DomainError("the account of its tenant cannot be written down: the node's disk may be full")
-        else:
-            account = None
-        if account is None:
-            if os.geteuid() == 0:
-                raise NoAccountError("this node cannot run jobs as another user than root, and runs none as root")
-            if not is_owners:
-                raise NoAccountError(
-                    f"this node cannot tell tenants apart: its agent runs as user id {os.geteuid()} and may not become "
-                    f"another user, so it runs jobs of {' and '.join(sorted(self._owners)) or 'no tenant'} alone. "
-                    "Run the agent as root, or the tenant's jobs on another node"
-                )
-            return None
-        self._check(account)
-        return account
+            except OSError:
+                what = "the account of its tenant cannot be written down: the node's disk may be full"
+                raise DomainError(what) from None
+        if account is not None:
+            if account.user_id in self._reserved or account.user_id == 0:
+                what = f"jobs cannot run as the account {account.name}: processes of the control plane do"
+                raise NoAccountError(what)
+            return account
+        if os.geteuid() == 0:
+            raise NoAccountError("this node cannot run jobs as another user than root, and runs none as root")
+        if not is_owners:
+            raise NoAccountError(
+                f"this node cannot tell tenants apart: its agent runs as user id {os.geteuid()} and may not become "
+                f"another user, so it runs jobs of {' and '.join(sorted(self._owners)) or 'no tenant'} alone. "
+                "Run the agent as root, or the tenant's jobs on another node"
+            )
+        return None
 
     def of_owners(self) -> dict[str, Account]:
         """Return the accounts of the owner's tenants, without the agent's own and those that cannot be made now."""
@@ -198,10 +190,6 @@ class Identities:
                 if account := self._chosen or (self._tenants and self._tenants.account_of(tenant_id)):
                     found[tenant_id] = account
         return found
-
-    def _check(self, account: Account) -> None:
-        if account.user_id in self._reserved or account.user_id == 0:
-            raise NoAccountError(f"jobs cannot run as the account {account.name}: processes of the control plane do")
 
 
 def find_account(name: str) -> Account | None:
@@ -228,18 +216,18 @@ def account_of_job(name: str) -> Account | None:
     Raises:
         NoAccountError: This node cannot run jobs as that account.
     """
-    asked = f"its user's jobs run as the account {name}, "
+    asked, own = f"its user's jobs run as the account {name}, ", os.geteuid()
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
         raise NoAccountError(f"{asked}which does not exist on this node") from None
     if entry.pw_uid == 0:
         raise NoAccountError(f"{asked}which has the user id 0, and no job runs as the superuser")
-    if entry.pw_uid == os.geteuid():
+    if entry.pw_uid == own:
         return None
     if not may_change_accounts():
-        own = f"user id {os.geteuid()}"
-        raise NoAccountError(f"{asked}but the agent of this node runs as {own} and may not become another account")
+        why = f"but the agent of this node runs as user id {own} and may not become another account"
+        raise NoAccountError(f"{asked}{why}")
     return find_account(name)
 
 

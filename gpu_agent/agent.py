@@ -26,11 +26,11 @@ from gpu_agent.gangs import Gangs
 from gpu_agent.git import remove_keys
 from gpu_agent.health import GpuHealth
 from gpu_agent.inbox import Inbox
-from gpu_agent.inputs import Fetcher, Inputs
+from gpu_agent.inputs import Fetcher
 from gpu_agent.intervals import Intervals
 from gpu_agent.kept_files import KeptFiles
 from gpu_agent.latency_clocks import LatencyClocks, LatencyInbox, Measured
-from gpu_agent.launch import Launcher
+from gpu_agent.launch import Inputs, Launcher
 from gpu_agent.learned_clocks import LearnedClocks
 from gpu_agent.listeners import Ports, is_taken
 from gpu_agent.partitions import Partitions
@@ -58,10 +58,8 @@ _LEAST_STREAM = 1 << 20  #: Bytes of a stream that are kept while the disk lacks
 
 
 class Agent(ReportingAgent):
-    """One node's agent."""
-
     def __init__(
-        self, settings: AgentSettings, client: ServiceClient, redis: Redis | NodeRedis, enrolment: Enrolment
+        self, settings: AgentSettings, client: ServiceClient, enrolment: Enrolment, redis: Redis | NodeRedis
     ) -> None:
         super().__init__(settings, enrolment)
         self._tick_due = asyncio.Event()
@@ -70,22 +68,14 @@ class Agent(ReportingAgent):
         self.confinement = Confinement(settings, self.driver.device_nodes())
         simulated = self.driver.name == "simulated"
         engine = find_engine(with_gpus=not simulated) if settings.containers == "auto" else None
-        launcher = Launcher(
-            checkpoint_folders=[
-                *([settings.data_folder / "checkpoints"] if settings.checkpoints == "shared" else []),
-                settings.state_folder / "checkpoints",
-            ],
-            # Over TLS, jobs report by their file alone: they do not know the authority of the installation.
-            agent_url="" if settings.tls_cert else f"http://127.0.0.1:{settings.progress_port}",
-            pass_environment=settings.pass_environment,
-            engine=engine,
-            devices=self.devices,
-            confinement=self.confinement,
-            images=settings.images,
+        launcher = self._launcher = Launcher(
+            settings,
+            engine,
+            self.devices,
+            self.confinement,
             names_by_uuid=lambda: bool(self.driver.dead()) or self.health.has_lost(),
         )
         self.intervals = Intervals()
-        self._launcher = launcher
         self._ports = Ports(engine, self.confinement.cgroups.processes_of)
         self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
         self.checkpoints = Checkpoints(
@@ -130,8 +120,7 @@ class Agent(ReportingAgent):
             protections=self.confinement.protections(),
             checkpoints=settings.checkpoints,
         )
-        sources = Sources(settings)
-        self._fetcher = Fetcher(self.plane, sources, settings.retry_s, launcher.account_of, launcher.confinement_of)
+        self._fetcher = Fetcher(self.plane, Sources(settings), settings.retry_s, launcher)
         streams = RelayedRedis(self.plane) if settings.relayed else redis
         self.inbox = Inbox(streams, settings.node_id, self.gangs, settings.retry_s)
         self._learned = LearnedClocks(settings.state_folder / "learned-clocks")
@@ -219,8 +208,9 @@ class Agent(ReportingAgent):
         return {gang.allocation_id for gang in self.gangs if not gang.is_over}
 
     def _problems(self) -> list[str]:
-        known = (self._state_problem, self.spool.problem, self.inbox.problem, self.partitions.problem)
-        return [problem for problem in known if problem]
+        return list(
+            filter(None, (self._state_problem, *super()._problems(), self.inbox.problem, self.partitions.problem))
+        )
 
     def rank_folder(self, allocation_id: str) -> RankFolder | None:
         """Return the folder of an allocation that is running, or whose logs are still kept."""
@@ -318,9 +308,10 @@ class Agent(ReportingAgent):
             await asyncio.to_thread(self.checkpoints.clean, jobs, self.settings.retention_s)
             await self._learned.save()
             kept_bytes = self.settings.log_stream_bytes
+            kept_bytes = min(kept_bytes, _LEAST_STREAM) if lacking > 0 else kept_bytes
             for gang in self.gangs:
                 for stream in (shim.STDOUT, shim.STDERR):
-                    logs.trim(gang.folder.stream(stream), min(kept_bytes, _LEAST_STREAM) if lacking > 0 else kept_bytes)
+                    logs.trim(gang.folder.path / stream, kept_bytes)
             await asyncio.sleep(HOUSEKEEPING_S)
 
     # --- what the loops share
@@ -338,10 +329,9 @@ class Agent(ReportingAgent):
             self._tick_due.set()
 
     def _measured(self, devices: Sequence[int]) -> Measured:
-        known = {reading.index: reading for reading in self.meter.readings()}
-        if not all(index in known for index in devices):
+        readings = [each for each in self.meter.readings() if each.index in devices]
+        if len(readings) < len(devices):
             return Measured(math.nan)
-        readings = [known[index] for index in devices]
         clocks = [each.clock_mhz for each in readings if each.clock_mhz is not None]
         slowest = min(clocks) if len(clocks) == len(readings) > 0 else None
         return Measured(sum(each.power_w for each in readings), slowest)
@@ -354,9 +344,8 @@ class Agent(ReportingAgent):
             await self.meter.sample()  # a report is then never far from a reading of the counters
         for order in measured:
             gang = self.gangs.get(order.allocation_id)
-            if gang and gang.progress:
+            if gang and (progress := gang.progress):
                 energy_at = partial(self.meter.energy_j, order.devices)
-                progress = gang.progress
                 if self.intervals.look(order, progress.last, progress.last_at, shim.clock(), energy_at):
                     self._heartbeat_due.set()
 
@@ -396,25 +385,21 @@ class Agent(ReportingAgent):
                 continue
             clocks = [r.clock_mhz for r in self.meter.readings() if r.index in gang.devices and r.clock_mhz]
             text = orjson.dumps({"relative_speed": min(known), "clock_mhz": min(clocks, default=None)})
-            if self._device_files.get(name) == text:
-                continue
             try:
-                files.replace(gang.folder.device_file, text, durable=False, mode=0o644)
-                self._device_files[name] = text
+                if self._device_files.get(name) != text:
+                    files.replace(gang.folder.device_file, text, durable=False, mode=0o644)
+                    self._device_files[name] = text
             except OSError as error:
                 self._state_problem = f"the state folder cannot be written: {error}"
 
     def _progress_of(self, allocation_id: str) -> float | None:
         gang = self.gangs.get(allocation_id)
-        report = gang.progress.last if gang and gang.progress else None
-        return report.done if report else None
+        return gang.progress.last.done if gang and gang.progress and gang.progress.last else None
 
     def _ended_at(self, allocation_id: str) -> datetime | None:
-        folder = self.rank_folder(allocation_id)
-        if folder is None:
+        if (folder := self.rank_folder(allocation_id)) is None:
             return datetime.fromtimestamp(0, UTC)
-        ended = folder.exit()
-        return ended.ended_at if ended else None
+        return (ended := folder.exit()) and ended.ended_at
 
     async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
         inputs = await self._fetcher.fetch(start, rank)
@@ -428,14 +413,9 @@ class Agent(ReportingAgent):
         settings = self.settings
         if settings.checkpoints != "store":
             return None
+        more = {name: getattr(settings, f"checkpoint_store_{name}") for name in ("endpoint", "region", "key", "secret")}
         try:
-            return Store.at(
-                settings.checkpoint_store,
-                endpoint=settings.checkpoint_store_endpoint,
-                region=settings.checkpoint_store_region,
-                key=settings.checkpoint_store_key,
-                secret=settings.checkpoint_store_secret,
-            )
+            return Store.at(settings.checkpoint_store, **more)
         except StoreError as error:
             exit_with(f"GPU_AGENT_CHECKPOINT_STORE: {error}")
 

@@ -104,9 +104,8 @@ def _make_folders(into: Path, folder: Path, account: Account | None) -> None:
             _give(path, account)
         except FileExistsError:
             if path.is_symlink() or not path.is_dir():
-                raise CannotStartError(
-                    f"The uploaded archive has an entry below {parent}, which is no folder."
-                ) from None
+                what = f"The uploaded archive has an entry below {parent}, which is no folder."
+                raise CannotStartError(what) from None
 
 
 def _give(path: Path, account: Account | None) -> None:

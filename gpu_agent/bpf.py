@@ -36,8 +36,7 @@ YES_OR_NO: tuple[Instruction, ...] = (
 
 
 def load_map(target: int, descriptor: int) -> list[Instruction]:
-    """Return the instruction that loads a map into a register; it has double length."""
-    return [op(_LOAD_MAP, target, 1, 0, descriptor), op(0)]
+    return [op(_LOAD_MAP, target, 1, 0, descriptor), op(0)]  # of double length
 
 
 def assembled(program: Sequence[Instruction]) -> bytes:

@@ -45,6 +45,7 @@ class Cgroups:
         self.limits = limits
         self._root = root
         self._is_unified = "memory" in _read(root / "cgroup.controllers").split()
+        self._memory_file = "memory.max" if self._is_unified else "memory.limit_in_bytes"
         self._parents: dict[str, Path] = {}
         self._network: network.Network | None = None
         self.lacking: dict[str, str] = {}  #: Why there is none, by controller
@@ -59,8 +60,7 @@ class Cgroups:
                 self._parents[controller] = prepare(controller)
             except OSError as error:
                 self.lacking[controller] = f"{error.filename or self._root}: {error.strerror or error}"
-        for controller, file, value in self._memory_files(self.limits.all_memory_bytes):
-            self._set(self._parents.get(controller), file, value, controller)
+        self._set(self._parents.get("memory"), self._memory_file, str(self.limits.all_memory_bytes), "memory")
         if not self._is_unified:  # where it competes with single processes: all jobs together as one for each CPU
             self._set(self._parents.get("cpu"), "cpu.shares", _shares(os.cpu_count() or 1), "cpu")
         if self._is_unified and "devices" in self._parents and (why := _try_device_program(self._parents["devices"])):
@@ -86,11 +86,9 @@ class Cgroups:
 
     @property
     def version(self) -> str:
-        """A description of the groups' version, for people."""
         return "cgroup v2" if self._is_unified else "cgroup v1"
 
     def has(self, controller: str) -> bool:
-        """Return whether ranks are limited by a controller."""
         return controller in self._parents
 
     def make(self, rank: str, denied: Sequence[tuple[int, int]], gpus: float = 1.0, port: int = 0) -> list[Path]:
@@ -106,9 +104,8 @@ class Cgroups:
         groups = {controller: parent / rank for controller, parent in self._parents.items()}
         for group in groups.values():
             group.mkdir(exist_ok=True)
-        for controller, file, value in self._memory_files(self.limits.memory_bytes):
-            if controller in groups:
-                (groups[controller] / file).write_text(value)
+        if "memory" in groups:
+            (groups["memory"] / self._memory_file).write_text(str(self.limits.memory_bytes))
         if "pids" in groups:
             (groups["pids"] / "pids.max").write_text(str(self.limits.processes))
         for controller, file, value in self._weight_files(gpus):
@@ -129,14 +126,10 @@ class Cgroups:
         files = (parent / rank / PROCESSES for parent in self._parents.values())
         return next((file for file in files if file.exists()), None)
 
-    def sweep(self, running: Collection[str]) -> int:
-        """Kill the remains of ranks that are not running and remove their groups; return the number of groups."""
-        removed = 0
+    def sweep(self, running: Collection[str]) -> None:
+        """Kill the remains of ranks that are not running and remove their groups."""
         for parent in dict.fromkeys(self._parents.values()):
-            for group in _folders(parent):
-                if group.name not in running and _remove(group):
-                    removed += 1
-        return removed
+            _sweep(parent, running)
 
     def close(self) -> None:
         """Remove the parent groups if no rank is running."""
@@ -147,17 +140,10 @@ class Cgroups:
     def sweep_everywhere(self, running: Collection[str]) -> None:
         """Sweep also the groups of an earlier agent that was started elsewhere in the hierarchy."""
         for parent in (*_found(self._root, self._name, depth=6), network.MOUNT / self._name):
-            for group in _folders(parent):
-                if group.name not in running:
-                    _remove(group)
+            _sweep(parent, running)
             if parent not in self._parents.values():
                 with suppress(OSError):
                     parent.rmdir()
-
-    def _memory_files(self, limit: int) -> list[tuple[str, str, str]]:
-        if self._is_unified:
-            return [("memory", "memory.max", str(limit))]
-        return [("memory", "memory.limit_in_bytes", str(limit))]
 
     def _weight_files(self, gpus: float) -> list[tuple[str, str, str]]:
         weight = max(round(100 * gpus), 1)
@@ -239,20 +225,18 @@ def _found(folder: Path, name: str, depth: int) -> Iterable[Path]:
             yield from _found(path, name, depth - 1)
 
 
-def _remove(group: Path) -> bool:
-    """Kill all processes of a group and remove it; return False while some of them are still exiting."""
-    for inner in _folders(group):  # a job cannot make one, but a container engine could
-        _remove(inner)
-    with suppress(OSError):
-        (group / "cgroup.kill").write_text("1")
-    for pid in _read(group / PROCESSES).split():
-        with suppress(OSError, ValueError):
-            os.kill(int(pid), signal.SIGKILL)
-    try:
-        group.rmdir()
-    except OSError:
-        return False
-    return True
+def _sweep(parent: Path, running: Collection[str]) -> None:
+    """Kill all processes of the groups in a group, and remove those in which none is still exiting."""
+    for group in _folders(parent):
+        if group.name not in running:
+            _sweep(group, ())  # a job cannot make groups in its own, but a container engine could
+            with suppress(OSError):
+                (group / "cgroup.kill").write_text("1")
+            for pid in _read(group / PROCESSES).split():
+                with suppress(OSError, ValueError):
+                    os.kill(int(pid), signal.SIGKILL)
+            with suppress(OSError):
+                group.rmdir()
 
 
 # --- version 2 has no file for devices: a program decides

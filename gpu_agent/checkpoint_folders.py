@@ -6,11 +6,11 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpu_agent.account import Account
-from gpu_agent.checkpoint_store import PIECE_BYTES, Copy, Entry, Store, StoreError, leads_inside
+from gpu_agent.checkpoint_store import PIECE_BYTES, Copy, Entry, Store, StoreError
 
 MOST_ENTRIES = 200_000
 MOST_LEVELS = 200
@@ -40,14 +40,8 @@ class Seen:
     inode: int = 0
     target: str = ""
 
-    def leads_inside(self, path: str) -> bool:
-        """Return whether this entry, a link at ``path``, stays in the folder that ``path`` begins in."""
-        return leads_inside(path, self.target)
-
     def entry(self) -> Entry:
-        return Entry.model_validate(
-            {"kind": self.kind, "mode": self.mode, "size_bytes": self.size_bytes, "target": self.target}
-        )
+        return Entry.model_validate(asdict(self))  # which takes of it what it has
 
 
 def walk(folder: Path, owner: int | None) -> Iterator[tuple[str, Seen, int]]:

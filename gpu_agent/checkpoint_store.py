@@ -74,10 +74,9 @@ class Copy(BaseModel):
         """
         found: dict[str, tuple[int, Entry]] = {}
         for path in sorted({path for each in self.manifests for path in each.entries}):
-            entries = [(rank, each.entries.get(path)) for rank, each in enumerate(self.manifests)]
-            written = [(rank, entry) for rank, entry in entries if entry is not None and entry.changed]
-            kept = [(rank, entry) for rank, entry in entries if entry is not None]
-            if written or len(kept) == len(entries):
+            kept = [(rank, each.entries[path]) for rank, each in enumerate(self.manifests) if path in each.entries]
+            written = [(rank, entry) for rank, entry in kept if entry.changed]
+            if written or len(kept) == len(self.manifests):
                 found[path] = (written or kept)[0]
         return {
             path: each

@@ -21,7 +21,7 @@ import orjson
 from gpu_agent import files, trees
 from gpu_agent.account import Account
 from gpu_agent.checkpoint_folders import ChangedError, DamagedError, Seen, UnfitError, listed, pieces, restore, walk
-from gpu_agent.checkpoint_store import Copy, Entry, Manifest, Store, StoreError
+from gpu_agent.checkpoint_store import Copy, Entry, Manifest, Store, StoreError, leads_inside
 from gpu_agent.ranks import Exit, RankFolder
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
@@ -168,11 +168,8 @@ class Checkpoints:
             return ""
         matters = ended.code != 0 or rank.stop_requested()
         if self._store is None:
-            return (
-                f"{NOT_COPIED}: it is on {self._settings.node_id} alone."
-                if matters and self.is_held_here(start)
-                else ""
-            )
+            is_lacking = matters and self.is_held_here(start)
+            return f"{NOT_COPIED}: it is on {self._settings.node_id} alone." if is_lacking else ""
         if (settled := _read_outcome(rank)) is not None:
             return settled
         if start.allocation_id not in self._last:
@@ -213,18 +210,18 @@ class Checkpoints:
         await end_tasks(list(self._last.values()))
 
     async def _copy_last(self, start: StartGang, rank: RankFolder) -> None:
-        detail: str | None = None
-        again = pauses(self._settings.retry_s)
-        while detail is None:
+        detail = ""
+        for pause_s in pauses(self._settings.retry_s):
             try:
                 await asyncio.to_thread(self._copy, start, is_last=True)
-                detail = ""
             except UnfitError as error:
                 detail = f"{NOT_COPIED}: {error}."
             except (ChangedError, StoreError, DomainError, OSError) as error:
                 log.warning("checkpoint.not_copied", allocation_id=start.allocation_id, error=str(error))
-                await asyncio.sleep(next(again))
-        files.replace(rank.path / OUTCOME, orjson.dumps({"detail": detail}))
+                await asyncio.sleep(pause_s)
+                continue
+            files.replace(rank.path / OUTCOME, orjson.dumps({"detail": detail}))
+            break
         log.info("checkpoint.settled", allocation_id=start.allocation_id, detail=detail)
         self._on_change()
 
@@ -249,10 +246,8 @@ class Checkpoints:
         known = self._known.setdefault(start.allocation_id, _Known())
         before = listed(folder, owner)
         size = sum(seen.size_bytes for seen in before.values())
-        if size > self._settings.checkpoint_max_bytes:
-            raise UnfitError(
-                f"it has {size:,} bytes, and GPU_AGENT_CHECKPOINT_MAX_BYTES is {self._settings.checkpoint_max_bytes:,}"
-            )
+        if size > (most := self._settings.checkpoint_max_bytes):
+            raise UnfitError(f"it has {size:,} bytes, and GPU_AGENT_CHECKPOINT_MAX_BYTES is {most:,}")
         if before == known.copied:
             return
         written = {path: each for path, each in known.files.items() if before.get(path) == each[0]}
@@ -270,11 +265,12 @@ class Checkpoints:
             known.files[path] = written[path] = seen, entry
         if listed(folder, owner) != before:
             raise ChangedError("it changed while it was copied")
-        fit = {path: seen for path, seen in before.items() if seen.kind != "link" or seen.leads_inside(path)}
-        entries = {path: seen.entry() for path, seen in fit.items()}
-        for path, entry in entries.items():
-            if entry.kind == "file":  # one without a key is what this gang found, and node 0 has it
-                entries[path] = written[path][1] if path in written else entry.model_copy(update={"changed": False})
+        entries: dict[str, Entry] = {}
+        for path, seen in before.items():
+            if seen.kind != "link" or leads_inside(path, seen.target):
+                is_new = seen.kind != "file"  # a file without a key is what this gang found, and node 0 has it
+                found = seen.entry().model_copy(update={"changed": is_new})
+                entries[path] = written[path][1] if path in written else found
         manifest = Manifest(nodes=start.nnodes, entries=entries)
         store.keep(start.job_id, start.generation, start.node_rank, manifest)
         known.copied = before
@@ -289,9 +285,9 @@ class Checkpoints:
         used = set(in_use)
         for note in self._folder.glob(".*.json") if self._store is not None else ():
             job = note.name[1 : -len(".json")]
-            with self._locks[job], suppress(OSError, ValueError):
+            with self._locks[job], suppress(OSError):
                 is_old = job not in used and time.time() - note.stat().st_mtime > older_than_s
-                if is_old and orjson.loads(note.read_bytes())["copied"]:
+                if is_old and files.read(note, lambda written: written["copied"]):
                     trees.remove(self._folder / job)
                     note.unlink(missing_ok=True)
 

@@ -10,11 +10,8 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
-
-import orjson
 
 from gpu_agent import enclosure, files, seccomp
 from gpu_agent.account import Account, Identities, TenantAccounts, find_account, may_change_accounts
@@ -38,26 +35,11 @@ _MPS_PIPES, _MPS_VARIABLE = "/tmp/nvidia-mps", "CUDA_MPS_PIPE_DIRECTORY"
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-@dataclass(frozen=True)
-class Permitted:
-    """What this host lets the agent do, as ``enclosure`` found out, and why it refuses the rest.
-
-    Attributes:
-        refused: The reasons, by what is refused: ``mounts``, ``proc``, ``space``, ``seal``, ``filter``, ``users``.
-    """
-
-    refused: Mapping[str, str]
-
-    def has(self, what: str) -> bool:
-        """Return whether something is permitted."""
-        return what not in self.refused
-
-
-def probe(user_id: int) -> Permitted:
-    """Find out what is permitted here, by trying it in a child of this process."""
+def probe(user_id: int) -> dict[str, str]:
+    """Find out what is refused here, by trying it in a child of this process; return the reasons."""
     wanted = ("mounts", "proc", "space", "seal", "filter", "users")
     if sys.platform != "linux":
-        return Permitted(dict.fromkeys(wanted, "this is not Linux"))
+        return dict.fromkeys(wanted, "this is not Linux")
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", enclosure.__file__, seccomp.program().hex(), str(user_id)],
@@ -68,7 +50,7 @@ def probe(user_id: int) -> Permitted:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Permitted(dict.fromkeys(wanted, f"it could not be tried: {error}"))
+        return dict.fromkeys(wanted, f"it could not be tried: {error}")
     found = {what: why for what, _, why in (line.partition(": ") for line in done.stdout.splitlines())}
     refused = {what: found.get(what, "it could not be tried") for what in wanted if found.get(what, "-")}
     if not seccomp.program():
@@ -76,12 +58,10 @@ def probe(user_id: int) -> Permitted:
     if not may_change_accounts():
         refused["users"] = _NOT_ROOT if os.geteuid() else "its container forbids it"
         refused |= {what: refused["users"] for what in ("mounts", "proc", "space") if what in refused}
-    return Permitted(refused)
+    return refused
 
 
 class Confinement:
-    """Confines the jobs of one node."""
-
     def __init__(self, settings: AgentSettings, device_nodes: Mapping[int, tuple[int, int]]) -> None:
         """Find out what is permitted, and make what all jobs share.
 
@@ -94,17 +74,12 @@ class Confinement:
         first, last = settings.tenant_uids
         self._settings = settings
         self.device_nodes = device_nodes
-        self.permitted = probe(first)
-        self._can_become = self.permitted.has("users")
-        homes = settings.state_folder / "homes"
-        given = settings.data_folder / "accounts"
+        self.refused = probe(first)  #: Why this host does not permit something to the agent
+        self._can_become = "users" not in self.refused
+        homes, given = settings.state_folder / "homes", settings.data_folder / "accounts"
         reserved = [account.user_id for name in settings.reserved_accounts if (account := _find(name)) is not None]
-        self.identities = Identities(
-            TenantAccounts(first, last, given, homes) if self._can_become else None,
-            find_account(settings.run_as),
-            settings.owner_tenants,
-            reserved,
-        )
+        tenants = TenantAccounts(first, last, given, homes) if self._can_become else None
+        self.identities = Identities(tenants, find_account(settings.run_as), settings.owner_tenants, reserved)
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         all_bytes = int(total * settings.jobs_memory_share)
         own_bytes = all_bytes if settings.job_memory_gib is None else int(settings.job_memory_gib * 2**30)
@@ -130,12 +105,7 @@ class Confinement:
     def _say_who_jobs_are(self) -> None:
         """Write down, for whoever submits on this host, which accounts jobs run as and what those can reach."""
         runners = {
-            tenant_id: {
-                "name": account.name,
-                "user_id": account.user_id,
-                "group_id": account.group_id,
-                "groups": account.groups,
-            }
+            tenant_id: {name: getattr(account, name) for name in ("name", "user_id", "group_id", "groups")}
             for tenant_id, account in self.identities.of_owners().items()
         }
         sees_its_own = self.can_mount()
@@ -144,10 +114,7 @@ class Confinement:
             "shown": [str(path) for path in self._shown()] if sees_its_own else [],
             "passed": [] if sees_its_own else [str(self._settings.state_folder)],
         }
-        try:
-            files.replace(self._settings.state_folder / RUNS_AS, orjson.dumps(written), durable=False)
-        except OSError as error:
-            log.warning("accounts.not_written", error=str(error))
+        files.store(self._settings.state_folder / RUNS_AS, written, "accounts.not_written", durable=False)
 
     def entries(
         self,
@@ -173,15 +140,16 @@ class Confinement:
             words += self._mount_words(start, rank, account, kept, asked)
             if not self.cgroups.has("pids"):
                 limits["NPROC"] = self._settings.job_processes
-            made = self.cgroups.make(rank.name, self._foreign_devices(start), gpus, start.master_port)
+            # GPUs that it must not open; a slice's own GPU it may, as the slice needs it.
+            own = {node for index, node in self.device_nodes.items() if index in start.devices}
+            made = self.cgroups.make(rank.name, sorted({*self.device_nodes.values()} - own), gpus, start.master_port)
             words += [f"cgroup {path}" for path in made]
-        words += [f"limit {name} {value}" for name, value in limits.items()]
-        words += self._seal_words()
-        limits = [("output_bytes", str(self._settings.job_output_bytes))]
+        words += [f"limit {name} {value}" for name, value in limits.items()] + self._seal_words()
+        entries = [("confine", word) for word in words] + [("output_bytes", str(self._settings.job_output_bytes))]
         with suppress(OSError):
             disk = disk_space(self._settings.state_folder, self._settings.disk_reserve_bytes)
-            limits.append(("reserve_bytes", str(disk.reserve_bytes)))
-        return [("confine", word) for word in words] + limits
+            entries.append(("reserve_bytes", str(disk.reserve_bytes)))
+        return entries
 
     def view(
         self, start: StartGang, rank: Path, account: Account, kept: Sequence[Path], asked: Sequence[Path]
@@ -206,7 +174,7 @@ class Confinement:
 
     def shows(self, folder: Path) -> bool:
         """Return whether a folder that jobs' accounts cannot enter is shown to them, or leads to one that is."""
-        return self.permitted.has("mounts") and any(
+        return "mounts" not in self.refused and any(
             each.is_relative_to(folder) or folder.is_relative_to(each) for each in self._shown()
         )
 
@@ -216,11 +184,11 @@ class Confinement:
 
     def can_mount(self) -> bool:
         """Return whether a job sees its own folders wherever they are."""
-        return self._can_become and self.permitted.has("mounts")
+        return self._can_become and "mounts" not in self.refused
 
     def has_space(self) -> bool:
         """Return whether each job has temporary folders of its own."""
-        return self.can_mount() and self.permitted.has("space")
+        return self.can_mount() and "space" not in self.refused
 
     def protections(self) -> list[Protection]:
         """Return which protections hold for jobs on this node, and which do not."""
@@ -228,18 +196,15 @@ class Confinement:
         def of(name: ProtectionName, why_not: str | None, how: str) -> Protection:
             return Protection(name=name, holds=not why_not, how=(why_not or how)[:200])
 
-        refused = self.permitted.refused
+        refused, groups = self.refused, self.cgroups
         off = None if self._settings.seccomp == "on" else "GPU_AGENT_SECCOMP is off"
-        only_root = None if self._can_become else refused.get("users", _NOT_ROOT)
-        groups = self.cgroups
+        only_root = refused.get("users")
+        mounts = only_root or refused.get("mounts")
+        spaces = f"IPC, /tmp, /var/tmp and /dev/shm of its own, {self.space_bytes / 2**30:,.1f} GiB"
         return [
             of("accounts", only_root, "an account of its own for each tenant"),
-            of("folders", only_root or refused.get("mounts"), "a mount namespace without other jobs' folders"),
-            of(
-                "temporary_space",
-                only_root or refused.get("mounts") or refused.get("space"),
-                f"IPC, /tmp, /var/tmp and /dev/shm of its own, {self.space_bytes / 2**30:,.1f} GiB",
-            ),
+            of("folders", mounts, "a mount namespace without other jobs' folders"),
+            of("temporary_space", mounts or refused.get("space"), spaces),
             of("processes", only_root or refused.get("proc"), "/proc shows a job its own account's processes"),
             of("privileges", refused.get("seal"), "no new privileges"),
             of("system_calls", refused.get("seal") or refused.get("filter") or off, "seccomp"),
@@ -260,12 +225,11 @@ class Confinement:
         self, start: StartGang, rank: Path, account: Account, kept: Sequence[Path], asked: Sequence[Path]
     ) -> list[str]:
         """Return the mounts of a rank: the node's folders are covered, and what the rank may see is shown again."""
-        words = ["proc"] if self.permitted.has("proc") else []
-        if not self.permitted.has("mounts"):
+        words = [] if "proc" in self.refused else ["proc"]
+        if "mounts" in self.refused:
             return words
-        home = [Path(account.home)] if account.is_tenants else []
-        own = [rank, *home, *kept]
-        if self.permitted.has("space"):
+        own = [rank, *([Path(account.home)] if account.is_tenants else []), *kept]
+        if "space" not in self.refused:
             words.append(f"space {self.space_bytes}")
             words += [f"named {path}" for path in sorted(_named(start, account))]
             if start.spec.may_share_gpu and _has_mps(start):
@@ -277,9 +241,8 @@ class Confinement:
         }
         words += [f"cover {path}" for path in sorted(covers) if path != Path("/")]
         words += [f"show {path}" for path in self._shown()] + [f"keep {path}" for path in dict.fromkeys(own)]
-        for path in dict.fromkeys(asked):
-            kind = "opened" if _is_opened(account, path) else "asked"
-            words += [f"{kind} {path}"] if path not in own else []
+        for path in dict.fromkeys(path for path in asked if path not in own):
+            words.append(f"{'opened' if _is_opened(account, path) else 'asked'} {path}")
         if account.is_tenants:
             with suppress(OSError):
                 listed = rank / USERS
@@ -289,15 +252,10 @@ class Confinement:
         return words
 
     def _seal_words(self) -> list[str]:
-        if not self.permitted.has("seal"):
+        if "seal" in self.refused:
             return []
-        is_filtered = self.permitted.has("filter") and self._settings.seccomp == "on"
+        is_filtered = "filter" not in self.refused and self._settings.seccomp == "on"
         return ["seal", *([f"filter {seccomp.program().hex()}"] if is_filtered else [])]
-
-    def _foreign_devices(self, start: StartGang) -> list[tuple[int, int]]:
-        """Return the GPUs that a gang must not open; a slice's own GPU may be opened, as the slice needs it."""
-        own = {node for index, node in self.device_nodes.items() if index in start.devices}
-        return sorted(set(self.device_nodes.values()) - own)
 
 
 def _is_opened(account: Account, folder: Path) -> bool:

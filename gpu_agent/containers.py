@@ -11,6 +11,7 @@ from typing import Literal
 
 from gpu_agent.account import Account
 from services.contracts.commands import StartGang
+from services.contracts.exec_sessions import ExecRequest
 from services.contracts.jobs import JobSpec
 
 _ENGINES = ("docker", "podman")
@@ -22,8 +23,6 @@ _CLOSED = ("--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 
 @dataclass(frozen=True)
 class Engine:
-    """A container engine of this host."""
-
     name: str
     program: str
     gpu_flags: Literal["nvidia", "none"]
@@ -114,16 +113,7 @@ def run_argv(
     return [*argv, start.spec.image or "", *start.spec.command]
 
 
-def exec_argv(
-    engine: Engine,
-    start: StartGang,
-    command: list[str],
-    local_rank: int | None,
-    *,
-    mark: str,
-    stdin: bool,
-    terminal: bool,
-) -> list[str]:
+def exec_argv(engine: Engine, start: StartGang, request: ExecRequest, local_rank: int | None, mark: str) -> list[str]:
     """Return the command that runs another command in a running container.
 
     Args:
@@ -131,8 +121,9 @@ def exec_argv(
         mark: ``NAME=value`` for its environment, by which the process can be found: it is not a child of the engine's
             client, and does not end with it.
     """
-    options = [*(["--interactive"] if stdin or terminal else []), *(["--tty"] if terminal else []), "--env", mark]
-    return [engine.program, "exec", *options, container_name(start, local_rank), *command]
+    options = ["--interactive"] if request.stdin or request.terminal is not None else []
+    options += ["--tty"] if request.terminal is not None else []
+    return [engine.program, "exec", *options, "--env", mark, container_name(start, local_rank), *request.command]
 
 
 def remove_argv(engine: Engine, start: StartGang, local_ranks: Iterable[int | None] = (None,)) -> list[str]:

@@ -40,6 +40,11 @@ class Order:
     settings: DeviceControls
 
     @property
+    def key(self) -> tuple[str, int]:
+        """The gang, and the revision of its controls."""
+        return self.allocation_id, self.settings.revision
+
+    @property
     def values(self) -> dict[ControlKind, float]:
         """The values to set, by kind; kinds that should be at their default are left out."""
         asked = {LIMIT: self.settings.power_limit_w, CLOCK: self.settings.clock_mhz}
@@ -72,13 +77,13 @@ class Controls:
         return not any((kind, index) in self._put for kind in ControlKind for index in devices)
 
     def status(self, order: Order) -> ControlsStatus:
-        refused = self._refused.get((order.allocation_id, order.settings.revision), {})
+        refused, found = self._refused.get(order.key, {}), self._found.get(order.key)
         reached = {
             kind: value
             for kind, value in order.values.items()
             if kind not in refused and all(self.value(kind, index) == value for index in order.devices)
         }
-        clock, found = reached.get(CLOCK), self._found.get((order.allocation_id, order.settings.revision))
+        clock = reached.get(CLOCK)
         return ControlsStatus(
             revision=order.settings.revision,
             power_limit_w=reached.get(LIMIT),
@@ -98,11 +103,11 @@ class Controls:
 
         If a device of a gang refuses a kind of control, the gang continues with all its devices at that kind's default.
         """
-        known = {(order.allocation_id, order.settings.revision) for order in orders}
+        known = {order.key for order in orders}
         self._refused = {key: kinds for key, kinds in self._refused.items() if key in known}
         before = dict(self._put)
         if before == self._wanted(orders):
-            if any((order.allocation_id, order.settings.revision) not in self._found for order in orders):
+            if known - self._found.keys():
                 async with self._lock:
                     await self._look_back(orders)
             return False
@@ -120,9 +125,9 @@ class Controls:
         wanted, found = self._wanted(orders), dict(self._found)
         self._found = {}
         for order in orders:
-            key = order.allocation_id, order.settings.revision
             if all(self._put.get(at) == wanted.get(at) for at in product(ControlKind, order.devices)):
-                self._found[key] = found.get(key) or (utc_now(), await self._ask(self._limits_w, order.devices))
+                limits = self._limits_w, order.devices
+                self._found[order.key] = found.get(order.key) or (utc_now(), await self._ask(*limits))
 
     @staticmethod
     async def _ask(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
@@ -131,25 +136,25 @@ class Controls:
 
     def _limits_w(self, devices: Iterable[int]) -> list[float]:
         """Return the power limits of the devices that report one."""
-        told: list[float | None] = []
+        told: list[float] = []
         for index in devices:
             with suppress(DeviceError):
-                told.append(self._driver.read(index).power_limit_w)
-        return [limit_w for limit_w in told if limit_w is not None]
+                if (limit_w := self._driver.read(index).power_limit_w) is not None:
+                    told.append(limit_w)
+        return told
 
     def _wanted(self, orders: Sequence[Order]) -> dict[Key, float | None]:
         return {
             (kind, index): value
             for order in orders
             for kind, value in order.values.items()
-            if kind not in self._refused.get((order.allocation_id, order.settings.revision), {})
+            if kind not in self._refused.get(order.key, {})
             for index in order.devices
         }
 
     async def _give(self, order: Order, kind: ControlKind, value: float) -> None:
-        refused = self._refused.get((order.allocation_id, order.settings.revision), {})
         for index in order.devices:
-            if kind in refused or self._put.get((kind, index)) == value:
+            if kind in self._refused.get(order.key, {}) or self._put.get((kind, index)) == value:
                 continue
             known = (kind, index) in self._put
             self._put[kind, index] = None
@@ -157,11 +162,13 @@ class Controls:
                 del self._put[kind, index]  # what nobody would remember is not set
                 return
             try:
-                await self._ask(self._setter(kind), index, value)
+                if kind is LIMIT:
+                    await self._ask(self._driver.set_power_limit, index, value)
+                else:
+                    await self._ask(self._driver.set_clock, index, round(value))
             except (NotSupportedError, NotPermittedError) as error:
                 log.warning("controls.refused", index=index, kind=kind.value, value=value, error=str(error))
-                key = order.allocation_id, order.settings.revision
-                self._refused.setdefault(key, {})[kind] = f"device {index}: {error}"
+                self._refused.setdefault(order.key, {})[kind] = f"device {index}: {error}"
                 return
             except DeviceError as error:
                 self._note_failure((kind, index), error)
@@ -187,11 +194,6 @@ class Controls:
             del self._put[key]
         if unwanted:
             self._save()
-
-    def _setter(self, kind: ControlKind) -> Callable[[int, float], None]:
-        if kind is LIMIT:
-            return self._driver.set_power_limit
-        return lambda index, value: self._driver.set_clock(index, round(value))
 
     def _note_failure(self, key: Key, error: DeviceError) -> None:
         if key not in self._failing:

@@ -48,13 +48,11 @@ class Enclosure:
     """What confines the processes of one rank."""
 
     def __init__(self) -> None:
-        self._cgroups: list[bytes] = []
+        kinds = (b"cgroup", b"cover", b"asked", b"named", b"opened")
+        self._paths: dict[bytes, list[bytes]] = {kind: [] for kind in kinds}
+        self._cgroups, self._covers, self._asked, self._named, self._opened = self._paths.values()
         self._limits: list[tuple[int, int]] = []
-        self._covers: list[bytes] = []
         self._shown: list[tuple[bytes, bool]] = []
-        self._asked: list[bytes] = []
-        self._named: list[bytes] = []
-        self._opened: list[bytes] = []
         self._replaced: list[tuple[bytes, bytes]] = []
         self._space_bytes = 0
         self._hides_processes = False
@@ -65,12 +63,8 @@ class Enclosure:
     def add(self, entry: bytes) -> None:
         """Add an entry of the spec; an unknown one raises an error, because it was meant to confine."""
         kind, _, value = entry.partition(b" ")
-        paths = {
-            **{b"cgroup": self._cgroups, b"cover": self._covers},
-            **{b"asked": self._asked, b"named": self._named, b"opened": self._opened},
-        }
-        if kind in paths:
-            paths[kind].append(value)
+        if kind in self._paths:
+            self._paths[kind].append(value)
         elif kind == b"limit":
             name, _, number = value.partition(b" ")
             self._limits.append((getattr(resource, "RLIMIT_" + name.decode()), int(number)))
@@ -358,15 +352,12 @@ def run(folder: str, argv: list[str]) -> int:
                 enclosure.add(value)
             elif kind == b"user":
                 user = [int(number) for number in value.split()]
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
         enclosure.make(user)
         enclosure.enter()
         if user and user[0] != os.geteuid():
-            os.setgroups(user[2:])
-            os.setgid(user[1])
-            os.setuid(user[0])
+            _become(user)
         enclosure.seal()
         os.chdir(folder)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -374,6 +365,12 @@ def run(folder: str, argv: list[str]) -> int:
     except (OSError, ValueError) as failure:
         sys.stderr.write(f"fatal: {argv[0]} cannot be run as its job is confined: {failure}\n")
     return NOT_CONFINED
+
+
+def _become(user: list[int]) -> None:
+    os.setgroups(user[2:])
+    os.setgid(user[1])
+    os.setuid(user[0])
 
 
 def main(filter_hex: str, user_id: int) -> int:
@@ -387,7 +384,7 @@ def main(filter_hex: str, user_id: int) -> int:
     }
     for name, entries in checks.items():
         print(_outcome(name, lambda entries=entries: _try_enclosure(entries)), flush=True)
-    print(_outcome("users", lambda: _become(user_id)), flush=True)
+    print(_outcome("users", lambda: _become([user_id, user_id])), flush=True)
     return 0
 
 
@@ -416,12 +413,6 @@ def _try_enclosure(entries: tuple[str, ...]) -> None:
     enclosure.make([])
     enclosure.enter()
     enclosure.seal()
-
-
-def _become(user_id: int) -> None:
-    os.setgroups([])
-    os.setgid(user_id)
-    os.setuid(user_id)
 
 
 if __name__ == "__main__":

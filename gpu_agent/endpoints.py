@@ -80,7 +80,7 @@ async def read_logs(
     def read(offset: int, limit: int) -> LogPiece:
         if stream is LogStream.BOTH:
             return read_both(folder.path, offset, limit, is_over=is_over)
-        return read_piece(folder.stream(stream), offset, limit)
+        return read_piece(folder.path / stream, offset, limit)
 
     start = None if since_s is None else offset_since(folder.path, stream, since_s)
     if start is not None:
@@ -114,9 +114,8 @@ async def post_progress(agent: TheAgent, token: str, request: Request) -> Respon
     """Store a job's progress report; the token in the path is the job's own."""
     report = parse_report(await request.body())
     if report is None or report.done is None:
-        raise ProblemError(
-            422, ProblemCode.INVALID_REQUEST, 'The body must be like {"done": 120}, a number of at least 0.'
-        )
+        detail = 'The body must be like {"done": 120}, a number of at least 0.'
+        raise ProblemError(422, ProblemCode.INVALID_REQUEST, detail)
     if not agent.gangs.post_progress(token, report):
         raise not_found("running job that posts its progress")
     return Response(status_code=204)
@@ -125,8 +124,7 @@ async def post_progress(agent: TheAgent, token: str, request: Request) -> Respon
 # --- exec sessions, for admission alone
 
 
-def read_owner(request: Request) -> str:
-    """Return the API key on whose behalf admission calls."""
+async def read_owner(request: Request) -> str:
     return read_identity(request).key_id
 
 

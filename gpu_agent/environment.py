@@ -41,36 +41,34 @@ def job_variables(
         progress_url: Where its progress can be posted; empty if it cannot.
         devices: Its devices on this node as CUDA names them: numbers, or the UUIDs of MIG slices.
     """
-    serves_at = {} if start.spec.service is None else {"WATTSHIFT_PORT": str(start.master_port)}
-    batch = {"WATTSHIFT_BATCH_SIZE": start.batch_size, "WATTSHIFT_BASE_BATCH_SIZE": start.base_batch}
     # With several devices, one process on a node is no rank: it starts the ranks, and finds out their numbers itself.
     is_a_rank = not is_per_gpu(start) and len(start.devices) == 1
-    return (
-        serves_at
-        | {name: str(samples) for name, samples in batch.items() if samples is not None}
-        | {
-            "WATTSHIFT_JOB_ID": start.job_id,
-            "WATTSHIFT_ALLOCATION_ID": start.allocation_id,
-            "WATTSHIFT_GENERATION": str(start.generation),
-            "WATTSHIFT_NNODES": str(start.nnodes),
-            "WATTSHIFT_RANK_OFFSET": str(start.rank_offset),
-            "WATTSHIFT_LOCAL_WORLD_SIZE": str(len(start.devices)),
-            "WATTSHIFT_CHECKPOINT_DIR": checkpoint_dir,
-            "WATTSHIFT_PROGRESS_FILE": str(folder.progress_file),
-            **({"WATTSHIFT_PROGRESS_URL": progress_url} if progress_url else {}),
-            "WATTSHIFT_DEVICE_FILE": str(folder.device_file),
-            "WATTSHIFT_STOP_AT": str(folder.stop_at_file),
-            "MASTER_ADDR": start.master_addr,
-            "MASTER_PORT": str(start.master_port),
-            "WORLD_SIZE": str(start.world_size),
-            "LOCAL_WORLD_SIZE": str(len(start.devices)),
-            "NODE_RANK": str(start.node_rank),
-            "GROUP_RANK": str(start.node_rank),
-            "CUDA_VISIBLE_DEVICES": ",".join(devices),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, which device indices are in
-        }
-        | (rank_variables(start, 0) if is_a_rank else {})
-    )
+    variables: dict[str, object] = {
+        "WATTSHIFT_PORT": None if start.spec.service is None else start.master_port,
+        "WATTSHIFT_BATCH_SIZE": start.batch_size,
+        "WATTSHIFT_BASE_BATCH_SIZE": start.base_batch,
+        "WATTSHIFT_JOB_ID": start.job_id,
+        "WATTSHIFT_ALLOCATION_ID": start.allocation_id,
+        "WATTSHIFT_GENERATION": start.generation,
+        "WATTSHIFT_NNODES": start.nnodes,
+        "WATTSHIFT_RANK_OFFSET": start.rank_offset,
+        "WATTSHIFT_LOCAL_WORLD_SIZE": len(start.devices),
+        "WATTSHIFT_CHECKPOINT_DIR": checkpoint_dir,
+        "WATTSHIFT_PROGRESS_FILE": folder.progress_file,
+        "WATTSHIFT_PROGRESS_URL": progress_url or None,
+        "WATTSHIFT_DEVICE_FILE": folder.device_file,
+        "WATTSHIFT_STOP_AT": folder.stop_at_file,
+        "MASTER_ADDR": start.master_addr,
+        "MASTER_PORT": start.master_port,
+        "WORLD_SIZE": start.world_size,
+        "LOCAL_WORLD_SIZE": len(start.devices),
+        "NODE_RANK": start.node_rank,
+        "GROUP_RANK": start.node_rank,
+        "CUDA_VISIBLE_DEVICES": ",".join(devices),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, which device indices are in
+        **(rank_variables(start, 0) if is_a_rank else {}),
+    }
+    return {name: str(value) for name, value in variables.items() if value is not None}
 
 
 def rank_variables(start: StartGang, local_rank: int) -> dict[str, str]:
@@ -113,11 +111,9 @@ def passed_environment(also_passed: Iterable[str] = (), own: Mapping[str, str] =
     """
     names = PASSED | set(also_passed)
     passed = {name: value for name, value in own.items() if name in names or name.startswith("LC_")}
-    for name in _PROXIES & passed.keys():
-        if "@" in passed[name]:  # jobs get no credentials, not even those of a proxy
-            del passed[name]
-    passed.setdefault("PATH", os.defpath)
-    return passed
+    # Jobs get no credentials, not even those of a proxy.
+    closed = {name for name in _PROXIES & passed.keys() if "@" in passed[name]}
+    return {"PATH": os.defpath} | {name: value for name, value in passed.items() if name not in closed}
 
 
 _DEEPSPEED = frozenset({"deepspeed", "deepspeed.launcher.runner"})
@@ -144,19 +140,14 @@ def with_options(start: StartGang, hostfile: str, devices: Sequence[int]) -> lis
         devices: Numbers of this node's devices, as the command sees them.
     """
     command = start.spec.command
-    found = options_at(command)
-    if found is None:
-        return command
-    name, at = found
+    name, at = options_at(command) or ("", 0)
+    if name == "accelerate" and command[at : at + 1] == ["launch"]:
+        name, at = "accelerate-launch", at + 1
+    options: list[str] = []
     if name in _DEEPSPEED:
         options = _deepspeed(start, hostfile, devices, _given(command[at:]))
-    elif name == "accelerate" and command[at : at + 1] == ["launch"]:
-        at += 1
-        options = _accelerate(start, _given(command[at:]))
     elif name in ("accelerate-launch", "accelerate.commands.launch"):
         options = _accelerate(start, _given(command[at:]))
-    else:
-        options = []
     return [*command[:at], *options, *command[at:]]
 
 

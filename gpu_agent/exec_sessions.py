@@ -28,7 +28,7 @@ from gpu_agent.environment import is_per_gpu
 from gpu_agent.gangs import Gang, Gangs
 from gpu_agent.processes import kill_marked
 from gpu_agent.settings import AgentSettings
-from gpu_agent.shim import NOT_EXECUTABLE, NOT_FOUND
+from gpu_agent.shim import NOT_EXECUTABLE, NOT_FOUND, spec_bytes
 from services.contracts import exec_sessions
 from services.contracts.codes import ProblemCode
 from services.contracts.nodes import EndedBy, RankState
@@ -101,8 +101,6 @@ class _Streams:
 
 @dataclass
 class ExecSession:
-    """One command and its client."""
-
     id: str
     owner: str  #: The API key of its client; nobody else may send input
     gang: Gang
@@ -393,20 +391,12 @@ class ExecSessions:
     ) -> ExecSession:
         start = gang.start
         assert start is not None
-        process = local_rank if is_per_gpu(start) else 0
-        argv, mark = list(request.command), ""
+        process = local_rank if is_per_gpu(start) else None
+        argv, mark = request.command, ""
         if start.spec.image is not None and self._engine is not None:
             mark = f"WATTSHIFT_EXEC={session_id}"
-            argv = containers.exec_argv(
-                self._engine,
-                start,
-                argv,
-                process if is_per_gpu(start) else None,
-                mark=mark,
-                stdin=request.stdin,
-                terminal=request.terminal is not None,
-            )
-        entries = [("process", str(process)), *(("argv", word) for word in argv)]
+            argv = containers.exec_argv(self._engine, start, request, process, mark)
+        entries = [("process", str(process or 0)), *(("argv", word) for word in argv)]
         if request.terminal is not None:
             entries.append(("env", f"TERM={request.terminal_type}"))
         with ExitStack() as stack:
@@ -415,7 +405,7 @@ class ExecSessions:
             async with self._door:
                 connection = await _shim_connection(gang)
             stack.callback(connection.close)
-            socket.send_fds(connection, [exec_shim.request_bytes(entries)], streams.command)
+            socket.send_fds(connection, [spec_bytes(entries)], streams.command)
             wake_shim(gang)
             streams.close_command()
             stack.pop_all()
@@ -460,8 +450,8 @@ async def _shim_connection(gang: Gang) -> socket.socket:
 
 
 async def _writable(descriptor: int) -> None:
-    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-    loop.add_writer(descriptor, _resolve, future)
+    loop = asyncio.get_running_loop()
+    loop.add_writer(descriptor, _resolve, future := loop.create_future())
     try:
         await future
     finally:

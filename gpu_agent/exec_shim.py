@@ -2,7 +2,7 @@
 
 The shim imports this when the agent first asks for a session, by making a socket named ``exec.sock`` in the rank's
 folder. For each session the shim connects to it; the agent sends one request with the descriptors of the command's
-standard streams (``request_bytes``), and later ``signal=NUMBER``. The shim sends ``exit CODE`` at the end; before that,
+standard streams (``Request``), and later ``signal=NUMBER``. The shim sends ``exit CODE`` at the end; before that,
 the child itself may send ``ERRNO WHAT`` if the command cannot be run. A session ends with its connection, and thus also
 when the agent is killed: SIGHUP, then SIGKILL after ``HANGUP_GRACE_S``. Processes that a command leaves behind are
 killed.
@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import termios
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 DOOR = "exec.sock"
 HANGUP_GRACE_S = 5.0
@@ -24,13 +24,12 @@ _MOST_DESCRIPTORS = 3
 
 
 class Request:
-    """A command to run."""
+    """A command to run: entries ``argv`` (repeated), ``process`` and ``env`` (``NAME=value``, repeated)."""
 
     def __init__(self, data: bytes, streams: list[int]) -> None:
         self.argv: list[bytes] = []
         self.process = 0  #: Which of the rank's processes it shares its environment with
         self.variables: dict[bytes, bytes] = {}
-        self.attends = False  #: Whether it is what an interactive rank waits for
         self.streams = streams  #: Descriptors of its standard streams; a single one is a terminal
         for entry in data.split(b"\0"):
             name, _, value = entry.partition(b"=")
@@ -41,8 +40,6 @@ class Request:
             elif name == b"env":
                 variable, _, content = value.partition(b"=")
                 self.variables[variable] = content
-            elif name == b"attends":
-                self.attends = True
 
     def connect(self) -> None:
         """Make the streams this process's own; it leads a new session."""
@@ -53,25 +50,10 @@ class Request:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def request_bytes(entries: Iterable[tuple[str, str]]) -> bytes:
-    """Return a request: entries ``argv`` (repeated), ``process``, ``env`` (``NAME=value``, repeated), ``attends``."""
-    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in entries)
-
-
-class Ended:
-    """How a session's command ended."""
-
-    def __init__(self, code: int, *, attended: bool, hung_up: bool) -> None:
-        self.code = code
-        self.attended = attended
-        self.hung_up = hung_up
-
-
 class _Session:
-    def __init__(self, pid: int, connection: socket.socket, *, attends: bool) -> None:
+    def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
         self.connection = connection
-        self.attends = attends
         self.kill_at = float("inf")
 
 
@@ -87,7 +69,6 @@ class Sessions:
         self._waiting: list[socket.socket] = []
         self._sessions: dict[int, _Session] = {}
         self._is_closed = False
-        self.was_attended = False
 
     def pids(self) -> list[int]:
         """Return the commands' processes, each the leader of its own session and group."""
@@ -109,19 +90,17 @@ class Sessions:
         for session in self._sessions.values():
             _hang_up(session, now)
 
-    def exited(self, pid: int, code: int) -> Ended | None:
-        """Record the end of a process; return None if it was no session's command."""
+    def exited(self, pid: int, code: int) -> None:
+        """Tell the agent how a process ended, if it was a session's command."""
         session = self._sessions.pop(pid, None)
         if session is None:
-            return None
+            return
         _signal_all(pid, signal.SIGKILL)
-        hung_up = session.kill_at < float("inf")
         try:
             session.connection.send(b"exit %d" % code)
         except OSError:
             pass
         session.connection.close()
-        return Ended(code, attended=session.attends, hung_up=hung_up)
 
     def _knock(self) -> None:
         if not os.path.exists(DOOR):
@@ -148,8 +127,7 @@ class Sessions:
         if data and descriptors and not self._is_closed:
             request = Request(data, descriptors)
             pid = self._start(request, connection.fileno())
-            self._sessions[pid] = _Session(pid, connection, attends=request.attends)
-            self.was_attended = self.was_attended or request.attends
+            self._sessions[pid] = _Session(pid, connection)
         else:
             connection.close()
         for descriptor in descriptors:

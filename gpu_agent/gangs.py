@@ -23,14 +23,13 @@ import orjson
 from gpu_agent import files, shim
 from gpu_agent.checkpoints import Checkpoints
 from gpu_agent.controls import Order
-from gpu_agent.inputs import Inputs, fetch_nothing
-from gpu_agent.launch import Launcher
+from gpu_agent.launch import Inputs, Launcher
 from gpu_agent.progress import ProgressReader, Report, parse_report
 from gpu_agent.ranks import COMMAND, Exit, Leaving, RankFolder
 from gpu_agent.secrets import CannotStartError, InputError
 from services.contracts.commands import SetDevices, StartGang, StopGang, command_document
 from services.contracts.nodes import PORT_TAKEN, DeviceControls, EndedBy, Listener, RankState, RankStatus
-from services.core.domain.mig import parent_of
+from services.core.domain.mig import gpu_of
 from services.core.profiles.sharing import pace_beside
 from services.kit import traces
 from services.kit.logging import Log
@@ -139,10 +138,10 @@ class Gangs:
         folder: Path,
         launcher: Launcher,
         *,
+        fetch: Callable[[StartGang, Path], Awaitable[Inputs]],
         on_change: Callable[[], None] = lambda: None,
         is_billed: Callable[[str], bool] = lambda _: True,
         is_clean: Callable[[tuple[int, ...]], bool] = lambda _: True,
-        fetch: Callable[[StartGang, Path], Awaitable[Inputs]] = fetch_nothing,
         checkpoints: Checkpoints | None = None,
         is_taken: Callable[[int], bool] = lambda _: False,
     ) -> None:
@@ -289,13 +288,9 @@ class Gangs:
                     self._renew(gang)
             elif gang.allocation_id in reported:
                 gang.named = False
-                self._stop_unknown(gang)
-
-    def _stop_unknown(self, gang: Gang) -> None:
-        if gang.is_over or gang.state is RankState.STOPPING:
-            return
-        grace_s = gang.start.spec.grace_s if gang.start else 0.0
-        self._try_to_stop(gang, EndedBy.STOP, grace_s, "the control plane does not know it any more")
+                if gang.state is not RankState.STOPPING:
+                    grace_s = gang.start.spec.grace_s if gang.start else 0.0
+                    self._try_to_stop(gang, EndedBy.STOP, grace_s, "the control plane does not know it any more")
 
     def _renew(self, gang: Gang) -> None:
         try:
@@ -314,15 +309,7 @@ class Gangs:
         """
         changed = [gang for gang in self if self._observe(gang)]
         for gang in self:
-            if gang.leaves_now and gang.leaving is not None:
-                self._try_to_stop(gang, EndedBy.STOP, gang.leaving.grace_s, "")
-                changed.append(gang)
-            if gang.state is RankState.STOPPING and not gang.holding and not gang.copying:
-                cause = gang.folder.stop_cause() or EndedBy.STOP
-                self._end_unstarted(gang, _SIGTERM_CODE, cause, gang.detail or "stopped before it started")
-            if _is_dead(gang):
-                await asyncio.to_thread(gang.folder.end_after_dead_shim)
-                changed += [gang] if self._observe(gang) else []
+            changed += [gang] if await self._settle(gang) else []
         for gang in self:
             self._take_devices(gang)
         await self._tell(on_owners)
@@ -332,6 +319,19 @@ class Gangs:
         if changed:
             self._on_change()
         self._forget()
+
+    async def _settle(self, gang: Gang) -> bool:
+        """Stop a gang that is to leave now, end one that never starts or whose shim is dead; return if so."""
+        leaves = gang.leaving if gang.leaves_now else None
+        if leaves is not None:
+            self._try_to_stop(gang, EndedBy.STOP, leaves.grace_s, "")
+        if gang.state is RankState.STOPPING and not gang.holding and not gang.copying:
+            cause = gang.folder.stop_cause() or EndedBy.STOP
+            self._end_unstarted(gang, _SIGTERM_CODE, cause, gang.detail or "stopped before it started")
+        if _is_dead(gang):
+            await asyncio.to_thread(gang.folder.end_after_dead_shim)
+            return self._observe(gang) or leaves is not None
+        return leaves is not None
 
     async def _tell(self, on_owners: OnOwners) -> None:
         """Call ``on_owners`` if the holders of devices differ from those of the last call, for whatever reason."""
@@ -348,7 +348,6 @@ class Gangs:
         return {device: holders[0] for device, holders in self._holders().items()}
 
     def guests(self) -> dict[int, str]:
-        """Return which allocation shares which device with its owner."""
         return {device: holders[1] for device, holders in self._holders().items() if len(holders) > 1}
 
     def _holders(self) -> dict[int, list[str]]:
@@ -360,21 +359,17 @@ class Gangs:
 
     def holders_of(self, device: int) -> list[str]:
         """Return the allocations that hold a device, a slice of it, or the GPU that it is a slice of."""
-        related = {device, parent_of(device)} - {None}
+        related = {device, gpu_of(device)}
         return [
             gang.allocation_id
             for gang in self
-            if gang.holding and any(each in related or parent_of(each) == device for each in gang.devices)
+            if gang.holding and any(each in related or gpu_of(each) == device for each in gang.devices)
         ]
 
     def contained_devices(self) -> set[int]:
         """Return the GPUs that gangs in containers hold, wholly or in slices."""
-        return {
-            device if parent_of(device) is None else parent_of(device) or 0
-            for gang in self
-            if gang.holding and gang.start and gang.start.spec.image
-            for device in gang.devices
-        }
+        contained = (gang for gang in self if gang.holding and gang.start and gang.start.spec.image)
+        return {gpu_of(device) for gang in contained for device in gang.devices}
 
     def load_of(self, device: int) -> float:
         """Return the load of a simulated device; if two gangs share it, their loads add up, to 1 at most."""
@@ -421,13 +416,11 @@ class Gangs:
             return False
         if gang.shim is not None and gang.shim.poll() is not None:
             gang.shim = None
+        before, ended, started = gang.state, gang.folder.exit(), gang.folder.started()
         made_first_progress = False
         if gang.progress is not None and gang.holding:
             first = gang.progress.last is None
             made_first_progress = gang.progress.poll() and first
-        before = gang.state
-        ended = gang.folder.exit()
-        started = gang.folder.started()
         if started is not None and gang.started_at is None:
             gang.started_at = datetime.fromtimestamp(float(started.get("started_at", 0)), UTC)
             gang.shim_pid = int(started.get("shim", 0))
@@ -591,7 +584,7 @@ def _read_gang(folder: RankFolder) -> Gang:
         gang.devices = tuple(start.devices)
         read_settings = DeviceControls.model_validate
         gang.settings = files.read(folder.settings_file, read_settings, "gang.settings_unreadable")
-        gang.progress = ProgressReader(start.spec.progress, folder.progress_file, folder.stream(shim.STDOUT))
+        gang.progress = ProgressReader(start.spec.progress, folder.progress_file, folder.path / shim.STDOUT)
         if (posted := parse_report(folder.posted())) is not None:
             gang.progress.post(posted)
     return gang

@@ -58,8 +58,22 @@ async def fetch_commit(
     try:
         with _access(source, credential, into, account, local=settings.git_local) as (environment, key):
             shown = [("confine", f"show {key}")] if key else []
+            entries = shim.spec_bytes([*confinement, *shown, *shim_user(account)])
+            allowed = ["https", "ssh", *(["file"] if settings.git_local else [])]
+            options = {"protocol.allow": "never", **{f"protocol.{name}.allow": "always" for name in allowed}}
+            options |= {"core.hooksPath": os.devnull, "fetch.recurseSubmodules": "false"}
+            given = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+            words = [*enclosure.command(str(into)), "git", *given]
             async with asyncio.timeout(settings.git_timeout_s):
-                await _fetch(source, into, _Git(into, environment, settings, account, [*confinement, *shown]))
+                await _git([*words, "init", "-q", "--template="], environment, entries)
+                fetch = [*words, "fetch", "-q"]
+                try:
+                    shallow = [*fetch, "--no-tags", "--depth=1", "--", source.url, source.revision]
+                    await _git(shallow, environment, entries)
+                except _GitError:  # a server that gives only what its branches and tags name
+                    references = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
+                    await _git([*fetch, "--", source.url, *references], environment, entries)
+                await _git([*words, "checkout", "-q", "--detach", source.revision, "--"], environment, entries)
     except TimeoutError:
         raise InputError(f"{source.url} was not fetched within {settings.git_timeout_s:g} s.") from None
     except _GitError as error:
@@ -81,63 +95,34 @@ def _key_prefix(allocations: Path) -> str:
     return f"git-key-{hashlib.sha256(os.fsencode(allocations.absolute())).hexdigest()[:16]}-"
 
 
-async def _fetch(source: GitSource, into: Path, git: _Git) -> None:
-    await git.run("init", "-q", "--template=")
-    try:
-        await git.run("fetch", "-q", "--no-tags", "--depth=1", "--", source.url, source.revision)
-    except _GitError:  # a server that gives only what its branches and tags name
-        references = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
-        await git.run("fetch", "-q", "--", source.url, *references)
-    await git.run("checkout", "-q", "--detach", source.revision, "--")
-
-
 class _GitError(Exception):
     """git failed; the message is its last line."""
 
 
-class _Git:
-    def __init__(
-        self,
-        folder: Path,
-        environment: Mapping[str, str],
-        settings: AgentSettings,
-        account: Account | None,
-        confinement: Sequence[tuple[str, str]],
-    ) -> None:
-        allowed = ["https", "ssh", *(["file"] if settings.git_local else [])]
-        options = {"protocol.allow": "never", **{f"protocol.{name}.allow": "always" for name in allowed}}
-        options |= {"core.hooksPath": os.devnull, "fetch.recurseSubmodules": "false"}
-        self._words = [
-            *enclosure.command(str(folder)),
-            *("git", *(word for name, value in options.items() for word in ("-c", f"{name}={value}"))),
-        ]
-        self._environment = environment
-        self._entries = shim.spec_bytes([*confinement, *shim_user(account)])
-
-    async def run(self, *words: str) -> None:
-        if shutil.which("git", path=self._environment.get("PATH")) is None:
-            raise InputError("This node has no git.")
-        process: subprocess.Popen[bytes] = await asyncio.to_thread(
-            subprocess.Popen,
-            [*self._words, *words],
-            cwd="/",
-            env=self._environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            _, said = await asyncio.to_thread(process.communicate, self._entries)
-        except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-        if process.returncode:
-            lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-            fatal = [line.partition(":")[2].strip() for line in lines if line.startswith(("fatal:", "error:"))]
-            raise _GitError((fatal or lines or [f"git exited with {process.returncode}"])[0][:_LONGEST_MESSAGE])
+async def _git(words: Sequence[str], environment: Mapping[str, str], entries: bytes) -> None:
+    if shutil.which("git", path=environment.get("PATH")) is None:
+        raise InputError("This node has no git.")
+    process: subprocess.Popen[bytes] = await asyncio.to_thread(
+        subprocess.Popen,
+        words,
+        cwd="/",
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        _, said = await asyncio.to_thread(process.communicate, entries)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if process.returncode:
+        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+        fatal = [line.partition(":")[2].strip() for line in lines if line.startswith(("fatal:", "error:"))]
+        raise _GitError((fatal or lines or [f"git exited with {process.returncode}"])[0][:_LONGEST_MESSAGE])
 
 
 @contextmanager

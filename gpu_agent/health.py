@@ -117,14 +117,14 @@ class GpuHealth:
         key = fault.gpu, fault.cause
         if key not in self._faults:
             return
-        if not problem:
+        if problem:
+            log.warning("gpu.probe_failed", gpu=fault.gpu, uuid=fault.uuid, why=problem)
+            self._over_s[key] = now_s
+            detail = f"{fault.detail.partition(' Its probe')[0]} Its probe failed: {problem}"[:500]
+            self._faults[key] = fault.model_copy(update={"detail": detail})
+        else:
             log.info("gpu.probe_passed", gpu=fault.gpu, uuid=fault.uuid)
             self._forget(key)
-            return
-        log.warning("gpu.probe_failed", gpu=fault.gpu, uuid=fault.uuid, why=problem)
-        self._over_s[key] = now_s
-        detail = f"{fault.detail.partition(' Its probe')[0]} Its probe failed: {problem}"[:500]
-        self._faults[key] = fault.model_copy(update={"detail": detail})
 
     # --- what is found
 
@@ -148,10 +148,9 @@ class GpuHealth:
 
     def _look_at_memory(self, gpu: int, health: Health) -> None:
         errors = health.uncorrected_errors or 0
-        accepted = self._accepted_errors.get(self._uuids[gpu], 0)
-        if errors < accepted:  # the driver was loaded again, and counts anew
+        if errors < self._accepted_errors.get(self._uuids[gpu], 0):  # the driver was loaded again, and counts anew
             self._accepted_errors.pop(self._uuids[gpu])
-            accepted = 0
+        accepted = self._accepted_errors.get(self._uuids[gpu], 0)
         if health.remapping_failed:
             self._add(gpu, GpuFaultCause.ECC, "Broken memory of it could not be replaced by spare memory.", lasts=True)
         elif errors > accepted + self._settings.health_uncorrected_errors:
@@ -169,11 +168,10 @@ class GpuHealth:
         if self._shims is None or not health.pids or gpu in self._contained():
             return ""
         roots = set(self._shims())
+        known = (None, *self._settings.health_allowed_processes)
         for pid in health.pids:
-            name = table.name_of(pid)
-            if name is None or name in self._settings.health_allowed_processes or table.descends(pid, roots):
-                continue
-            return f"Process {pid} ({name}) computes on it and belongs to no job."
+            if (name := table.name_of(pid)) not in known and not table.descends(pid, roots):
+                return f"Process {pid} ({name}) computes on it and belongs to no job."
         return ""
 
     def _state(self, gpu: int, cause: GpuFaultCause, detail: str, now_s: float, *, at_once: bool = False) -> None:
@@ -186,17 +184,13 @@ class GpuHealth:
                 self._add(gpu, cause, detail, lasts=True)
             return
         self._began_s.pop(key, None)
-        fault = self._faults.get(key)
-        if fault is not None:
+        if (fault := self._faults.get(key)) is not None:
             self._over_s.setdefault(key, now_s)
-            if fault.lasts:
-                self._faults[key] = fault.model_copy(update={"lasts": False})
+            self._faults[key] = fault.model_copy(update={"lasts": False})
 
     def _add(self, gpu: int, cause: GpuFaultCause, detail: str, *, lasts: bool) -> None:
-        known = self._faults.get((gpu, cause))
-        if known is not None:
-            if lasts and not known.lasts:
-                self._faults[gpu, cause] = known.model_copy(update={"lasts": True})
+        if (known := self._faults.get((gpu, cause))) is not None:
+            self._faults[gpu, cause] = known.model_copy(update={"lasts": lasts or known.lasts})
             return
         self._faults[gpu, cause] = GpuFault(
             id=uuid.uuid4().hex,

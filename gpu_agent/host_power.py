@@ -37,27 +37,19 @@ class HostEnergy:
 
 
 class HostPower:
-    """A source of CPU energy. Its counters continue while the agent is away, and are resumed from ``state``.
-
-    Attributes:
-        most_w: The highest CPU power that it can report.
-    """
+    """A source of CPU energy. Its counters continue while the agent is away, and are resumed from ``state``."""
 
     source: EnergySource
 
     def __init__(self, model: CpuPowerModel) -> None:
         """Take the watts of all CPUs by their utilisation."""
         self._model = model
-        self.most_w = model.at(1.0)
+        self.most_w = model.at(1.0)  #: The highest CPU power that it can report
         self._cpus = psutil.cpu_count() or 1
         self._busy_s = _busy_cpu_s()
 
     def advance(self, elapsed_s: float, ranks_cpu_s: float) -> HostEnergy:
-        """Return the energy since the last call.
-
-        Args:
-            ranks_cpu_s: CPU time that this node's ranks have used since then.
-        """
+        """Return the energy since the last call; ``ranks_cpu_s``: the CPU time that this node's ranks have used."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
@@ -83,18 +75,13 @@ class HostPower:
 
 
 class ModelledPower(HostPower):
-    """CPU power from utilisation.
-
-    Args:
-        ranks_only: Count only the node's ranks: simulated nodes share one machine, and each would otherwise count
-            everything on it.
-    """
+    """CPU power from utilisation."""
 
     source = EnergySource.MODELLED
 
     def __init__(self, model: CpuPowerModel, *, ranks_only: bool) -> None:
         super().__init__(model)
-        self._ranks_only = ranks_only
+        self._ranks_only = ranks_only  #: Simulated nodes share a machine: each would else count everything on it
 
     def advance(self, elapsed_s: float, ranks_cpu_s: float) -> HostEnergy:
         busy_s = self._used_s()

@@ -1,5 +1,6 @@
 """Commands of this node: delivered at least once, and removed from its stream once they are on disk."""
 
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -18,8 +19,6 @@ _UNREADABLE_CODE = 126
 
 
 class Inbox(CommandStream):
-    """This node's commands."""
-
     def __init__(self, redis: StreamSource, node_id: str, gangs: Gangs, retry_s: float) -> None:
         super().__init__(redis, node_id, retry_s)
         self._gangs = gangs
@@ -31,15 +30,18 @@ class Inbox(CommandStream):
             OSError: It cannot be stored; it stays on the stream and is delivered again.
         """
         try:
-            document: Any = orjson.loads(text)
-            command = read_command(document)
+            command = read_command(orjson.loads(text))
         except UnknownFieldsError as error:
             log.error("command.unknown_fields", allocation_id=error.allocation_id, fields=error.fields)
             what = f"the job needs {', '.join(error.fields)}, which the agent of this node does not know"
             self._refuse(error.allocation_id, f"{what} (release {RELEASE}): upgrade the agent")
             return
         except (orjson.JSONDecodeError, ValidationError) as error:
-            self._refuse_unreadable(text, error)
+            log.error("command.unreadable", error=str(error), command=text[:500])
+            with suppress(orjson.JSONDecodeError, KeyError, TypeError):  # commands of unknown types are ignored
+                named: Any = orjson.loads(text)
+                if named["type"] == "start_gang":
+                    self._refuse(str(named["allocation_id"]), f"this agent cannot read the command: {error}")
             return
         if isinstance(command, StopGang):
             self._gangs.stop(command)
@@ -47,17 +49,6 @@ class Inbox(CommandStream):
             self._gangs.set(command)
         else:
             self._gangs.accept(command)
-
-    def _refuse_unreadable(self, text: str, error: Exception) -> None:
-        """Report a gang whose start this agent cannot read, if it is named; ignore commands of unknown types."""
-        log.error("command.unreadable", error=str(error), command=text[:500])
-        try:
-            document: Any = orjson.loads(text)
-            allocation_id, kind = str(document["allocation_id"]), document["type"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            return
-        if kind == "start_gang":
-            self._refuse(allocation_id, f"this agent cannot read the command: {error}")
 
     def _refuse(self, allocation_id: str, detail: str) -> None:
         self._gangs.refuse(allocation_id, EndedBy.REFUSED, _UNREADABLE_CODE, detail)

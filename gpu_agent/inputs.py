@@ -1,13 +1,12 @@
 """What a gang needs before it starts, besides the command: fetched once the control plane has named the gang."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_agent.account import Account
+from gpu_agent.launch import Inputs, Launcher
 from gpu_agent.secrets import InputError
 from gpu_agent.sources import Sources
 from services.contracts.commands import StartGang
@@ -26,47 +25,16 @@ _PASSING = frozenset({401, 429, 502, 503, 504})
 """Statuses after which a question is asked again: the control plane is away, or the node has to register anew."""
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What was fetched for a gang."""
-
-    secrets: dict[str, str] = field(default_factory=dict[str, str], repr=False)  #: Values by the names of the secrets
-    source: Path | None = None  #: The folder with the job's files; None if it has no source
-    instance_key: str | None = field(default=None, repr=False)
-    """The key that an instance of a pool must demand with each request."""
-
-
-NO_INPUTS = Inputs()
-
-
-async def fetch_nothing(start: StartGang, rank: Path) -> Inputs:
-    """Return no inputs, for gangs that name none."""
-    return NO_INPUTS
-
-
 class Fetcher:
-    """Fetches the inputs of gangs from the control plane.
+    """Fetches the inputs of gangs from the control plane, which answers only for gangs that this node may run.
 
     Args:
-        plane: Answers only for gangs that this node may run.
-        sources: Makes the folders with jobs' files.
         retry_s: The pause between two attempts while the control plane does not answer.
-        confinement_of: Returns what confines its processes, and those that fetch its files, as entries of a spec.
+        launcher: Knows the account of a job, and what confines its processes and those that fetch its files.
     """
 
-    def __init__(
-        self,
-        plane: ControlPlane,
-        sources: Sources,
-        retry_s: float,
-        account_of: Callable[[StartGang], Account | None] = lambda start: None,
-        confinement_of: Callable[[StartGang, Path], Sequence[tuple[str, str]]] = lambda start, rank: (),
-    ) -> None:
-        self._confinement_of = confinement_of
-        self._account_of = account_of
-        self._plane = plane
-        self._sources = sources
-        self._retry_s = retry_s
+    def __init__(self, plane: ControlPlane, sources: Sources, retry_s: float, launcher: Launcher) -> None:
+        self._plane, self._sources, self._retry_s, self._launcher = plane, sources, retry_s, launcher
 
     async def fetch(self, start: StartGang, rank: Path) -> Inputs:
         """Return the inputs of a gang; by then its files are in the folder of its rank."""
@@ -83,15 +51,15 @@ class Fetcher:
         async def read_chunk(number: int) -> OpenedChunk:
             return await self._asked("upload", lambda: self._plane.read_chunk(start.allocation_id, number))
 
-        credential = None if git_secret is None else values[git_secret]
         if source is None:
             return Inputs(values, instance_key=key)
         try:
-            account = self._account_of(start)
+            account = self._launcher.account_of(start)
         except DomainError as error:
             raise InputError(str(error)) from None
-        confinement = partial(self._confinement_of, start, rank)
-        made = await self._sources.make(start, rank, read_chunk, credential, account, confinement)
+        credential = None if git_secret is None else values[git_secret]
+        confinement = partial(self._launcher.confinement_of, start, rank)
+        made = await self._sources.make(source, rank, read_chunk, credential, account, confinement)
         return Inputs(values, made, key)
 
     async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
@@ -101,9 +69,8 @@ class Fetcher:
                 return await ask()
             except ProblemError as error:
                 if error.status not in _PASSING:
-                    raise InputError(
-                        f"The control plane does not give this node the job's {what}: {error.detail}"
-                    ) from error
+                    why = f"The control plane does not give this node the job's {what}: {error.detail}"
+                    raise InputError(why) from error
                 log.info("input.not_fetched", what=what, status=error.status)
             await asyncio.sleep(pause_s)
         raise AssertionError("pauses have no end")

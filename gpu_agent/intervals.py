@@ -12,8 +12,6 @@ from gpu_agent.controls import Order
 from gpu_agent.progress import Report
 from services.contracts.nodes import MeasuredInterval
 
-Key = tuple[str, int]
-
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
@@ -44,7 +42,7 @@ class Intervals:
     """The current intervals, by gang and revision of its controls."""
 
     def __init__(self) -> None:
-        self._intervals: dict[Key, _Interval] = {}
+        self._intervals: dict[tuple[str, int], _Interval] = {}
 
     def look(
         self, order: Order, report: Report | None, reported_at: float, now: float, energy_at: Callable[[float], float]
@@ -57,12 +55,11 @@ class Intervals:
             energy_at: Returns the energy of the gang's devices on this node up to a time, from any origin.
         """
         done = report.done if report else None
-        piece = self._intervals.get(_key(order))
+        piece, here = self._intervals.get(order.key), _Mark(now, done, energy_at(now))
         if piece is None:
-            found = _Mark(now, done, energy_at(now))
-            self._intervals[_key(order)] = _Interval(found, found, done)
+            self._intervals[order.key] = _Interval(here, here, done)
             return False
-        piece.now = _Mark(now, done, energy_at(now))
+        piece.now = here
         if piece.over or done is None or (piece.done is not None and done <= piece.done):
             return False
         piece.done = done
@@ -77,7 +74,7 @@ class Intervals:
 
     def of(self, order: Order) -> MeasuredInterval | None:
         """Return the measurement so far; None if none was requested or the controls are not in effect yet."""
-        piece = self._intervals.get(_key(order))
+        piece = self._intervals.get(order.key)
         if piece is None:
             return None
         first, last = (piece.first, piece.last) if piece.first and piece.last else (piece.found, piece.now)
@@ -92,9 +89,5 @@ class Intervals:
 
     def forget_all_but(self, orders: Iterable[Order]) -> None:
         """Drop the intervals of all other gangs and revisions."""
-        kept = {_key(order) for order in orders}
+        kept = {order.key for order in orders}
         self._intervals = {key: piece for key, piece in self._intervals.items() if key in kept}
-
-
-def _key(order: Order) -> Key:
-    return order.allocation_id, order.settings.revision

@@ -82,11 +82,12 @@ class KeptFiles:
     async def _tar(self, start: StartGang, rank: Path, path: str) -> Process:
         working = _working_folder(start, rank)
         if not await asyncio.to_thread(os.path.isdir, working):
-            raise conflict(_gone(start, working))
+            removed = "A job's uploaded or cloned folder is removed when it has ended"
+            gone = removed if start.spec.source is not None else f"The job's working folder {working} is gone"
+            raise conflict(f"{gone}. {_ASK_BEFORE}.")
         if start.spec.image is not None and not await asyncio.to_thread(_is_in_mounts, start, rank, working / path):
-            raise conflict(
-                f"{path} was in the job's container, which is gone; its working folder is still there. {_ASK_BEFORE}."
-            )
+            gone = f"{path} was in the job's container, which is gone; its working folder is still there"
+            raise conflict(f"{gone}. {_ASK_BEFORE}.")
         try:
             account, confinement = await asyncio.to_thread(self._launcher.view_of, start, rank)
         except (DomainError, OSError) as error:
@@ -140,12 +141,6 @@ def _working_folder(start: StartGang, rank: Path) -> Path:
     if start.spec.source is not None:
         return rank / FOLDER / (start.spec.working_dir or "")
     return Path(start.spec.working_dir) if start.spec.working_dir else rank / SCRATCH
-
-
-def _gone(start: StartGang, working: Path) -> str:
-    if start.spec.source is not None:
-        return f"A job's uploaded or cloned folder is removed when it has ended. {_ASK_BEFORE}."
-    return f"The job's working folder {working} is gone. {_ASK_BEFORE}."
 
 
 def _is_in_mounts(start: StartGang, rank: Path, path: Path) -> bool:

@@ -14,6 +14,7 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -166,8 +167,6 @@ class Minute:
 
 @dataclass(frozen=True)
 class ModelState:
-    """What is known of servers of one kind."""
-
     samples: int
     clocks: int
     error: float | None  #: Mean relative error of predicted times between tokens; None while there is no model
@@ -186,11 +185,8 @@ class LatencyClocks:
     def __init__(
         self, devices: Sequence[DeviceInfo], driver: str, learned: LearnedClocks, following: Following, stale_s: float
     ) -> None:
-        self._devices = {device.index: device for device in devices}
-        self._driver = driver
-        self._learned = learned
-        self._following = following
-        self._stale_s = stale_s
+        self._driver, self._learned, self._following, self._stale_s = driver, learned, following, stale_s
+        self.recut(devices)
         self._seen: dict[str, Seen] = {}
         self._heard_s: dict[str, float] = {}
         self._decisions: dict[str, Decision] = {}
@@ -213,9 +209,7 @@ class LatencyClocks:
                 self._forget(row.job_id)
                 continue
             self._heard_s[row.job_id] = now_s
-            seen = self._seen.get(row.job_id)
-            if seen is None:
-                seen = self._seen[row.job_id] = Seen(row.clocks)
+            seen = self._seen.setdefault(row.job_id, Seen(row.clocks))
             seen.clocks = row.clocks
             seen.add(report.router, row)
             last = self._decisions.get(row.job_id)
@@ -267,10 +261,8 @@ class LatencyClocks:
 
     def wanted_mhz(self, index: int) -> int | None:
         """Return the clock that latency requires of a device; None if it requires none."""
-        for decision in self._decisions.values():
-            if index in decision.devices:
-                return round(decision.clock_mhz)
-        return None
+        found = (round(decision.clock_mhz) for decision in self._decisions.values() if index in decision.devices)
+        return next(found, None)
 
     def minutes(self, job_id: str, utc_s: float) -> list[ClockMinute]:
         """Return the clocks of a server in the current minute and the one before, where there were decisions."""
@@ -279,17 +271,7 @@ class LatencyClocks:
 
     def describe(self, now_s: float) -> list[dict[str, Any]]:
         return [
-            {
-                "job_id": job_id,
-                "devices": list(decision.devices),
-                "policy": decision.policy.value,
-                "dry_run": decision.dry_run,
-                "clock_mhz": round(decision.clock_mhz),
-                "exceeded": decision.exceeded,
-                "unobserved": decision.unobserved,
-                "model": decision.model and asdict(decision.model),
-                "reported_s_ago": round(now_s - self._heard_s[job_id], 1),
-            }
+            {"job_id": job_id, **asdict(decision), "reported_s_ago": round(now_s - self._heard_s[job_id], 1)}
             for job_id, decision in self._decisions.items()
         ]
 
@@ -328,7 +310,7 @@ class LatencyClocks:
     ) -> tuple[float, ModelState]:
         """Return the next clock and the state of the model; learn from the sample if ``teaches``."""
         kind = self._kind(gang, terms)
-        learner = self._learned.add(kind, sample) if teaches else self._learned.learner(kind)
+        learner = self._learned.learner(kind, sample if teaches else None)
         idle_w, capacity = terms.idle_w, terms.capacity
         clock_mhz = learned_clock(learner, sample, terms.limits, clocks, capacity, idle_w=idle_w, config=terms.miad)
         error = learner.fitted and round(learner.fitted.error, 4)
@@ -337,13 +319,9 @@ class LatencyClocks:
     def _clocks(self, gang: Gang, *, dry_run: bool) -> Clocks | None:
         """Return the clocks that all devices of a gang support and may be set to; None if there are none."""
         devices = [self._devices[index] for index in gang.devices if index in self._devices]
-        may = bool(devices) and (dry_run or all(device.can_set_clock for device in devices))
-        try:
+        with suppress(DomainError):
             found = common_clocks([Clocks(tuple(map(float, sorted(each.clocks_mhz)))) for each in devices])
-        except DomainError:
-            may = False
-        else:
-            if may:
+            if devices and (dry_run or all(device.can_set_clock for device in devices)):
                 return found
         if gang.start and gang.start.job_id not in self._unable:
             self._unable.add(gang.start.job_id)

@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu_agent import containers, enclosure, environment, files, secrets
@@ -12,47 +13,49 @@ from gpu_agent.account import Account, NoAccountError
 from gpu_agent.confinement import Confinement
 from gpu_agent.containers import Engine
 from gpu_agent.environment import hostfile_text, with_options
-from gpu_agent.inputs import NO_INPUTS, Inputs
 from gpu_agent.ranks import ENV_FILE, HOSTFILE, SCRATCH, Launch, Process, RankFolder
 from gpu_agent.secrets import CannotStartError, InputError
+from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
 from services.contracts.nodes import DeviceInfo
 from services.core.domain.errors import DomainError
 from services.core.domain.mig import WHOLE, parent_of
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What was fetched for a gang."""
+
+    secrets: dict[str, str] = field(default_factory=dict[str, str], repr=False)  #: Values by the names of the secrets
+    source: Path | None = None  #: The folder with the job's files; None if it has no source
+    instance_key: str | None = field(default=None, repr=False)
+    """The key that an instance of a pool must demand with each request."""
+
+
 class Launcher:
     """Makes the command line, the environment and the folders of a rank.
 
     Args:
-        checkpoint_folders: Where jobs that name no checkpoint folder get one; the first writable one. For gangs that
-            span hosts, and for jobs that move, all nodes must share it.
-        agent_url: How a process on this host reaches the agent; empty if it does not.
-        pass_environment: Names of further variables of the agent's own that jobs get.
         devices: This node's devices; ``devices`` may be replaced when GPUs are cut.
         names_by_uuid: Whether CUDA may number the GPUs differently, because one is lost.
     """
 
     def __init__(
         self,
-        *,
-        checkpoint_folders: Sequence[Path],
-        agent_url: str,
-        pass_environment: Sequence[str],
+        settings: AgentSettings,
         engine: Engine | None,
         devices: Sequence[DeviceInfo],
         confinement: Confinement,
-        images: Sequence[str] = ("*",),
         names_by_uuid: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._checkpoint_folders = checkpoint_folders
-        self._agent_url = agent_url
-        self._pass_environment = pass_environment
-        self._engine = engine
-        self.devices = devices
-        self._confinement = confinement
-        self._images = images
-        self._names_by_uuid = names_by_uuid
+        self._settings, self._engine, self.devices = settings, engine, devices
+        self._confinement, self._names_by_uuid = confinement, names_by_uuid
+        # Where jobs that name no checkpoint folder get one: the first in which that can be made. For gangs that span
+        # hosts, and for jobs that move, all nodes share it.
+        shared = [settings.data_folder] if settings.checkpoints == "shared" else []
+        self._checkpoint_folders = [folder / "checkpoints" for folder in (*shared, settings.state_folder)]
+        # Over TLS, jobs report by their file alone: they do not know the authority of the installation.
+        self._agent_url = "" if settings.tls_cert else f"http://127.0.0.1:{settings.progress_port}"
 
     def check(self, start: StartGang) -> None:
         """Return if this node can run its part of the gang.
@@ -65,7 +68,7 @@ class Launcher:
             raise InputError(lack)
         if start.spec.image and self._engine is None:
             raise InputError("this node has no container engine")
-        if start.spec.image and (why := containers.refusal(start.spec, self._images)):
+        if start.spec.image and (why := containers.refusal(start.spec, self._settings.images)):
             raise CannotStartError(why)
         self._account_to_start_as(start)
 
@@ -80,11 +83,6 @@ class Launcher:
             if found is None:
                 return f"this node has no device {index}, or it is cut into slices"
         return "" if start.devices else "this node has no devices for it"
-
-    def _gpus(self, start: StartGang) -> float:
-        """Return the number of GPUs that a gang has here, counting a slice as a fraction."""
-        sevenths = {device.index: device.sevenths for device in self.devices}
-        return sum(sevenths.get(index, WHOLE) for index in start.devices) / WHOLE
 
     def _names_of_devices(self, start: StartGang) -> list[str]:
         """Return the devices as CUDA and container engines name them: GPUs by number, slices by UUID.
@@ -114,9 +112,13 @@ class Launcher:
                 return Path(account.home)
         return None
 
-    def confinement_of(self, start: StartGang, rank: Path) -> list[tuple[str, str]]:
-        """Return what confines a job's processes while it has no folders other than its rank's."""
-        return self._confinement.entries(start, rank, self.account_of(start), self._gpus(start))
+    def confinement_of(
+        self, start: StartGang, rank: Path, kept: Sequence[Path] = (), asked: Sequence[Path] = ()
+    ) -> list[tuple[str, str]]:
+        """Return what confines a job's processes, which see these folders besides their rank's."""
+        sevenths = {device.index: device.sevenths for device in self.devices}
+        gpus = sum(sevenths.get(index, WHOLE) for index in start.devices) / WHOLE  # a slice is a fraction of one
+        return self._confinement.entries(start, rank, self.account_of(start), gpus, kept, asked)
 
     def view_of(self, start: StartGang, rank: Path) -> tuple[Account | None, list[tuple[str, str]]]:
         """Return the account of a job that has ended, and what gives a program the job's view of the file system.
@@ -131,7 +133,7 @@ class Launcher:
         kept = [path for folder in self._checkpoint_folders if (path := folder / start.job_id).is_dir()]
         return account, self._confinement.view(start, rank, account, kept, self._asked(start, account, rank))
 
-    def prepare(self, start: StartGang, folder: RankFolder, progress_token: str, inputs: Inputs = NO_INPUTS) -> Launch:
+    def prepare(self, start: StartGang, folder: RankFolder, progress_token: str, inputs: Inputs = Inputs()) -> Launch:
         """Return what to run, and make the job's folders.
 
         Raises:
@@ -149,25 +151,26 @@ class Launcher:
         account = self._account_to_start_as(start)
         if account is not None and start.spec.image is None:
             self._check_reach(account, start.spec.working_dir, folder.path.parent)
-            asked = start.spec.checkpoint_dir
-            if asked and self._confinement.has_space() and _is_in_space(Path(asked)) and not account.make(Path(asked)):
+            asked = Path(start.spec.checkpoint_dir or "/")
+            is_inside = self._confinement.has_space() and any(map(_is_space, asked.parents))
+            if is_inside and not account.make(asked):
                 raise CannotStartError(f"the account {account.name} cannot make the folder {asked}, or not enter it")
         checkpoint_dir = start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start, account))
         progress_url = f"{self._agent_url}/v1/progress/{progress_token}" if self._agent_url else ""
         login = account.environment if account else {}
-        if account and "PATH" not in self._pass_environment:
+        if account and "PATH" not in self._settings.pass_environment:
             login |= {"PATH": environment.path_of_users(os.environ.get("PATH", ""))}
-        passed = environment.passed_environment(self._pass_environment, os.environ | login)
+        passed = environment.passed_environment(self._settings.pass_environment, os.environ | login)
         names = self._names_of_devices(start)
         variables = environment.job_variables(start, folder, checkpoint_dir, progress_url, names)
         variables |= secrets.variables_for(start.spec, folder.path)
         local_ranks = range(len(start.devices)) if environment.is_per_gpu(start) else ()
-        inside = start.spec.image is not None and self._engine is not None
+        engine = self._engine if start.spec.image is not None else None
         taken = [*variables, *environment.rank_variables(start, 0)]
-        entries = secrets.shim_entries(start.spec, values, taken, in_container=inside)
+        entries = secrets.shim_entries(start.spec, values, taken, in_container=engine is not None)
         secrets_dir = str(secrets.secrets_folder(folder.path))
-        command = self._command(start, folder, range(len(start.devices)) if inside else start.devices)
-        if start.spec.image is None or self._engine is None:
+        command = self._command(start, folder, range(len(start.devices)) if engine else start.devices)
+        if engine is None:
             return Launch(
                 command,
                 passed | environment.launcher_variables(start) | start.spec.environment | variables,
@@ -177,12 +180,8 @@ class Launcher:
                 [Process(_name(start, rank), environment.rank_variables(start, rank)) for rank in local_ranks],
                 make_dir=checkpoint_dir,
                 account=account,
-                confinement=self._confinement.entries(
-                    start,
-                    folder.path,
-                    account,
-                    self._gpus(start),
-                    *self._folders(start, checkpoint_dir, account, folder.path),
+                confinement=self.confinement_of(
+                    start, folder.path, *self._folders(start, checkpoint_dir, account, folder.path)
                 ),
                 secrets_dir=secrets_dir,
                 secrets=entries,
@@ -199,7 +198,7 @@ class Launcher:
         if start.spec.working_dir:
             mounts.append(start.spec.working_dir)
         start = start.model_copy(update={"spec": start.spec.model_copy(update={"command": command})})
-        engine, ranks = self._engine, local_ranks or (None,)
+        ranks = local_ranks or (None,)
         argvs = [self._container_argv(engine, start, folder, names, variables, mounts, rank, account) for rank in ranks]
         runs = [Process(_name(start, rank), {}, argv) for rank, argv in zip(ranks, argvs, strict=True)]
         return Launch(
@@ -209,7 +208,7 @@ class Launcher:
             start.spec.grace_s,
             start.spec.time_limit_s,
             runs if local_ranks else [],
-            containers.remove_argv(self._engine, start, local_ranks or (None,)),
+            containers.remove_argv(engine, start, ranks),
             secrets_dir=secrets_dir,
             secrets=entries,
         )
@@ -310,10 +309,6 @@ def _is_beside(path: Path, rank: Path) -> bool:
 def _is_space(path: Path) -> bool:
     """Return whether a path is one of the folders that are private to each job."""
     return os.path.realpath(path) in map(os.path.realpath, enclosure.SPACES)
-
-
-def _is_in_space(path: Path) -> bool:
-    return any(map(_is_space, path.parents))
 
 
 def _make(path: Path, account: Account | None) -> None:

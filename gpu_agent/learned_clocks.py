@@ -8,7 +8,7 @@ written last. A file that is broken, or of another version, is ignored and overw
 import asyncio
 import hashlib
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -60,13 +60,14 @@ class LearnedClocks:
         self._known: dict[ServerKind, _Known] = {}
         self._is_failing = False
 
-    def learner(self, kind: ServerKind) -> ClockLearner:
-        return self._find(kind).learner
-
-    def add(self, kind: ServerKind, sample: ClockSample) -> ClockLearner:
-        """Add a sample to what is known of a kind, and return the result."""
-        known = self._find(kind)
-        known.unsaved += known.learner.add(sample)
+    def learner(self, kind: ServerKind, sample: ClockSample | None = None) -> ClockLearner:
+        """Return what is known of a kind, with a sample added if there is one."""
+        known = self._known.pop(kind, None) or _Known(ClockLearner(self._read(kind)))
+        self._known[kind] = known  # the one used last comes last
+        if len(self._known) > MOST_KINDS:
+            del self._known[next(iter(self._known))]
+        if sample is not None:
+            known.unsaved += known.learner.add(sample)
         return known.learner
 
     async def save(self, *, everything: bool = False) -> None:
@@ -83,13 +84,6 @@ class LearnedClocks:
                 if not self._is_failing:
                     log.warning("clocks.not_saved", error=str(error))
                 self._is_failing = True
-
-    def _find(self, kind: ServerKind) -> _Known:
-        known = self._known.pop(kind, None) or _Known(ClockLearner(self._read(kind)))
-        self._known[kind] = known  # the one used last comes last
-        if len(self._known) > MOST_KINDS:
-            del self._known[next(iter(self._known))]
-        return known
 
     def _path(self, kind: ServerKind) -> Path:
         return self._folder / f"{kind.digest}.json"
@@ -111,18 +105,15 @@ class LearnedClocks:
 
 
 def _document(kind: ServerKind, learner: ClockLearner) -> bytes:
-    rows = [
-        [
-            each.clock_mhz, each.batch, each.report.ttft_s, each.report.tbt_s, each.report.e2e_s, each.power_w,
-            each.queued_s, each.tokens_per_request, each.tokens_per_s, each.busy_share,
-        ]
-        for each in learner.samples
-    ]  # fmt: skip
+    samples = map(astuple, learner.samples)
+    rows = [[clock_mhz, batch, *report[:3], *rest] for clock_mhz, batch, report, *rest in samples]
     shown = {"version": 1, "gpu_model": kind.gpu_model, "gpus": kind.gpus, "samples": rows}
     return orjson.dumps(shown)  # a power that is unknown (NaN) is written as null
 
 
 class _Row(NamedTuple):
+    """The fields of a ``ClockSample``, those of its report in the place of that."""
+
     clock_mhz: PositiveFloat
     batch: PositiveFloat
     ttft_s: float | None
@@ -143,15 +134,6 @@ class _Document(BaseModel):
 def _samples(document: Any) -> list[ClockSample]:
     """Return the samples of a file; ``ValueError`` if it is not such a file, or of another version."""
     return [
-        ClockSample(
-            row.clock_mhz,
-            row.batch,
-            LatencyReport(row.ttft_s, row.tbt_s, row.e2e_s),
-            math.nan if row.power_w is None else row.power_w,
-            row.queued_s,
-            row.tokens_per_request,
-            row.tokens_per_s,
-            row.busy_share,
-        )
+        ClockSample(*row[:2], LatencyReport(*row[2:5]), math.nan if row.power_w is None else row.power_w, *row[6:])
         for row in _Document.model_validate(document).samples
     ]

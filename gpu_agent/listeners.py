@@ -154,29 +154,22 @@ def _listening(proc: Path) -> dict[int, set[int]] | None:
     if proc is PROC:
         with suppress(OSError):  # its files cost some ms, and more for each connection
             return listening()
-    found: dict[int, set[int]] = {}
-    read = 0
+    found: dict[int, set[int]] | None = None
     for table in _TABLES:
-        try:
+        with suppress(OSError):
             lines = (proc / table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        read += 1
-        for line in lines:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == _LISTENS:
-                found.setdefault(int(fields[1].rpartition(":")[2], 16), set()).add(int(fields[9]))
-    return found if read else None
+            found = found or {}
+            for fields in map(str.split, lines):
+                if len(fields) > 9 and fields[3] == _LISTENS:
+                    found.setdefault(int(fields[1].rpartition(":")[2], 16), set()).add(int(fields[9]))
+    return found
 
 
 def _children(proc: Path) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for name in os.listdir(proc):
-        if name.isdecimal():
-            try:
-                fields = (proc / name / "stat").read_bytes().rpartition(b")")[2].split()
-            except OSError:
-                continue
+    for name in filter(str.isdecimal, os.listdir(proc)):
+        with suppress(OSError):
+            fields = (proc / name / "stat").read_bytes().rpartition(b")")[2].split()
             found.setdefault(int(fields[1]), []).append(int(name))
     return found
 
@@ -185,12 +178,9 @@ def _sockets(folder: Path) -> dict[int, Path]:
     """Return the file descriptors of a process's sockets, by inode."""
     found: dict[int, Path] = {}
     for name in os.listdir(folder):
-        try:
-            target = os.readlink(folder / name)
-        except FileNotFoundError:
-            continue
-        if target.startswith("socket:["):
-            found[int(target[8:-1])] = folder / name
+        with suppress(FileNotFoundError):
+            if (target := os.readlink(folder / name)).startswith("socket:["):
+                found[int(target[8:-1])] = folder / name
     return found
 
 

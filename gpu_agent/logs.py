@@ -26,17 +26,16 @@ class LogPiece:
 
     @property
     def next_offset(self) -> int:
-        """The offset at which the next piece begins."""
         return self.offset + len(self.data)
 
 
-def open_regular(path: Path) -> int | None:
+def open_regular(path: Path, access: int = os.O_RDONLY) -> int | None:
     """Open a file that another process writes; return None if it is missing or not a regular file.
 
     A job may put anything where its files are expected: a pipe there must not block the agent.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        descriptor = os.open(path, access | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -160,8 +159,7 @@ class _Order:
             return 0, 0
         if number == self._count - 1:
             return self._last
-        end, place = RECORD.unpack(os.pread(self._descriptor, RECORD.size, number * RECORD.size))
-        return end, place
+        return RECORD.unpack(os.pread(self._descriptor, RECORD.size, number * RECORD.size))
 
     def _read_last(self) -> tuple[int, int]:
         """Return the last record, read until two readings agree, because it may be changing."""
@@ -170,29 +168,22 @@ class _Order:
         data = b""
         while data != (again := os.pread(self._descriptor, RECORD.size, (self._count - 1) * RECORD.size)):
             data = again
-        end, place = RECORD.unpack(data)
-        return end, place
+        return RECORD.unpack(data)
 
     def _known(self, stream: int) -> int:
         """Return how many bytes of a stream are in order."""
-        for number in reversed(range(self._count)):
-            _, place = self._record(number)
-            if place % 2 == stream:
-                return place // 2
-        return 0
+        places = (self._record(number)[1] for number in reversed(range(self._count)))
+        return next((place // 2 for place in places if place % 2 == stream), 0)
 
 
 def trim(path: Path, keep_bytes: int) -> bool:
     """Discard older output of a stream of more than ``keep_bytes``, down to half of that; offsets stay as they are."""
-    if sys.platform != "linux":
-        return False
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    descriptor = open_regular(path, os.O_RDWR) if sys.platform == "linux" else None
+    if descriptor is None:
         return False
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_blocks * 512 <= keep_bytes:
+        if status.st_blocks * 512 <= keep_bytes:
             return False
         block = status.st_blksize
         length = max(status.st_size - keep_bytes // 2, 0) // block * block

@@ -10,6 +10,7 @@ import asyncio
 import collections
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -73,7 +74,6 @@ class _Device:
 
     @property
     def bound(self) -> Bound:
-        """The most that the board can draw."""
         return Bound(board_most_w(self.info.model, (self.info.power_limit_w, self.info.highest_limit_w)))
 
     def metered_j(self) -> float:
@@ -244,33 +244,25 @@ class Meter:
             self._devices = _with_slices({device.info.index: device for device in self._devices}, devices)
 
     async def _sample(self) -> None:
-        samples = await to_the_end(asyncio.to_thread(self._read_all))
-        for device, sample in zip(self._devices, samples, strict=True):
-            if sample is not None:
-                self._advance(device, *sample)
+        for sample in await to_the_end(asyncio.to_thread(self._read_all)):
+            self._advance(*sample)
 
-    def _read_all(self) -> list[tuple[Sample, float] | None]:
-        """Return the reading of each device, and the time of the readings."""
-        samples: list[tuple[Sample, float] | None] = []
+    def _read_all(self) -> list[tuple[_Device, Sample, float]]:
+        """Return the readings of the devices that can be read, and the times of the readings."""
+        samples: list[tuple[_Device, Sample, float]] = []
         for device in self._devices:
             try:
-                samples.append((self._driver.read(device.info.index), clock()))
+                samples.append((device, self._driver.read(device.info.index), clock()))
             except DeviceError as error:
                 if device.last is not None:
                     log.warning("device.unreadable", index=device.info.index, error=str(error))
                 device.last = None
-                samples.append(None)
             for index, each in device.slices.items():
-                each.last = self._read_slice(index)
+                each.last = SliceSample(None, None)  # if it cannot be read, its GPU's energy is split by size
+                with suppress(DeviceError):
+                    each.last = self._driver.read_slice(index)
         self._sampled, self._sampled_at = clock(), utc_now()  # at once: a busy host may not return here for a while
         return samples
-
-    def _read_slice(self, index: int) -> SliceSample:
-        """Return a slice's readings; if it cannot be read they are None, and its GPU's energy is split by size."""
-        try:
-            return self._driver.read_slice(index)
-        except DeviceError:
-            return SliceSample(None, None)
 
     def _advance(self, device: _Device, sample: Sample, now: float) -> None:
         elapsed_s = now - device.at if device.at else 0.0
@@ -301,7 +293,8 @@ class Meter:
             for index, each in device.slices.items()
         }
         for index, part_j in split_slice_energy(energy_j, _idle_w(device) * elapsed_s, uses).items():
-            each, share = device.slices[index], device.slices[index].info.sevenths / _sevenths(device)
+            each = device.slices[index]
+            share = each.info.sevenths / sum(other.info.sevenths for other in device.slices.values())
             each.power_w = part_j / elapsed_s if elapsed_s > 0 else sample.power_w * share
             each.total_j += part_j
             is_split = any(other in self._owners for other in device.slices)
@@ -359,13 +352,11 @@ class Meter:
             log.warning("meter.not_believed", meter=meter, fault=fault.value)
 
     async def _close(self, next_owners: Mapping[int, str], next_guests: Mapping[int, str]) -> None:
-        elapsed_s = self._sampled - self._opened
+        elapsed_s, interval = self._sampled - self._opened, None
         if elapsed_s > 0:
             interval = self._interval(elapsed_s, await asyncio.to_thread(cpu_seconds, self._shim_pids()))
             self._sequence += 1
             self._opened_at = interval.end_at
-        else:
-            interval = None
         self._opened = self._sampled
         self._owners, self._guests = dict(next_owners), dict(next_guests)
         self._usage = {}
@@ -422,24 +413,16 @@ class Meter:
 
     def _by_device(self, rest: Usage) -> list[Usage]:
         """Return the unused energy by GPU, with the host's energy in equal parts."""
-        part = 1 / len(self._devices)
+        of_host = ("cpu_energy_j", "static_energy_j")
+        parts = {name: getattr(rest, name) / len(self._devices) for name in of_host}
         return [
-            Usage(
-                allocation_id=None,
-                devices=[device.info.index],
-                gpu_energy_j=device.integrated_j,
-                cpu_energy_j=rest.cpu_energy_j * part,
-                static_energy_j=rest.static_energy_j * part,
-                source=rest.source,
-                basis=rest.basis,
-            )
-            for device in self._devices
+            rest.model_copy(update={**parts, "devices": [each.info.index], "gpu_energy_j": each.integrated_j})
+            for each in self._devices
         ]
 
     def _bounds(self, elapsed_s: float) -> tuple[datetime, datetime]:
         """Return the interval's start and end on the calendar clock, which may have been set in between."""
-        end_at, length = self._sampled_at, timedelta(seconds=elapsed_s)
-        start_at = self._opened_at
+        end_at, start_at, length = self._sampled_at, self._opened_at, timedelta(seconds=elapsed_s)
         if abs((end_at - start_at - length).total_seconds()) > _CLOCK_STEP_S:
             start_at = end_at - length
         return start_at, end_at if end_at > start_at else start_at + length
@@ -498,7 +481,3 @@ def _idle_w(device: _Device) -> float:
     """Return a GPU's idle draw, from what is known of its board; 0 if unknown."""
     board = likeliest_gpu_model(device.info.model)
     return board.idle_w if board else 0.0
-
-
-def _sevenths(device: _Device) -> int:
-    return sum(each.info.sevenths for each in device.slices.values())

@@ -59,8 +59,6 @@ class Rules:
 
 
 class Network:
-    """The BPF programs of one node's agent."""
-
     def __init__(self, rules: Rules) -> None:
         """Load what is the same for all jobs.
 
@@ -70,13 +68,10 @@ class Network:
         self._rules = rules
         marks = bpf.socket_map(MARKS)
         ports = sorted(set(rules.reachable))
-        self._programs = [
-            (_SOCK_CREATE, bpf.load(_SOCK, _SOCK_CREATE, bpf.assembled(mark_program(marks)))),
-            (_EGRESS, bpf.load(_SKB, _EGRESS, bpf.assembled(egress_program(marks, ports)))),
-        ]
-        for version, kind in _CONNECTS.items():
-            program = bpf.assembled(connect_program(marks, ports, version))
-            self._programs.append((kind, bpf.load(_SOCK_ADDRESS, kind, program)))
+        programs = [(_SOCK, _SOCK_CREATE, mark_program(marks)), (_SKB, _EGRESS, egress_program(marks, ports))]
+        connects = _CONNECTS.items()
+        programs += [(_SOCK_ADDRESS, kind, connect_program(marks, ports, version)) for version, kind in connects]
+        self._programs = [(kind, bpf.load(group, kind, bpf.assembled(code))) for group, kind, code in programs]
         os.close(marks)  # the programs have it
 
     def attach(self, group: Path, own: int) -> None:

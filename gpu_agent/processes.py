@@ -1,5 +1,6 @@
 """CPU time of processes including their descendants, and a mark that descendants inherit. Linux only."""
 
+import functools
 import os
 import signal
 import time
@@ -40,12 +41,9 @@ def cpu_seconds(roots: Mapping[str, int]) -> dict[str, float]:
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for pid in _pids():
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        parents[pid] = int(fields[1])
-        ticks[pid] = sum(map(int, fields[11:15]))  # user and system, its own and that of children it has waited for
+        if fields := _stat(pid)[1:]:
+            parents[pid] = int(fields[1])
+            ticks[pid] = sum(map(int, fields[11:15]))  # user and system, its own and of children it has waited for
     families = {pid: name for name, pid in roots.items()}
     totals = dict.fromkeys((name for name, pid in roots.items() if pid in ticks), 0)
     for pid, used in ticks.items():
@@ -61,32 +59,26 @@ class ProcessTable:
     """Names and parents of processes, each read once, on demand."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[str, int] | None] = {}
+        self._stat = functools.cache(_stat)
 
     def name_of(self, pid: int) -> str | None:
         """Return the name of a process; None if there is none with that id here."""
-        found = self._read(pid)
-        return found[0] if found else None
+        return next(iter(self._stat(pid)), None)
 
     def descends(self, pid: int, roots: Collection[int]) -> bool:
         """Return whether a process is one of these, or descends from one."""
-        while pid > 1:
-            if pid in roots:
-                return True
-            found = self._read(pid)
-            if found is None:
-                return False
-            pid = found[1]
-        return False
+        while pid > 1 and pid not in roots:
+            pid = int(self._stat(pid)[2]) if self._stat(pid) else 0
+        return pid in roots
 
-    def _read(self, pid: int) -> tuple[str, int] | None:
-        if pid not in self._known:
-            try:
-                start, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
-                self._known[pid] = (start.partition("(")[2], int(rest.split()[1]))
-            except OSError:
-                self._known[pid] = None
-        return self._known[pid]
+
+def _stat(pid: int) -> list[str]:
+    """Return the name of a process, its state, its parent and what else is known of it; empty if there is none."""
+    try:
+        start, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+    except OSError:
+        return []
+    return [start.partition("(")[2], *rest.split()]
 
 
 def _pids() -> list[int]:

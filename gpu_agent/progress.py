@@ -48,7 +48,6 @@ class Report:
     saves_when_asked: bool = False
 
     def to_line(self) -> bytes:
-        """Return the line that ``parse_report`` reads."""
         return orjson.dumps(asdict(self))
 
 
@@ -111,9 +110,9 @@ class FileReader:
         report = next((found for line in lines if (found := parse_report(line)) is not None), None)
         saves = (parse_report(line) for line in lines if b'"saved_at"' in line)
         saved = next((each for each in saves if each is not None and each.saved_at is not None), None)
-        return (
-            report if report is None or saved is None else replace(report, saved_at=saved.saved_at, save_s=saved.save_s)
-        )
+        if report is not None and saved is not None:
+            report = replace(report, saved_at=saved.saved_at, save_s=saved.save_s)
+        return report
 
 
 class LogReader:

@@ -66,13 +66,10 @@ class Launch:
         """Return the spec in the format that the shim reads."""
         entries = [("working_dir", self.working_dir), ("grace_s", str(self.grace_s)), ("make_dir", self.make_dir)]
         entries.append(("time_limit_s", str(self.time_limit_s or 0.0)))
-        if self.secrets:
-            entries.append(("secrets_dir", self.secrets_dir))
-        entries += [("argv", word) for word in self.argv] + [("cleanup", word) for word in self.cleanup]
-        entries += [("env", f"{name}={value}") for name, value in self.environment.items()]
-        entries += shim_user(self.account) + self.confinement
-        for process in self.processes:
-            entries.append(("process", process.name))
+        entries += [("secrets_dir", self.secrets_dir)] if self.secrets else []
+        entries += [("cleanup", word) for word in self.cleanup] + shim_user(self.account) + self.confinement
+        for process in (self, *self.processes):
+            entries += [("process", process.name)] if isinstance(process, Process) else []
             entries += [("argv", word) for word in process.argv]
             entries += [("env", f"{name}={value}") for name, value in process.environment.items()]
         return shim.spec_bytes(entries)
@@ -80,8 +77,6 @@ class Launch:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a rank ended."""
-
     code: int
     ended_by: EndedBy
     detail: str
@@ -103,9 +98,6 @@ class RankFolder:
         self.device_file = path / DEVICES  #: In which the job finds the speed of its simulated devices
         self.stop_at_file = path / shim.STOP_AT  #: Which tells the job when it will be killed, once that is known
         self.settings_file = path / SETTINGS  #: Of the controls for the gang's devices
-
-    def stream(self, name: str) -> Path:
-        return self.path / name
 
     def create(self, command: bytes) -> None:
         """Make the folder with the command in it, completely or not at all; it is on disk when this returns."""
@@ -143,7 +135,6 @@ class RankFolder:
         return started
 
     def renew(self, deadline: float, lease_s: float) -> None:
-        """Tell the shim how long the rank may run."""
         shim.write_lease(str(self.path / shim.LEASE), deadline, lease_s)
 
     def request_stop(self, cause: EndedBy, grace_s: float, detail: str = "") -> None:
@@ -198,10 +189,11 @@ class RankFolder:
         if facts is None:
             return None
         code = int(facts.get("code", -signal.SIGKILL))
+        detail = " ".join(filter(None, (facts.get("detail", ""), _memory_words(facts, code))))
         return Exit(
             code=code,
             ended_by=EndedBy(facts.get("ended_by", EndedBy.HOST)),
-            detail=" ".join(filter(None, (facts.get("detail", ""), _memory_words(facts, code)))) or _describe(code),
+            detail=detail or (f"ended by {shim.signal_name(-code)}" if code < 0 else ""),
             ended_at=datetime.fromtimestamp(float(facts.get("ended_at", time.time())), UTC),
         )
 
@@ -226,8 +218,9 @@ class RankFolder:
             killed = kill_marked(f"WATTSHIFT_PROGRESS_FILE={self.progress_file}")
             remove_secrets(self.path)
             started = self.started() or {}
-            if not started:
-                why = f"the process that supervises the rank did not start: {self._shim_words()}"
+            if not started:  # its log says why: it prints only when it fails
+                said = _content(self.path / SHIM_LOG).decode(errors="replace").strip()[-500:]
+                why = f"the process that supervises the rank did not start: {said}"
             elif started.get("kernel_boot", "") != shim.kernel_boot():
                 why = "the host restarted"
             else:
@@ -259,19 +252,14 @@ class RankFolder:
     def _locked(self) -> Iterator[bool]:
         """Hold the lock, and yield whether that is possible: the shim holds it for as long as it lives."""
         descriptor = os.open(self.path / shim.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        is_free = False
         try:
-            try:
+            with suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_free = True
-            except BlockingIOError:
-                is_free = False
             yield is_free
         finally:
             os.close(descriptor)
-
-    def _shim_words(self) -> str:
-        """Return the end of the shim's output; the shim prints only when it fails."""
-        return _content(self.path / SHIM_LOG).decode(errors="replace").strip()[-500:]
 
     def _write_exit(self, code: int, ended_by: EndedBy, detail: str) -> None:
         facts = {"code": code, "ended_by": ended_by.value, "detail": detail, "ended_at": time.time()}
@@ -301,12 +289,3 @@ def _memory_words(facts: Mapping[str, str], code: int) -> str:
     if limit:
         return f"{who} because it {OUT_OF_MEMORY} of {limit:,.1f} GiB ({peak_words})."
     return f"{who} because its node was short of memory; its own limit was not reached ({peak_words})."
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return ""
-    try:
-        return f"ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"ended by signal {-code}"

@@ -107,7 +107,6 @@ class ReportingAgent:
 
     @property
     def gangs_running(self) -> int:
-        """The number of gangs with processes here."""
         return 0
 
     @property
@@ -439,46 +438,26 @@ def show_figures(metrics: Metrics, agent: ReportingAgent) -> None:
         state = agent.describe()
         faults = {fault["gpu"]: fault["cause"] for fault in state["gpu_faults"]}
         disk = agent.disk_space()
+        lease = "How long gangs may still run without contact; none before the first heartbeat."
+        waiting, problems = state["energy_intervals_waiting"], len(state["problems"])
+        free, reserve = (disk.free_bytes, disk.reserve_bytes) if disk else (None, None)
+        singles: dict[str, tuple[str, float | None]] = {
+            "wattshift_agent_registered": ("1 once telemetry knows this node.", float(state["registered"])),
+            "wattshift_agent_gangs": ("Gangs that have processes here.", agent.gangs_running),
+            "wattshift_agent_lease_seconds": (lease, agent.lease_left_s),
+            "wattshift_agent_spooled_intervals": ("Intervals of energy that telemetry has not accepted yet.", waiting),
+            "wattshift_agent_problems": ("What the agent cannot do now; its readiness and its log name it.", problems),
+            "wattshift_agent_disk_free_bytes": ("What may still be written to the disk of the agent's state.", free),
+            "wattshift_agent_disk_reserve_bytes": ("Below so much free space the node takes no new work.", reserve),
+        }
+        temperatures = [((str(gpu),), celsius) for gpu, celsius in sorted(agent.health.temperatures_c.items())]
+        warmth = "Temperature of a GPU; none where it does not say."
+        sick = "1 for a GPU with which something is the matter."
+        found = [((str(gpu), cause), 1.0) for gpu, cause in faults.items()]
         return [
-            single("wattshift_agent_registered", "1 once telemetry knows this node.", float(state["registered"])),
-            single("wattshift_agent_gangs", "Gangs that have processes here.", agent.gangs_running),
-            single(
-                "wattshift_agent_lease_seconds",
-                "How long gangs may still run without contact; none before the first heartbeat.",
-                agent.lease_left_s,
-            ),
-            single(
-                "wattshift_agent_spooled_intervals",
-                "Intervals of energy that telemetry has not accepted yet.",
-                state["energy_intervals_waiting"],
-            ),
-            single(
-                "wattshift_agent_problems",
-                "What the agent cannot do now; its readiness and its log name it.",
-                len(state["problems"]),
-            ),
-            single(
-                "wattshift_agent_disk_free_bytes",
-                "What may still be written to the disk of the agent's state.",
-                disk and disk.free_bytes,
-            ),
-            single(
-                "wattshift_agent_disk_reserve_bytes",
-                "Below so much free space the node takes no new work.",
-                disk and disk.reserve_bytes,
-            ),
-            gauge(
-                "wattshift_agent_device_temperature_celsius",
-                "Temperature of a GPU; none where it does not say.",
-                ["gpu"],
-                [((str(gpu),), celsius) for gpu, celsius in sorted(agent.health.temperatures_c.items())],
-            ),
-            gauge(
-                "wattshift_agent_device_fault",
-                "1 for a GPU with which something is the matter.",
-                ["gpu", "cause"],
-                [((str(gpu), cause), 1.0) for gpu, cause in faults.items()],
-            ),
+            *(single(name, text, number) for name, (text, number) in singles.items()),
+            gauge("wattshift_agent_device_temperature_celsius", warmth, ["gpu"], temperatures),
+            gauge("wattshift_agent_device_fault", sick, ["gpu", "cause"], found),
         ]
 
     metrics.add("agent", read_agent)

@@ -48,9 +48,7 @@ def _settled(allocations: Path) -> list[tuple[float, int, Path]]:
     found: list[tuple[float, int, Path]] = []
     with suppress(OSError):
         for path in allocations.iterdir():
-            folder = RankFolder(path)
-            if not folder.is_released():
-                continue
             with suppress(OSError):
-                found.append((path.stat().st_mtime, trees.disk_bytes(path), path))
+                if RankFolder(path).is_released():
+                    found.append((path.stat().st_mtime, trees.disk_bytes(path), path))
     return found

@@ -41,9 +41,7 @@ def secrets_folder(rank: Path) -> Path:
 
 def memory_folder(rank: Path) -> Path:
     """Return the folder in memory that all agents of this user share, or else one in the rank's folder."""
-    if not MEMORY.is_mount() or not os.access(MEMORY, os.W_OK) or not _may_be_used(_ours()):
-        return rank / "secrets"
-    return _ours()
+    return _ours() if _has_memory() and _may_be_used(_ours()) else rank / "secrets"
 
 
 def prepare_memory() -> None:
@@ -51,7 +49,7 @@ def prepare_memory() -> None:
 
     If somebody else has made it, secrets that are files are on the disk while their rank runs, and the log says so.
     """
-    if MEMORY.is_mount() and os.access(MEMORY, os.W_OK):
+    if _has_memory():
         try:
             os.close(shim.open_own_folder(str(_ours())))
         except OSError as error:
@@ -69,7 +67,6 @@ def variables_for(spec: JobSpec, rank: Path) -> dict[str, str]:
 
 
 def has_files(spec: JobSpec) -> bool:
-    """Return whether a job gets secrets as files."""
     return any(use.file for use in spec.secrets or ())
 
 
@@ -105,6 +102,10 @@ def shim_entries(
         if "\n" in value:
             raise CannotStartError(f"The secret for {name} has several lines; a container can have it as a file only.")
     return [("secret_file", f"{CONTAINER_VARIABLES}={env_file_text(variables)}"), *files] if variables else files
+
+
+def _has_memory() -> bool:
+    return MEMORY.is_mount() and os.access(MEMORY, os.W_OK)
 
 
 def _ours() -> Path:

@@ -138,9 +138,8 @@ def kernel_boot() -> str:
 class _Process:
     """One process of the rank: its program and arguments, and the variables that only it has."""
 
-    def __init__(self, name: str, argv: list[bytes]) -> None:
-        self.name = name
-        self.argv = argv
+    def __init__(self, name: str = "", argv: list[bytes] | None = None) -> None:
+        self.name, self.argv = name, argv or []
         self.environment: dict[bytes, bytes] = {}
 
 
@@ -166,12 +165,12 @@ class _Spec:
         self.user: list[int] = []
         self.output_bytes = self.reserve_bytes = 0
         self.enclosure: Enclosure | None = None
-        common = _Process("", [])
+        common = _Process()
         processes: list[_Process] = []
         for entry in data.split(b"\0"):
             name, _, value = entry.partition(b"=")
             if name == b"process":
-                processes.append(_Process(os.fsdecode(value), []))
+                processes.append(_Process(os.fsdecode(value)))
             elif name == b"argv":
                 (processes[-1] if processes else common).argv.append(value)
             elif name == b"env":
@@ -184,17 +183,14 @@ class _Spec:
             elif name == b"user":
                 self.user = [int(number) for number in value.split()]
             elif name == b"confine":
-                self._confine(value)
+                if self.enclosure is None:
+                    import enclosure  # pyright: ignore[reportMissingImports]  beside this file, which is no package here
+
+                    self.enclosure = enclosure.Enclosure()
+                self.enclosure.add(value)
         self.processes = processes or [common]
         for process in self.processes:
             process.argv = process.argv or common.argv
-
-    def _confine(self, entry: bytes) -> None:
-        if self.enclosure is None:
-            import enclosure  # pyright: ignore[reportMissingImports]  beside this file, which is no package here
-
-            self.enclosure = enclosure.Enclosure()
-        self.enclosure.add(entry)
 
     def add_secrets(self, data: bytes) -> None:
         """Add what came through standard input: entries ``env`` and ``secret_file``, each ``NAME=value``."""
@@ -545,7 +541,13 @@ class _Shim:
         self._exec_error, error_in = os.pipe()
         os.set_blocking(self._exec_error, False)
         shim = os.getpid()
-        if not self._enclosed():
+        try:
+            if self._spec.enclosure is not None:
+                self._spec.enclosure.make(self._spec.user)
+        except OSError as failure:  # nothing is run
+            self._code, self._ended_by = NOT_EXECUTABLE, "refused"
+            self._detail = f"its processes cannot be confined on this node: {failure.strerror} ({failure.filename})"
+            self._write_exit()
             return
         for process in self._spec.processes:
             pid = os.fork()
@@ -582,18 +584,6 @@ class _Shim:
             remove_secrets(self._spec.secrets_dir)
         self._write_exit()
 
-    def _enclosed(self) -> bool:
-        """Make what confines the processes; return False if it cannot be made, and nothing is run."""
-        try:
-            if self._spec.enclosure is not None:
-                self._spec.enclosure.make(self._spec.user)
-        except OSError as failure:
-            self._code, self._ended_by = NOT_EXECUTABLE, "refused"
-            self._detail = f"its processes cannot be confined on this node: {failure.strerror} ({failure.filename})"
-            self._write_exit()
-            return False
-        return True
-
     def _look(self, now: float) -> None:
         """Read lease and stop request, and act on them; record when the output grew."""
         self._times.look()
@@ -617,7 +607,9 @@ class _Shim:
         if self._output.goes_on():
             self._kill_at = now
         if now >= min(self._kill_at, self._lease.deadline):
-            self._ended_by_force()
+            if self._code is None and not self._detail:
+                self._detail = "it outlived its grace period and was killed"
+            self._signal(signal.SIGKILL)
         self._look_at_sessions(now)
 
     def _look_at_sessions(self, now: float) -> None:
@@ -660,11 +652,6 @@ class _Shim:
         except OSError:  # a full disk: SIGTERM tells it all the same
             pass
 
-    def _ended_by_force(self) -> None:
-        if self._code is None and not self._detail:
-            self._detail = "it outlived its grace period and was killed"
-        self._signal(signal.SIGKILL)
-
     def _signal(self, number: int) -> None:
         """Signal the processes' groups, and processes that left them and became children of this process."""
         for group in (*self._groups, *(self._sessions.pids() if self._sessions else ())):
@@ -702,7 +689,8 @@ class _Shim:
             self._code, self._ended_by = code, self._ending or "itself"
             could_run = self._read_exec_error()
             if could_run and not self._ending:
-                self._detail = f"The process of {name} {_describe(code)}." if name else ""
+                how = f"exited with status {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
+                self._detail = f"The process of {name} {how}." if name else ""
                 self._memory_kill = self._spec.enclosure.memory_kill() if self._spec.enclosure is not None else {}
             if self._running:
                 self._end("failed", clock() + self._spec.grace_s)
@@ -736,10 +724,9 @@ class _Shim:
 
     def _sleep(self) -> None:
         """Wait for a signal, or until something is due; meanwhile record the order of the output."""
-        due = min(self._lease.warn_at(self._spec.grace_s), self._kill_at, self._lease.deadline, self._limit_at)
-        if self._ending:
-            due = min(self._kill_at, self._lease.deadline)
-        now = clock()
+        due, now = min(self._kill_at, self._lease.deadline), clock()
+        if not self._ending:
+            due = min(due, self._lease.warn_at(self._spec.grace_s), self._limit_at)
         look_s = LOOK_S if self._running else 0.05
         if self._output.is_near:
             look_s = min(look_s, _NEAR_FULL_LOOK_S)
@@ -767,13 +754,11 @@ class _Shim:
                 time.sleep(_FULL_DISK_PAUSE_S)
 
 
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"exited with status {code}"
+def signal_name(number: int) -> str:
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"signal {number}"
 
 
 def _to_files() -> None:
@@ -907,20 +892,13 @@ def main(folder: str) -> int:
     _reserve()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if spec.secrets_dir:
-        spec.add_secrets(_read_all(0))
+        spec.add_secrets(b"".join(iter(lambda: os.read(0, 1 << 16), b"")))
         try:
             _write_secrets(spec)
         except OSError as failure:
             raise SystemExit(f"its secrets cannot be written: {failure}") from None
     _Shim(spec).run()
     return 0
-
-
-def _read_all(descriptor: int) -> bytes:
-    pieces: list[bytes] = []
-    while piece := os.read(descriptor, 1 << 16):
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def _write_secrets(spec: _Spec) -> None:
@@ -935,13 +913,9 @@ def _write_secrets(spec: _Spec) -> None:
     owner = spec.user[:2] if spec.user and spec.user[0] != os.geteuid() else [-1, -1]
     for name, content in spec.secret_files:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400, dir_fd=folder)
-        try:
-            written = 0
-            while written < len(content):
-                written += os.write(descriptor, content[written:])
+        with open(descriptor, "wb") as file:
+            file.write(content)
             os.fchown(descriptor, *owner)
-        finally:
-            os.close(descriptor)
     os.fchown(folder, *owner)
     os.close(folder)
     os.close(parent)

@@ -21,8 +21,7 @@ from gpu_agent.git import fetch_commit
 from gpu_agent.ranks import RankFolder
 from gpu_agent.secrets import InputError
 from gpu_agent.settings import AgentSettings
-from services.contracts.commands import StartGang
-from services.contracts.sources import UPLOAD_CHUNK_BYTES, OpenedChunk
+from services.contracts.sources import UPLOAD_CHUNK_BYTES, OpenedChunk, Source
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -32,8 +31,6 @@ _DRAFT = ".source-"
 
 
 class Sources:
-    """Makes the folders with jobs' files."""
-
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._cache = settings.state_folder / "uploads"
@@ -41,14 +38,14 @@ class Sources:
 
     async def make(
         self,
-        start: StartGang,
+        source: Source,
         rank: Path,
         read_chunk: Callable[[int], Awaitable[OpenedChunk]],
         credential: str | None,
         account: Account | None,
-        confinement: Callable[[], Sequence[tuple[str, str]]] = tuple,
-    ) -> Path | None:
-        """Return the folder with the files of a gang's job, or None if it names none.
+        confinement: Callable[[], Sequence[tuple[str, str]]],
+    ) -> Path:
+        """Return the folder with the files of a gang's job.
 
         Args:
             account: Who owns the files; None for this process's user.
@@ -58,9 +55,6 @@ class Sources:
             InputError: They cannot be obtained.
             OSError: They cannot be written, or a limit cannot be set.
         """
-        source = start.spec.source
-        if source is None:
-            return None
         made = rank / FOLDER
         if made.is_dir():
             return made
@@ -112,16 +106,15 @@ class Sources:
             return path
 
     def _make_room(self) -> None:
-        """Remove the least recently used archives, down to half of what may be kept."""
+        """Remove the least recently used archives that are not being fetched, down to half of what may be kept."""
         kept = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in self._cache.iterdir())
         total = sum(size for _, size, _ in kept)
         if total <= self._settings.source_cache_bytes:
             return
         for _, size, path in kept:
-            if total <= self._settings.source_cache_bytes / 2:
-                break
-            path.unlink(missing_ok=True)
-            total -= size
+            if total > self._settings.source_cache_bytes / 2:
+                path.unlink(missing_ok=True)
+                total -= size
 
 
 def remove_sources(allocations: Path) -> None:

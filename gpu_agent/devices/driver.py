@@ -116,11 +116,9 @@ class Driver:
         return []
 
     def read(self, index: int) -> Sample:
-        """Return one GPU's readings."""
         raise self._lost(index)
 
     def read_slice(self, index: int) -> SliceSample:
-        """Return one slice's readings."""
         raise self._lost(index)
 
     def dead(self) -> list[DeadDevice]:
@@ -167,11 +165,9 @@ class Driver:
         raise self._lost(index)
 
     def set_power_limit(self, index: int, limit_w: float) -> None:
-        """Cap the device's power."""
         raise self._lost(index)
 
     def reset_power_limit(self, index: int) -> None:
-        """Return to the default power limit."""
         raise self._lost(index)
 
     def device_nodes(self) -> dict[int, tuple[int, int]]:

@@ -55,12 +55,12 @@ class NvmlDriver(driver.Driver):
         gpu = self._gpus[index] = self._describe(index)
         if gpu.can_partition or gpu.mig_enabled:
             self._mig[index] = NvmlMig(handle, gpu)
-        self._counts_energy[index] = self._has_counter(handle)
+        counted_mj = optional(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        self._counts_energy[index] = counted_mj is not None
 
     def _forget(self, index: int, why: str) -> None:
         uuid = ""
-        handle = self._handles.pop(index, None)
-        if handle is not None:
+        if (handle := self._handles.pop(index, None)) is not None:
             with suppress(pynvml.NVMLError):
                 uuid = text(nvml.nvmlDeviceGetUUID(handle))
         for known in (self._gpus, self._mig, self._counts_energy):
@@ -212,11 +212,13 @@ class NvmlDriver(driver.Driver):
         limit_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
         lowest_mw, highest_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)) or (0, 0)
         permitted = limit_mw is not None and self._is_permitted(handle, limit_mw)
+        # A board without memory of its own shares the host's.
+        memory_bytes = optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or psutil.virtual_memory().total
         return DeviceInfo(
             index=index,
             uuid=text(nvml.nvmlDeviceGetUUID(handle)),
             model=model_name(text(nvml.nvmlDeviceGetName(handle))),
-            memory_gib=_memory_bytes(handle) / GIB,
+            memory_gib=memory_bytes / GIB,
             power_limit_w=(limit_mw or 1_000_000) / 1_000,
             lowest_limit_w=lowest_mw / 1_000 if lowest_mw else None,
             highest_limit_w=highest_mw / 1_000 if highest_mw else None,
@@ -237,9 +239,6 @@ class NvmlDriver(driver.Driver):
             log.info("nvml.settings_refused", error=str(error))
             return False
         return True
-
-    def _has_counter(self, handle: Any) -> bool:
-        return optional(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) is not None
 
 
 class _Events:
@@ -291,11 +290,6 @@ def model_name(name: str) -> str:
     """Return a board's name in the form that jobs use: ``NVIDIA A100-SXM4-40GB`` is ``A100-SXM4-40GB``."""
     short = re.sub(r"^(NVIDIA|Tesla|GeForce|Quadro|\s)+", "", name)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", short or name).strip("-._")[:63] or "unknown"
-
-
-def _memory_bytes(handle: Any) -> int:
-    """Return the board's memory; the host's for a board that shares it."""
-    return optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or psutil.virtual_memory().total
 
 
 def _seven_sevenths(handle: Any) -> Any:

@@ -57,7 +57,6 @@ def optional(read: Callable[[], T]) -> T | None:
 
 
 def mig_mode(handle: Any) -> bool:
-    """Return whether a GPU is in MIG mode."""
     return bool((optional(lambda: nvml.nvmlDeviceGetMigMode(handle)) or [0])[0])
 
 

@@ -74,7 +74,8 @@ class NvmlMig:
 
     @named
     def _cut(self, places: driver.Cut) -> None:
-        self._forget_samples()
+        while self._samples:
+            nvml.nvmlGpmSampleFree(self._samples.popitem()[1])
         there = {each.number: SlicePlace(each.info.sevenths, each.info.start or 0) for each in self._instances.values()}
         kept = {number for number, place in there.items() if place in (places or ())}
         for instance in list(self._gpu_instances()):
@@ -182,15 +183,13 @@ class NvmlMig:
                     raise
 
     def _describe(self, index: int, handle: Any, instance: Any, profile: Any) -> DeviceInfo:
-        name = (
-            text(profile.name).removeprefix("MIG ") or f"{profile.sliceCount}g.{round(profile.memorySizeMB / 1_024)}gb"
-        )
+        name = f"{profile.sliceCount}g.{round(profile.memorySizeMB / 1_024)}gb"
         memory = optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or profile.memorySizeMB * _MIB
         return DeviceInfo(
             index=index,
             uuid=text(nvml.nvmlDeviceGetUUID(handle)),
             parent=self._gpu.index,
-            profile=name,
+            profile=text(profile.name).removeprefix("MIG ") or name,
             sevenths=profile.sliceCount,
             start=instance.placement.start,
             model=self._gpu.model,
@@ -223,7 +222,3 @@ class NvmlMig:
             return min(max(share, 0.0), 1.0) if share == share else None  # NaN where nothing was counted
         finally:
             nvml.nvmlGpmSampleFree(before)
-
-    def _forget_samples(self) -> None:
-        while self._samples:
-            nvml.nvmlGpmSampleFree(self._samples.popitem()[1])

@@ -81,15 +81,14 @@ class Zeusd:
             token = self._token_file.read_text().strip() if self._token_file else ""
             headers = {"Authorization": f"Bearer {token}"} if token else None
             answer = self._client.request(method, path, params=query, headers=headers)
+            if answer.is_success:
+                return answer.json() if method == "GET" else None
         except OSError as error:
             raise DeviceError(f"The token for zeusd cannot be read: {error}") from error
         except httpx.HTTPError as error:
             raise DeviceError(f"zeusd at {self.address} does not answer: {error}") from error
-        if answer.is_success:
-            try:
-                return answer.json() if method == "GET" else None
-            except ValueError as error:
-                raise DeviceError(f"zeusd at {self.address} does not answer as documented: {error}") from error
+        except ValueError as error:
+            raise DeviceError(f"zeusd at {self.address} does not answer as documented: {error}") from error
         kind = _ERRORS.get(answer.status_code, DeviceError)
         raise kind(f"zeusd answered {answer.status_code}: {' '.join(answer.text.split())[:300]}")
 

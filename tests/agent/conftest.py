@@ -21,6 +21,8 @@ from redis.asyncio import Redis
 
 from gpu_agent import trees
 from gpu_agent.confinement import Confinement
+from gpu_agent.containers import Engine
+from gpu_agent.launch import Inputs, Launcher
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import AnyCommand, SetDevices, StartGang, command_document
 from services.contracts.jobs import JobSpec
@@ -53,6 +55,16 @@ def gpus(count: int) -> list[DeviceInfo]:
 def a_confinement(folder: Path, **settings: Any) -> Confinement:
     """Return how jobs are confined on a node whose state is in a folder."""
     return Confinement(AgentSettings(state_dir=folder, data_dir=folder, owner_tenants=["t"], **settings), {})
+
+
+def a_launcher(folder: Path, devices: int = 4, engine: Engine | None = None, **settings: Any) -> Launcher:
+    """Return what prepares the jobs of such a node."""
+    chosen = AgentSettings(state_dir=folder, data_dir=folder, **settings)
+    return Launcher(chosen, engine, gpus(devices), a_confinement(folder))
+
+
+async def no_inputs(start: StartGang, rank: Path) -> Inputs:
+    return Inputs()
 
 
 class Node:

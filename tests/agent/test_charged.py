@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from gpu_agent import meter, shim
 from gpu_agent.gangs import Gang, Gangs
 from gpu_agent.inputs import Fetcher, Inputs
-from gpu_agent.launch import Launcher
 from gpu_agent.meter import Meter
 from gpu_agent.ranks import Launch, RankFolder
 from gpu_agent.secrets import InputError
@@ -29,10 +28,10 @@ from services.contracts.commands import StartGang, StopGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy
 from services.contracts.secrets import OpenedSecrets
-from services.contracts.sources import OpenedChunk
+from services.contracts.sources import OpenedChunk, Source
 from services.core.domain.errors import DomainError
 from services.kit.problems import ProblemError
-from tests.agent.conftest import a_confinement, gpus
+from tests.agent.conftest import a_launcher
 from tests.agent.test_gangs import a_start
 from tests.agent.test_meter import World, a_meter
 
@@ -78,11 +77,10 @@ class Sources:
     def __init__(self, gates: Mapping[str, asyncio.Event]) -> None:
         self.gates = gates
 
-    async def make(self, start: StartGang, rank: Path, read_chunk: Any, *_: Any) -> Path | None:
-        source = start.spec.source
-        if source is not None and source.upload is not None:
+    async def make(self, source: Source, rank: Path, read_chunk: Any, *_: Any) -> Path:
+        if source.upload is not None:
             await read_chunk(0)
-        await self.gates[start.allocation_id].wait()
+        await self.gates[rank.name].wait()
         raise InputError("There is no commit 0123456 in the repository.")
 
 
@@ -98,15 +96,8 @@ class Host:
         self.trouble: Exception | None = None
         self.locks: dict[str, int] = {}
         plane, sources = Plane(self.gates), Sources(self.gates)
-        self.fetcher = Fetcher(plane, sources, 0.01)  # pyright: ignore[reportArgumentType]
-        self.launcher = Launcher(
-            checkpoint_folders=[folder],
-            agent_url="http://x",
-            pass_environment=[],
-            engine=None,
-            devices=gpus(2),
-            confinement=a_confinement(folder),
-        )
+        self.launcher = a_launcher(folder, 2)
+        self.fetcher = Fetcher(plane, sources, 0.01, self.launcher)  # pyright: ignore[reportArgumentType]
         self.gangs = Gangs(folder, self.launcher, fetch=self.fetch)
         self.gangs.load()
 

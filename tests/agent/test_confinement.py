@@ -265,7 +265,7 @@ def test_two_tenants_never_get_the_same_user_id(tmp_path: Path) -> None:
 def test_an_agent_that_cannot_separate_refuses_strangers_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identities = Identities(None, None, ["mine"])
+    identities = Identities(None, None, ["mine"], ())
     start = a_start().model_copy(update={"tenant_id": "theirs"})
     with pytest.raises(DomainError, match="runs none as root"):
         identities.account_of(start)

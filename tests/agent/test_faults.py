@@ -20,13 +20,12 @@ import pytest
 
 from gpu_agent.gangs import Gangs
 from gpu_agent.inbox import Inbox
-from gpu_agent.launch import Launcher
 from services.contracts.commands import StopGang, command_document
 from services.contracts.nodes import EndedBy
 from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.kit.redis import connect
 from services.kit.release import RELEASE
-from tests.agent.conftest import Node, a_confinement, eventually, gpus
+from tests.agent.conftest import Node, a_launcher, eventually, no_inputs
 from tests.agent.stand_in import StandIn
 from tests.agent.test_ranks import SAVING, SLEEP
 from tests.support.ports import Ports
@@ -89,7 +88,7 @@ async def test_a_command_that_cannot_be_written_down_comes_again(
 ) -> None:
     redis = connect(redis_url)
     node = f"full-disk-{os.getpid()}"
-    gangs = Gangs(tmp_path, _launcher(tmp_path))
+    gangs = Gangs(tmp_path, a_launcher(tmp_path), fetch=no_inputs)
     gangs.load()
     inbox = Inbox(redis, node, gangs, retry_s=0.02)
     failures = itertools.count()
@@ -261,17 +260,6 @@ except agent.StateFolderTakenError as error:
     (folder.parent / "refusal").write_text(str(error))
     sys.exit(1)
 """
-
-
-def _launcher(folder: Path) -> Launcher:
-    return Launcher(
-        checkpoint_folders=[folder],
-        agent_url="http://x",
-        pass_environment=[],
-        engine=None,
-        devices=gpus(4),
-        confinement=a_confinement(folder),
-    )
 
 
 def _run(*command: str) -> bool:

@@ -196,7 +196,7 @@ def test_a_dry_run_says_the_next_clock_and_orders_none(where: str) -> None:
     assert run.clocks.wanted_mhz(1) == 1305
     assert run.clocks.wanted_mhz(2) is None
     said = run.clocks.describe(run.now_s)[0]
-    assert (said["dry_run"], said["clock_mhz"], said["devices"]) == (True, 1305, [0, 1])
+    assert (said["dry_run"], said["clock_mhz"], said["devices"]) == (True, 1305, (0, 1))
 
 
 def test_a_node_that_does_not_follow_decides_nothing() -> None:

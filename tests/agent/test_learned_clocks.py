@@ -49,7 +49,7 @@ def samples(count: int = 60) -> list[ClockSample]:
 async def taught(folder: Path, count: int = 60) -> LearnedClocks:
     learned = LearnedClocks(folder)
     for each in samples(count):
-        learned.add(KIND, each)
+        learned.learner(KIND, each)
     await learned.save()
     return learned
 
@@ -65,7 +65,7 @@ async def test_the_next_agent_knows_what_the_last_one_learned(tmp_path: Path) ->
 
 async def test_unknown_powers_stay_unknown(tmp_path: Path) -> None:
     learned = LearnedClocks(tmp_path)
-    learned.add(KIND, ClockSample(600.0, 2.0, LatencyReport(tbt_s=0.05)))
+    learned.learner(KIND, ClockSample(600.0, 2.0, LatencyReport(tbt_s=0.05)))
     await learned.save(everything=True)
 
     [found] = LearnedClocks(tmp_path).learner(KIND).samples
@@ -111,7 +111,7 @@ async def test_a_broken_file_is_ignored_and_overwritten(tmp_path: Path, damage: 
     learned = LearnedClocks(tmp_path)
     assert learned.learner(KIND).known == 0
     for each in samples():
-        learned.add(KIND, each)
+        learned.learner(KIND, each)
     await learned.save()
     assert LearnedClocks(tmp_path).learner(KIND).known == 60
 
@@ -127,7 +127,7 @@ async def test_the_kinds_written_last_are_kept(tmp_path: Path) -> None:
     learned = LearnedClocks(tmp_path)
     for gpus in range(MOST_KINDS + 3):
         kind = replace(KIND, gpus=gpus)
-        learned.add(kind, samples()[0])
+        learned.learner(kind, samples()[0])
         await learned.save(everything=True)
         os.utime(tmp_path / f"{kind.digest}.json", ns=(gpus, gpus))
 

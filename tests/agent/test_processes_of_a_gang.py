@@ -10,12 +10,11 @@ import pytest
 
 from gpu_agent.containers import Engine
 from gpu_agent.environment import hostfile_text, job_variables, launcher_variables, with_options
-from gpu_agent.launch import Launcher
 from gpu_agent.ranks import RankFolder
 from services.contracts.commands import StartGang, StopGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, RankStatus
-from tests.agent.conftest import Node, a_confinement, eventually, gpus
+from tests.agent.conftest import Node, a_launcher, eventually
 
 PATHS = RankFolder(Path("/r")), "/c", "http://127.0.0.1:1"
 
@@ -205,14 +204,7 @@ def test_deepspeeds_nodes_have_as_many_slots_as_devices() -> None:
 
 
 def test_in_containers_each_gpu_has_a_container(tmp_path: Path) -> None:
-    launcher = Launcher(
-        checkpoint_folders=[tmp_path / "checkpoints"],
-        agent_url="http://127.0.0.1:1",
-        pass_environment=[],
-        engine=Engine("docker", "docker", "nvidia"),
-        devices=gpus(4),
-        confinement=a_confinement(tmp_path),
-    )
+    launcher = a_launcher(tmp_path, 4, Engine("docker", "docker", "nvidia"))
     folder = RankFolder(tmp_path / "rank")
     folder.path.mkdir()
     launch = launcher.prepare(a_start(image="example.org/train:1", processes="per_gpu"), folder, "token")

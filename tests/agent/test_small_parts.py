@@ -21,6 +21,7 @@ from gpu_agent.processes import cpu_seconds, kill_marked
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
+from services.contracts.exec_sessions import ExecRequest, TerminalSize
 from services.contracts.jobs import JobSpec
 from services.core.domain.errors import DomainError
 
@@ -63,11 +64,13 @@ def test_docker_gets_the_gangs_devices_and_nothing_of_the_clients_environment() 
 
 def test_a_command_enters_the_container_of_its_rank_and_can_be_found() -> None:
     mark = "WATTSHIFT_EXEC=s"
-    argv = containers.exec_argv(DOCKER, a_start(), ["nvidia-smi", "-L"], None, mark=mark, stdin=False, terminal=False)
+    argv = containers.exec_argv(DOCKER, a_start(), ExecRequest(command=["nvidia-smi", "-L"]), None, mark)
     assert argv == [
         *("/usr/bin/docker", "exec", "--env", "WATTSHIFT_EXEC=s", "wattshift-job_1.2-1", "nvidia-smi", "-L"),
     ]
-    argv = containers.exec_argv(DOCKER, a_start(), ["bash"], 1, mark=mark, stdin=True, terminal=True)
+    size = TerminalSize(rows=1, columns=1)
+    request = ExecRequest(command=["bash"], stdin=True, terminal=size)
+    argv = containers.exec_argv(DOCKER, a_start(), request, 1, mark)
     assert argv[2:4] == ["--interactive", "--tty"]
     assert argv[-2:] == ["wattshift-job_1.2-1-1", "bash"]
 

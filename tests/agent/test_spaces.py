@@ -48,14 +48,7 @@ class Host:
             (folder / name).chmod(mode)
         whole = AgentSettings(state_dir=folder / "state", data_dir=folder / "data", owner_tenants=["t"], **settings)
         self.confinement = Confinement(whole, device_nodes or {})
-        self.launcher = Launcher(
-            checkpoint_folders=[folder / "data" / "checkpoints"],
-            agent_url="",
-            pass_environment=[],
-            engine=None,
-            devices=gpus(4),
-            confinement=self.confinement,
-        )
+        self.launcher = Launcher(whole, None, gpus(4), self.confinement)
 
     def lacks(self, *names: str) -> str:
         """Return why this host cannot have some of the protections; empty if it can."""
@@ -368,7 +361,7 @@ def test_a_jobs_path_is_a_users_and_the_site_may_pass_its_own(host: Host, monkey
     assert host.run("job_2", "sh", "-c", "echo $PATH") == "/usr/local/bin:/usr/bin:/bin\n"
     own = {"PATH": "/opt/mine:/bin"}
     assert host.run("job_3", "sh", "-c", "echo $PATH", environment=own) == "/opt/mine:/bin\n"
-    host.launcher._pass_environment = ["PATH"]
+    host = Host(host.folder, pass_environment=["PATH"])
     assert host.run("job_4", "/bin/sh", "-c", "echo $PATH") == "/root/.cargo/bin:/usr/sbin\n"
 
 

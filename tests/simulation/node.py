@@ -37,8 +37,8 @@ from gpu_agent.devices.driver import DeviceError, NotSupportedError
 from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.gangs import Gangs
 from gpu_agent.inbox import Inbox
-from gpu_agent.inputs import NO_INPUTS, Inputs
 from gpu_agent.intervals import Intervals
+from gpu_agent.launch import Inputs
 from gpu_agent.meter import Meter
 from gpu_agent.progress import Report
 from gpu_agent.ranks import RankFolder
@@ -733,7 +733,7 @@ class _Agent(Agent):
         return ranks.Launch(["work"], {}, "/", 1.0, account=cast(Any, account), secrets=secrets, secrets_dir="there")
 
     async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
-        return await self._simulation.boundary(lambda: NO_INPUTS, InputError("it lacks a secret"))
+        return await self._simulation.boundary(lambda: Inputs(), InputError("it lacks a secret"))
 
     def lose_lock(self) -> None:
         """Give back the state folder, as the kernel does when a process ends."""

@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gpu_agent.gangs import Gang
 from gpu_agent.inbox import Inbox
-from gpu_agent.inputs import NO_INPUTS, Inputs
+from gpu_agent.launch import Inputs
 from gpu_agent.ranks import RankFolder
 from gpu_agent.secrets import InputError
 from gpu_agent.settings import AgentSettings
@@ -145,7 +145,7 @@ class _NodeAgent(node._Agent):
     async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
         if not self._simulation.is_calm and self._simulation.choices.below(2, often=0.05):
             raise InputError("it lacks a secret")
-        return NO_INPUTS
+        return Inputs()
 
     def _who_listens(self, gangs: list[Gang]) -> dict[str, Listener]:
         running = {each.allocation_id for each in self._world.shims.running()}
