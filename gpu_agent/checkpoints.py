@@ -220,8 +220,9 @@ class Checkpoints:
                 log.warning("checkpoint.not_copied", allocation_id=start.allocation_id, error=str(error))
                 await asyncio.sleep(pause_s)
                 continue
-            files.replace(rank.path / OUTCOME, orjson.dumps({"detail": detail}))
-            break
+            if files.store(rank.path / OUTCOME, {"detail": detail}, "checkpoint.not_settled"):
+                break
+            await asyncio.sleep(pause_s)
         log.info("checkpoint.settled", allocation_id=start.allocation_id, detail=detail)
         self._on_change()
 

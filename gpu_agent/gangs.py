@@ -76,6 +76,7 @@ class Gang:
     leaving: Leaving | None = None  #: If it goes on only until its job saves its work
     traceparent: str | None = None
     holds_checkpoint: bool | None = None  #: Whether only this node has a checkpoint of its job, once it has ended
+    trouble: str = ""  #: Why its end could not be recorded at the last look
     listener: Listener = Listener.NONE
     """Who listens on its port, if it is a server; nobody until that has been checked."""
 
@@ -309,7 +310,13 @@ class Gangs:
         """
         changed = [gang for gang in self if self._observe(gang)]
         for gang in self:
-            changed += [gang] if await self._settle(gang) else []
+            try:
+                changed += [gang] if await self._settle(gang) else []
+                gang.trouble = ""
+            except OSError as error:  # such as a full disk: at the next tick, and the other gangs' turn comes now
+                if gang.trouble != str(error):
+                    log.error("gang.not_settled", allocation_id=gang.allocation_id, error=str(error))
+                gang.trouble = str(error)
         for gang in self:
             self._take_devices(gang)
         await self._tell(on_owners)

@@ -109,7 +109,7 @@ class GpuHealth:
 
     async def probe(self, fault: GpuFault, now_s: float) -> None:
         """Run the probe on a GPU that no gang holds, and forget its fault if it passes."""
-        words = [word.format(gpu=fault.gpu, uuid=fault.uuid) for word in self._probe]
+        words = [word.replace("{gpu}", str(fault.gpu)).replace("{uuid}", fault.uuid) for word in self._probe]
         try:
             problem = await _run(words, self._settings.health_probe_timeout_s)
         except OSError as error:

@@ -106,7 +106,8 @@ def write_facts(path: str, facts: dict[str, object], *, durable: bool = True) ->
     text = "".join(f"{name}={' '.join(str(value).split())}\n" for name, value in facts.items() if value is not None)
     descriptor = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, data := text.encode())
+        if os.write(descriptor, data := text.encode()) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         os.ftruncate(descriptor, len(data))  # after the write: the blocks reserved for the exit code stay until then
         if durable:
             os.fsync(descriptor)

@@ -112,7 +112,8 @@ class Sources:
         if total <= self._settings.source_cache_bytes:
             return
         for _, size, path in kept:
-            if total > self._settings.source_cache_bytes / 2:
+            is_fetched = (lock := self._fetching.get(path.stem)) is not None and lock.locked()
+            if total > self._settings.source_cache_bytes / 2 and not is_fetched:
                 path.unlink(missing_ok=True)
                 total -= size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -426,3 +427,19 @@ async def test_a_node_without_a_store_says_that_it_has_the_checkpoint_alone(node
     assert node.plane.rank(gang).detail == f"Its checkpoint was not copied: it is on {node.id} alone."
     assert node.plane.rank(gang).holds_checkpoint
     assert node.plane.registrations[-1].checkpoints == "local"
+
+
+async def test_a_copy_is_settled_once_that_can_be_written_down(tmp_path: Path) -> None:
+    a = Host(tmp_path / "a", store := Store.at(str(tmp_path / "store")))
+    await a.begin(start(1))
+    a.write("step", "1")
+    rank, exit = ended(tmp_path)
+    blocked = rank.path / ".checkpoint.json.tmp"
+    blocked.mkdir()  # as if the disk were full
+    assert a.checkpoints.outcome(start(1), rank, exit) is None
+    await eventually(lambda: store.newest(JOB, 9) is not None)
+    await asyncio.sleep(0.1)
+    assert not a.checkpoints.is_settled(start(1), rank)
+    blocked.rmdir()
+    await eventually(lambda: a.checkpoints.is_settled(start(1), rank))
+    assert a.checkpoints.outcome(start(1), rank, exit) == ""

@@ -9,13 +9,12 @@ import pytest
 
 from gpu_agent import shim
 from gpu_agent.gangs import Gang, Gangs
-from gpu_agent.launch import Launcher
 from services.contracts.commands import StartGang, StopGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, RankState
 from services.core.profiles.sharing import SHARING_COST
 from services.kit import traces
-from tests.agent.conftest import a_confinement, gpus
+from tests.agent.conftest import a_launcher, no_inputs
 
 LEASE_S = 30.0
 
@@ -57,15 +56,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def gangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gangs:
     """The gangs of a node of four devices; those that would start only hold their devices."""
-    launcher = Launcher(
-        checkpoint_folders=[tmp_path],
-        agent_url="http://x",
-        pass_environment=[],
-        engine=None,
-        devices=gpus(4),
-        confinement=a_confinement(tmp_path),
-    )
-    gangs = Gangs(tmp_path, launcher)
+    launcher = a_launcher(tmp_path, 4)
+    gangs = Gangs(tmp_path, launcher, fetch=no_inputs)
 
     async def nothing(gang: Gang) -> None:
         pass
@@ -182,7 +174,7 @@ async def test_the_trace_of_a_start_outlives_the_agent(tmp_path: Path, gangs: Ga
         gangs.accept(a_start("job_1", 1, [0]))
     gangs.accept(a_start("job_2", 1, [1]))
 
-    later = Gangs(tmp_path, gangs._launcher)  # pyright: ignore[reportPrivateUsage]
+    later = Gangs(tmp_path, gangs._launcher, fetch=no_inputs)  # pyright: ignore[reportPrivateUsage]
     later.load()
     assert {gang.allocation_id: gang.traceparent for gang in later} == {"job_1.1": given, "job_2.1": None}
 
@@ -199,7 +191,26 @@ async def test_a_gang_that_never_began_ends_for_the_reason_for_which_it_was_to_e
     async def ignored(*_: object) -> None:
         pass
 
-    later = Gangs(tmp_path, gangs._launcher)  # pyright: ignore[reportPrivateUsage]
+    later = Gangs(tmp_path, gangs._launcher, fetch=no_inputs)  # pyright: ignore[reportPrivateUsage]
     later.load()
     await later.tick(ignored)
     assert [(each.state, each.ended_by) for each in later] == [(RankState.EXITED, cause)]
+
+
+async def test_a_gang_whose_end_cannot_be_written_down_keeps_no_other_from_its_own(gangs: Gangs, clock: Clock) -> None:
+    for number, job in enumerate(("job_1", "job_2", "job_3")):
+        gangs.accept(a_start(job, 1, [number]))
+    await owners_after(gangs, clock, 0.0)
+    stuck, other = gangs.get("job_1.1"), gangs.get("job_2.1")
+    assert stuck is not None
+    assert other is not None
+    for gang in (stuck, other):
+        assert gang.launching is not None
+        await gang.launching  # whose shim did not begin
+    (stuck.folder.path / "exited.tmp").mkdir()  # as if the disk were full for this one alone
+
+    assert set((await owners_after(gangs, clock, 0.0)).values()) == {"job_1.1"}
+    assert (stuck.is_over, other.is_over) == (False, True)
+    (stuck.folder.path / "exited.tmp").rmdir()
+    assert await owners_after(gangs, clock, 0.0) == {}
+    assert (stuck.is_over, stuck.ended_by) == (True, EndedBy.HOST)

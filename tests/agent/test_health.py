@@ -232,3 +232,12 @@ async def test_the_gpus_of_a_node_with_a_lost_one_are_named_by_uuid(node: Node) 
     await eventually(lambda: node.plane.state(after) == "exited")
     printed = [(node.rank_dir(gang) / "stdout").read_text().strip() for gang in (before, after)]
     assert printed == ["1,2", f"{uuids[1]},{uuids[2]}"], "CUDA leaves the lost one out, and numbers the others anew"
+
+
+async def test_other_braces_in_a_probe_are_its_own(tmp_path: Path) -> None:
+    gpus = Gpus({}, [DeviceEvent(0, 79)])
+    health = a_watch(tmp_path, gpus, probe=["sh", "-c", "echo {gpu} | awk '{ exit $1 }'"])
+    health.look(0)
+    (fault,) = health.faults()
+    await health.probe(fault, 60)
+    assert causes(health) == {}

@@ -106,7 +106,7 @@ async def test_a_job_that_is_ended_has_failed_and_says_why(tmp_path: Path, trap:
     write = f"trap '{trap}' TERM; head -c {3 * MIB} /dev/zero > file; echo wrote; while :; do sleep 0.05; done"
     launch = Launch(["sh", "-c", write], {"PATH": "/usr/bin:/bin"}, str(rank.path / SCRATCH), 1.0)
     process = rank.launch(launch, shim.clock() + 60, 60)
-    await eventually(lambda: rank.stream("stdout").exists() and "wrote" in rank.stream("stdout").read_text())
+    await eventually(lambda: (rank.path / "stdout").exists() and "wrote" in (rank.path / "stdout").read_text())
     gang = Gang("rank", rank, a_start(image=None, command=["true"], grace_s=0.5), holding=True)
 
     await Scratch([gang], lambda _: None, 4 * MIB, GIB).look()

@@ -139,7 +139,7 @@ def test_settled_folders_go_by_age_and_then_by_size(tmp_path: Path) -> None:
     for name, age_s in ages_s.items():
         folder = RankFolder(tmp_path / name)
         folder.path.mkdir()
-        folder.stream("stdout").write_bytes(b"x" * 40_000)
+        (folder.path / "stdout").write_bytes(b"x" * 40_000)
         if name != "unsettled":
             folder.release()
         os.utime(folder.path, (now - age_s, now - age_s))

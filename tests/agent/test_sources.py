@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hashlib
 import io
 import os
@@ -19,8 +21,9 @@ from gpu_agent.git import fetch_commit
 from gpu_agent.network import Rules
 from gpu_agent.secrets import InputError
 from gpu_agent.settings import AgentSettings
+from gpu_agent.sources import Sources
 from services.contracts.nodes import EndedBy
-from services.contracts.sources import GitSource
+from services.contracts.sources import GitSource, OpenedChunk
 from tests.agent.conftest import Node, eventually
 from wattshift.sources import Archive
 
@@ -302,3 +305,27 @@ def test_keys_of_a_killed_agent_are_removed(tmp_path: Path) -> None:
     git.remove_keys(tmp_path)
     assert (left.exists(), other.exists()) == (False, True)
     other.unlink()
+
+
+async def test_what_is_being_fetched_is_not_removed_to_make_room(tmp_path: Path) -> None:
+    settings = AgentSettings(state_dir=tmp_path, data_dir=tmp_path, source_cache_bytes=1_000)
+    sources, begun, goes_on = Sources(settings), asyncio.Event(), asyncio.Event()
+    content = {name: name.encode() * 600 for name in ("a", "b")}
+
+    async def slowly(_: int) -> OpenedChunk:
+        begun.set()
+        await goes_on.wait()
+        return OpenedChunk(chunks=1, data=base64.b64encode(content["a"]).decode())
+
+    async def at_once(_: int) -> OpenedChunk:
+        return OpenedChunk(chunks=1, data=base64.b64encode(content["b"]).decode())
+
+    fetching = asyncio.create_task(sources._archive(hashlib.sha256(content["a"]).hexdigest(), slowly))
+    await begun.wait()
+    part = next((tmp_path / "uploads").glob("*.part"))
+    part.write_bytes(b"x" * 1_200)
+    await sources._archive(hashlib.sha256(content["b"]).hexdigest(), at_once)
+    assert part.exists()
+    part.write_bytes(b"")
+    goes_on.set()
+    assert (await fetching).read_bytes() == content["a"]

@@ -101,7 +101,7 @@ class Host:
 def printed(rank: RankFolder) -> str:
     """Return both streams of a rank that has ended, and why it could not run."""
     ended = rank.exit()
-    streams = [rank.stream(name).read_text() for name in ("stdout", "stderr") if rank.stream(name).exists()]
+    streams = [(rank.path / name).read_text() for name in ("stdout", "stderr") if (rank.path / name).exists()]
     return "".join((*streams, ended.detail if ended and not any(streams) else ""))
 
 
@@ -124,7 +124,7 @@ async def test_ipc_and_temporary_folders_are_a_jobs_own(host: Host) -> None:
     rank, process = host.start(
         "job_1", "/usr/bin/python3", "-u", "-c", f"{MAKE}{touch}{found}import time; time.sleep(600)"
     )
-    stdout = rank.stream("stdout")
+    stdout = rank.path / "stdout"
     await eventually(lambda: stdout.exists() and stdout.read_text().count("True") == len(files))
     assert "-1" not in stdout.read_text().splitlines()[0], "it made all three"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_agent import shim
 from services.kit import files
 
 
@@ -25,3 +26,12 @@ def test_a_file_that_does_not_fit_is_not_replaced_by_its_beginning(tmp_path: Pat
     with pytest.raises(OSError, match="too large"):
         files.replace(file, bytes(150))
     assert file.read_bytes() == b"as it was"
+
+
+@pytest.mark.usefixtures("little_room")
+def test_facts_that_do_not_fit_are_not_replaced_by_their_beginning(tmp_path: Path) -> None:
+    path = str(tmp_path / "stop")
+    shim.write_facts(path, {"cause": "stop"})
+    with pytest.raises(OSError, match="No space"):
+        shim.write_facts(path, {"cause": "stop", "detail": "x" * 150})
+    assert shim.read_facts(path) == {"cause": "stop"}
