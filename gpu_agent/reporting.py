@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 
 from gpu_agent import shim
-from gpu_agent.devices.driver import AbsentDriver, Driver, DriverMissingError
+from gpu_agent.devices.driver import Driver, DriverMissingError
 from gpu_agent.devices.nvml import NvmlDriver
 from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.health import GpuHealth
@@ -151,7 +151,9 @@ class ReportingAgent:
             except DriverMissingError as error:
                 why = f"NVML does not answer ({error})"
             log.error("driver.no_devices", reason=why)
-            return AbsentDriver(f"It has no GPUs: {why}. Restart its agent once that is mended.")
+            absent = Driver()
+            absent.why = f"It has no GPUs: {why}. Restart its agent once that is mended."
+            return absent
         return SimulatedDriver(
             settings.simulated_model,
             settings.simulated_gpus,

@@ -106,6 +106,8 @@ class Driver:
     """The devices of one host. Calls block for milliseconds and may come from any thread, but only one at a time.
 
     What a subclass does not say is as on a host without devices: there are none, and each that is asked for is lost.
+    Where NVML is missing or shows no GPU, the node registers with this one, so that operators see what is wrong, and
+    takes no work. Nothing is simulated in its place.
     """
 
     name: Literal["nvml", "simulated"] = "nvml"
@@ -183,16 +185,6 @@ class Driver:
 
     def _lost(self, index: int) -> DeviceLostError:
         return DeviceLostError(f"there is no device {index}: {self.why}")
-
-
-class AbsentDriver(Driver):
-    """A host without devices that the agent can use: NVML is missing, or shows no GPU.
-
-    Such a node registers, so that operators see what is wrong, and takes no work. Nothing is simulated in its place.
-    """
-
-    def __init__(self, why: str) -> None:
-        self.why = why
 
 
 def check_whole(index: int) -> None:

@@ -36,24 +36,15 @@ _TOGETHER_S = 0.1  #: Decisions of one round come in several commands, and jobs 
 
 
 class Talk:
-    """One bridge's side of the exchange; it raises ``ProblemError`` if the control plane does not answer, or refuses.
-
-    Attributes:
-        is_known: Whether this process has reported everything about the engine and asked for decisions; if not, it
-            still has to.
-    """
+    """A bridge's side of the exchange; it raises ``ProblemError`` if the control plane does not answer, or refuses."""
 
     def __init__(
         self, kind: str, settings: BridgeSettings, control_plane: ControlPlane | None, *, heard: bool = True
     ) -> None:
-        """Talk to this control plane; without one, nothing is reported and it never counts as heard.
-
-        Args:
-            heard: Whether it counts as heard until it has had time to answer.
-        """
+        """Talk to this control plane, which counts as ``heard`` at first; None: it never does, nothing is reported."""
         self.decisions: dict[str, EngineDecision] = {}  #: By job; of two about the same job, the newer one is in force
         self.sent: dict[str, EngineJob] = {}
-        self.is_known = False
+        self.is_known = False  #: Whether this process has reported everything about the engine, and asked for decisions
         self.engine_s = 0.0  #: How long the engine took to answer at the last look
         self.woken = asyncio.Event()  #: Set by decisions, and by whoever wants a look before the next is due
         self.version = ""  #: The engine's version; "" if it is not known
