@@ -7,7 +7,7 @@ import asyncio
 import os
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,23 +34,10 @@ _ASK_BEFORE = "`wattshift submit --follow --results PATH` brings files back as s
 
 
 class KeptFiles:
-    """Reads the files of ended jobs on one node.
+    """Reads the files of ended jobs on one node; the limits of exec sessions hold for that, too."""
 
-    Args:
-        launcher: Knows the jobs' accounts, and what confines them.
-        settings: Their limits of exec sessions hold for reading, too.
-        start_of: Reads the command by which a rank was started; None if it is unreadable.
-    """
-
-    def __init__(
-        self,
-        launcher: Launcher,
-        settings: AgentSettings,
-        start_of: Callable[[RankFolder], StartGang | None] = read_start,
-    ) -> None:
-        self._launcher = launcher
-        self._settings = settings
-        self._start_of = start_of
+    def __init__(self, launcher: Launcher, settings: AgentSettings) -> None:
+        self._launcher, self._settings = launcher, settings
         self._reading = 0
 
     async def open(self, folder: RankFolder | None, path: str) -> AsyncIterator[bytes]:
@@ -63,7 +50,7 @@ class KeptFiles:
         Raises:
             ProblemError: 409 if the files are not here or not yet to be read, 429 beyond the limit.
         """
-        start = None if folder is None else await asyncio.to_thread(self._start_of, folder)
+        start = None if folder is None else await asyncio.to_thread(read_start, folder)
         if folder is None or start is None:
             raise conflict(f"Node {self._settings.node_id} no longer has the folder of this job. {_ASK_BEFORE}.")
         if folder.exit() is None:

@@ -10,11 +10,12 @@ import os
 import tarfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 import pytest
 
-from gpu_agent import trees
+from gpu_agent import kept_files, trees
 from gpu_agent.kept_files import KeptFiles
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
@@ -141,8 +142,9 @@ def ended(host: Host, name: str, *command: str, **spec: Any) -> tuple[RankFolder
 
 
 async def got(host: Host, rank: RankFolder, start: StartGang, path: str) -> tuple[dict[str, str], str, int | None]:
-    files = KeptFiles(host.launcher, limits(), lambda _: start)
-    body = b"".join([event async for event in await files.open(rank, path)])
+    files = KeptFiles(host.launcher, limits())
+    with patch.object(kept_files, "read_start", lambda _: start):
+        body = b"".join([event async for event in await files.open(rank, path)])
     archive, said, code = read_events(body)
     return files_of(archive) if archive else {}, said.decode(), code
 
