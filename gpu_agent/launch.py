@@ -93,6 +93,11 @@ class Launcher:
         by_number = not self._names_by_uuid()
         return [str(index) if by_number and parent_of(index) is None else uuids[index] for index in start.devices]
 
+    def _gpus(self, start: StartGang) -> float:
+        """Return the number of GPUs that a gang has here, counting a slice as a fraction."""
+        sevenths = {device.index: device.sevenths for device in self.devices}
+        return sum(sevenths.get(index, WHOLE) for index in start.devices) / WHOLE
+
     def _account_to_start_as(self, start: StartGang) -> Account | None:
         try:
             return self.account_of(start)
@@ -112,13 +117,9 @@ class Launcher:
                 return Path(account.home)
         return None
 
-    def confinement_of(
-        self, start: StartGang, rank: Path, kept: Sequence[Path] = (), asked: Sequence[Path] = ()
-    ) -> list[tuple[str, str]]:
-        """Return what confines a job's processes, which see these folders besides their rank's."""
-        sevenths = {device.index: device.sevenths for device in self.devices}
-        gpus = sum(sevenths.get(index, WHOLE) for index in start.devices) / WHOLE  # a slice is a fraction of one
-        return self._confinement.entries(start, rank, self.account_of(start), gpus, kept, asked)
+    def confinement_of(self, start: StartGang, rank: Path) -> list[tuple[str, str]]:
+        """Return what confines a job's processes while it has no folders other than its rank's."""
+        return self._confinement.entries(start, rank, self.account_of(start), self._gpus(start))
 
     def view_of(self, start: StartGang, rank: Path) -> tuple[Account | None, list[tuple[str, str]]]:
         """Return the account of a job that has ended, and what gives a program the job's view of the file system.
@@ -171,6 +172,7 @@ class Launcher:
         secrets_dir = str(secrets.secrets_folder(folder.path))
         command = self._command(start, folder, range(len(start.devices)) if engine else start.devices)
         if engine is None:
+            folders = self._folders(start, checkpoint_dir, account, folder.path)
             return Launch(
                 command,
                 passed | environment.launcher_variables(start) | start.spec.environment | variables,
@@ -180,9 +182,7 @@ class Launcher:
                 [Process(_name(start, rank), environment.rank_variables(start, rank)) for rank in local_ranks],
                 make_dir=checkpoint_dir,
                 account=account,
-                confinement=self.confinement_of(
-                    start, folder.path, *self._folders(start, checkpoint_dir, account, folder.path)
-                ),
+                confinement=self._confinement.entries(start, folder.path, account, self._gpus(start), *folders),
                 secrets_dir=secrets_dir,
                 secrets=entries,
             )
