@@ -208,9 +208,8 @@ class Agent(ReportingAgent):
         return {gang.allocation_id for gang in self.gangs if not gang.is_over}
 
     def _problems(self) -> list[str]:
-        return list(
-            filter(None, (self._state_problem, *super()._problems(), self.inbox.problem, self.partitions.problem))
-        )
+        known = (self._state_problem, self.spool.problem, self.inbox.problem, self.partitions.problem)
+        return list(filter(None, known))
 
     def rank_folder(self, allocation_id: str) -> RankFolder | None:
         """Return the folder of an allocation that is running, or whose logs are still kept."""
