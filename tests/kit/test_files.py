@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,28 +11,28 @@ from gpu_agent import shim
 from services.kit import files
 
 
-@pytest.fixture
+@contextmanager
 def little_room() -> Iterator[None]:
     """Let no file grow beyond 100 bytes: as on a full disk, what still fits is written and only the rest is refused."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("little_room")
 def test_a_file_that_does_not_fit_is_not_replaced_by_its_beginning(tmp_path: Path) -> None:
     file = tmp_path / "command"
     files.replace(file, b"as it was")
-    with pytest.raises(OSError, match="too large"):
+    with little_room(), pytest.raises(OSError, match="too large"):
         files.replace(file, bytes(150))
     assert file.read_bytes() == b"as it was"
 
 
-@pytest.mark.usefixtures("little_room")
 def test_facts_that_do_not_fit_are_not_replaced_by_their_beginning(tmp_path: Path) -> None:
     path = str(tmp_path / "stop")
     shim.write_facts(path, {"cause": "stop"})
-    with pytest.raises(OSError, match="No space"):
+    with little_room(), pytest.raises(OSError, match="No space"):
         shim.write_facts(path, {"cause": "stop", "detail": "x" * 150})
     assert shim.read_facts(path) == {"cause": "stop"}
