@@ -22,7 +22,7 @@ class LineExports:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._under_way = 0
+        self._under_way: dict[object, str | None] = {}  #: The tenants whose lines are read; None: those of all
 
     async def begin(
         self, about: Subject, form: Literal["csv", "jsonl"], signer: Signer | None = None, job_id: str | None = None
@@ -32,12 +32,14 @@ class LineExports:
         With a ``signer``, they are followed by what proves that nothing was changed.
 
         Raises:
-            ProblemError: 429 if there are as many exports as are allowed.
+            ProblemError: 429 if there are as many exports as are allowed, or one of the tenant, whose slow client would
+                else keep all others waiting.
         """
-        if self._under_way >= AT_ONCE:
-            detail = f"{AT_ONCE} exports are being read; ask again when one has ended."
-            raise ProblemError(429, ProblemCode.RATE_LIMITED, detail, headers={"Retry-After": "10"})
         sign = await signer.ready() if signer is not None else None
+        tenants = self._under_way.values()
+        if len(tenants) >= AT_ONCE or (about.tenant_id is not None and about.tenant_id in tenants):
+            detail = f"{AT_ONCE} exports are being read, or one of your tenant's; ask again when one has ended."
+            raise ProblemError(429, ProblemCode.RATE_LIMITED, detail, headers={"Retry-After": "10"})
         pieces = self._pieces(about, form, sign, job_id)
         await anext(pieces)
         return pieces
@@ -47,15 +49,18 @@ class LineExports:
     ) -> AsyncGenerator[bytes]:
         """Yield an empty piece once the first one is there, and then the pieces."""
         pieces: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(PIECES_AHEAD)
+        place = object()
 
         async def write() -> None:
+            end: Exception | None = None
             try:
                 await write_lines(self._database, about, form, pieces.put, sign, job_id)
-                await pieces.put(None)
             except Exception as error:  # raised where the pieces are read
-                await pieces.put(error)
+                end = error
+            self._under_way.pop(place, None)  # its connection is free, however long its client may read on
+            await pieces.put(end)
 
-        self._under_way += 1
+        self._under_way[place] = about.tenant_id
         writing = asyncio.create_task(write())
         try:
             piece = await pieces.get()
@@ -68,5 +73,5 @@ class LineExports:
                 yield bytes(piece)
                 piece = await pieces.get()
         finally:
-            self._under_way -= 1
+            self._under_way.pop(place, None)
             await end_tasks([writing])

@@ -18,7 +18,7 @@ from services.telemetry import line_export
 from services.telemetry.line_export import AT_ONCE, LineExports
 from services.telemetry.repository.line_export import Output, write_lines
 from services.telemetry.repository.reports import Subject
-from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, service_headers, usage
+from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, eventually, service_headers, usage
 from tests.telemetry.conftest import Plane
 
 ALL = Subject(None, None, None, None)
@@ -210,3 +210,33 @@ async def test_more_exports_than_may_be_at_once_are_refused(plane: Plane) -> Non
     for pieces in reading:
         await pieces.aclose()
     assert [len(piece) > 0 async for piece in await exports.begin(ALL, "csv")]
+
+
+async def test_the_slow_clients_of_one_tenant_leave_room_for_another(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def write(database: Database, about: Subject, form: Any, output: Output, *_: Any) -> None:
+        while True:
+            await output(b"a line\n")
+
+    monkeypatch.setattr(line_export, "write_lines", write)
+    exports = LineExports(plane.database)
+    slow = await exports.begin(ALL._replace(tenant_id="slow"), "csv")
+    with pytest.raises(Exception, match="one of your tenant's"):
+        await exports.begin(ALL._replace(tenant_id="slow"), "csv")
+    other = await exports.begin(ALL._replace(tenant_id="other"), "csv")
+    for pieces in (slow, other):
+        await pieces.aclose()
+
+
+async def test_an_export_counts_no_longer_than_it_holds_a_connection(plane: Plane) -> None:
+    exports = LineExports(plane.database)
+    unread = [await exports.begin(ALL, "csv") for _ in range(AT_ONCE)]
+
+    async def are_written() -> bool:
+        return plane.database.connections_now()[0] == 0
+
+    await eventually(are_written)
+    more = await exports.begin(ALL, "csv")
+    for pieces in (*unread, more):
+        assert [piece async for piece in pieces]
