@@ -27,6 +27,9 @@ log = Log(__name__)
 
 _LEAST_KNOWN_LAST = list(EnergySource)
 _KNOWN_LATE = timedelta(seconds=KNOWN_LATE_S)
+_LONGEST_S = 7 * 86_400.0
+"""For no longer does hardware count as having drawn the most it can: however long an interval is claimed to be, which
+an agent that was away for weeks rightly does, of idle power."""
 _LEAST_J = 1e-12
 """Less is nothing: products of smaller numbers underflow in the database, which then refuses the whole report."""
 
@@ -235,7 +238,7 @@ def _as_booked(reporter: Reporter, interval: EnergyInterval) -> EnergyInterval:
 def _part(reported_j: float, most_w: float | None, interval: EnergyInterval) -> float:
     if most_w is None or reported_j == 0:
         return 1.0
-    booked = booked_j(reported_j, most_w, length_s(interval))
+    booked = booked_j(reported_j, most_w, min(length_s(interval), _LONGEST_S))
     return 1.0 if booked == reported_j else booked / reported_j
 
 

@@ -99,6 +99,15 @@ async def test_a_host_has_a_bound_too_also_one_that_does_not_say_its_own(plane) 
     assert [each["cpu_energy_j"] < 10_000 for each in await lines(plane) if each["node_id"] == "n1"] == [True, True]
 
 
+async def test_no_interval_is_so_long_that_hardware_can_use_anything_in_it(plane) -> None:
+    agent = await bounded(plane)
+    t = utc_now().timestamp()
+    await agent.report(agent.interval(t - 20 * 365 * 86_400, t, usage(None, 9e11), metered_j=9e11))
+    (line,) = await lines(plane)
+    assert (line["gpu_energy_j"], line["basis"]) == (pytest.approx(7 * 86_400 * MOST_GPU_W), "hardware")
+    assert line["reported_energy_j"] == 9e11
+
+
 async def test_what_a_node_still_has_to_report_is_of_when_it_had_more_gpus(plane) -> None:
     agent = await bounded(plane)
     agent.registration["devices"], agent.registration["most_host_w"] = [], 1.0

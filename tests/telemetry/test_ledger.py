@@ -116,6 +116,24 @@ async def test_without_the_carbon_service_the_last_known_intensity_is_used_and_m
     assert (line["intensity_gco2_per_kwh"], line["intensity_estimated"], line["carbon_gco2"]) == (-20, True, -20)
 
 
+async def test_a_node_whose_clock_is_ahead_does_not_say_what_its_zone_emits_from_now_on(plane) -> None:
+    agent = await plane.agent(zone="elsewhere")
+    plane.carbon.is_down = True
+    async with plane.database.connection() as connection:
+        await connection.execute(
+            """INSERT INTO energy_usages (node_id, boot_id, sequence, owner, start_at, end_at, gpus, gpu_energy_j,
+                cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue,
+                carbon_gco2)
+            SELECT 'n9', 'b', n, '', now() + ago, now() + ago, 1, 0, 0, 0, 'counter', 'elsewhere', 'average_direct', g,
+                false, 1, 0
+            FROM (VALUES (1, interval '9 years', 900), (2, interval '-9 minutes', 90)) AS v (n, ago, g)"""
+        )
+    t = now_s()
+    assert (await agent.report(agent.interval(t - 2, t - 1, usage(None, KWH_J)))).status_code == 200
+    found = [line["intensity_gco2_per_kwh"] for line in await lines(plane) if line["node_id"] != "n9"]
+    assert found == [90]
+
+
 async def test_energy_of_a_zone_that_the_carbon_service_lacks_waits_for_the_zone_and_says_so(plane) -> None:
     agent = await plane.agent()
     plane.carbon.has_zone = False

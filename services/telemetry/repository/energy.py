@@ -84,7 +84,7 @@ ON CONFLICT (job_id, gpus) DO UPDATE SET
 
 LAST_USED = """
 SELECT intensity_gco2_per_kwh AS gco2_per_kwh, signal, provider, fetched_at
-FROM energy_usages WHERE zone = $1 ORDER BY start_at DESC LIMIT 1
+FROM energy_usages WHERE zone = $1 AND start_at <= now() ORDER BY start_at DESC LIMIT 1
 """
 
 UNBOOKED = """
@@ -278,7 +278,7 @@ async def store_profiles(connection: Connection, profiles: Mapping[tuple[str, in
 
 
 async def last_used(database: Database, zone: str) -> LastUsedRow | None:
-    """Return the intensity of the newest line of a zone."""
+    """Return the intensity of the newest line of a zone; those of a node whose clock is ahead do not count."""
     async with database.connection() as connection:
         return await fetch_row(connection, LastUsedRow, LAST_USED, zone)
 
