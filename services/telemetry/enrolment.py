@@ -120,6 +120,7 @@ class Enrolment:
     async def revoke(self, node_id: str, operator: Identity) -> None:
         """Stop admitting a node: all it has to be admitted by ends now; ``ProblemError``: 404 if there is none."""
         async with self._database.transaction() as connection:
+            await connection.execute(credentials.LOCK_NAME, node_id)
             if not await credentials.revoke(connection, node_id, operator):
                 raise not_found("node")
         log.info("node.revoked", node=node_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from services.contracts.nodes import RankState
 from services.contracts.streams import command_stream, latency_stream
 from services.kit.credentials import standing_token
 from services.kit.redis import connect
+from services.telemetry.repository import credentials
 from tests.support.control_plane import (
     JOIN_TOKEN,
     OPERATOR,
@@ -176,6 +178,26 @@ async def test_only_admins_let_nodes_in_and_out(plane) -> None:
     for path in ("enrollments", "revoke"):
         answer = await plane.http.post(f"/v1/nodes/n1/{path}", json={}, headers=service_headers(OPERATOR))
         assert answer.status_code == 403
+
+
+async def test_a_node_that_enrols_while_it_is_revoked_does_so_before_or_after(
+    plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http, token = plane.http, await allowed(plane.http, "n1")
+    enrols = asyncio.Event()
+    enrol = credentials.enrol
+
+    async def slowly(*arguments: Any) -> None:
+        enrols.set()
+        await asyncio.sleep(0.5)
+        await enrol(*arguments)
+
+    monkeypatch.setattr(credentials, "enrol", slowly)
+    enrolling = asyncio.create_task(sent(http, "n1", "enroll", token, keys("b")))
+    await enrols.wait()
+    assert await revoked(http, "n1") == 204
+    assert (await enrolling)[0] == 200
+    assert (await sent(http, "n1", "register", "b", FakeAgent(http, "n1").registration))[0] == 401
 
 
 async def test_a_revoked_node_is_out_until_it_is_let_in_anew(plane) -> None:

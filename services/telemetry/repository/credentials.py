@@ -66,7 +66,8 @@ ON CONFLICT (node_id) DO UPDATE SET
     next_redis_sha256 = NULL, next_enrolment = NULL, revoked_at = coalesce(node_credentials.revoked_at, now())
 """
 
-# Hosts become a node one after the other, even before there is a row to lock; comes first in a transaction.
+# Hosts become a node, and are revoked, one after the other, even before there is a row to lock. It comes first in a
+# transaction: enrolling a new one takes its token and then makes the credential, revoking is the other way round.
 LOCK_NAME = "SELECT pg_advisory_xact_lock(hashtextextended('node_credentials ' || $1, 0))"
 CERTIFY = "UPDATE node_credentials SET certificate_sha256 = $2 WHERE node_id = $1"
 _END_SESSION = "UPDATE nodes SET token_sha256 = '' WHERE id = $1"
@@ -158,7 +159,7 @@ async def enrol(connection: Connection, node_id: str, keys: NodeKeys, enrolment:
 async def revoke(connection: Connection, node_id: str, operator: Identity | None) -> bool:
     """Stop admitting a node, and end its tokens; return False if there is none of that name.
 
-    Without an operator, the node itself leaves.
+    Without an operator, the node itself leaves. Hold ``LOCK_NAME``, or the lock of its credential.
     """
     if not await connection.fetchval(_EXISTS, node_id):
         return False
