@@ -146,11 +146,11 @@ class Exec:
                 ssl=place.agent.tls,
             ) as answer:
                 content = await answer.read()
+            if answer.status != 200:
+                raise problem_of(answer.status, content, f"Node {place.node_id}")
+            return ExecInputAnswer.model_validate_json(content)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise unavailable(f"Node {place.node_id}") from error
-        if answer.status != 200:
-            raise problem_of(answer.status, content, f"Node {place.node_id}")
-        return ExecInputAnswer.model_validate_json(content)
 
     async def close(self) -> None:
         """Finish writing to the audit log."""

@@ -121,7 +121,9 @@ def client_of(
 
 
 def problem_of(status: int, content: bytes, name: str) -> ProblemError:
-    """Return the problem in another process's answer; 503 of ``name`` if the answer is not a problem."""
+    """Return the problem in another process's answer; 503 of ``name`` if the answer, or its status, is no problem."""
+    if not 400 <= status < 600:
+        return unavailable(name)
     try:
         problem = Problem.model_validate(orjson.loads(content))
     except (orjson.JSONDecodeError, ValidationError):

@@ -35,6 +35,14 @@ _CODES_OF_STATUS = {
 }
 
 
+_TITLES = {status.value: status.phrase for status in HTTPStatus}
+
+
+def title_of(status: int) -> str:
+    """Return the phrase of a status, also of one of those by which proxies before a node or a cell answer, as 520."""
+    return _TITLES.get(status, "Other Error")
+
+
 class ProblemError(WattshiftError):
     """A request that cannot be answered as asked."""
 
@@ -57,7 +65,7 @@ class ProblemError(WattshiftError):
     def document(self, request_id: str | None = None) -> Problem:
         return Problem(
             type=f"{PROBLEMS}/{self.problem_code}",
-            title=HTTPStatus(self.status).phrase,
+            title=title_of(self.status),
             status=self.status,
             detail=self.detail,
             code=self.problem_code,

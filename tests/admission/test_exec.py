@@ -2,9 +2,10 @@
 
 import asyncio
 
+import pytest
 from aiohttp import web
 
-from services.contracts.exec_sessions import ExecRequest
+from services.contracts.exec_sessions import ExecInput, ExecRequest
 from services.contracts.identity import Identity, Role
 from services.kit.problems import ProblemError
 from tests.admission.installation import Admission
@@ -36,6 +37,31 @@ async def test_a_key_has_no_more_sessions_than_it_may_however_fast_it_asks(admis
     for each in found:
         if each not in refused:
             await each.aclose()
+    await _take_down(admission, runner, ports)
+
+
+async def test_a_node_that_answers_input_with_anything_else_does_not_answer(admission: Admission) -> None:
+    async def take(request: web.Request) -> web.Response:
+        return web.Response(text="<html>a proxy's page</html>")
+
+    app, ports = web.Application(), Ports()
+    app.router.add_put("/v1/exec/{session_id}", take)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    port = ports.take(28_600)
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await admission.add_node("exec-2", "A100", agent_url=f"http://127.0.0.1:{port}")
+    job_id = await admission.submit()
+    await admission.start(job_id, node="exec-2")
+    caller = Identity(tenant_id="default", role=Role.USER, key_id="key_that_types")
+    session = f"exec_1_0_{'0' * 32}"
+    with pytest.raises(ProblemError) as caught:
+        await admission.app.state.exec_sessions.send(caller, job_id, session, ExecInput(offset=0, data="eA=="))
+    assert caught.value.status == 503
+    await _take_down(admission, runner, ports)
+
+
+async def _take_down(admission: Admission, runner: web.AppRunner, ports: Ports) -> None:
     await admission.database.execute("DELETE FROM nodes")
     await runner.cleanup()
     ports.release()

@@ -82,6 +82,18 @@ async def test_the_peers_own_problem_is_passed_on() -> None:
     assert (caught.value.status, caught.value.problem_code) == (404, ProblemCode.NOT_FOUND)
 
 
+@pytest.mark.parametrize(("status", "passed_on"), [(520, 520), (700, 503)])
+async def test_a_status_that_has_no_name_is_passed_on_or_is_no_answer(status: int, passed_on: int) -> None:
+    async def handle(_: web.Request) -> web.Response:
+        document = not_found("job").document().model_dump_json()
+        return web.Response(status=status, text=document, content_type=MEDIA_TYPE)
+
+    async with a_peer(handle) as peer:
+        with pytest.raises(ProblemError) as caught:
+            await peer.request("POST", "/x")
+    assert caught.value.document().status == passed_on
+
+
 async def test_a_peer_that_does_not_answer_is_given_up() -> None:
     async def hang(_: web.Request) -> web.Response:
         await asyncio.Event().wait()

@@ -13,7 +13,6 @@ the path and the query reach the instance as they are.
 
 import re
 from dataclasses import dataclass
-from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
 
 import orjson
@@ -23,7 +22,7 @@ from services.contracts.codes import MEANINGS, PROBLEMS
 from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import MEDIA_TYPE
 from services.kit.edge.exchange import Exchange
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, title_of
 from services.router.apps.queue import NotAssignedError
 from services.router.openai import JSON, DoorError, check_method
 from services.router.upstream import UpstreamError
@@ -39,7 +38,7 @@ async def answer_error(exchange: Exchange, error: DoorError, *, is_open_inferenc
         other = "rate_limited" if error.status == 429 else "upstream_failed"
         document = {
             "type": f"{PROBLEMS}/{code if code in MEANINGS else other}",
-            "title": HTTPStatus(error.status).phrase,
+            "title": title_of(error.status),
             "status": error.status,
             "detail": str(error),
             "code": code,
