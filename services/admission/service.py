@@ -239,10 +239,11 @@ class Submissions:
                 entry = draft.entry
                 resolve(draft, await self._find(entry.tenant_id, entry.project, words_to_find(draft)))
             draft.problem = draft.problem or await self._references.check(draft)
-        except Exception as error:
-            if not is_connection_error(error):
-                raise
-            draft.problem = draft.problem or unavailable("The database")
+        except Exception as error:  # that of one submission is not that of the others
+            problem = unavailable("The database") if is_connection_error(error) else as_problem(error)
+            if problem.status == 500:
+                log.exception("submission.not_checked")
+            draft.problem = draft.problem or problem
 
     @staticmethod
     def _read(entry: SubmissionEntry) -> Draft | ProblemError:

@@ -44,6 +44,7 @@ class Door:
         self.loses_answers = False
         self.refuses = ""
         self.garbles = ""
+        self.fails_at = ""
         self.delays = self.repeats = False
         self.under_way: list[SubmissionEntry] = []
 
@@ -52,6 +53,9 @@ class Door:
             return web.Response(status=503)
         caller: dict[str, Any] = dict(KEYS[request.headers["authorization"].removeprefix("Bearer ")])
         path, body = request.path, await request.text()
+        if self.fails_at and path.endswith(self.fails_at):
+            problem = {"type": "t", "title": "t", "status": 500, "code": "internal", "detail": "An internal error."}
+            return web.json_response(problem, status=500)
         if path == "/v1/jobs:estimate":
             return web.Response(text=estimate(self.gco2_per_hour).model_dump_json())
         if path.endswith("/footprint"):
@@ -350,6 +354,23 @@ async def test_what_cannot_be_kept_of_one_cell_keeps_no_other_from_its_turn(pair
     assert (await pair.job(sound))["cell"] == "north"
     cells = {each["name"]: each for each in (await pair.home.ask("GET", "/v1/cells", role="operator")).json()["items"]}
     assert "does not answer as an installation" in cells["a-mad-one"]["problem"]
+
+
+async def test_a_fault_of_a_cell_over_one_job_keeps_no_other_job_from_its_turn(pair: Pair) -> None:
+    await pair.add()
+    first, second = [await pair.home.submit({"cells": ["any"]}) for _ in range(2)]
+    await pair.turns()
+    query = "SELECT remote_id FROM cell_jobs WHERE job_id = $1"
+    pair.door.fails_at = f"{await pair.home.database.fetchval(query, min(first, second))}/cancel"
+    for job_id in (first, second):
+        await pair.home.ask("POST", f"/v1/jobs/{job_id}/cancel")
+    await pair.turns(3)
+    assert (await pair.job(max(first, second)))["state"] == "cancelled"
+    (cell,) = (await pair.home.ask("GET", "/v1/cells", role="operator")).json()["items"]
+    assert cell["problem"] == f"{min(first, second)}: An internal error."
+    pair.door.fails_at = ""
+    await pair.turns(3)
+    assert (await pair.job(min(first, second)))["state"] == "cancelled"
 
 
 async def test_a_refusal_is_told_whatever_characters_it_has(pair: Pair) -> None:

@@ -34,6 +34,22 @@ async def test_an_accepted_job_is_there_with_its_event(admission: Admission) -> 
     assert await admission.count("job_events", f"job_id = '{made.id}' AND type = 'job.submitted'") == 1
 
 
+async def test_a_fault_over_what_one_submission_names_is_not_that_of_the_others(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    references = admission.app.state.submissions._references
+    check = references.check
+
+    async def checked(draft: Draft) -> Any:
+        if draft.jobs[0].spec.name == "odd":
+            raise LookupError
+        return await check(draft)
+
+    monkeypatch.setattr(references, "check", checked)
+    odd, sound = await admission.submit_all(an_entry({"name": "odd"}), an_entry({"name": "sound"}))
+    assert (odd.status, _code(odd), sound.status) == (500, "internal", 201)
+
+
 async def test_a_job_may_begin_on_hold(admission: Admission) -> None:
     job_id = await admission.submit({"hold": True})
     found = Job.model_validate_json((await admission.ask("GET", f"/v1/jobs/{job_id}")).content)

@@ -470,6 +470,15 @@ async def test_what_a_name_leads_to_is_checked_when_it_is_connected_to(
     assert error == "must be https; the operator allows other networks by ADMISSION_WEBHOOK_NETWORKS"
 
 
+async def test_the_scheme_of_an_address_may_be_in_capitals(
+    admission: Admission, tenant: str, receiver: Receiver
+) -> None:
+    made = await create(admission, tenant, receiver.url.replace("http://", "HTTP://"))
+    answer = await admission.ask("POST", f"/v1/webhooks/{made['id']}/test", tenant=tenant)
+    assert (answer.status_code, answer.json()["state"]) == (200, "delivered")
+    await admission.database.execute("DELETE FROM webhooks WHERE id = $1", made["id"])
+
+
 async def test_a_ping_says_at_once_what_became_of_it(admission: Admission, tenant: str, receiver: Receiver) -> None:
     made = await create(admission, tenant, receiver.url)
     receiver.answers = [(401, {})]

@@ -13,6 +13,7 @@ from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, 
 from services.admission.repository.cells import CellRepository, CellRow, GivenRow, WaitingRow
 from services.admission.steering import Command
 from services.contracts.cells import ANY, HOME
+from services.contracts.codes import ProblemCode
 from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import JobSpec
 from services.core.domain.jobs import JobState
@@ -123,7 +124,7 @@ class Placing:
                 else:
                     await self._mirror(cell, row, copy)
         except ProblemError as error:
-            if error.status >= 500:
+            if error.problem_code is ProblemCode.UNAVAILABLE:  # and no fault of the cell over this one job
                 raise
             log.warning("cell.refused", cell=cell.row.name, job=row.job_id, error=error.detail)
             return f"{row.job_id}: {error.detail}"
@@ -188,7 +189,7 @@ class Placing:
         async with self._engine.begin() as connection:
             if row.handing == "leaving":
                 await CellRepository(connection).turn(row.job_id, row.attempt, "leaving", "there")
-            await CellRepository(connection).mirror(row, cell.row.name, document, copy.state)
+            await CellRepository(connection).mirror(row, cell.row.name, document)
 
     async def _place(self, row: WaitingRow, cells: Mapping[str, Heard]) -> None:
         """Choose where a job is to run, and have it go there."""

@@ -362,22 +362,16 @@ class CellRepository(Repository):
         """Note by which terms a cell's ledger prices a job."""
         await self._connection.execute(_TERMS, {"job_id": job_id, "zone": zone, "signal": signal, "pue": pue})
 
-    async def mirror(self, given: GivenRow, cell: str, copy: Mapping[str, Any], state: JobState | None) -> bool:
-        """Note how a job's copy is, and what it used; return whether the job's state has changed.
-
-        Args:
-            copy: The copy, as ``RemoteJob`` has it.
-            state: What the job is to be; None: what it is.
-        """
+    async def mirror(self, given: GivenRow, cell: str, copy: Mapping[str, Any]) -> None:
+        """Note how a job's copy is, as ``RemoteJob`` has it, and what it used; the job becomes as it is."""
         found = await self._locked(given.job_id)
         if found is None or found.attempt != given.attempt or found.handing == "over":
-            return False
+            return
         times = {name: at(copy[name]) for name in ("started_at", "ended_at", "expected_start_at")}
-        changes = state is not None and not JobState(found.state).is_final
-        if changes and (found.state, found.cancel_requested, found.hold_requested) != given[-3:]:
-            return False  # something was asked for meanwhile: the next turn sees it
-        if state is not None and changes:
-            names = ("generation", "preemptions", "restarts", "exit_code")
+        if not JobState(found.state).is_final:
+            if (found.state, found.cancel_requested, found.hold_requested) != given[-3:]:
+                return  # something was asked for meanwhile: the next turn sees it
+            state, names = JobState(copy["state"]), ("generation", "preemptions", "restarts", "exit_code")
             said, has = copy["detail"] or "", "had" if state.is_final else "has"
             values = {
                 **{name: copy[name] for name in names},
@@ -394,9 +388,7 @@ class CellRepository(Repository):
         if given.zone:
             used = {name: float(copy["footprint"][name]) for name in _AMOUNTS}
             await self._connection.execute(_ENERGY, {**of_row, **used})
-        seen = dumps(copy)
-        await self._connection.execute(_SEEN, {**of_row, "seen": seen, "settles_s": SETTLES_S})
-        return changes and state != found.state
+        await self._connection.execute(_SEEN, {**of_row, "seen": dumps(copy), "settles_s": SETTLES_S})
 
     async def _locked(self, job_id: str) -> Row[Any] | None:
         await self._connection.execute(_LOCK, {"job_id": job_id})

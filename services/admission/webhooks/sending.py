@@ -211,7 +211,7 @@ class Sender:
             TIMESTAMP_HEADER: str(now_s),
             SIGNATURE_HEADER: " ".join(signatures),
         }
-        scheme = attempt.url.partition(":")[0]
+        scheme = attempt.url.partition(":")[0].lower()
         try:
             async with self._sessions[scheme].post(
                 attempt.url,
