@@ -81,9 +81,7 @@ class AccessRepository(Repository):
     async def tenant(self, tenant_id: str, *, lock: bool = False) -> Tenant | None:
         """Return a tenant; with ``lock``, no other transaction can change it until this one ends."""
         query = select(tenants).where(tenants.c.id == tenant_id)
-        if lock:
-            query = query.with_for_update(key_share=True)
-        return await self._one(query, Tenant.as_stored)
+        return await self._one(query.with_for_update(key_share=True) if lock else query, Tenant.as_stored)
 
     async def tenants(self, after_id: str | None, limit: int) -> list[Tenant]:
         """Return up to ``limit`` tenants in order of id, after ``after_id``."""
@@ -106,9 +104,7 @@ class AccessRepository(Repository):
     async def user(self, tenant_id: str, name: str, *, lock: bool = False) -> User | None:
         """Return a user; with ``lock``, no other transaction can change it until this one ends."""
         query = select(users).where(users.c.tenant_id == tenant_id, users.c.name == name)
-        if lock:
-            query = query.with_for_update()
-        return await self._one(query, User.as_stored)
+        return await self._one(query.with_for_update() if lock else query, User.as_stored)
 
     async def user_of_id(self, user_id: str) -> User | None:
         return await self._one(select(users).where(users.c.id == user_id), User.as_stored)

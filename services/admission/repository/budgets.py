@@ -93,9 +93,7 @@ class BudgetRepository(Repository):
         query = select(budgets).order_by(budgets.c.tenant_id, budgets.c.project, budgets.c.quantity)
         if tenant_id is not None:
             query = query.where(budgets.c.tenant_id == tenant_id)
-        if lock:
-            query = query.with_for_update()
-        return await self._all(query, _budget)
+        return await self._all(query.with_for_update() if lock else query, _budget)
 
     async def remove(self, budget_id: str) -> bool:
         """Delete a budget; return whether there was one."""
@@ -114,8 +112,7 @@ class BudgetRepository(Repository):
         """Store how much a key has used."""
         used = use.model_dump()
         query = update(api_keys).where(api_keys.c.id == key_id, api_keys.c.used.is_distinct_from(used))
-        query = query.values(used=used)
-        await self._connection.execute(query)
+        await self._connection.execute(query.values(used=used))
 
     async def note(self, budget_id: str, *, month: str, used: float, exceeded: bool, detail: str) -> None:
         """Store how much of a budget is used."""

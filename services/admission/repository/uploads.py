@@ -48,13 +48,12 @@ class UploadRepository(Repository):
         """Return an archive of a tenant; with ``lock``, no other transaction can change it until this one ends."""
         columns = (uploads.c.size_bytes, uploads.c.is_complete, uploads.c.created_at)
         query = select(*columns).where(*_of(uploads, tenant_id=tenant_id, sha256=sha256))
-        row = (await self._connection.execute(query.with_for_update() if lock else query)).one_or_none()
-        return None if row is None else StoredUpload(*row)
+        return await self._one(query.with_for_update() if lock else query, lambda row: StoredUpload(**row))
 
     async def total_bytes(self, tenant_id: str) -> int:
         """Return the total announced size of a tenant's archives."""
         query = select(func.coalesce(func.sum(uploads.c.size_bytes), 0)).where(uploads.c.tenant_id == tenant_id)
-        return int((await self._connection.execute(query)).scalar_one())
+        return int(await self._value(query))
 
     async def add(self, tenant_id: str, sha256: str, size_bytes: int) -> None:
         """Store that an archive is being uploaded."""
@@ -100,8 +99,7 @@ class UploadRepository(Repository):
 
     async def remove(self, tenant_id: str, sha256: str) -> None:
         """Delete an archive."""
-        query = delete(uploads).where(*_of(uploads, tenant_id=tenant_id, sha256=sha256))
-        await self._connection.execute(query)
+        await self._connection.execute(delete(uploads).where(*_of(uploads, tenant_id=tenant_id, sha256=sha256)))
 
     async def clear(self, kept_s: float, unfinished_s: float) -> int:
         """Delete archives that no job needs and that have not been used for that long; return how many."""

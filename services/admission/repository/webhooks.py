@@ -161,9 +161,7 @@ class WebhookRepository(Repository):
         query = select(webhooks).where(webhooks.c.id == webhook_id)
         if tenant_id is not None:
             query = query.where(webhooks.c.tenant_id == tenant_id)
-        if lock:
-            query = query.with_for_update()
-        return await self._one(query, _webhook)
+        return await self._one(query.with_for_update() if lock else query, _webhook)
 
     async def waiting(self) -> int:
         """Return how many messages have not been delivered yet."""
@@ -219,8 +217,7 @@ class WebhookRepository(Repository):
     async def lock_position(self) -> Position | None:
         """Return, locked, the position up to which job ends have become deliveries; None if another process has it."""
         query = text("SELECT transaction_id, sequence FROM webhook_position FOR UPDATE SKIP LOCKED")
-        row = (await self._connection.execute(query)).one_or_none()
-        return None if row is None else Position(row.transaction_id, row.sequence)
+        return await self._one(query, lambda row: Position(**row))
 
     async def receivers(self) -> list[Receiver]:
         query = select(webhooks).where(webhooks.c.disabled_at.is_(None)).order_by(webhooks.c.id)
@@ -260,15 +257,14 @@ class WebhookRepository(Repository):
 
         They are due again after ``lease_s`` unless their outcome has been stored by then.
         """
-        values = {"id": webhook_id, "batch": batch, "lease_s": lease_s}
-        return [Attempt(**row) for row in (await self._connection.execute(_CLAIM, values)).mappings()]
+        query = _CLAIM.bindparams(id=webhook_id, batch=batch, lease_s=lease_s)
+        return await self._all(query, lambda row: Attempt(**row))
 
     async def claim_new(self, delivery: NewDelivery, lease_s: float) -> Attempt:
         """Store a message that this process attempts immediately."""
         next_at = func.now() + timedelta(seconds=lease_s)
         attempt = {"attempts": 1, "attempted_at": func.now(), "next_attempt_at": next_at}
-        query = insert(webhook_deliveries).values(**delivery._asdict(), **attempt)
-        await self._connection.execute(query)
+        await self._connection.execute(insert(webhook_deliveries).values(**delivery._asdict(), **attempt))
         found = select(
             webhooks.c.url,
             webhooks.c.secret_revision,
