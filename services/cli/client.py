@@ -106,8 +106,8 @@ def api_key() -> str:
 class Gateway:
     """Calls the public API by the users' client; a failure is a ``CliError`` with a sentence that says what to do.
 
-    Only submissions, which have an idempotency key, are retried while the control plane does not answer: a person who
-    asks for anything else wants to know at once.
+    Only what has an idempotency key, such as a submission or an order, is retried while the control plane does not
+    answer: a person who asks for anything else wants to know at once.
     """
 
     def __init__(self, url: str | None = None, key: str | None = None, timeout_s: float = 30) -> None:
@@ -120,11 +120,12 @@ class Gateway:
         """Close the connections."""
         self._client.close()
 
-    def call(
-        self, method: str, path: str, *, body: Any = None, headers: dict[str, str] | None = None, **params: Any
-    ) -> Any:
-        """Return the JSON of a 2xx answer, or None where it has no body; parameters that are None are left out."""
-        answer = self._send(method, path, body, headers, params)
+    def call(self, method: str, path: str, *, body: Any = None, key: str | None = None, **params: Any) -> Any:
+        """Return the JSON of a 2xx answer, or None where it has no body; parameters that are None are left out.
+
+        With an idempotency ``key``, the request is sent again until it is answered.
+        """
+        answer = self._send(method, path, body, key, params)
         return answer.json() if answer.content else None
 
     def get(self, path: str, **params: Any) -> Any:
@@ -167,10 +168,7 @@ class Gateway:
         """Return the JSON of a PUT, raising the client's own errors: for requests that nobody waits for."""
         return self._client.request("PUT", path, json=body).json()
 
-    def _send(
-        self, method: str, path: str, body: Any, headers: dict[str, str] | None, params: dict[str, Any]
-    ) -> httpx.Response:
-        is_submission = "idempotency-key" in (headers or {})
+    def _send(self, method: str, path: str, body: Any, key: str | None, params: dict[str, Any]) -> httpx.Response:
         content = body.model_dump_json(exclude_unset=True) if hasattr(body, "model_dump_json") else None
         if content is None and (found := not_finite(body)):
             raise CliError(f"{found[0]}: must be a finite number, not {found[1]}", EXIT_USAGE)
@@ -181,8 +179,8 @@ class Gateway:
                 params=params,
                 content=content,
                 json=body if content is None else None,
-                headers=headers,
-                retries=None if is_submission else 0,
+                headers=None if key is None else {"idempotency-key": key},
+                retries=0 if key is None else None,
             )
 
 

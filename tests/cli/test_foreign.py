@@ -24,7 +24,7 @@ class Accepting(NotingGateway):
 
     url = "http://gateway.test"
 
-    def call(self, method: str, path: str, *, body: Any = None, headers: Any = None) -> Any:
+    def call(self, method: str, path: str, *, body: Any = None, key: str | None = None) -> Any:
         """Note a job and accept it."""
         self.calls.append((method, path, body))
         return {"id": "job-1", "name": "a", "state": "queued"}

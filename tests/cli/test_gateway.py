@@ -10,6 +10,8 @@ import pytest
 import wattshift.client
 from services.cli.client import Gateway
 from services.cli.commands import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, CliError
+from services.cli.main import app
+from services.cli.site import grid
 from services.contracts.codes import ProblemCode
 
 Answers = list[tuple[int, object]]
@@ -58,12 +60,24 @@ def problem(status: int, code: str, *errors: dict[str, str]) -> tuple[int, objec
 def test_a_submission_is_repeated_and_nothing_else(gateway: Gateway, answers: Answers) -> None:
     answers += [problem(503, "unavailable"), (201, {"id": "job_1"}), problem(503, "unavailable")]
 
-    made = gateway.call("POST", "/v1/jobs", body={}, headers={"idempotency-key": "k"})
+    made = gateway.call("POST", "/v1/jobs", body={}, key="k")
     with pytest.raises(CliError) as caught:
         gateway.get("/v1/jobs/job_1")
 
     assert made == {"id": "job_1"}
     assert (caught.value.exit_code, caught.value.code, answers) == (EXIT_UNAVAILABLE, ProblemCode.UNAVAILABLE, [])
+
+
+@pytest.mark.parametrize("words", ["grid order --cut 35%", "reserve --gpus 1"])
+def test_an_order_and_a_reservation_are_repeated(
+    words: str, gateway: Gateway, answers: Answers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(grid, "Gateway", lambda: gateway)
+    answers += [problem(503, "unavailable"), (201, {"id": "made_1"})]
+
+    app([*words.split(), "--for", "3h", "--json"], standalone_mode=False)
+
+    assert json.loads(capsys.readouterr().out) == {"id": "made_1"}
 
 
 def test_a_refusal_says_which_field_and_has_an_exit_code(gateway: Gateway, answers: Answers) -> None:

@@ -34,8 +34,8 @@ class FakeGateway(NotingGateway):
         super().__init__()
         self.keys: list[str] = []
 
-    def call(self, method: str, path: str, *, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        self.keys += (headers or {}).values()
+    def call(self, method: str, path: str, *, body: Any = None, key: str | None = None) -> Any:
+        self.keys += filter(None, [key])
         return super().call(method, path, body=body)
 
     def answer(self, body: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Gateway(Running):
         self.spec: dict[str, Any] = {}
         self.job: subprocess.Popen[bytes] | None = None
 
-    def call(self, method: str, path: str, *, body: Any = None, headers: Any = None) -> Any:
+    def call(self, method: str, path: str, *, body: Any = None, key: str | None = None) -> Any:
         if path == "/v1/jobs":
             self.spec = body.model_dump()
             with (self.folder / "stderr").open("wb") as errors:

@@ -40,8 +40,8 @@ MADE = {
 class FakeGateway(NotingGateway):
     """Answers with a reservation."""
 
-    def call(self, method: str, path: str, *, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        assert method == "DELETE" or headers, "what is sent again is the same reservation"
+    def call(self, method: str, path: str, *, body: Any = None, key: str | None = None) -> Any:
+        assert method == "DELETE" or key, "what is sent again is the same reservation"
         return super().call(method, path, body=body)
 
     def answer(self, body: Any) -> dict[str, Any]:

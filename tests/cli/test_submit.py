@@ -389,7 +389,7 @@ class Refusing:
     def __init__(self) -> None:
         self.taken = 0
 
-    def call(self, _: str, path: str, *, body: Any, headers: Any) -> Any:
+    def call(self, _: str, path: str, *, body: Any, key: str) -> Any:
         if self.taken:
             raise CliError("too many jobs", EXIT_REFUSED)
         self.taken = len(body.jobs)

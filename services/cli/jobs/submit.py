@@ -181,13 +181,12 @@ def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | No
     """Submit jobs, in batches where there are many; return the accepted jobs in order."""
     key = idempotency_key or uuid.uuid4().hex
     if len(specs) == 1:
-        return [gateway.call("POST", "/v1/jobs", body=specs[0], headers={"idempotency-key": key})]
+        return [gateway.call("POST", "/v1/jobs", body=specs[0], key=key)]
     accepted: list[Any] = []
     for number, start in enumerate(range(0, len(specs), MAX_BATCH_JOBS)):
         batch = JobBatch(jobs=specs[start : start + MAX_BATCH_JOBS])
-        headers = {"idempotency-key": f"{key}-{number}"}
         try:
-            accepted += gateway.call("POST", "/v1/jobs:batch", body=batch, headers=headers)["jobs"]
+            accepted += gateway.call("POST", "/v1/jobs:batch", body=batch, key=f"{key}-{number}")["jobs"]
         except CliError as error:
             if not accepted:
                 raise

@@ -95,8 +95,7 @@ def give_order(
     if "duration_s" not in given:
         raise CliError("say how long: --for 3h", EXIT_USAGE)
     body = {"name": name, "zone": zone, "notice_s": duration_s(notice, "--notice"), **given}
-    key = {"Idempotency-Key": new_id("order")}  # the client sends again what was not answered
-    _tell(Gateway().call("POST", "/v1/grid/orders", body=body, headers=key), as_json)
+    _tell(Gateway().call("POST", "/v1/grid/orders", body=body, key=new_id("order")), as_json)
 
 
 def show_order(order: Order, as_json: AsJson = False) -> None:
@@ -289,8 +288,7 @@ def _times(lasts: str | None, begin: str | None, before: str | None) -> dict[str
 
 
 def _make(body: dict[str, Any], as_json: bool) -> None:
-    key = {"Idempotency-Key": new_id("reserve")}  # the client sends again what was not answered
-    _tell_reserved(Gateway().call("POST", "/v1/reservations", body=body, headers=key), as_json)
+    _tell_reserved(Gateway().call("POST", "/v1/reservations", body=body, key=new_id("reserve")), as_json)
 
 
 def _tell_reserved(made: dict[str, Any], as_json: bool) -> None:

@@ -232,7 +232,7 @@ class Cluster:
         self.state = "applied"
         self.now_s = 1_000.0
 
-    def call(self, method: str, path: str, *, body: Any = None, headers: Any = None) -> Any:
+    def call(self, method: str, path: str, *, body: Any = None, key: str | None = None) -> Any:
         if path == "/v1/nodes/n1/gpus/0/partition":
             self.cuts.append(body["sizes"])
             self.wanted = list(body["sizes"])
