@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from services.cli.commands import CliError
 from services.cli.main import app
 from services.cli.site import engines
 from services.contracts.engines import EngineMode
@@ -57,3 +59,12 @@ def test_the_bridge_reads_what_was_given(
     assert (read.node_id, read.mode, read.own_zone) == expected
     if "--address" in words:
         assert read.address == "http://10.0.0.1:8265"
+
+
+def test_an_answer_of_sacct_that_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sacct").write_text("#!/bin/sh\necho JobID")
+    (tmp_path / "sacct").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    words = ["engine", "slurm-history", "--start", "2026-11-01"]
+    with pytest.raises(CliError, match=r"cannot write .*nowhere"):
+        app([*words, "--keep", str(tmp_path / "nowhere" / "x")], standalone_mode=False)

@@ -205,6 +205,14 @@ def test_what_cannot_be_copied_is_said_and_leaves_nothing(job: Running) -> None:
     assert list(Path().iterdir()) == []
 
 
+def test_what_has_no_room_here_is_said(job: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job.folder / "big").write_bytes(b"x" * 100_000)
+    monkeypatch.setattr(forward.tempfile, "TemporaryFile", lambda: io.FileIO("/dev/full", "w+"))
+    for job.state in ("running", "failed"):
+        with pytest.raises(CliError, match=r"cannot keep what came of .*:big: No space left on device"):
+            app(["cp", f"{JOB}:big"], standalone_mode=False)
+
+
 def test_an_archive_writes_nothing_outside_the_folder(job: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     (job.folder / "evil.txt").write_text("x")
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -146,17 +146,21 @@ def cp(
     gateway = Gateway()
     found = job_id(gateway, job)
     said: list[bytes] = []
-    with tempfile.TemporaryFile() as archive:
-        if gateway.get(f"/v1/jobs/{found}")["state"] == "running":
-            folder, name = os.path.split(path.rstrip("/"))
-            command = ["tar", "-C", folder or ".", "-cf", "-", "--", name]
-            code, detail = piped(gateway, found, command, archive.write, said.append)
-        else:
-            with gateway.stream(f"/v1/jobs/{found}/files", method="POST", json={"path": path}) as answer:
-                code, detail = passed_on(filter(None, map(read_event, answer.iter_lines())), archive.write, said.append)
-        if code:
-            raise CliError(detail or b"".join(said).decode(errors="replace").strip(), EXIT_FAILED)
-        _unpacked(archive, into, source, None if target == into else target.name)
+    try:
+        with tempfile.TemporaryFile() as archive:
+            if gateway.get(f"/v1/jobs/{found}")["state"] == "running":
+                folder, name = os.path.split(path.rstrip("/"))
+                command = ["tar", "-C", folder or ".", "-cf", "-", "--", name]
+                code, detail = piped(gateway, found, command, archive.write, said.append)
+            else:
+                with gateway.stream(f"/v1/jobs/{found}/files", method="POST", json={"path": path}) as answer:
+                    events = filter(None, map(read_event, answer.iter_lines()))
+                    code, detail = passed_on(events, archive.write, said.append)
+            if code:
+                raise CliError(detail or b"".join(said).decode(errors="replace").strip(), EXIT_FAILED)
+            _unpacked(archive, into, source, None if target == into else target.name)
+    except OSError as error:
+        raise CliError(f"cannot keep what came of {source}: {error.strerror or error}", EXIT_FAILED) from error
 
 
 def piped(
@@ -276,7 +280,7 @@ def _job(gateway: Gateway, job_id: str) -> Any:
     return None
 
 
-def _unpacked(archive: Any, into: Path, what: str, name: str | None = None) -> int:
+def _unpacked(archive: IO[bytes], into: Path, what: str, name: str | None = None) -> int:
     """Unpack an archive, all of it under ``name`` if that is given; return how many files came.
 
     Raises:

@@ -20,7 +20,7 @@ from services.cli.output import console, duration, print_json, rounded, table
 from services.cli.plugins import add_moved, add_plugins
 from services.cli.site.cluster import parameters_of
 from services.cli.site.grid import limit_of
-from services.cli.values import duration_s, text_of, time_of
+from services.cli.values import duration_s, made, text_of, time_of
 from services.contracts.invalid import explained
 from services.contracts.simulations import GridOrderAhead, TrainingOptions
 from services.core.accounting.carbon import percent_change
@@ -145,10 +145,8 @@ def training(
         results.extend(run.results(advance))
     if report is not None and page_of is not None:
         page = page_of(run, results, shlex.join(["wattshift", *sys.argv[1:]]))
-        try:
-            report.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise CliError(f"--report: {report} cannot be written: {error.strerror}", EXIT_USAGE) from None
+        with made(report) as part:
+            part.write_text(page, encoding="utf-8")
     if as_json:
         print_json(run.document(results))
     else:

@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from services.cli import output
 from services.cli.client import Gateway, local_sockets, local_url
 from services.cli.commands import EXIT_FAILED, AsJson, CliError, Group, Watch
+from services.cli.values import made
 from services.kit.sockets import SOCKETS
 
 SACCT = (
@@ -208,7 +209,8 @@ def slurm_history(
         raise CliError(f"sacct does not say what has run: {words.strip()[-300:]}", EXIT_FAILED) from error
     with tempfile.TemporaryDirectory() as folder:
         file = keep or Path(folder) / "sacct.txt"
-        file.write_text(answer.stdout, encoding="utf-8")
+        with made(file) as part:
+            part.write_text(answer.stdout, encoding="utf-8")
         options = ["--jobs", str(file), "--policy", policy, "--carbon", carbon, "--start", start, "--days", str(days)]
         command = [sys.executable, "-P", "-m", "services.cli.main", "simulate", "training", *options]
         raise typer.Exit(subprocess.run(command, check=False).returncode)
