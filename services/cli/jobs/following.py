@@ -56,36 +56,19 @@ def follow(
         if not is_final:
             said = _tell(job, said)
         has_output = job["generation"] > printed and (is_final or job["state"] in ("running", "preempting"))
-        # Output of earlier gangs is not printed: the job may have had many before somebody follows it.
-        if has_output and _print_gang(gateway, job_id, job["generation"], stream, raw, tail, since, pattern):
-            printed, tail, since = job["generation"], None, None
-            continue
+        if has_output:  # of earlier gangs, none is printed: the job may have had many before somebody follows it
+            log = job_output.JobOutput(gateway, job_id, stream, job["generation"])
+            try:
+                output.print_log(job_output.lines_with(log.followed(log.start(tail, since)), pattern), raw=raw)
+                printed, tail, since = job["generation"], None, None
+                continue
+            except CliError as error:
+                if error.code != ProblemCode.NO_DATA:
+                    raise
         if is_final:  # how it ended comes after its output, also if it had ended before
             _tell(job, said)
             return job
         time.sleep(POLL_S)
-
-
-def _print_gang(
-    gateway: Gateway,
-    job_id: str,
-    generation: int,
-    stream: str,
-    raw: bool,
-    tail: int | None,
-    since: str | None,
-    pattern: str | None,
-) -> bool:
-    """Print the output of a gang until it ends; return False if there is none."""
-    try:
-        offset = job_output.start(gateway, job_id, stream, generation, tail, since)
-        found = job_output.followed(gateway, job_id, stream, generation, offset)
-        output.print_log(job_output.lines_with(found, pattern), raw=raw)
-    except CliError as error:
-        if error.code != ProblemCode.NO_DATA:
-            raise
-        return False
-    return True
 
 
 def _tell(job: dict[str, Any], said: str) -> str:

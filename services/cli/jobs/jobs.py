@@ -253,11 +253,8 @@ def logs(
         with interruptible([job]):
             follow(gateway, job, stream, raw=raw, tail=tail, since=begin, pattern=grep)
         return
-    offset = job_output.start(gateway, job, stream, generation, tail, begin)
-    if follow_it and generation is not None:
-        found = job_output.followed(gateway, job, stream, generation, offset)
-    else:
-        found = job_output.pieces(gateway, job, stream, generation, offset)
+    log = job_output.JobOutput(gateway, job, stream, generation)
+    found = (log.followed if follow_it else log.pieces)(log.start(tail, begin))
     size = 0
 
     def counted() -> Iterator[bytes]:
