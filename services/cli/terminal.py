@@ -118,6 +118,22 @@ def _pass_stdin(sender: Sender) -> None:
 
 
 @contextmanager
+def handled(*numbers: int, by: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have signals handled by a function during the block, and as before after it."""
+    before = {number: signal.signal(number, by) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_by(number: int, _: FrameType | None) -> None:
+    """End this process with the exit status that a shell shows for a signal, after it has cleared up."""
+    raise SystemExit(128 + number)
+
+
+@contextmanager
 def _with_signals(sender: Sender) -> Iterator[None]:
     """Pass Ctrl-C on to a command without a terminal; pressed repeatedly, it ends the waiting."""
     pressed = 0
@@ -129,11 +145,8 @@ def _with_signals(sender: Sender) -> Iterator[None]:
             raise KeyboardInterrupt
         sender.signal("INT")
 
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
+    with handled(signal.SIGINT, by=interrupt):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -141,19 +154,12 @@ def _in_terminal(sender: Sender) -> Iterator[None]:
     """Pass every key to the command, and the terminal's size as it changes; restore the terminal afterwards."""
 
     def resized(_: int, __: FrameType | None) -> None:
-        size = terminal_size()
-        sender.resize(size["rows"], size["columns"])
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        sender.resize(**terminal_size())
 
     kept = termios.tcgetattr(0)
-    before = {signal.SIGWINCH: signal.signal(signal.SIGWINCH, resized)}
-    before |= {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is not lost
-        yield
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, kept)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled(signal.SIGWINCH, by=resized), handled(signal.SIGTERM, signal.SIGHUP, by=end_by):
+        try:
+            tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is not lost
+            yield
+        finally:
+            termios.tcsetattr(0, termios.TCSADRAIN, kept)

@@ -1,14 +1,12 @@
 """Work on GPUs of one's own: Jupyter or another server, reached at a port here, or a terminal."""
 
-import contextlib
 import os
 import shlex
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -23,7 +21,7 @@ from services.cli.jobs.forward import carry_all, listener_at, piped
 from services.cli.jobs.names import ENDED, number_of
 from services.cli.jobs.specs import SpecOptions, spec_of
 from services.cli.jobs.submit import check_folders, signed, submit_all
-from services.cli.terminal import LostError, run_session
+from services.cli.terminal import LostError, end_by, handled, run_session
 
 PORT = "{port}"
 PORT_VARIABLE = "MASTER_PORT"  #: Of the ports of its node, the job alone has this one
@@ -244,25 +242,19 @@ def shell(
     end_with(code, detail)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _cancelled_at_the_end(gateway: Gateway) -> Iterator[list[str]]:
     """Yield a list whose jobs are cancelled when the block ends, even if this process is told to terminate."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
     jobs: list[str] = []
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield jobs
+        with handled(signal.SIGTERM, signal.SIGHUP, by=end_by):
+            yield jobs
     except LostError:
         _say("the job is being ended")
         raise
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for job_id in jobs:
-            with contextlib.suppress(CliError):
+            with suppress(CliError):
                 gateway.call("POST", f"/v1/jobs/{job_id}/cancel")
 
 
