@@ -60,12 +60,14 @@ def _waiting(jobs: int) -> str:
 def _emission(emission: dict[str, Any] | None, now: datetime) -> str:
     if emission is None:
         return "unknown"
-    intensity = f"at {emission['intensity_gco2_per_kwh']:.0f} gCO2/kWh in {emission['zone']}"
     starts_at = output.instant(emission["starts_at"])
     ahead_s = (starts_at - now).total_seconds() if starts_at else 0.0
-    when = f", starting in {output.duration(ahead_s)}" if ahead_s > 60 else ""
-    if emission["carbon_gco2"] is not None:
-        return f"{output.carbon(emission['carbon_gco2'])} CO2 {intensity}{when}"
-    if emission["carbon_gco2_per_hour"] is not None:
-        return f"{output.carbon(emission['carbon_gco2_per_hour'])} CO2 per hour {intensity}{when}"
-    return f"unknown {intensity}{when}"
+    return emission_words(emission) + (f", starting in {output.duration(ahead_s)}" if ahead_s > 60 else "")
+
+
+def emission_words(emission: dict[str, Any], between: str = "") -> str:
+    """Return what a job would emit, in all or per hour, and at which intensity; ``between`` follows the first."""
+    total, per_hour = emission["carbon_gco2"], emission["carbon_gco2_per_hour"]
+    hourly = "unknown" if per_hour is None else f"{output.carbon(per_hour)} CO2 per hour"
+    amount = hourly if total is None else f"{output.carbon(total)} CO2{between}"
+    return f"{amount} at {emission['intensity_gco2_per_kwh']:.0f} gCO2/kWh in {emission['zone']}"

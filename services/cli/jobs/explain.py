@@ -14,7 +14,7 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.commands import AsJson
 from services.cli.jobs import arrays, job_output
-from services.cli.jobs.estimate import IS_NOW, is_now
+from services.cli.jobs.estimate import IS_NOW, emission_words, is_now
 from services.cli.jobs.names import is_array, job_or_array, number_of, path_of
 from services.cli.output import console
 
@@ -226,17 +226,13 @@ class Page:
     def _emission(self, emission: dict[str, Any] | None, length: dict[str, Any]) -> str:
         if emission is None:
             return "unknown"
-        intensity = f"at {emission['intensity_gco2_per_kwh']:.0f} gCO2/kWh in {emission['zone']}"
         at = output.instant(emission["starts_at"])
         when = f", from {self._time(emission['starts_at'])}" if at and (at - self._now).total_seconds() > 60 else ""
-        total, per_hour = emission["carbon_gco2"], emission["carbon_gco2_per_hour"]
-        if total is None:
-            return f"{output.carbon(per_hour)} CO2 per hour {intensity}{when}" if per_hour is not None else "unknown"
-        between = ""
-        if length["seconds"] and length["low_s"] is not None and length["high_s"] is not None:
+        total, between = emission["carbon_gco2"], ""
+        if total is not None and length["seconds"] and length["low_s"] is not None and length["high_s"] is not None:
             low, high = (output.carbon(total * length[key] / length["seconds"]) for key in ("low_s", "high_s"))
             between = f" ({low} to {high})"
-        return f"{output.carbon(total)} CO2{between} {intensity}{when}"
+        return emission_words(emission, between) + when
 
     def _running(self, running: dict[str, Any]) -> Iterator[str]:
         where = ", ".join(f"{share['node_id']}{share['devices']}" for share in running["placement"])

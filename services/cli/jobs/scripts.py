@@ -42,7 +42,7 @@ class Script:
         Raises:
             CliError: The script is too long.
         """
-        if _is_plain_python(self.name, self.text):
+        if self.name.endswith(".py") and not self.text.startswith("#!"):
             return ["python3", path, *arguments]
         size = len(self.text.encode())
         if size > LONGEST_BYTES:
@@ -89,10 +89,6 @@ def read_script(name: str, text: str) -> Script:
             except ValueError as error:
                 raise CliError(f"{name}, line {number}: {str(error).lower()}", EXIT_USAGE) from None
     return Script(name, text, directives, foreign)
-
-
-def _is_plain_python(name: str, text: str) -> bool:
-    return name.endswith(".py") and not text.startswith("#!")
 
 
 def _interpreter(text: str) -> list[str]:

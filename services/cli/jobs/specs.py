@@ -365,28 +365,28 @@ def program_name(command: list[str]) -> str:
 
 
 def _gpus(text: str) -> dict[str, Any]:
-    found = re.fullmatch(r"(?P<min>\d+)(?:-(?P<max>\d+)(?::(?P<step>\d+))?(?:@(?P<asked>\d+))?)?", text.strip())
-    if found is None:
-        what = "write 4, 1-8, 2-8:2 for 2, 4, 6 or 8, or 1-8@4 if you would ask for 4"
-        raise CliError(f"--gpus: {text!r} is no gang size; {what}", EXIT_USAGE)
+    pattern = r"(?P<min>\d+)(?:-(?P<max>\d+)(?::(?P<step>\d+))?(?:@(?P<asked>\d+))?)?"
+    what = "is no gang size; write 4, 1-8, 2-8:2 for 2, 4, 6 or 8, or 1-8@4 if you would ask for 4"
+    found = _matched("--gpus", pattern, text, what)
     sizes = {name: int(size) for name, size in found.groupdict().items() if size}
     return {"max": sizes["min"]} | sizes
 
 
 def _batch(text: str) -> dict[str, Any]:
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
-    if found is None:
-        what = "write 256, or 256-4096 for what a policy may choose from"
-        raise CliError(f"--batch: {text!r} is no batch size; {what}", EXIT_USAGE)
-    least, most = found.groups()
+    what = "is no batch size; write 256, or 256-4096 for what a policy may choose from"
+    least, most = _matched("--batch", r"(\d+)(?:-(\d+))?", text, what).groups()
     return {"batch": {"min": int(least), "max": int(most)}} if most else {"global_batch": int(least)}
 
 
 def _gib(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(g|gb|gib)?", text.strip().lower())
-    if found is None:
-        raise CliError(f"--memory: {text!r} is no size; write the GiB that each GPU must have, such as 40", EXIT_USAGE)
-    return float(found[1])
+    what = "is no size; write the GiB that each GPU must have, such as 40"
+    return float(_matched("--memory", r"(\d+(?:\.\d+)?)\s*(?i:g|gb|gib)?", text, what)[1])
+
+
+def _matched(option: str, pattern: str, text: str, what: str) -> re.Match[str]:
+    if found := re.fullmatch(pattern, text.strip()):
+        return found
+    raise CliError(f"{option}: {text!r} {what}", EXIT_USAGE)
 
 
 def _work(text: str) -> dict[str, Any]:

@@ -29,7 +29,8 @@ OneGpu = Annotated[int | None, typer.Option("--gpu", help="Only this one of its 
 def register(app: typer.Typer) -> None:
     words = "Show the cluster's nodes, let one in, take one out of service, power it down or up, or cut its GPUs."
     nodes = Group(app, "nodes", words, list_nodes)
-    nodes.add(drain, resume, enroll, invite, revoke, sleep, wake, pin_awake, unpin, partition, maintain, topology)
+    nodes.add(drain, resume, enroll, invite, revoke, **{action: _power(action) for action in POWER})
+    nodes.add(partition, maintain, topology)
     Group(app, "policy", "Show the policies, or change the one in force.", list_policies).add(set_policy)
     grids = Group(app, "carbon", "Show a zone's carbon intensity.", cls=_ZoneOrCommand)
     grids.command("show")(carbon)
@@ -227,30 +228,22 @@ def topology(
     console.print(room_words(found))
 
 
-def sleep(node: str, as_json: AsJson = False) -> None:
-    """Power an idle node down; a gang that is planned on it wakes it."""
-    _set_power(node, "sleep", as_json)
+POWER = {
+    "sleep": "Power an idle node down; a gang that is planned on it wakes it.",
+    "wake": "Wake a node.",
+    "pin-awake": "Keep a node awake, and wake it if it is off.",
+    "unpin": "Let plans power a node down again.",
+}
 
 
-def wake(node: str, as_json: AsJson = False) -> None:
-    """Wake a node."""
-    _set_power(node, "wake", as_json)
+def _power(action: str) -> Any:
+    def command(node: str, as_json: AsJson = False) -> None:
+        power = Gateway().call("POST", f"/v1/nodes/{node}/{action}")
+        pinned = ", pinned awake" if power["pinned_awake"] else ""
+        output.tell(power, as_json, f"{node} is {power['state'].replace('_', ' ')}{pinned}")
 
-
-def pin_awake(node: str, as_json: AsJson = False) -> None:
-    """Keep a node awake, and wake it if it is off."""
-    _set_power(node, "pin-awake", as_json)
-
-
-def unpin(node: str, as_json: AsJson = False) -> None:
-    """Let plans power a node down again."""
-    _set_power(node, "unpin", as_json)
-
-
-def _set_power(node: str, command: str, as_json: bool) -> None:
-    power = Gateway().call("POST", f"/v1/nodes/{node}/{command}")
-    pinned = ", pinned awake" if power["pinned_awake"] else ""
-    output.tell(power, as_json, f"{node} is {power['state'].replace('_', ' ')}{pinned}")
+    command.__doc__ = POWER[action]
+    return command
 
 
 def carbon(

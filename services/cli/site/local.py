@@ -56,14 +56,8 @@ Port = Annotated[
 
 def register(app: typer.Typer) -> None:
     app.command(cls=_Up)(up)
-    app.command()(down)
-    app.command()(status)
-    app.command("admin-key")(admin_key)
-    app.command()(credential)
-    app.command("rotate-secret")(rotate_secret)
-    app.command()(backup)
-    app.command()(restore)
-    app.command()(downgrade)
+    for command in (down, status, admin_key, credential, rotate_secret, backup, restore, downgrade):
+        app.command()(command)
 
 
 class _Up(TyperCommand):

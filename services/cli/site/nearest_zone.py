@@ -74,10 +74,7 @@ def time_zone_of(environment: Mapping[str, str] = os.environ, localtime: Path = 
 def choice_of(time_zone: str) -> Choice | None:
     """Return what is proposed in a time zone; None if no zone of it has a free source."""
     zone, *others = ZONES.get(time_zone, "").split(",")
-    return source_of(zone, time_zone, tuple(others)) if zone else None
-
-
-def source_of(zone: str, time_zone: str, others: tuple[str, ...]) -> Choice:
-    """Return the best free source of one of the zones of ``ZONES``."""
+    if not zone:
+        return None
     found = next((source for beginning, source in SOURCES.items() if zone.startswith(beginning)), ENTSOE)
-    return Choice(time_zone, zone, others, *found)
+    return Choice(time_zone, zone, tuple(others), *found)
