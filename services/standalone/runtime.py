@@ -18,8 +18,8 @@ BASES = (Path("/run"), Path("/tmp"))
 """The first is root's. That of a user (`XDG_RUNTIME_DIR`) goes when they log out, and what they started stays."""
 
 LONGEST_PATH = 107 if sys.platform == "linux" else 103
-POSTGRES = "postgres"
-VALKEY = "valkey.sock"  #: The folder in it that belongs to PostgreSQL's account, which can make its socket nowhere else
+POSTGRES = "postgres"  #: The folder in it of PostgreSQL's account, which can make its socket nowhere else
+VALKEY = "valkey.sock"
 
 _PREFIX = "wattshift-"
 _LONGEST_NAME = f"{_PREFIX}12345678/{POSTGRES}/.s.PGSQL.5432"

@@ -43,6 +43,7 @@ from services.standalone import (
     postgres,
     processes,
     remembered,
+    reserve,
     root_secret,
     runtime,
     valkey,
@@ -53,7 +54,6 @@ from services.standalone.forks import imported_by
 from services.standalone.identities import Identities
 from services.standalone.process import BadInputError, Process, StackError
 from services.standalone.processes import ROOT, SERVICES, Service, check_settings
-from services.standalone.reserve import Reserve
 from services.standalone.supervisor import Supervisor
 
 
@@ -160,7 +160,7 @@ class Stack:
             servers, password = self._servers()
             await self._supervisor.start(servers)
             if any(process.name == "postgres" for process in self._supervisor.status()):
-                self._follow("disk reserve", Reserve(self._database_folder()).keep())
+                self._follow("disk reserve", reserve.keep(self._database_folder()))
             identities = self.identities = Identities(self.folder, self.environment)
             if password:
                 identities.owns_redis(password)
@@ -571,7 +571,14 @@ def new_admin_key(data_dir: Path | str | None = None) -> Path:
         StackError: the database does not start, or refuses.
     """
     folder = DataFolder(data_dir or default_data_dir()).existing()
-    asyncio.run(_new_admin_key(folder))
+
+    async def replace() -> None:
+        environment = {**os.environ, "WATTSHIFT_DATA_DIR": str(folder.path), "PYTHONUNBUFFERED": "1"}
+        async with database_of(folder, environment) as environment["DATABASE_URL"]:
+            made = processes.command_process("admin-key", processes.NEW_ADMIN_KEY, environment, folder.path)
+            await Supervisor(folder.log).finish(made)
+
+    asyncio.run(replace())
     return folder.path / "admin.key"
 
 
@@ -583,15 +590,6 @@ def credential_of(service: str, data_dir: Path | str | None = None) -> str:
     """
     folder = DataFolder(data_dir or default_data_dir()).existing()
     return Identities(folder, os.environ).credential(service).text()
-
-
-async def _new_admin_key(folder: DataFolder) -> None:
-    supervisor = Supervisor(folder.log)
-    environment = {**os.environ, "WATTSHIFT_DATA_DIR": str(folder.path), "PYTHONUNBUFFERED": "1"}
-    async with database_of(folder, environment) as environment["DATABASE_URL"]:
-        await supervisor.finish(
-            processes.command_process("admin-key", processes.NEW_ADMIN_KEY, environment, folder.path)
-        )
 
 
 def read_status(data_dir: Path | str | None = None) -> StackStatus:

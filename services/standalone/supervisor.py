@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from asyncio import create_subprocess_exec
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,10 +68,10 @@ class Supervisor:
             start_within_s: How long a call of `start` continues while nothing that it waits for is working.
             watches: Whether processes are probed, and replaced when they hang, not only when they end.
         """
-        self._log_folder = log_folder
-        self._on_change = on_change
+        self.log_folder = log_folder
+        self.on_change = on_change
         self._start_within_s = start_within_s
-        self._watches = watches
+        self.watches = watches
         self._stages: list[list[_Child]] = []
         self._rotation: asyncio.Task[None] | None = None
         self._forks: Forks | None = None
@@ -91,7 +91,7 @@ class Supervisor:
             StackError: a process is not ready in time or keeps ending; `stop` still has to be called then.
         """
         self._rotation = self._rotation or asyncio.create_task(self._rotate_logs())
-        added = [list(map(self._child, stage)) for stage in stages]
+        added = [[_Child(each, self) for each in stage] for stage in stages]
         self._stages += added
         children = [child for stage in added for child in stage]
         if not children:
@@ -108,7 +108,7 @@ class Supervisor:
                 return
             if idle_s >= self._start_within_s:
                 waited = f"not ready after {self._start_within_s:.0f} s without work"
-                raise StackError(f"{waited}: {', '.join(child.name for child in late)}; see {self._log_folder}")
+                raise StackError(f"{waited}: {', '.join(child.name for child in late)}; see {self.log_folder}")
             now_s = time.monotonic()
             work = await asyncio.gather(*(asyncio.to_thread(child.is_at_work, now_s - last_s) for child in late))
             idle_s += 0.0 if any(work) else min(now_s - last_s, watching.LONGEST_STEP_S)
@@ -129,7 +129,7 @@ class Supervisor:
 
     def lay_down(self, processes: Sequence[Process]) -> None:
         """Add processes that do not run until `set_running` wakes them."""
-        self._stages.append(list(map(self._child, processes)))
+        self._stages.append([_Child(each, self) for each in processes])
         for child in self._stages[-1]:
             child.fall_asleep()
 
@@ -161,7 +161,7 @@ class Supervisor:
         Raises:
             StackError: it failed; the message ends with its last output.
         """
-        child = self._child(process)
+        child = _Child(process, self)
         try:
             running = await child.spawn()
             if await running.wait() != 0:
@@ -181,10 +181,8 @@ class Supervisor:
     def _named(self, name: str) -> list[_Child]:
         return [child for stage in self._stages for child in stage if child.name == name]
 
-    def _child(self, process: Process) -> _Child:
-        return _Child(process, self._log_folder, self._on_change, self._launch, watches=self._watches)
-
-    async def _launch(self, process: Process, output: int) -> Running:
+    async def launch(self, process: Process, output: int) -> Running:
+        """Start a process that writes to a file descriptor."""
         options = process.popen_options(output)
         if self._forks and process.command[: len(PYTHON) + 1] == (*PYTHON, "-m"):
             return await self._forks.spawn(process.command, options)
@@ -194,7 +192,7 @@ class Supervisor:
         # Copied and emptied, not renamed: the processes write to the file themselves and keep it open.
         while True:
             await asyncio.sleep(ROTATE_EVERY_S)
-            for log in self._log_folder.glob("*.log"):
+            for log in self.log_folder.glob("*.log"):
                 with contextlib.suppress(OSError):  # of one log, which is gone by now: the others are looked at
                     if log.stat().st_size > LOG_BYTES:
                         with contextlib.suppress(OSError):  # a full disk: then the old lines are what has to go
@@ -205,23 +203,13 @@ class Supervisor:
 class _Child:
     """One process, through all its restarts."""
 
-    def __init__(
-        self,
-        process: Process,
-        log_folder: Path,
-        on_change: Callable[[], None],
-        launch: Callable[[Process, int], Awaitable[Running]],
-        *,
-        watches: bool,
-    ) -> None:
+    def __init__(self, process: Process, supervisor: Supervisor) -> None:
         self.name = process.name
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._process = process
-        self._log = log_folder / f"{process.name}.log"
+        self._supervisor = supervisor
+        self._log = supervisor.log_folder / f"{process.name}.log"
         self._log_began = 0
-        self._on_change = on_change
-        self._launch = launch
-        self._watches = watches
         self._running: Running | None = None
         self._state: State = "starting"
         self._restarts = 0
@@ -265,7 +253,7 @@ class _Child:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._log_began = os.fstat(log).st_size
         try:
-            self._running = await self._launch(self._process, log)
+            self._running = await self._supervisor.launch(self._process, log)
         finally:
             os.close(log)
         with contextlib.suppress(psutil.Error):
@@ -347,7 +335,7 @@ class _Child:
         running = await self.spawn()
         self._become("starting", self._replaced)
         tasks = [asyncio.create_task(self._await_ready())]
-        if self._process.probe and self._watches:
+        if self._process.probe and self._supervisor.watches:
             tasks.append(asyncio.create_task(self._replace_if_hung(running.pid, self._process.probe)))
         try:
             status = await running.wait()
@@ -408,7 +396,7 @@ class _Child:
         if (state, detail) == (self._state, self._detail):
             return
         self._state, self._detail = state, detail
-        self._on_change()
+        self._supervisor.on_change()
 
 
 async def _answers(probe: Probe, within_s: float) -> bool:

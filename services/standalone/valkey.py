@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from urllib.parse import quote
 
-from services.kit import redis_users
+from services.kit import files, redis_users
 from services.standalone.probes import ValkeyProbe
 from services.standalone.process import Process, StackError
 
@@ -33,11 +33,7 @@ def prepare(folder: Path, *, password: str, address: Path) -> Process:
 
     def make_folder() -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
-        draft = folder / "valkey.conf.new"
-        draft.unlink(missing_ok=True)
-        draft.touch(mode=0o600)
-        draft.write_text(_configuration(folder, password, address))
-        draft.replace(configuration)
+        files.replace(configuration, _configuration(folder, password, address).encode(), durable=False)
 
     make_folder()
     return Process(

@@ -97,7 +97,7 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "services/standalone/node_power.py::follow": Pace("`LOOK_EVERY_S`"),
     "services/standalone/node_power.py::power": Until("`WITHIN_S`"),
     "services/standalone/probes.py::PulseProbe.answer": Until("`_answers` of the supervisor"),
-    "services/standalone/reserve.py::Reserve.keep": Pace("`asyncio.sleep`"),
+    "services/standalone/reserve.py::keep": Pace("`asyncio.sleep`"),
     "services/standalone/root_secret.py::follow": Pace("`LOOK_EVERY_S`"),
     "services/standalone/root_secret.py::_until_in_force": Until("`WITHIN_S`"),
     "services/standalone/stack.py::Stack._beat": Pace("`asyncio.sleep`"),
