@@ -30,7 +30,8 @@ from services.cli.plots import sparkline
 from services.cli.site import local
 from services.core.domain.units import J_PER_KWH
 from services.kit.pulse import EVERY_S
-from services.standalone import stack
+from services.standalone import remembered, stack
+from services.standalone.data_folder import DataFolder
 from services.standalone.processes import lack_of_gpus
 
 WORKLOAD = Path(__file__).parents[1] / "examples" / "workload.json"
@@ -77,7 +78,7 @@ def demo(
                 stop.wait()
         return 0 if succeeded else EXIT_FAILED
 
-    if nodes is None and stack.remembered_options(where).nodes is None and lack_of_gpus():
+    if nodes is None and remembered.read(DataFolder(where)).nodes is None and lack_of_gpus():
         nodes = "2x4"  # simulated, and remembered: a plain `up` on the same folder brings them back
     raise typer.Exit(run_with_stack(show, folder=where, nodes=nodes, port=port, environment=ENVIRONMENT))
 

@@ -550,19 +550,6 @@ def erase(data_dir: Path | str | None = None) -> None:
         folder.close()
 
 
-def changes_of(
-    data_dir: Path | str | None = None, *, nodes: str | None = None, port: int | None = None, listen: str | None = None
-) -> list[str]:
-    """Return a line for each remembered option that `up` with these options would replace."""
-    before = remembered_options(data_dir)
-    return remembered.merge(before, remembered.asked(nodes, port, os.environ, listen))[1]
-
-
-def remembered_options(data_dir: Path | str | None = None) -> remembered.Options:
-    """Return the options that the installation was made with."""
-    return remembered.read(DataFolder(data_dir or default_data_dir()))
-
-
 def new_admin_key(data_dir: Path | str | None = None) -> Path:
     """Replace the installation's own admin key, whether it is running or not; return the file with the new one.
 

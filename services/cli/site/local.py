@@ -29,7 +29,7 @@ from services.cli.site.cluster import print_invitation
 from services.cli.values import duration_s
 from services.kit.callers import SERVICES
 from services.kit.extras import first_missing
-from services.standalone import joining, root_secret, stack
+from services.standalone import joining, remembered, root_secret, stack
 from services.standalone.data_folder import DataFolder, StackStatus
 from services.standalone.process import BadInputError, StackError
 
@@ -104,7 +104,8 @@ def up(
     if zone is not None:
         os.environ.update(_proposed(yes) if zone == "auto" else {"WATTSHIFT_ZONE": zone})
     with stack_errors():
-        changes = stack.changes_of(folder, nodes=nodes, port=port, listen=listen)
+        given = remembered.asked(nodes, port, os.environ, listen)
+        _, changes = remembered.merge(remembered.read(DataFolder(folder)), given)
         with waiting_shown() as waiting:
             started = stack.up(folder, nodes=nodes, port=port, listen=listen, timeout_s=timeout_s, waiting=waiting)
     if as_json:
@@ -202,7 +203,7 @@ def status(folder: DataDir = None, as_json: AsJson = False) -> None:
     """Show the processes of this machine's installation; exit 6 if some do not run, and 5 if it is not running."""
     with stack_errors():
         found = stack.read_status(folder or data_dir())
-        options = stack.remembered_options(folder or data_dir())
+        options = remembered.read(DataFolder(folder or data_dir()))
     marked = _marked_intervals(found, folder or data_dir())
     if as_json:
         output.print_json({**asdict(found), "options": asdict(options), "marked_intervals": marked})
