@@ -68,6 +68,7 @@ PEERS_S = 2.0
 LATENCY_S = METRICS_S = 1.0
 TRAFFIC_S = 5.0
 USAGE_S = 10.0
+REPORTS_S = 5.0  #: For the last reports of a process that ends
 BACKLOG = 4_096
 YOUNG = 10_000
 """Objects that a collection of garbage waits for: at Python's 700 it comes every dozen requests, for a tenth of their
@@ -179,12 +180,15 @@ class Router:
                 await self.gate.is_empty.wait()
         await end_tasks(self._tasks)
         await self.trials.end()
-        with contextlib.suppress(ProblemError, TimeoutError):
-            async with asyncio.timeout(5):
-                await self.traffic.send(time.time() + TRAFFIC_S)
-                with contextlib.suppress(ProblemError):
-                    await self.observations.send((), time.time() + TRAFFIC_S)
-                await self.usage.send(all_windows=True)
+        soon_s = time.time() + TRAFFIC_S
+        reports = (
+            self.traffic.send(soon_s),
+            self.observations.send((), soon_s),
+            self.usage.send(all_windows=True),
+        )
+        with contextlib.suppress(TimeoutError):  # at once: while serving is silent, telemetry hears what was used
+            async with asyncio.timeout(REPORTS_S):
+                await asyncio.gather(*reports, return_exceptions=True)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(1):
                 await self.peers.leave()

@@ -25,6 +25,9 @@ from services.router.turn import Tokens
 log = Log(__name__)
 
 USAGE_S, WINDOW_S = 60, 5  #: Lengths of the windows of usage, and of those of arrivals and applications
+REFUSED = frozenset({400, 413, 422})
+"""Statuses of a report that will not be accepted later either, and must not hold up the others. Any other may pass: a
+token is refused (401) while two clocks differ."""
 MOST_USAGE_WINDOWS = 1_440  #: Kept while telemetry does not answer: a day
 MOST_APP_WINDOWS = 60  #: Kept while serving does not answer: five minutes, after which a plan has no use for them
 KEPT_S = 900.0  #: How long a window of arrivals is sent again, until it is accepted and its answers' lengths are known
@@ -90,27 +93,27 @@ class UsageReporter:
         """Report the windows that are over; at the end of the process, also the current one.
 
         Raises:
-            ProblemError: Telemetry does not answer; what was not accepted is reported next time.
+            ProblemError: Telemetry does not answer, or refuses the token; what was not accepted is reported next time.
         """
         now_s = time.time() if now_s is None else now_s
         for start_s in list(self._windows):
             if start_s + USAGE_S > now_s and not all_windows:
-                break
+                continue  # not the last one, if the clock was set back
+            lines = self._windows.get(start_s, {})  # empty if it was lost while the others were sent
             report = UsageReport(
                 router=self._router,
                 start_at=datetime.fromtimestamp(start_s, UTC),
-                usages=[_usage(key, sums) for key, sums in self._windows[start_s].items()],
+                usages=[_usage(key, sums) for key, sums in lines.items()],
             )
             try:
                 await self._telemetry.request(
                     "POST", "/internal/request-usage", body=report, retry=True, attempts=2, timeout_s=5
                 )
             except ProblemError as error:
-                if error.status < 500:  # it will not be accepted later either, and must not hold up the others
-                    log.error("usage.refused", start_s=start_s, error=error.detail)
-                    del self._windows[start_s]
-                raise
-            del self._windows[start_s]
+                if error.status not in REFUSED:
+                    raise
+                log.error("usage.refused", start_s=start_s, error=error.detail)
+            self._windows.pop(start_s, None)  # it may have been lost meanwhile
 
 
 def _usage(key: Key, sums: list[float]) -> RequestUsage:
@@ -256,7 +259,7 @@ class ObservationReporter:
                 self._windows.setdefault(start_s, {})
         self._last_s = max(self._last_s, last_s)
         for start_s in sorted(each for each in self._windows if each <= last_s):
-            window = self._windows[start_s]
+            window = self._windows.get(start_s, {})
             names = [name for name in {**dict.fromkeys(apps), **window} if name in window or start_s == last_s]
             report = AppObservations(
                 router=self._router,
@@ -269,10 +272,10 @@ class ObservationReporter:
                         "POST", "/internal/apps/observations", body=report, retry=True, attempts=2, timeout_s=5
                     )
             except ProblemError as error:
-                if error.status >= 500:
+                if error.status not in REFUSED:
                     raise
                 log.warning("observations.refused", start_s=start_s, error=error.detail)
-            del self._windows[start_s]
+            self._windows.pop(start_s, None)
 
 
 def _observation(app: str, found: _App, waiting: int) -> AppObservation:

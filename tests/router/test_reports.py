@@ -126,10 +126,7 @@ async def test_at_any_moment_a_server_has_one_second_a_second_to_share(router: R
 async def test_minutes_that_are_over_are_reported_and_kept_while_telemetry_is_away(
     router: Running, stage: Stage
 ) -> None:
-    usage, server = UsageReporter(router.router.usage._telemetry, "other"), router.router.fleet.servers["instance_1"]
-    key = ResolvedKey(identity=Identity(tenant_id="acme", role=Role.USER, key_id="key_1"), limits=TenantLimits())
-    for at_s in (600.0, 659.0, 661.0):
-        usage.served(server, key, MODEL, "SS", 1.0, Tokens(1, 1, True), Footprint(None, None, "here"), at_s)
+    usage = a_reporter(router, 600.0, 659.0, 661.0)
     stage.plane.is_telemetry_up = False
     with pytest.raises(ProblemError):
         await usage.send(700.0)
@@ -140,6 +137,42 @@ async def test_minutes_that_are_over_are_reported_and_kept_while_telemetry_is_aw
     assert (report.start_at.timestamp(), [each.requests for each in report.usages]) == (600, [2])
     await usage.send(700.0, all_windows=True)
     assert stage.plane.usage[-1].start_at.timestamp() == 660
+
+
+def a_reporter(router: Running, *at_s: float) -> UsageReporter:
+    """Return a reporter that has counted one request at each of these times."""
+    usage, server = UsageReporter(router.router.usage._telemetry, "other"), router.router.fleet.servers["instance_1"]
+    key = ResolvedKey(identity=Identity(tenant_id="acme", role=Role.USER, key_id="key_1"), limits=TenantLimits())
+    for each_s in at_s:
+        usage.served(server, key, MODEL, "SS", 1.0, Tokens(1, 1, True), Footprint(None, None, "here"), each_s)
+    return usage
+
+
+async def test_usage_is_kept_while_telemetry_does_not_know_the_router(router: Running, stage: Stage) -> None:
+    usage = a_reporter(router, 600.0)
+    stage.plane.usage_refused = [401]
+    with pytest.raises(ProblemError):
+        await usage.send(700.0)
+    await usage.send(700.0)
+    assert [report.start_at.timestamp() for report in stage.plane.usage] == [600]
+
+
+async def test_a_minute_that_is_refused_or_not_over_holds_up_no_other(router: Running, stage: Stage) -> None:
+    usage = a_reporter(router, 10_000.0, 600.0, 660.0)  # the clock was set back after the first
+    stage.plane.usage_refused = [422]
+    await usage.send(800.0)
+    assert [report.start_at.timestamp() for report in stage.plane.usage] == [660]
+
+
+async def test_a_router_that_ends_reports_usage_also_while_serving_is_silent(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.router.app.REPORTS_S", 1.0)
+    async with stage.router() as router:
+        await router.adopted()
+        await router.ask()
+        stage.plane.is_serving_silent = True
+    assert [usage.requests for report in stage.plane.usage for usage in report.usages] == [1]
 
 
 async def test_a_router_that_ends_reports_what_is_left(stage: Stage) -> None:

@@ -187,6 +187,9 @@ class Plane:
     is_serving_up: bool = True
     is_admission_up: bool = True
     is_telemetry_up: bool = True
+    is_serving_silent: bool = False
+    usage_refused: list[int] = field(default_factory=list[int])
+    """Statuses with which the next reports of usage are refused."""
     limits: TenantLimits = field(default_factory=lambda: TenantLimits(requests_per_s=100_000, burst=100_000))
     key_limits: KeyLimits = NO_KEY_LIMITS
     excess: str | None = None
@@ -219,6 +222,9 @@ class Plane:
             case ["internal", "routing", "held"] if self.is_serving_up:
                 self.held.append(HeldRequests.model_validate_json(content))
                 return web.Response(status=204)
+            case ["v1", "pools", _, "traffic"] if self.is_serving_silent:
+                await asyncio.sleep(3_600)
+                return web.Response(status=503)
             case ["v1", "pools", pool, "traffic"] if self.is_serving_up:
                 report = TrafficReport.model_validate_json(content)
                 self.traffic.append((pool, report))
@@ -226,6 +232,10 @@ class Plane:
             case ["internal", "apps", "observations"] if self.is_serving_up:
                 self.observations.append(AppObservations.model_validate_json(content))
                 return web.Response(status=204)
+            case ["internal", "request-usage"] if self.usage_refused:
+                status = self.usage_refused.pop(0)
+                problem = {"type": "", "title": "", "status": status, "detail": "No.", "code": "invalid_request"}
+                return web.json_response(problem, status=status)
             case ["internal", "request-usage"] if self.is_telemetry_up:
                 report = UsageReport.model_validate_json(content)
                 self.usage.append(report)
