@@ -40,11 +40,7 @@ class JobColumns:
 
 @dataclass(frozen=True)
 class Series:
-    """The cluster at every active round, just before it; every column is (n_rounds,).
-
-    Attributes:
-        running_high, running_low: Jobs holding GPUs whose kind draws at least, or less than, the median power.
-    """
+    """The cluster at every active round, just before it; every column is (n_rounds,)."""
 
     times_s: Floats  #: UTC seconds
     power_w: Floats  #: Mean power of the whole cluster since the previous row
@@ -54,8 +50,6 @@ class Series:
     energy_j: Floats  #: Of the whole cluster, cumulative
     held_gpus: Floats  #: Devices held by jobs, slices included
     queued: Floats  #: Jobs waiting
-    running_high: Floats
-    running_low: Floats
 
 
 @dataclass(frozen=True)

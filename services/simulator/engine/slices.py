@@ -164,8 +164,9 @@ class Slices:
     def queued(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def holding(self) -> list[int]:
-        return list(self._holders)
+    @property
+    def holding(self) -> int:
+        return len(self._holders)
 
     def may_start(self) -> bool:
         return any(queue and self._room(asked) for asked, queue in self._queues.items())
