@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.parallel import ParallelLayout
-from services.contracts.schema import Flag, Int, Message, Name, Real, many, maybe, said
+from services.contracts.schema import Flag, Int, Message, Name, Real, check_once, many, maybe, said
 from services.contracts.solver import SolveOutcome
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import likeliest_gpu_model
@@ -61,13 +61,10 @@ class AllocationJob(Message):
         if any(after <= before for before, after in pairwise(gpus)):
             raise ValueError("sizes must ascend by gpus")
         for size in self.sizes:
-            values = [choice.value for choice in size.controls]
-            if len(set(values)) < len(values):
-                raise ValueError(f"the size of {size.gpus} GPUs has a control value twice")
+            problem = f"the size of {size.gpus} GPUs has a control value twice"
+            check_once((choice.value for choice in size.controls), problem)
         if self.held:
-            names = [share.node for share in self.held]
-            if len(set(names)) < len(names):
-                raise ValueError("held names a node twice")
+            check_once((share.node for share in self.held), "held names a node twice")
             if gpus != [sum(share.gpus for share in self.held)]:
                 raise ValueError("sizes must have the size of the gang in held, and no other")
         return self
@@ -114,9 +111,8 @@ class AllocationRequest(Message):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for what, names in (("node", [node.name for node in self.nodes]), ("job", [job.name for job in self.jobs])):
-            if len(set(names)) < len(names):
-                raise ValueError(f"{what} {next(name for name in names if names.count(name) > 1)} is there twice")
+        check_once((node.name for node in self.nodes), "node {} is there twice")
+        check_once((job.name for job in self.jobs), "job {} is there twice")
         if sum(len(size.controls) for job in self.jobs for size in job.sizes) > MAX_CELLS:
             raise ValueError(f"the jobs have more than {MAX_CELLS} control values together")
         models = self.gpu_models

@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from services.contracts import partition
 from services.contracts.jobs import LabelKey, LabelValue
-from services.contracts.schema import Instant, Int, Message, Name, Page, Real, many, maybe, said
+from services.contracts.schema import Instant, Int, Message, Name, Page, Real, check_once, many, maybe, said
 from services.contracts.serving import AnyInstance, InstanceState, PlanMode, ServerProbes, ServerProcess
 from services.core.domain.signal import Signal
 
@@ -64,26 +64,13 @@ class FleetSpec(Message):
     )
 
 
-class AppVariant(ServerProcess):
+class AppVariant(partition.ModelVariant, ServerProcess):
     """A model variant: its accuracy, how fast it is on which slices, and how it is started.
 
     The process must listen on port `$WATTSHIFT_PORT` at the address of its node. It sees its own GPU or slice only.
     """
 
     name: VariantName
-    accuracy_pct: Real = Field(gt=0, le=100)
-    profiles: list[partition.SliceProfile] = said(
-        "A type of slices without a profile cannot run the variant.", min_length=1, max_length=5
-    )
-
-    @model_validator(mode="after")
-    def _can_run(self) -> Self:
-        if not self.runs_something:
-            raise ValueError(f"variant {self.name} needs a command or a container image")
-        slices = [profile.slice for profile in self.profiles]
-        if len(set(slices)) < len(slices):
-            raise ValueError(f"variant {self.name} has two profiles of one type of slices")
-        return self
 
 
 class Repartition(StrEnum):
@@ -137,9 +124,7 @@ class AppSpec(Message):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        names = [variant.name for variant in self.variants]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"variant {twice} is there twice")
+        check_once((variant.name for variant in self.variants), "variant {} is there twice")
         best = self.most_accurate
         if all(profile.slice != "7g" for profile in best.profiles):
             raise ValueError(f"the most accurate variant, {best.name}, needs a profile on 7g: it is the baseline")

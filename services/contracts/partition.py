@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.contracts.jobs import SliceName
-from services.contracts.schema import Flag, Int, Message, Name, Real, many, maybe, said
+from services.contracts.schema import Flag, Int, Message, Name, Real, check_once, many, maybe, said
 from services.contracts.solver import SolveOutcome
 from services.core.domain.solving import MAX_LEADING
 
@@ -30,6 +30,12 @@ class ModelVariant(Message):
     profiles: list[SliceProfile] = said(
         "A type of slices without a profile cannot run the variant.", min_length=1, max_length=5
     )
+
+    @model_validator(mode="after")
+    def _profiles_differ(self) -> Self:
+        problem = f"variant {self.name} has two profiles of one type of slices"
+        check_once((profile.slice for profile in self.profiles), problem)
+        return self
 
 
 def check_floor(max_accuracy_loss_pct: float | None, best: str, accuracy_pct: float) -> None:
@@ -76,13 +82,7 @@ class PartitionApplication(Message):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
-        names = [variant.name for variant in self.variants]
-        if len(set(names)) < len(names):
-            raise ValueError("a variant is there twice")
-        for variant in self.variants:
-            slices = [profile.slice for profile in variant.profiles]
-            if len(set(slices)) < len(slices):
-                raise ValueError(f"variant {variant.name} has two profiles of one type of slices")
+        check_once((variant.name for variant in self.variants), "variant {} is there twice")
         known = {(variant.name, profile.slice) for variant in self.variants for profile in variant.profiles}
         for each in self.running:
             if (each.variant, each.slice) not in known:
@@ -124,9 +124,7 @@ class PartitionRequest(Message):
     def _fits_together(self) -> Self:
         if self.layouts is not None and len(self.layouts) != self.gpus:
             raise ValueError(f"layouts has {len(self.layouts)} entries for {self.gpus} GPUs")
-        names = [each.name for each in self.applications]
-        if len(set(names)) < len(names):
-            raise ValueError("an application is there twice")
+        check_once((each.name for each in self.applications), "application {} is there twice")
         return self
 
 

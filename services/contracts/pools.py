@@ -1,13 +1,12 @@
 """Planning pools of LLM instances: the input and output of ``POST /v1/optimize/pools`` and ``wattshift plan pools``."""
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from services.contracts.routing import AccuracyPct
-from services.contracts.schema import Int, Message, Name, Real, many, maybe, said
+from services.contracts.schema import Int, Message, Name, Real, check_once, many, maybe, said
 from services.contracts.solver import SolveOptions, SolveOutcome
 from services.core.domain.serving import MAX_REGIONS, TABLE_7, LatencyLimits, NegativeRates
 
@@ -213,9 +212,8 @@ class PoolsRequest(SolveOptions):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        _once("locations", (each.name for each in self.locations))
-        _once("modes", (each.name for each in self.modes))
-        _once("partitions", (each.name for each in self.partitions))
+        for what in ("locations", "modes", "partitions", "regions"):
+            check_once((each.name for each in getattr(self, what)), f"{what} have {{}} twice")
         modes = {mode.name for mode in self.modes}
         steps = len(self.locations[0].intensity)
         for location in self.locations:
@@ -223,7 +221,6 @@ class PoolsRequest(SolveOptions):
                 raise ValueError(f"location {location.name} does not have {steps} steps as the first one has")
             if self.objective == "cost" and location.price_per_kwh is None:
                 raise ValueError(f"the objective is cost, and location {location.name} has no price_per_kwh")
-        _once("regions", (each.name for each in self.regions))
         locations = {each.name for each in self.locations}
         for region in self.regions:
             _known(f"network_ms of region {region.name}", region.network_ms, locations, "location")
@@ -231,19 +228,19 @@ class PoolsRequest(SolveOptions):
             if not any(mode.gpus.values()):
                 raise ValueError(f"mode {mode.name} takes no GPU")
         for part in self.partitions:
-            _once(f"the classes of partition {part.name}", (each.name for each in part.classes))
+            check_once((each.name for each in part.classes), f"the classes of partition {part.name} have {{}} twice")
             for each in part.classes:
                 where = f"class {each.name} of partition {part.name}"
                 if len(each.demand_qps) != steps:
                     raise ValueError(f"{where} has {len(each.demand_qps)} steps of demand, not {steps}")
                 if each.mean_qps is not None and len(each.mean_qps) != steps:
                     raise ValueError(f"{where} has {len(each.mean_qps)} steps of mean_qps, not {steps}")
-                _once(f"the profiles of {where}", (profile.mode for profile in each.profiles))
+                check_once((profile.mode for profile in each.profiles), f"the profiles of {where} have {{}} twice")
                 _known(where, (profile.mode for profile in each.profiles), modes, "mode")
             if len(self.locations) * len(part.classes) * len(modes) > MAX_COLUMNS:
                 raise ValueError(f"partition {part.name} has more than {MAX_COLUMNS} combinations")
         _known("running", (each.mode for each in self.running), modes, "mode")
-        _known("running", (each.location for each in self.running), {each.name for each in self.locations}, "location")
+        _known("running", (each.location for each in self.running), locations, "location")
         if self.partition is not None:
             _known("the choice", [self.partition], {each.name for each in self.partitions}, "partition")
         return self
@@ -302,12 +299,6 @@ class PoolsResult(SolveOutcome):
     stops: list[InstanceChange] = Field(default_factory=list[InstanceChange])
     shortfall: list[UnservedDemand] = Field(default_factory=list[UnservedDemand])
     full: list[FullGpus] = Field(default_factory=list[FullGpus])
-
-
-def _once(what: str, names: Iterable[str]) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ValueError(f"{what} have {twice[0]} twice")
 
 
 def _known(where: str, names: Iterable[str], known: set[str], what: str) -> None:

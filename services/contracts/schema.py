@@ -1,6 +1,7 @@
 """The base of every message: unknown fields are refused, and times have a time zone."""
 
 import re
+from collections.abc import Hashable, Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Generic, Self, TypeVar, dataclass_transform
@@ -50,6 +51,15 @@ def no_flag(value: Any) -> Any:
 
 # PostgreSQL's text and jsonb cannot hold U+0000; refusing it here keeps it a 422 and not a server error.
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+
+
+def check_once(values: Iterable[Hashable], problem: str) -> None:
+    """Raise ``ValueError`` if a value is there twice; ``{}`` in ``problem`` stands for the first that is."""
+    seen = set[Hashable]()
+    for value in values:
+        if value in seen:
+            raise ValueError(problem.format(value))
+        seen.add(value)
 
 
 def is_none(value: object) -> bool:

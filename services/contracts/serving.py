@@ -21,7 +21,7 @@ from services.contracts.jobs import Argument, LabelKey, LabelValue
 from services.contracts.nodes import ClockMinute, Listener
 from services.contracts.queries import PageQuery
 from services.contracts.routing import AccuracyPct, ModelName
-from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, many, maybe, said
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Page, Real, Text, check_once, many, maybe, said
 from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
 from services.contracts.sources import AbsolutePath
@@ -68,10 +68,11 @@ class ServerProcess(Message):
     )
     working_dir: AbsolutePath | None = Field(default=None, max_length=4_096)
 
-    @property
-    def runs_something(self) -> bool:
-        """Whether there is a command or a container image."""
-        return bool(self.image or (self.command and self.command[0]))
+    @model_validator(mode="after")
+    def _has_something_to_run(self) -> Self:
+        if not self.image and not (self.command and self.command[0]):
+            raise ValueError("needs a command or a container image")
+        return self
 
 
 class ServerMode(ServerProcess):
@@ -108,12 +109,6 @@ class ServerMode(ServerProcess):
     max_requests: Int = said(
         "Requests that the router gives an instance at once; others wait.", default=64, ge=1, le=100_000
     )
-
-    @model_validator(mode="after")
-    def _has_something_to_run(self) -> Self:
-        if not self.runs_something:
-            raise ValueError("needs a command or a container image")
-        return self
 
 
 class PoolThresholds(Message):
@@ -152,8 +147,9 @@ class PoolPartition(Message):
         if unknown := sorted(set(self.assumed_qps) - set(names)):
             raise ValueError(f"assumed_qps names {unknown[0]}, which is not among the classes")
         for each in self.classes:
-            if len({profile.mode for profile in each.profiles}) < len(each.profiles):
-                raise ValueError(f"the profiles of class {each.name} name a mode twice")
+            check_once(
+                (profile.mode for profile in each.profiles), f"the profiles of class {each.name} name a mode twice"
+            )
         return self
 
 
@@ -244,14 +240,11 @@ class PoolSpec(SolveOptions):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if twice := sorted({name for name in self.models if self.models.count(name) > 1}):
-            raise ValueError(f"models name {twice[0]} twice")
+        check_once(self.models, "models name {} twice")
         if own := sorted(set(self.models) & set(self.fallback)):
             raise ValueError(f"fallback names {own[0]}, which is a model of the pool itself")
         for what in ("places", "modes", "partitions", "regions"):
-            names = [each.name for each in getattr(self, what)]
-            if len(set(names)) < len(names):
-                raise ValueError(f"{what} name {next(name for name in names if names.count(name) > 1)} twice")
+            check_once((each.name for each in getattr(self, what)), f"{what} name {{}} twice")
         places = {place.name for place in self.places}
         for region in self.regions:
             if unknown := sorted(region.network_ms.keys() - places):
@@ -559,8 +552,7 @@ class TrafficReport(Message):
     @field_validator("windows")
     @classmethod
     def _once(cls, windows: Sequence[TrafficWindow]) -> Sequence[TrafficWindow]:
-        if len({window.start_at for window in windows}) < len(windows):
-            raise ValueError("has a window twice")
+        check_once((window.start_at for window in windows), "has a window twice")
         if sum(len(window.requests) for window in windows) > MAX_WINDOW_REQUESTS:
             raise ValueError(f"has more than {MAX_WINDOW_REQUESTS} requests in all")
         return windows
