@@ -71,7 +71,7 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
             zones, providers = zones_of(replay)
             app.state.zones = zones
             priced, aliases = settings.prices_file is not None, settings.location_aliases
-            app.state.carbon = CarbonService(zones, repository, now_s, aliases, priced=priced)
+            app.state.carbon = CarbonService(zones, repository, now_s, aliases, priced)
             show_figures(app.state.metrics, zones, app.state.carbon)
             app.state.metrics.add("database", pool_of(engine))
             poller = Poller(repository, settings, now_s)

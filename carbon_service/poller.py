@@ -39,12 +39,12 @@ class Poller:
                 failures += 1
                 wait_s = min(wait_s * 2 ** min(failures - 1, 10), max(wait_s, LONGEST_BACKOFF_S))
                 wait_s = max(wait_s, min(error.retry_after_s, DAY_S))
-                log.warning("source.failed", **_name(source), error=str(error), failures=failures)
+                log.warning("source.failed", **vars(source.key), error=str(error), failures=failures)
             except Exception as error:
                 # The database is away, or we have a bug: this zone goes stale, says so, and the next turn tries again.
                 failures += 1
                 source.last_error = f"{type(error).__name__}: {error}"
-                log.exception("source.poll_failed", **_name(source), failures=failures)
+                log.exception("source.poll_failed", **vars(source.key), failures=failures)
             await asyncio.sleep(wait_s * random.uniform(0.9, 1.0))
 
     async def poll(self, source: Source) -> None:
@@ -129,7 +129,7 @@ class Poller:
         try:
             found = await provider.expected(key.zone, start_s, now_s + 2 * DAY_S)
         except ProviderError as error:
-            log.warning("source.expected_failed", **_name(source), error=str(error))
+            log.warning("source.expected_failed", **vars(source.key), error=str(error))
             return
         await self._repository.save_expected(key, found, now_s)
 
@@ -138,13 +138,9 @@ class Poller:
         before_s = self._now_s() - settings.retention_s
         gone = await self._repository.prune(source.key, before_s, settings.max_points, settings.max_forecasts)
         if gone:
-            log.info("source.pruned", **_name(source), rows=gone)
+            log.info("source.pruned", **vars(source.key), rows=gone)
 
 
 def possible(points: tuple[Point, ...], source: Source) -> list[Point]:
     """Return the points whose value is plausible for a grid."""
     return [point for point in points if not impossible(point.gco2_per_kwh, 1.0, source.key.signal)]
-
-
-def _name(source: Source) -> dict[str, str]:
-    return {"zone": source.key.zone, "signal": source.key.signal, "provider": source.key.provider}

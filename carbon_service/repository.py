@@ -86,7 +86,7 @@ class Repository:
         """Store points; a later value of a known interval replaces it, but an estimate never replaces a measurement."""
         rows = [
             {
-                **_named(key),
+                **vars(key),
                 **{"start_at": at(point.start_s), "end_at": at(point.end_s), "gco2_per_kwh": point.gco2_per_kwh},
                 **{"is_estimated": point.is_estimated, "fetched_at": at(fetched_s)},
             }
@@ -160,7 +160,7 @@ class Repository:
     async def save_forecast(self, key: SourceKey, issue: ForecastIssue, fetched_s: float) -> None:
         """Store a forecast as issued; storing one again replaces it."""
         steps = [[point.start_s, point.end_s, point.gco2_per_kwh] for point in issue.points]
-        row = {**_named(key), "generated_at": at(issue.generated_s), "fetched_at": at(fetched_s), "points": steps}
+        row = {**vars(key), "generated_at": at(issue.generated_s), "fetched_at": at(fetched_s), "points": steps}
         keys, values = (*SOURCE, "generated_at"), ("points", "fetched_at")
         await self._upsert(forecasts, [row], keys, values, lambda new: forecasts.c.points != new.points)
 
@@ -191,7 +191,7 @@ class Repository:
         """Store a learned forecast, replacing one from the same instant."""
         steps = [[p.start_s, p.end_s, p.gco2_per_kwh, p.p10, p.p90] for p in made.points]
         values = {"method": made.method, "note": made.note, "points": steps, "backtest": made.backtest}
-        row = {**_named(key), "generated_at": at(made.generated_s), **values}
+        row = {**vars(key), "generated_at": at(made.generated_s), **values}
         await self._upsert(learned, [row], (*SOURCE, "generated_at"), (*values,))
 
     async def learned(self, key: SourceKey, as_of_s: float) -> LearnedForecast | None:
@@ -296,12 +296,8 @@ def _as_replay(row: Any) -> Replay:
     return Replay(row.real_at.timestamp(), row.grid_at.timestamp(), row.speed, requested_s)
 
 
-def _named(key: SourceKey) -> dict[str, Any]:
-    return {"zone": key.zone, "signal": key.signal.value, "provider": key.provider}
-
-
 def _of(key: SourceKey, table: Any = points) -> ColumnElement[bool]:
-    return and_(table.c.zone == key.zone, table.c.signal == key.signal.value, table.c.provider == key.provider)
+    return and_(*(table.c[name] == value for name, value in vars(key).items()))
 
 
 def _place(key: SourceKey) -> dict[str, str]:

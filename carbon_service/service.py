@@ -66,13 +66,7 @@ class CarbonService:
     """
 
     def __init__(
-        self,
-        zones: Zones,
-        repository: Repository,
-        now_s: Callable[[], float],
-        aliases: Mapping[str, str] = {},
-        *,
-        priced: bool = False,
+        self, zones: Zones, repository: Repository, now_s: Callable[[], float], aliases: Mapping[str, str], priced: bool
     ) -> None:
         self._zones, self._repository = zones, repository
         self.now_s = now_s  #: The real clock, UTC seconds
@@ -104,7 +98,7 @@ class CarbonService:
             step = Step(freshest.start_s, freshest.end_s, step.gco2_per_kwh, step.kind, step.is_estimated)
         fetched_s = freshest.fetched_s if freshest else None
         return CurrentIntensity(
-            **_named(source),
+            **vars(source.key),
             point=_point(step),
             fetched_at=at(now_s if fetched_s is None else fetched_s),
             age_s=max(0.0, now_s - (freshest.start_s if freshest else step.start_s)),
@@ -137,7 +131,7 @@ class CarbonService:
         found = await self._repository.points(source.key, start_s, end_s, limit=limit + 2, begins_by_s=now_s)
         points = [point for point in found if after_s is None or point.start_s > after_s]
         page, more = points[:limit], len(points) > limit
-        return IntensityHistory(**_named(source), points=[*map(_point, page)]), page[-1].start_s if more else None
+        return IntensityHistory(**vars(source.key), points=[*map(_point, page)]), page[-1].start_s if more else None
 
     async def forecast(
         self, zone: str, signal: Signal | None, horizon_s: float | None, clock: Clock
@@ -163,7 +157,7 @@ class CarbonService:
         method = "provider" if has_issue else "persistence" if learned is None else learned.method
         max_age_s = feed.forecast_max_age_s if has_issue else feed.day_s
         return IntensityForecast(
-            **_named(source),
+            **vars(source.key),
             method=method,
             generated_at=at(issue.generated_s if issue else now_s),
             is_stale=known.stale or bool(issue and now_s - issue.generated_s > max_age_s),
@@ -183,7 +177,7 @@ class CarbonService:
         tested = learned.backtest or {}
         first_s, last_s = tested.get("first_s"), tested.get("last_s")
         return ForecastBacktest(
-            **_named(source),
+            **vars(source.key),
             method=learned.method,
             note=learned.note,
             generated_at=at(learned.generated_s),
@@ -215,7 +209,7 @@ class CarbonService:
         end_s = now_s + max(ahead_s, feed.step_s)
         priced = await self._repository.prices(zone, now_s - past_s, end_s) if self._priced else None
         return IntensityOutlook(
-            **_named(source),
+            **vars(source.key),
             now=at(now_s),
             grid_now=at(source.provider.grid_s(zone, now_s)),
             time_scale=feed.time_scale,
@@ -297,10 +291,6 @@ def _hourly(currency: str, hours: Mapping[float, float]) -> HourlyPrices | None:
     return curve and HourlyPrices(currency=currency, start_at=at(curve.start_s), per_kwh=curve.per_kwh.tolist())
 
 
-def _named(source: Source) -> dict[str, Any]:
-    return {"zone": source.key.zone, "signal": source.key.signal, "provider": source.key.provider}
-
-
 def _held(step: Point | Step) -> dict[str, Any]:
     times = {"start_at": at(step.start_s), "end_at": at(step.end_s)}
     return {**times, "gco2_per_kwh": step.gco2_per_kwh, "is_estimated": step.is_estimated}
@@ -329,15 +319,11 @@ def _zone(zone: str, sources: list[Source]) -> Zone:
 
 
 def _source(source: Source) -> ZoneSource:
-    feed = source.feed
-    return ZoneSource(
+    return ZoneSource.of(
+        source.feed,
         signal=source.key.signal,
         provider=source.key.provider,
-        attribution=feed.attribution,
-        has_provider_forecast=feed.has_forecast,
-        step_s=feed.step_s,
-        max_age_s=feed.max_age_s,
-        time_scale=feed.time_scale,
+        has_provider_forecast=source.feed.has_forecast,
         last_success_at=None if source.last_success_s is None else at(source.last_success_s),
         last_error=source.last_error,
         skipped_values=source.skipped_values,

@@ -58,12 +58,17 @@ def curve_of(points: Sequence[IntensityPoint]) -> CarbonCurve:
     )
 
 
-class CurrentIntensity(Message):
-    """The current intensity."""
+class OfSource(Message):
+    """What is said of one signal of a zone, by one provider."""
 
     zone: str
     signal: Signal
     provider: str
+
+
+class CurrentIntensity(OfSource):
+    """The current intensity."""
+
     point: IntensityPoint
     fetched_at: Instant
     age_s: float = said("Time since the value's interval began.")
@@ -74,12 +79,9 @@ class CurrentIntensity(Message):
     grid_now: Instant | None = maybe("The time by the grid's clock: the recorded time while a recording is replayed.")
 
 
-class IntensityHistory(Message):
+class IntensityHistory(OfSource):
     """Past intensities, oldest first."""
 
-    zone: str
-    signal: Signal
-    provider: str
     points: list[IntensityPoint]
     next_cursor: str | None = None
 
@@ -110,12 +112,9 @@ class ForecastPoint(IntensityPoint):
         return True
 
 
-class IntensityForecast(Message):
+class IntensityForecast(OfSource):
     """Forecast intensities from now on."""
 
-    zone: str
-    signal: Signal
-    provider: str
     method: str = said(
         "Source of the first points: `provider`, or our own `ridge`, `blend` (both learned), `pretrained` "
         "(learned on other grids) or `persistence`."
@@ -139,12 +138,9 @@ class MethodErrors(Message):
     mean_absolute_error_gco2_per_kwh: list[float] = said("For day 1, day 2 and so on ahead.")
 
 
-class ForecastBacktest(Message):
+class ForecastBacktest(OfSource):
     """The errors that our own forecasts would have had on the last part of a zone's history."""
 
-    zone: str
-    signal: Signal
-    provider: str
     method: LearnedMethod = said(
         "The method in use, which is the one with the smaller error. `blend` combines the last value "
         "with the day before; it is for steps shorter than an hour and for a history too short for "
@@ -188,12 +184,9 @@ class HourlyPrices(Message):
     per_kwh: list[float] = Field(min_length=1, description="One price for each hour; a gap is filled likewise.")
 
 
-class IntensityOutlook(Message):
+class IntensityOutlook(OfSource):
     """History, current value and forecast as one curve of contiguous steps."""
 
-    zone: str
-    signal: Signal
-    provider: str
     now: Instant
     grid_now: Instant
     time_scale: float = said("Grid seconds per real second.")

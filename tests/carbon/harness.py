@@ -66,7 +66,9 @@ def a_bench(
     """Return a bench for one zone."""
     zones = build_zones({provider.name: provider}, {zone: [provider.name]}, signal or provider.signals[0])
     poller = Poller(repository, settings().model_copy(update={"backfill_s": 7 * DAY_S} | keep), now)
-    return Bench(zones.find(zone, None), poller, CarbonService(zones, repository, now), repository, now)
+    return Bench(
+        zones.find(zone, None), poller, CarbonService(zones, repository, now, {}, priced=False), repository, now
+    )
 
 
 @asynccontextmanager
