@@ -13,7 +13,6 @@ from carbon_service.providers.protocol import (
     DAY_S,
     Feed,
     ForecastIssue,
-    Point,
     ProviderError,
     Series,
     field,
@@ -35,7 +34,7 @@ SIGNAL_TYPES = {Signal.MARGINAL: "co2_moer", Signal.AVERAGE_DIRECT: "co2_aoer"}
 UNITS = "lbs_co2_per_mwh"
 FORM = "%Y-%m-%dT%H:%M:%S+00:00"
 STEP_S = 300.0
-CHUNK_S = 30 * DAY_S
+LONGEST_RANGE_S = 30 * DAY_S
 TOKEN_S = 28 * 60.0  # it is good for 30 minutes
 LONGEST_HORIZON_H = 72
 
@@ -73,25 +72,18 @@ class WattTime(LiveProvider[WattTimeSettings]):
             step_s=STEP_S,
             max_age_s=6 * STEP_S,
             poll_interval_s=STEP_S,
-            history_s=CHUNK_S,
+            history_s=LONGEST_RANGE_S,
             revision_s=self.recent_s,
             forecast_interval_s=2 * STEP_S,
             forecast_max_age_s=3600.0,
         )
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
-        """Return the five-minute values of the range, requested 30 days at a time."""
-        points: list[Point] = []
-        skipped = 0
-        while start_s < end_s:
-            until_s = min(start_s + CHUNK_S, end_s)
-            span = {"start": written(start_s, FORM), "end": written(until_s, FORM)}
-            answer = await self._get("/v3/historical", zone, signal, span)
-            found = _read(answer)
-            points += [point for point in found.points if start_s <= point.start_s < until_s]
-            skipped += found.skipped
-            start_s = until_s
-        return Series(tuple(points), skipped)
+        """Return the five-minute values of the range, at most those of its last 30 days, as one request gives them."""
+        start_s = max(start_s, end_s - LONGEST_RANGE_S)
+        span = {"start": written(start_s, FORM), "end": written(end_s, FORM)}
+        found = _read(await self._get("/v3/historical", zone, signal, span))
+        return Series(tuple(point for point in found.points if start_s <= point.start_s < end_s), found.skipped)
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
         """Return the forecast of up to 72 hours."""

@@ -104,12 +104,11 @@ async def test_the_forecast_is_marginal_too_and_dated(watttime: WattTime, upstre
     assert upstream.asked[-1].query["horizon_hours"] == "48"
 
 
-async def test_a_long_range_is_asked_for_in_pieces(watttime: WattTime, upstream: Upstream) -> None:
+async def test_no_more_is_asked_for_than_one_request_may(watttime: WattTime, upstream: Upstream) -> None:
     upstream.answer("/v3/historical", a_body(("00:15", 900)))
     await watttime.history(ZONE, SIGNAL, NOW_S - 70 * 86_400, NOW_S)
     spans = [(one.query["start"], one.query["end"]) for one in upstream.asked if one.path == "/v3/historical"]
-    assert len(spans) == 3
-    assert spans[0][1] == spans[1][0] == "2022-06-05T00:20:00+00:00"
+    assert spans == [("2022-06-15T00:20:00+00:00", "2022-07-15T00:20:00+00:00")]
 
 
 async def test_another_unit_is_refused_rather_than_taken_for_pounds(watttime: WattTime, upstream: Upstream) -> None:
