@@ -81,18 +81,14 @@ def field_of(location: Sequence[int | str]) -> str:
     return words.removeprefix(".")
 
 
-def first_error(error: ValidationError, *, without: Sequence[int | str] = (), whole: str = "") -> str:
+def first_error(error: ValidationError, *, whole: str = "") -> str:
     """Return the first error as ``field: what is wrong, and what would be right``, on one line.
 
     Args:
-        without: The beginning of the field's place, which the reader already knows.
         whole: What to call the document itself, for an error of no single field.
     """
     first = error.errors()[0]
-    place = list(first["loc"])
-    if place[: len(without)] == list(without):
-        place = place[len(without) :]
-    field = field_of(place) or whole
+    field = field_of(first["loc"]) or whole
     return f"{field}: {explained(first)}" if field else explained(first)
 
 

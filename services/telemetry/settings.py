@@ -20,37 +20,33 @@ class TelemetrySettings(SealingSettings):
     host: str = "127.0.0.1"
     port: int = Field(8060, ge=0, le=65_535)
     join_token: str = said("Lets a node register itself.", min_length=16, validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
-    join_token_enrols: bool = Field(
-        True,
-        description="Whether a node that never enrolled may join with the token that all nodes of the release before "
+    join_token_enrols: bool = said(
+        "Whether a node that never enrolled may join with the token that all nodes of the release before "
         "share. Set it to false once `wattshift nodes` shows no node as shared.",
+        default=True,
     )
-    node_redis: Literal["own", "shared"] = Field(
-        "own",
-        description="Whether each node gets a user of its own in Valkey or Redis; shared: nodes use the REDIS_URL of "
+    node_redis: Literal["own", "shared"] = said(
+        "Whether each node gets a user of its own in Valkey or Redis; shared: nodes use the REDIS_URL of "
         "their settings, where the server lets nobody make users.",
+        default="own",
     )
-    node_redis_url: str = Field(
-        "", description="Where nodes reach Valkey or Redis, without user and password; by default where telemetry does."
+    node_redis_url: str = said(
+        "Where nodes reach Valkey or Redis, without user and password; by default where telemetry does.", default=""
     )
-    join_url: str = Field(
-        "", description="Where hosts join over TLS by `wattshift join`; `wattshift up --listen` sets it."
-    )
-    node_rotate_s: float = Field(
-        7 * 86_400.0, gt=0, description="Age at which nodes replace their secrets, by themselves."
-    )
-    pool_size: int = Field(8, ge=1, le=100, description="Connections to the database.")
+    join_url: str = said("Where hosts join over TLS by `wattshift join`; `wattshift up --listen` sets it.", default="")
+    node_rotate_s: float = said("Age at which nodes replace their secrets, by themselves.", default=7 * 86_400.0, gt=0)
+    pool_size: int = said("Connections to the database.", default=8, ge=1, le=100)
 
-    heartbeat_interval_s: float = Field(2.0, gt=0, le=600, description="How often nodes are asked to report.")
-    lease_ttl_s: float = Field(20.0, gt=0, le=3_600, description="How long a node may run its gangs without contact.")
+    heartbeat_interval_s: float = said("How often nodes are asked to report.", default=2.0, gt=0, le=600)
+    lease_ttl_s: float = said("How long a node may run its gangs without contact.", default=20.0, gt=0, le=3_600)
 
-    control_plane_w: float = Field(
-        0.0,
+    control_plane_w: float = said(
+        "What the control plane's own machines draw: gateway, router, scheduler, storage of the platform. "
+        "It is booked as the idle energy of a node `control-plane` in the default zone; 0: not known, and not booked.",
+        default=0.0,
         ge=0,
         le=1e9,
         allow_inf_nan=False,
-        description="What the control plane's own machines draw: gateway, router, scheduler, storage of the platform. "
-        "It is booked as the idle energy of a node `control-plane` in the default zone; 0: not known, and not booked.",
     )
     market_gco2_per_kwh: dict[str, NonNegative] = said(
         "For reports: factor of the contracts, or the residual mix, of each zone, gCO2/kWh, as JSON: "
@@ -62,29 +58,28 @@ class TelemetrySettings(SealingSettings):
         'JSON: `{"A100-SXM4-40GB": 320}`. Without one, embodied emissions of a model are unknown.',
         default={},
     )
-    device_lifetime_s: float = Field(
-        4 * 365 * 86_400.0, gt=0, allow_inf_nan=False, description="For reports: how long a GPU is expected to be used."
+    device_lifetime_s: float = said(
+        "For reports: how long a GPU is expected to be used.", default=4 * 365 * 86_400.0, gt=0, allow_inf_nan=False
     )
-    signal: Signal | None = Field(
-        None,
-        description="Carbon signal of the ledger, an average one; by default the carbon service's own, or "
+    signal: Signal | None = said(
+        "Carbon signal of the ledger, an average one; by default the carbon service's own, or "
         "`average_direct` where that is marginal. Signals are never mixed.",
+        default=None,
     )
-    carbon_refresh_s: float = Field(
-        1.0, gt=0, le=600, description="The carbon service is asked at most this often about one zone."
+    carbon_refresh_s: float = said(
+        "The carbon service is asked at most this often about one zone.", default=1.0, gt=0, le=600
     )
 
-    retention_s: float = Field(
-        62 * 86_400.0,
+    retention_s: float = said(
+        "Age past which raw ledger lines are combined into one line per day, node and owner, at least a day; 0: never.",
+        default=62 * 86_400.0,
         ge=0,
         le=1e10,
         allow_inf_nan=False,
-        description="Age past which raw ledger lines are combined into one line per day, node and owner, at least a "
-        "day; 0: never.",
     )
-    retention_interval_s: float = Field(3_600.0, gt=0, description="How often old lines are combined.")
-    clocks_keep_days: float = Field(
-        16.0, gt=0, le=3_650, description="How long the clocks of model servers are kept, minute by minute."
+    retention_interval_s: float = said("How often old lines are combined.", default=3_600.0, gt=0)
+    clocks_keep_days: float = said(
+        "How long the clocks of model servers are kept, minute by minute.", default=16.0, gt=0, le=3_650
     )
 
     @field_validator("signal")

@@ -142,13 +142,12 @@ def throughput_starts(of: Observations, terms: Terms) -> Floats:
     """
     units = throughput_units(of)
     plain = len(SPEED) - 2
-    basis = np.zeros((len(of), plain))
     gpus, batch, f = of.gpus, of.local_batch, of.control
     several, more = gpus >= 2, gpus - 2
     columns = [np.ones(len(of)), batch * gpus / of.nodes, np.ones(len(of)), batch, batch / f]
     for rows in (several & (of.nodes < 2), several & (of.nodes >= 2)):
         columns += [rows / f, rows * more / f, rows * more, rows * 1.0]
-    basis[:, :] = np.column_stack(columns) * terms.free[:plain] * units[:plain]
+    basis = np.column_stack(columns) * terms.free[:plain] * units[:plain]
     linear = non_negative(basis, of.seconds_per_iteration) + 0.03
     added = np.append(linear * units[:plain], [1.3, 1.3])
     floor = added.copy()
