@@ -67,7 +67,7 @@ async def footprint_report(
         }
     sums = {row.idle: JobFootprint.of(row) for row in totals}
     idle, total = sums.get(True, JobFootprint()), sums.get(None, JobFootprint())
-    page, following = one_page(groups, query.limit, lambda group: "\n".join(group[:2]))
+    page, following = one_page(groups, query.limit, lambda group: "\0".join(group[:2]))
     stated = (settings.market_gco2_per_kwh, settings.embodied_kgco2, settings.device_lifetime_s)
     means = {zone: mean for zone, mean in rows.means.items() if mean is not None}
     inputs = Inputs(*stated, means, rows.currency, bool(rows.means))
@@ -140,10 +140,10 @@ async def job_footprint(database: Database, job_id: str, cursor: str | None, lim
 
 def _after(cursor: str | None) -> tuple[str, str] | None:
     """Return the names of the last group of the previous page."""
-    text = read_cursor(cursor, r"[^\x00]{1,400}")
+    text = read_cursor(cursor, r"[^\x00]*\x00[^\x00]*")  # no name has this character
     if text is None:
         return None
-    name, _, then_name = text.partition("\n")
+    name, _, then_name = text.partition("\0")
     return name, then_name
 
 

@@ -13,7 +13,7 @@ from services.telemetry.repository.rules import breaches_of
 from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, service_headers, usage
 from tests.support.ledger import fold_now
 from tests.telemetry.conftest import Plane
-from tests.telemetry.test_lines import export, rows_of
+from tests.telemetry.test_lines import a_busy_hour, export, rows_of
 
 BEGAN = datetime(2026, 3, 30, 21, 17, 3, 250_000, tzinfo=UTC)
 """Three hours before the end of a month."""
@@ -124,6 +124,15 @@ async def test_pages_of_two_dimensions_leave_nothing_out(plane: Plane) -> None:
             break
     assert pages == whole["lines"]
     assert len(pages) == 6
+
+
+async def test_pages_go_on_behind_a_user_whose_name_has_two_lines(plane: Plane) -> None:
+    for tenant, user in (("t", "ada\n1"), ("u", "ada\n2")):
+        await a_busy_hour(plane, tenant=tenant, labels={"user": user})
+    first = await ask(plane, group_by="user", limit=1)
+    second = await ask(plane, group_by="user", limit=1, cursor=first["next_cursor"])
+    assert [line["group"] for page in (first, second) for line in page["lines"]] == ["ada\n1", "ada\n2"]
+    assert second["next_cursor"] is None
 
 
 async def test_sums_follow_lines_that_are_folded_changed_and_taken(plane: Plane) -> None:

@@ -313,7 +313,7 @@ async def test_a_job_s_footprint_is_its_tenant_s_business(plane) -> None:
     ("query", "code"),
     [
         ({"cursor": "!"}, "invalid_cursor"),
-        ({"cursor": "AA"}, "invalid_cursor"),
+        ({"cursor": "AAA"}, "invalid_cursor"),
         ({"group_by": "planet"}, "invalid_request"),
         ({"start": "yesterday"}, "invalid_request"),
         ({"start": "2026-01-02T00:00:00Z", "end": "2026-01-01T00:00:00Z"}, "invalid_request"),
