@@ -287,7 +287,7 @@ async def get_job_footprint(
 ) -> reports.JobFootprintReport:
     """Get a job's energy and emissions, with the carbon intensities used."""
     owner = await owner_of(service.database, job_id)
-    if owner is None or not caller.sees(owner.tenant_id, owner.project):
+    if owner is None or not caller.sees(*owner):
         raise not_found("job")
     return await job_footprint(service.database, job_id, page.cursor, page.limit)
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
 from services.contracts.nodes import PowerState
 from services.core.domain.mig import is_gpu
-from services.db.database import Database
+from services.db.database import Database, Record
 from services.db.figures import pool_of
 from services.kit.metrics import Bounded, Labels, Metrics, counter, gauge
-from services.telemetry.repository.nodes import Json, NodeRow, nodes
+from services.telemetry.repository.nodes import nodes
 
 MOST_PROJECTS = 500  #: Of all tenants together, in labels; the energy of further ones is that of ``other``
 ASLEEP = frozenset({PowerState.GOING_DOWN, PowerState.OFF, PowerState.WAKING})
@@ -47,77 +48,77 @@ def show_figures(metrics: Metrics, database: Database) -> None:
 
     async def read_nodes() -> Iterable[Metric]:
         found = await nodes(database)
-        asleep = {row.id for row, power in found if power is not None and power.state in ASLEEP}
+        asleep = {row["id"] for row, power in found if power is not None and power.state in ASLEEP}
         return node_figures([row for row, _ in found], asleep, datetime.now(UTC))
 
     metrics.add("nodes", read_nodes)
     metrics.add("database", pool_of(database))
 
 
-def node_figures(rows: Sequence[NodeRow], asleep: Collection[str], now: datetime) -> list[Metric]:
+def node_figures(rows: Sequence[Record], asleep: Collection[str], now: datetime) -> list[Metric]:
     """Return what nodes and their GPUs last reported of themselves; readings are only of nodes that are up."""
-    devices = [(row, device) for row in rows for device in row.devices if is_gpu(device["index"])]
-    unusable = {(row.id, each["gpu"]): each for row in rows for each in row.gpu_health}
+    devices = [(row, device) for row in rows for device in row["devices"] if is_gpu(device["index"])]
+    unusable = {(row["id"], each["gpu"]): each for row in rows for each in row["gpu_health"]}
 
-    def of_nodes(name: str, help_text: str, value: Callable[[NodeRow], float | None]) -> Metric:
-        return gauge(name, help_text, ["node", "zone"], [((row.id, row.zone), value(row)) for row in rows])
+    def of_nodes(name: str, help_text: str, value: Callable[[Record], float | None]) -> Metric:
+        return gauge(name, help_text, ["node", "zone"], [((row["id"], row["zone"]), value(row)) for row in rows])
 
     return [
         of_nodes(
             "wattshift_node_up",
             "1 for a node with a lease, 0 for one that is lost or powered down.",
-            lambda row: float(row.state == "up" and row.leased),
+            lambda row: float(row["state"] == "up" and row["leased"]),
         ),
         of_nodes(
             "wattshift_node_asleep",
             "1 for a node that is powered down, or on its way there or back.",
-            lambda row: float(row.id in asleep),
+            lambda row: float(row["id"] in asleep),
         ),
         of_nodes(
             "wattshift_node_accepts_work",
             "1 for a node that takes new work, 0 for one that is drained, or that refuses it, as with a full disk.",
-            lambda row: float(not row.draining and row.closed is None),
+            lambda row: float(not row["draining"] and row["closed"] is None),
         ),
         of_nodes(
             "wattshift_node_heartbeat_age_seconds",
             "Time since a node was last heard of.",
-            lambda row: row.heartbeat_at and (now - row.heartbeat_at).total_seconds(),
+            lambda row: row["heartbeat_at"] and (now - row["heartbeat_at"]).total_seconds(),
         ),
         of_nodes(
             "wattshift_node_lease_seconds",
             "How long a node may still run its gangs without contact; negative once its lease is over.",
-            lambda row: row.lease_until and (row.lease_until - now).total_seconds(),
+            lambda row: row["lease_until"] and (row["lease_until"] - now).total_seconds(),
         ),
-        of_nodes("wattshift_node_gpus_in_use", "GPUs of a node that gangs hold.", lambda row: row.gpus_in_use),
+        of_nodes("wattshift_node_gpus_in_use", "GPUs of a node that gangs hold.", lambda row: row["gpus_in_use"]),
         gauge(
             "wattshift_device_info",
             "The GPUs of nodes.",
             ["node", "gpu", "model", "uuid"],
-            [((row.id, str(d["index"]), str(d.get("model")), d["uuid"]), 1.0) for row, d in devices],
+            [((row["id"], str(d["index"]), str(d.get("model")), d["uuid"]), 1.0) for row, d in devices],
         ),
         gauge(
             "wattshift_device_healthy",
             "0 for a GPU that gets no work because it is sick, or because an operator took it out of service.",
             ["node", "gpu", "cause"],
             [
-                ((row.id, str(d["index"]), _cause(sick)), float(sick is None))
+                ((row["id"], str(d["index"]), _cause(sick)), float(sick is None))
                 for row, d in devices
-                for sick in (unusable.get((row.id, d["index"])),)
+                for sick in (unusable.get((row["id"], d["index"])),)
             ],
         ),
-        *_readings([row for row in rows if row.state == "up" and row.leased]),
+        *_readings([row for row in rows if row["state"] == "up" and row["leased"]]),
     ]
 
 
-def _cause(sick: Json | None) -> str:
+def _cause(sick: dict[str, Any] | None) -> str:
     return "" if sick is None else sick.get("cause") or "drained"
 
 
-def _readings(rows: Sequence[NodeRow]) -> list[Metric]:
-    found: list[tuple[Labels, Json]] = [
-        ((row.id, str(reading["index"])), reading)
+def _readings(rows: Sequence[Record]) -> list[Metric]:
+    found: list[tuple[Labels, dict[str, Any]]] = [
+        ((row["id"], str(reading["index"])), reading)
         for row in rows
-        for reading in row.readings
+        for reading in row["readings"]
         if is_gpu(reading["index"])
     ]
 

@@ -55,17 +55,17 @@ class RedisUsers:
     async def apply(self) -> None:
         """Make the users as they should be; what the server refuses is logged, and tried again."""
         async with self._database.connection() as connection:
-            wanted = {redis_user(row.node_id): row for row in await credentials.redis_users(connection)}
+            wanted = await credentials.redis_users(connection)
         try:
             run_id = (await self._redis.info("server"))["run_id"]
             if run_id != self._run_id:
                 self._applied = {}
             existing = {name for name in await self._redis.execute_command("ACL", "USERS") if name.startswith(PREFIX)}
             async with self._redis.pipeline(transaction=False) as pipeline:
-                for name, row in wanted.items():
-                    if name not in existing or self._applied.get(name) != row.passwords:
-                        pipeline.execute_command("ACL", "SETUSER", name, *rules(row.node_id, row.passwords))
-                for name in existing - wanted.keys():
+                for node_id, passwords in wanted.items():
+                    if redis_user(node_id) not in existing or self._applied.get(node_id) != passwords:
+                        pipeline.execute_command("ACL", "SETUSER", redis_user(node_id), *rules(node_id, passwords))
+                for name in existing.difference(map(redis_user, wanted)):
                     pipeline.execute_command("ACL", "DELUSER", name)  # its connections end too
                 await pipeline.execute()
         except (RedisError, OSError) as error:
@@ -76,5 +76,4 @@ class RedisUsers:
             self._failed = str(error)
             return
         self.may = True
-        self._run_id, self._failed = run_id, ""
-        self._applied = {name: row.passwords for name, row in wanted.items()}
+        self._run_id, self._failed, self._applied = run_id, "", wanted

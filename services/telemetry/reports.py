@@ -56,7 +56,7 @@ async def footprint_report(
         end_at = await reports.period_end(connection, query.start, query.end)
         about = Subject(query.start, end_at, tenant_id, project)
         groups = await reports.group_rows(connection, by, about, after=after, limit=query.limit + 1)
-        totals, metered_gpu_energy_j = await reports.totals(connection, about)
+        sums, metered_gpu_energy_j = await reports.totals(connection, about)
         rows = await accounts.account_rows(connection, by, about)
         others: dict[GroupBy, tuple[list[GroupRow], list[PartRow]]] = {
             group: (
@@ -65,7 +65,6 @@ async def footprint_report(
             )
             for group in query.also
         }
-    sums = {row.idle: JobFootprint.of(row) for row in totals}
     idle, total = sums.get(True, JobFootprint()), sums.get(None, JobFootprint())
     page, following = one_page(groups, query.limit, lambda group: "\0".join(group[:2]))
     stated = (settings.market_gco2_per_kwh, settings.embodied_kgco2, settings.device_lifetime_s)
@@ -174,7 +173,7 @@ async def request_report(database: Database, query: RequestQuery, tenant_id: str
     """
     async with database.transaction("repeatable_read", readonly=True) as connection:
         end_at = await period_end(connection, query.start, query.end)
-        rows = await request_rows(connection, query.group_by, start_at=query.start, end_at=end_at, tenant_id=tenant_id)
+        rows = await request_rows(connection, query.group_by, query.start, end_at, tenant_id)
         of_all = await of_servers(connection, query.start, end_at) if tenant_id is None else None
     servers: ServersFootprint | None = None
     if of_all is not None:

@@ -21,7 +21,7 @@ from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.contracts.streams import NodeStream, StreamEntries, StreamEntry, StreamRead
 from services.core.accounting.meters import LIMIT_MARGIN, UNKNOWN_HOST_W
 from services.core.domain.mig import is_gpu, slice_name
-from services.db.database import Database
+from services.db.database import Database, Record
 from services.db.job_inputs import sealed_secrets, upload_chunk
 from services.db.sealing import Sealer, SealError, open_instance_key
 from services.kit.command_stream import BATCH, BLOCK_MS
@@ -31,6 +31,7 @@ from services.kit.redis import hint
 from services.kit.routes import read_cursor, write_cursor
 from services.telemetry.batches import Batches
 from services.telemetry.enrolment import Enrolment
+from services.telemetry.figures import ASLEEP
 from services.telemetry.intensity import IntensitySource
 from services.telemetry.ledger import Ledger
 from services.telemetry.line_export import LineExports
@@ -41,8 +42,6 @@ from services.telemetry.seals import Signer
 from services.telemetry.settings import TelemetrySettings
 
 log = Log(__name__)
-
-_ASLEEP = (contracts.PowerState.GOING_DOWN, contracts.PowerState.OFF, contracts.PowerState.WAKING)
 
 UNKNOWN_NODE = ProblemError(
     401, ProblemCode.UNAUTHENTICATED, "This is not the node's token; register again for a new one."
@@ -218,10 +217,10 @@ class Telemetry:
         found = await nodes.nodes(self.database, after=after, limit=most, clocks=query.clocks)
         shown = found[:limit]
         more = len(found) > len(shown)
-        trends = await temperatures.trends(self.database, [row.id for row, _ in shown]) if query.trend else {}
+        trends = await temperatures.trends(self.database, [row["id"] for row, _ in shown]) if query.trend else {}
         return contracts.NodeList(
-            items=[_as_node(row, power, trends.get(row.id)) for row, power in shown],
-            next_cursor=write_cursor(shown[-1][0].id) if more else None,
+            items=[_as_node(row, power, trends.get(row["id"])) for row, power in shown],
+            next_cursor=write_cursor(shown[-1][0]["id"]) if more else None,
         )
 
     async def node(self, node_id: str) -> contracts.Node:
@@ -229,7 +228,7 @@ class Telemetry:
         found = await nodes.nodes(self.database, node_id)
         if not found:
             raise not_found("node")
-        return _as_node(*found[0])
+        return _as_node(*found[0], None)
 
     async def set_draining(self, node_id: str, draining: bool, operator: Identity) -> contracts.Node:
         """Drain a node, on which jobs run on and no new ones start, or return it to service; 404 if there is none."""
@@ -297,20 +296,18 @@ class Telemetry:
         return next(each for each in (await self.node(node_id)).partitions if each.gpu == gpu)
 
 
-def _as_node(
-    row: nodes.NodeRow, power: contracts.NodePower | None, trend: contracts.NodeTrend | None = None
-) -> contracts.Node:
-    sleeps = power is not None and power.state in _ASLEEP and not row.leased
-    is_up = row.state == contracts.NodeState.UP and not sleeps
-    shown = {name: value for name, value in row._asdict().items() if name != "leased"}
+def _as_node(row: Record, power: contracts.NodePower | None, trend: contracts.NodeTrend | None) -> contracts.Node:
+    shown = {name: value for name, value in row.items() if name != "leased"}
+    sleeps = power is not None and power.state in ASLEEP and not row["leased"]
+    is_up = row["state"] == contracts.NodeState.UP and not sleeps
     return contracts.Node.model_validate(
         {
             **shown,
-            "state": contracts.NodeState.ASLEEP if sleeps else row.state,
+            "state": contracts.NodeState.ASLEEP if sleeps else row["state"],
             "power": power or contracts.NodePower(),
             "trend": trend,
-            "gpus": sum(device.get("parent") is None for device in row.devices),
-            "power_w": sum(each["power_w"] for each in row.readings if is_gpu(each["index"])) if is_up else 0.0,
+            "gpus": sum(device.get("parent") is None for device in row["devices"]),
+            "power_w": sum(each["power_w"] for each in row["readings"] if is_gpu(each["index"])) if is_up else 0.0,
         }
     )
 

@@ -8,7 +8,7 @@ from services.contracts.identity import Identity
 from services.contracts.nodes import NodeKeys, NodeRole
 from services.db import audit
 from services.db.database import Connection
-from services.db.rows import fetch_row, fetch_rows
+from services.db.rows import fetch_row
 
 ANY_NEW_NODE = ""  #: In the place of a node's name: a token for a host whose name no node has
 
@@ -111,13 +111,6 @@ class TokenRow(NamedTuple):
     is_for_a_new_node: bool
 
 
-class RedisUser(NamedTuple):
-    """A node, and the hashes of the passwords by which it may use Valkey or Redis."""
-
-    node_id: str
-    passwords: list[str]
-
-
 def sha256(secret: str) -> bytes:
     """Return the stored hash of a secret."""
     return hashlib.sha256(secret.encode()).digest()
@@ -170,6 +163,6 @@ async def revoke(connection: Connection, node_id: str, operator: Identity | None
     return True
 
 
-async def redis_users(connection: Connection) -> list[RedisUser]:
-    """Return the nodes that may use Valkey or Redis."""
-    return await fetch_rows(connection, RedisUser, _REDIS_USERS)
+async def redis_users(connection: Connection) -> dict[str, list[str]]:
+    """Return the hashes of the passwords by which nodes may use Valkey or Redis, by node."""
+    return {row["node_id"]: row["passwords"] for row in await connection.fetch(_REDIS_USERS)}

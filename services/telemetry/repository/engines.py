@@ -141,14 +141,6 @@ class Place(NamedTuple):
     is_measured: bool
 
 
-class Holder(NamedTuple):
-    """A run of an engine's job."""
-
-    external_id: str
-    allocation_id: str
-    started_at: datetime
-
-
 async def mirror(
     database: Database, engine: str, token: str, report: EngineReport, lease_ttl_s: float, default_zone: str
 ) -> tuple[EngineReply, bool] | None:
@@ -202,26 +194,21 @@ async def by_allocation(database: Database, engine: str, intervals: Sequence[Ene
     """
     named = {usage.allocation_id for each in intervals for usage in each.usages if usage.allocation_id}
     async with database.connection() as connection:
-        known = await fetch_rows(connection, Holder, _HOLDERS, engine, sorted(named))
-    runs: dict[str, list[Holder]] = {}
-    for run in known:
-        runs.setdefault(run.external_id, []).append(run)
+        known = await connection.fetch(_HOLDERS, engine, sorted(named))
+    runs: dict[str, list[tuple[str, datetime]]] = {}
+    for external_id, allocation_id, started_at in known:
+        runs.setdefault(external_id, []).append((allocation_id, started_at))
 
     def run_at(external_id: str | None, end_at: datetime) -> str | None:
-        begun = [run for run in runs.get(external_id or "", ()) if run.started_at <= end_at]
-        return begun[-1].allocation_id if begun else None
+        begun = [allocation for allocation, started_at in runs.get(external_id or "", ()) if started_at <= end_at]
+        return begun[-1] if begun else None
 
-    return [
-        each.model_copy(
-            update={
-                "usages": [
-                    usage.model_copy(update={"allocation_id": run_at(usage.allocation_id, each.end_at)})
-                    for usage in each.usages
-                ]
-            }
-        )
-        for each in intervals
-    ]
+    def of_allocations(each: EnergyInterval) -> EnergyInterval:
+        runs_then = ((usage, run_at(usage.allocation_id, each.end_at)) for usage in each.usages)
+        usages = [usage.model_copy(update={"allocation_id": run}) for usage, run in runs_then]
+        return each.model_copy(update={"usages": usages})
+
+    return [of_allocations(each) for each in intervals]
 
 
 async def _store(connection: Connection, engine: str, jobs: Sequence[EngineJob]) -> tuple[bool, dict[str, bool]]:
@@ -268,11 +255,5 @@ def _node_row(engine: str, node: EngineNode) -> dict[str, Any]:
         }
         for index in range(node.gpus)
     ]
-    return {
-        "id": node_name(engine, node.name),
-        "name": node.name,
-        "devices": devices,
-        "closed": node.closed,
-        "queues": list(node.queues),
-        "zone": node.zone,
-    }
+    told = node.model_dump(include={"name", "closed", "queues", "zone"})
+    return {"id": node_name(engine, node.name), "devices": devices, **told}

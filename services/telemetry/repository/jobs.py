@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from services.contracts.queries import PastJobsQuery
 from services.contracts.reports import PastJob
-from services.db.database import Database
+from services.db.database import Database, Record
 from services.db.rows import fetch_messages, fetch_row
 
 # Ids sort by the time of submission, so a page needs no sort and a cursor is an id.
@@ -43,17 +43,10 @@ async def past_jobs(
         return await fetch_messages(connection, PastJob, PAST_JOBS, *given)
 
 
-class Owner(NamedTuple):
-    """Whose a job is."""
-
-    tenant_id: str
-    project: str
-
-
-async def owner_of(database: Database, job_id: str) -> Owner | None:
-    """Return whose a job is, or None if there is no such job."""
+async def owner_of(database: Database, job_id: str) -> Record | None:
+    """Return the tenant and the project of a job, or None if there is no such job."""
     async with database.connection() as connection:
-        return await fetch_row(connection, Owner, OWNER, job_id)
+        return await connection.fetchrow(OWNER, job_id)
 
 
 _JOB = """

@@ -1,20 +1,17 @@
 """Nodes: how they register, what they are, and what operators want of them."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from services.contracts.identity import Identity
 from services.contracts.nodes import NodePower, NodeRegistration
 from services.core.accounting.meters import UNKNOWN_HOST_W, board_most_w
 from services.db import audit, gpu_partitions
-from services.db.database import Connection, Database
+from services.db.database import Connection, Database, Record
 from services.db.nodes import NODE_POWER
 from services.db.rows import fetch_rows
 from services.telemetry.repository import gpu_health
 from services.telemetry.repository.credentials import sha256
-
-Json = dict[str, Any]
 
 _REGISTER = """
 INSERT INTO nodes AS known
@@ -106,35 +103,6 @@ class Reporter(NamedTuple):
         return began[-1] if began else self.zones[0][1] if self.zones else self.zone
 
 
-class NodeRow(NamedTuple):
-    """A node as of its last heartbeat; devices and readings are those of ``contracts.nodes``, as JSON values."""
-
-    id: str
-    state: str
-    draining: bool
-    closed: str | None
-    address: str
-    agent_url: str
-    zone: str
-    driver: str
-    measures_only: bool
-    engine_node: str | None
-    containers: bool
-    checkpoints: str | None
-    protections: list[Json]
-    devices: list[Json]
-    readings: list[Json]
-    partitions: list[Json]
-    gpu_health: list[Json]
-    gpus_in_use: int
-    marked_intervals: int
-    heartbeat_at: datetime | None
-    lease_until: datetime | None
-    leased: bool
-    credential: str
-    credential_since: datetime | None
-
-
 async def register(
     database: Database,
     registration: NodeRegistration,
@@ -184,16 +152,17 @@ async def nodes(
     after: str | None = None,
     limit: int | None = None,
     clocks: bool = True,
-) -> list[tuple[NodeRow, NodePower | None]]:
+) -> list[tuple[Record, NodePower | None]]:
     """Return all nodes, one node, or at most ``limit`` after the one named ``after``, with power states, by name.
 
-    Without ``clocks``, which are most of what there is to read, devices do not state theirs.
+    The columns are fields of ``contracts.nodes.Node``, and ``leased``: whether its lease holds. Without ``clocks``,
+    which are most of what there is to read, devices do not state theirs.
     """
     async with database.connection() as connection:
         states = [dict(record) for record in await connection.fetch(NODE_POWER, node_id)]
-        found = await fetch_rows(connection, NodeRow, _NODES, node_id, after, limit, clocks)
+        found = await connection.fetch(_NODES, node_id, after, limit, clocks)
     power = {state.pop("node_id"): NodePower.model_validate(state) for state in states}
-    return [(row, power.get(row.id)) for row in found]
+    return [(row, power.get(row["id"])) for row in found]
 
 
 async def set_draining(database: Database, node_id: str, draining: bool, operator: Identity) -> bool:

@@ -162,17 +162,6 @@ class GroupRow(NamedTuple):
     gpu_s: float
 
 
-class TotalRow(NamedTuple):
-    """What was used by all jobs or, if ``idle``, by none; None for both together."""
-
-    idle: bool | None
-    energy_j: float
-    gpu_energy_j: float
-    estimated_energy_j: float
-    carbon_gco2: float
-    gpu_s: float
-
-
 class Dimensions(NamedTuple):
     """What lines are summed by: one dimension, or two at once."""
 
@@ -190,10 +179,11 @@ async def period_end(connection: Connection, start_at: datetime | None, end_at: 
     return await connection.fetchval(PERIOD_END, start_at, end_at)
 
 
-async def totals(connection: Connection, about: Subject) -> tuple[list[TotalRow], float]:
-    """Return what was used in a period, and the energy by the counters of all nodes' devices."""
-    rows = await fetch_rows(connection, TotalRow, TOTALS.format(**PARTS), *about)
-    return rows, await connection.fetchval(METERED_SUM.format(**PARTS), *about[:2])
+async def totals(connection: Connection, about: Subject) -> tuple[dict[bool | None, JobFootprint], float]:
+    """Return what was used in a period, idle, by jobs, and in all (None), and the energy by all devices' counters."""
+    rows = await connection.fetch(TOTALS.format(**PARTS), *about)
+    sums = {row["idle"]: JobFootprint.as_stored(dict(row)) for row in rows}
+    return sums, await connection.fetchval(METERED_SUM.format(**PARTS), *about[:2])
 
 
 async def hour_rows(database: Database, about: Subject) -> list[LedgerHour]:

@@ -15,23 +15,20 @@ _REPORTED = (
     *("estimated_requests", "share_s", "energy_j", "carbon_gco2"),
 )
 """What routers say of requests, in the order of the table's columns."""
-ADD = """
-INSERT INTO request_usages
-    (router, start_at, job_id, tenant_id, key_id, model, request_class, requests, input_tokens, output_tokens,
-     estimated_requests, share_s, energy_j, carbon_gco2)
+_COLUMNS = ", ".join(("router", "start_at", *_REPORTED))
+ADD = f"""
+INSERT INTO request_usages ({_COLUMNS})
 SELECT $1, $2, * FROM unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::bigint[],
     $10::bigint[], $11::bigint[], $12::float8[], $13::float8[], $14::float8[])
 ON CONFLICT (router, start_at, job_id, tenant_id, key_id, model, request_class) DO NOTHING
 """
 
-FOLD = """
+FOLD = f"""
 WITH gone AS (
     DELETE FROM request_usages
      WHERE start_at < date_trunc('day', now() - make_interval(secs => $1), 'UTC') AND router <> '' RETURNING *
 )
-INSERT INTO request_usages AS known
-    (router, start_at, job_id, tenant_id, key_id, model, request_class, requests, input_tokens, output_tokens,
-     estimated_requests, share_s, energy_j, carbon_gco2)
+INSERT INTO request_usages AS known ({_COLUMNS})
 SELECT '', date_trunc('day', start_at, 'UTC'), job_id, tenant_id, key_id, model, request_class, sum(requests),
     sum(input_tokens), sum(output_tokens), sum(estimated_requests), sum(share_s), sum(energy_j), sum(carbon_gco2)
 FROM gone GROUP BY 2, 3, 4, 5, 6, 7
@@ -112,12 +109,7 @@ async def replace_usages(database: Database, report: UsageReport) -> None:
 
 
 async def request_rows(
-    connection: Connection,
-    group_by: RequestGroup,
-    *,
-    start_at: datetime | None,
-    end_at: datetime | None,
-    tenant_id: str | None,
+    connection: Connection, group_by: RequestGroup, start_at: datetime | None, end_at: datetime, tenant_id: str | None
 ) -> list[RequestLine]:
     """Return what the requests of each group used in a period, by name."""
     query = LINES.format(group=GROUPS[group_by])

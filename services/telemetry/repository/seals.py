@@ -60,7 +60,7 @@ FROM (SELECT start_at, {SUM_TEXT} || E'\\n' AS line FROM energy_days WHERE sum_n
 """
 
 _FOLDABLE = """
-SELECT d.number, encode(d.hash, 'hex') AS hash FROM ledger_days d
+SELECT d.number, d.hash FROM ledger_days d
 WHERE coalesce(least(d.last_at, (d.day + 1)::timestamp AT TIME ZONE 'UTC'), '-infinity') < $1
     AND NOT EXISTS (SELECT FROM ledger_sums s WHERE s.day_number = d.number)
 ORDER BY d.number LIMIT 1
@@ -68,7 +68,7 @@ ORDER BY d.number LIMIT 1
 
 
 class Known(NamedTuple):
-    """The newest statement of a kind."""
+    """A statement."""
 
     number: int
     hash: bytes
@@ -88,13 +88,6 @@ class Head(NamedTuple):
 
     lane: int
     after_number: int
-    number: int
-    hash: str
-
-
-class FoldableDay(NamedTuple):
-    """A day whose lines are all old, and the hash of its statement."""
-
     number: int
     hash: str
 
@@ -140,9 +133,9 @@ async def close_day(database: Database, sign: Sign, day: date) -> bool:
     return True
 
 
-async def foldable_day(connection: Connection, before: datetime) -> FoldableDay | None:
-    """Return the first stated day whose lines all begin before a time and were not replaced by a sum."""
-    return await fetch_row(connection, FoldableDay, _FOLDABLE, before)
+async def foldable_day(connection: Connection, before: datetime) -> Known | None:
+    """Return the statement of the first day whose lines all begin before a time and were not replaced by a sum."""
+    return await fetch_row(connection, Known, _FOLDABLE, before)
 
 
 async def next_sum(connection: Connection) -> int:
@@ -153,7 +146,7 @@ async def _last_sum(connection: Connection) -> Known:
     return await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)
 
 
-async def state_sum(connection: Connection, number: int, replaced: FoldableDay | None, sign: Sign) -> None:
+async def state_sum(connection: Connection, number: int, replaced: Known | None, sign: Sign) -> None:
     """Sign the lines of a sum; ``replaced`` is the day whose lines it stands for, None if it corrects such sums."""
     before, (span,) = await _last_sum(connection), await connection.fetch(_OF_SUM, number)
     text = "\n".join(
@@ -161,7 +154,7 @@ async def state_sum(connection: Connection, number: int, replaced: FoldableDay |
             "wattshift ledger sum 1",
             f"number {number}",
             f"before {before.hash.hex()}",
-            f"replaces {replaced.number} {replaced.hash}" if replaced else "adds",
+            f"replaces {replaced.number} {replaced.hash.hex()}" if replaced else "adds",
             _lines(span),
             f"digest {span['digest']}",
         ]
