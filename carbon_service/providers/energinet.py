@@ -5,8 +5,7 @@ from typing import Any
 
 import orjson
 
-from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
-from carbon_service.providers.http import RateLimit
+from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderEntry
 from carbon_service.providers.protocol import (
     DAY_S,
     Feed,
@@ -47,9 +46,7 @@ class Energinet(LiveProvider[EnerginetSettings]):
     """Zones ``DK-DK1`` and ``DK-DK2``."""
 
     name = "energinet"
-
-    def __init__(self, settings: EnerginetSettings, context: ProviderContext) -> None:
-        super().__init__(settings, context, RateLimit(30, 60.0))
+    requests_per_min = 30
 
     def feed(self, zone: str) -> Feed | None:
         return replace(FEED, zone_name=f"Denmark, {AREAS[zone]}") if zone in AREAS else None
