@@ -93,10 +93,7 @@ class ElectricityMaps(LiveProvider[ElectricityMapsSettings]):
             self._forecasts = False
             return ()
         generated_s = instant_s(field(answer, "updatedAt"))
-        found = _read(rows(answer, "forecast"))
-        if not found.points:
-            return ()
-        return (ForecastIssue(self._now_s() if generated_s is None else generated_s, found.points, found.skipped),)
+        return _read(rows(answer, "forecast")).issued(self._now_s() if generated_s is None else generated_s)
 
     async def _get(self, what: str, zone: str, signal: Signal, *, cache_s: float = 0.0, **more: str | int) -> Any:
         # Without the last parameter a zone that does not resolve is answered with the zone of our own IP address.

@@ -58,7 +58,7 @@ class Energinet(LiveProvider[EnerginetSettings]):
         """Return Energinet's own forecast, which reaches to the end of the next day at most."""
         now_s = self._now_s()
         found = await self._read("CO2EmisProg", zone, now_s - now_s % STEP_S, now_s + horizon_s)
-        return (ForecastIssue(now_s, found.points, found.skipped),) if found.points else ()
+        return found.issued(now_s)
 
     async def prices(self, area: str, currency: str, start_s: float, end_s: float) -> list[tuple[float, float]]:
         """Return the day-ahead prices of a zone, or of another price area such as ``SE3``, in EUR or DKK.

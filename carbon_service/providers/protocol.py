@@ -40,20 +40,24 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Series:
-    """Points in chronological order; ``skipped`` counts the rejected values of the answer."""
-
-    points: tuple[Point, ...] = ()
-    skipped: int = 0
-
-
-@dataclass(frozen=True)
 class ForecastIssue:
     """A forecast as the provider made it at ``generated_s``."""
 
     generated_s: float
     points: tuple[Point, ...]
     skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points in chronological order; ``skipped`` counts the rejected values of the answer."""
+
+    points: tuple[Point, ...] = ()
+    skipped: int = 0
+
+    def issued(self, generated_s: float) -> tuple[ForecastIssue, ...]:
+        """Return the forecast that the points are, made at ``generated_s``; none without points."""
+        return (ForecastIssue(generated_s, self.points, self.skipped),) if self.points else ()
 
 
 @dataclass(frozen=True)

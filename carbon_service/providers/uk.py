@@ -68,8 +68,7 @@ class UkCarbonIntensity(LiveProvider[UkSettings]):
         """Return the operator's forecast of the next 48 hours, dated now because it does not say when it was made."""
         now_s = self._now_s()
         answer = await self._client.get(f"/intensity/{written(now_s, MINUTE)}/fw48h", cache_s=300.0)
-        found = series(readings(rows(answer, "data"), *FORECAST), HALF_HOUR_S)
-        return (ForecastIssue(now_s, found.points, found.skipped),) if found.points else ()
+        return series(readings(rows(answer, "data"), *FORECAST), HALF_HOUR_S).issued(now_s)
 
 
 ENTRY = ProviderEntry("uk", UkSettings, UkCarbonIntensity)

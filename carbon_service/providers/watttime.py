@@ -89,11 +89,8 @@ class WattTime(LiveProvider[WattTimeSettings]):
         """Return the forecast of up to 72 hours."""
         hours = min(LONGEST_HORIZON_H, max(24, -(-int(horizon_s) // 3600)))
         answer = await self._get("/v3/forecast", zone, signal, {"horizon_hours": hours}, cache_s=STEP_S)
-        found = _read(answer)
         generated_s = instant_s(field(answer, "meta", "generated_at"))
-        if not found.points:
-            return ()
-        return (ForecastIssue(self._now_s() if generated_s is None else generated_s, found.points, found.skipped),)
+        return _read(answer).issued(self._now_s() if generated_s is None else generated_s)
 
     async def _get(
         self, path: str, zone: str, signal: Signal, params: Mapping[str, str | int], cache_s: float = 0.0
