@@ -101,10 +101,10 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
 
 async def _started(repository: Repository, settings: Settings, now_s: NowS) -> Replay:
     """Return the replay to continue with; wait up to half a minute for a database that is still starting."""
-    deadline_s = time.monotonic() + 30
+    deadline_s, start_at = time.monotonic() + 30, settings.replay_start
     while True:
         try:
-            return await repository.start_replay(settings.replay_speed, settings.replay_start_s, now_s())
+            return await repository.start_replay(settings.replay_speed, start_at and start_at.timestamp(), now_s())
         except Exception as error:
             if not is_connection_error(error) or time.monotonic() > deadline_s:
                 raise

@@ -1,6 +1,5 @@
 """``/v1/carbon``: HTTP only."""
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -47,8 +46,9 @@ async def list_past_intensities(
     if query.start and query.end and query.start > query.end:
         raise invalid("?start", "The range starts after it ends.")
     after = read_cursor(query.cursor, POSITION)
-    span_s, after_s = (_seconds(query.start), _seconds(query.end)), None if after is None else float(after)
-    answer, next_s = await service.history(zone, query.signal, *span_s, query.limit, after_s)
+    start_s, end_s = (instant and instant.timestamp() for instant in (query.start, query.end))
+    after_s = None if after is None else float(after)
+    answer, next_s = await service.history(zone, query.signal, start_s, end_s, query.limit, after_s)
     return answer if next_s is None else answer.model_copy(update={"next_cursor": write_cursor(repr(next_s))})
 
 
@@ -74,7 +74,3 @@ async def get_intensity_outlook(
 ) -> IntensityOutlook:
     """Get history, current value and forecast as one curve."""
     return await service.outlook(zone, query.signal, query.past_s, query.ahead_s, query.clock)
-
-
-def _seconds(instant: datetime | None) -> float | None:
-    return None if instant is None else instant.timestamp()

@@ -5,7 +5,6 @@ Each provider has settings of its own (``carbon_service.providers.entry``).
 
 from __future__ import annotations
 
-from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,8 +99,3 @@ class Settings(SharedSettings):
             if "recorded" in names and zone not in RECORDINGS:
                 raise ValueError(f"there is no recording of {zone}; name a provider in CARBON_PROVIDERS")
         return self
-
-    @property
-    def replay_start_s(self) -> float | None:
-        """The configured start of a replay, UTC seconds."""
-        return None if self.replay_start is None else self.replay_start.astimezone(UTC).timestamp()
