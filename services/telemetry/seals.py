@@ -38,8 +38,8 @@ class Signer:
         if self._key is None and self._sealer.has_key:
             async with self._database.transaction() as connection:
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
-                self._key = await self._known(connection) or await self._made(connection)
-                self._public = self._key.public_key().public_bytes_raw()
+                key = await self._known(connection) or await self._made(connection)
+            self._key, self._public = key, key.public_key().public_bytes_raw()  # stored, whatever happens from now on
         return self.sign
 
     async def _known(self, connection: Connection) -> Ed25519PrivateKey | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Any
 
@@ -196,3 +198,21 @@ async def test_a_sum_names_the_day_that_it_stands_for(plane) -> None:
     Ed25519PublicKey.from_public_bytes(found["public_key"]).verify(found["signature"], found["text"].encode())
     assert await rows(plane, "SELECT FROM energy_usages") == await rows(plane, "SELECT FROM ledger_batches") == []
     assert [row["sum_number"] for row in await rows(plane, "SELECT * FROM energy_days")] == [1]
+
+
+async def test_a_key_that_was_not_stored_signs_nothing(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    transaction = plane.database.transaction
+
+    @asynccontextmanager
+    async def cut_off() -> AsyncIterator[Any]:
+        async with transaction() as connection:
+            yield connection
+            raise ConnectionError
+
+    signer = Signer(plane.database, Sealer("of its own" * 4))
+    monkeypatch.setattr(plane.database, "transaction", cut_off)
+    with pytest.raises(ConnectionError):
+        await signer.ready()
+    monkeypatch.undo()
+    public_key, _ = (await signer.ready())("text")
+    assert await rows(plane, "SELECT 1 FROM ledger_keys WHERE public_key = $1", public_key)
