@@ -17,11 +17,11 @@ from services.kit.problems import ProblemError, found, not_found
 
 MAX_SECRETS_OF_A_TENANT = 1_000
 
-NO_KEY = ProblemError(
-    409,
-    ProblemCode.CAPABILITY_MISSING,
-    "This installation keeps no secrets: set WATTSHIFT_SECRETS_KEY for admission, telemetry and serving.",
-)
+
+def no_key() -> ProblemError:
+    """Return the error for what cannot be sealed."""
+    detail = "This installation keeps no secrets: set WATTSHIFT_SECRETS_KEY for admission, telemetry and serving."
+    return ProblemError(409, ProblemCode.CAPABILITY_MISSING, detail)
 
 
 class Secrets:
@@ -37,7 +37,7 @@ class Secrets:
             ProblemError: 409 if there is no key to seal with, 403 if the tenant already has as many secrets as it may.
         """
         if not self._sealer.has_key:
-            raise NO_KEY
+            raise no_key()
         tenant_id, project = caller.tenant_id, spec.project or ""
         sealed = self._sealer.seal(spec.value, tenant_id, project, name)
         async with self._engine.begin() as connection:

@@ -26,7 +26,7 @@ from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
 from services.kit.redis import connect
 from services.kit.settings import SharedSettings, variable_of
-from services.kit.tokens import REFUSED, Caller, Incoming
+from services.kit.tokens import Caller, Incoming, refused
 
 log = Log(__name__)
 
@@ -196,7 +196,7 @@ class Enrolment:
     def caller(self, authorization: str, method: str, path: str) -> Caller:
         """Return the service that calls this node; ``ProblemError``: 401 or 403, as for ``Incoming``."""
         if self._incoming is None:
-            raise REFUSED
+            raise refused()
         return self._incoming.caller(authorization, method, path)
 
     async def has_learned(self) -> bool:

@@ -29,7 +29,10 @@ LEEWAY_S = 60  #: By how much the clocks of two hosts may differ
 MOST_KEPT = 10_000
 LONGEST_TOKEN = 4_096
 
-REFUSED = ProblemError(401, ProblemCode.UNAUTHENTICATED, "This service only answers other services.")
+
+def refused() -> ProblemError:
+    """Return the error for whoever shows no token of a service."""
+    return ProblemError(401, ProblemCode.UNAUTHENTICATED, "This service only answers other services.")
 
 
 def _unix_s() -> float:
@@ -138,7 +141,7 @@ class Incoming:
             return known[1]
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:
-            raise REFUSED
+            raise refused()
         until_s, caller = self._check(token, now_s)
         self._known[authorization] = (until_s, caller)
         if len(self._known) > MOST_KEPT:
@@ -149,7 +152,7 @@ class Incoming:
         try:
             issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
         except (jwt.InvalidTokenError, ValueError) as error:
-            raise REFUSED from error
+            raise refused() from error
         calls, keys = self._callers.get(issuer, (None, ())) if isinstance(issuer, str) else (None, ())
         for key in keys:
             try:
@@ -172,4 +175,4 @@ class Incoming:
                 continue
             assert calls is not None
             return until_s + LEEWAY_S, Caller(str(issuer), calls, identity)
-        raise REFUSED
+        raise refused()

@@ -16,7 +16,7 @@ from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
-from services.kit.tokens import REFUSED, Incoming
+from services.kit.tokens import Incoming, refused
 from services.router.openai import DoorError
 from services.router.settings import RouterSettings
 from services.router.turn import Received
@@ -149,7 +149,7 @@ class Gate:
         given = exchange.headers.get(b"authorization", b"").decode("latin-1")
         caller = self._services.caller(given, scope["method"], scope["path"])
         if caller.identity is None:
-            raise REFUSED
+            raise refused()
         show_known(scope)
         access.note_caller(caller.identity, caller.service)
         key = await self.keys.find(caller.identity.key_id)

@@ -23,14 +23,16 @@ class Batches(Generic[Item, Answer]):
     """Stores reports as they arrive, one at a time for each node."""
 
     def __init__(
-        self, store: Callable[[Mapping[str, Item], bool], Awaitable[Mapping[str, Answer]]], unknown: Exception
+        self,
+        store: Callable[[Mapping[str, Item], bool], Awaitable[Mapping[str, Answer]]],
+        unknown: Callable[[], Exception],
     ) -> None:
         """Take what stores reports.
 
         Args:
             store: Stores reports by node, all or none, and returns the answers to those it has stored. It waits for a
                 node only if told to: for one whose report comes alone, as there was no answer to it among others.
-            unknown: Raised if there is none then.
+            unknown: Returns what is raised if there is none then.
         """
         self._store, self._unknown = store, unknown
         self._waiting: list[tuple[str, Item, asyncio.Future[Answer]]] = []
@@ -49,7 +51,7 @@ class Batches(Generic[Item, Answer]):
             return answer
         answers = await self._store({node_id: item}, True)
         if node_id not in answers:
-            raise self._unknown
+            raise self._unknown()
         return answers[node_id]
 
     async def _run(self) -> None:

@@ -43,9 +43,10 @@ from services.telemetry.settings import TelemetrySettings
 
 log = Log(__name__)
 
-UNKNOWN_NODE = ProblemError(
-    401, ProblemCode.UNAUTHENTICATED, "This is not the node's token; register again for a new one."
-)
+
+def unknown_node() -> ProblemError:
+    """Return the error for a node that shows no token of its own."""
+    return ProblemError(401, ProblemCode.UNAUTHENTICATED, "This is not the node's token; register again for a new one.")
 
 
 _Energy = tuple[str, Sequence[contracts.EnergyInterval]]  #: A node's token, and its intervals
@@ -82,8 +83,8 @@ class Telemetry:
             return dict(zip(known, receipts, strict=True))
 
         self.exports = LineExports(self.database)
-        self._beats = Batches(renew, UNKNOWN_NODE)
-        self._energy = Batches(store, UNKNOWN_NODE)
+        self._beats = Batches(renew, unknown_node)
+        self._energy = Batches(store, unknown_node)
 
     async def register(self, registration: contracts.NodeRegistration, secret: str) -> contracts.NodeCredentials:
         """Register a node and give it a token, which invalidates any earlier one.
@@ -126,7 +127,7 @@ class Telemetry:
         settings = self.settings
         found = await engines.mirror(self.database, engine, token, report, settings.lease_ttl_s, settings.zone)
         if found is None:
-            raise UNKNOWN_NODE
+            raise unknown_node()
         reply, changed = found
         if changed:
             await hint(self.redis, "node", node=engine)
@@ -188,7 +189,7 @@ class Telemetry:
 
     async def _check_node(self, node_id: str, token: str) -> None:
         if not await nodes.reporters(self.database, {node_id: token}):
-            raise UNKNOWN_NODE
+            raise unknown_node()
 
     async def open_secrets(self, node_id: str, token: str, allocation_id: str) -> OpenedSecrets:
         """Return the secrets of a live gang of a node; ``ProblemError``: 404 if it has no such gang."""

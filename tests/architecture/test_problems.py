@@ -42,3 +42,21 @@ def test_codes_have_their_documented_statuses() -> None:
 def test_a_code_with_another_status_is_found() -> None:
     source = "raise ProblemError(409, ProblemCode.IDEMPOTENCY_KEY_REUSED, detail)"
     assert set(raised(source)) - documented("| 422 | `idempotency_key_reused` |\n") == {(409, "idempotency_key_reused")}
+
+
+def kept_errors(source: str) -> Iterator[str]:
+    """Yield the names that a module or a class gives to errors made when it is loaded."""
+    tree = ast.parse(source)
+    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
+        for node in scope.body:
+            match node:
+                case ast.Assign(targets=[target], value=ast.Call(func=made)) if ast.unparse(made).endswith("Error"):
+                    yield ast.unparse(target)
+                case _:
+                    pass
+
+
+def test_an_error_is_made_anew_each_time_it_is_raised() -> None:
+    """One that is raised again keeps the frames of all times before: whoever is refused fills the memory."""
+    assert [*kept_errors("A = ProblemError(401)\nclass B:\n    C = my.KeyError()\n    D = E()\n")] == ["A", "C"]
+    assert [(name, each) for name, path in modules() for each in kept_errors(path.read_text(encoding="utf-8"))] == []

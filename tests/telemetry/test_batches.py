@@ -22,7 +22,7 @@ async def test_reports_gather_while_others_are_stored_and_one_that_spoils_a_batc
         found = {node: f"{said} stored" for node, said in reports.items() if said != "unknown"}
         return {node: said for node, said in found.items() if wait or said != "locked stored"}
 
-    batches = Batches(store, KeyError("nobody knows it"))
+    batches = Batches(store, lambda: KeyError("nobody knows it"))
 
     async def add(node_id: str, said: str) -> str:
         return await batches.add(node_id, said)
@@ -57,7 +57,7 @@ async def test_a_few_wait_for_more_or_for_a_moment(monkeypatch: pytest.MonkeyPat
         await asyncio.sleep(0)
         return dict(reports)
 
-    batches = Batches(store, KeyError())
+    batches = Batches(store, KeyError)
     first = asyncio.create_task(batches.add("n1", "a"))
     await asyncio.sleep(0)
     second = asyncio.create_task(batches.add("n2", "b"))

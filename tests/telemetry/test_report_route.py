@@ -13,7 +13,7 @@ from services.contracts.nodes import EnergyReceipt, HeartbeatReply, RankState
 from services.kit.problems import ProblemError, install_problem_handlers
 from services.telemetry import endpoints
 from services.telemetry.endpoints import ReportRoute
-from services.telemetry.service import UNKNOWN_NODE
+from services.telemetry.service import unknown_node
 from tests.support.control_plane import FakeAgent, usage
 
 
@@ -26,7 +26,7 @@ class Service:
     async def heartbeat(self, *asked: Any) -> HeartbeatReply:
         self.asked.append(asked)
         if asked[1] == "wrong":
-            raise UNKNOWN_NODE
+            raise unknown_node()
         if asked[1] == "breaks":
             raise RuntimeError
         return HeartbeatReply(lease_ttl_s=20, allocations=["job_1.1"])

@@ -5,7 +5,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.cells.remote import Reach, RemoteCell, headers_of
 from services.admission.repository.access import write_audit
 from services.admission.repository.cells import CellRepository
-from services.admission.secrets import NO_KEY
+from services.admission.secrets import no_key
 from services.contracts.cells import Cell, CellChange, CellList, CellSpec
 from services.contracts.identity import Identity, Role
 from services.kit.ids import new_id
@@ -34,7 +34,7 @@ class Cells:
                 is not a user's; 503 if the cell does not answer.
         """
         if not self._reach.sealer.has_key:
-            raise NO_KEY
+            raise no_key()
         url = spec.url.rstrip("/")
         remote = RemoteCell(self._reach.session, url, spec.name, headers_of(spec.key))
         try:
