@@ -16,12 +16,13 @@ from pydantic import ValidationError
 
 from gpu_agent.checkpoint_folders import ChangedError, DamagedError, listed, restore
 from gpu_agent.checkpoint_store import Entry, Manifest, Store, StoreError
-from gpu_agent.checkpoints import Checkpoints
+from gpu_agent.checkpoints import OUTCOME, Checkpoints
 from gpu_agent.ranks import Exit, RankFolder
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang, StopGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy
+from services.kit.files import DRAFT
 from tests.agent.conftest import eventually
 from tests.support.s3 import BUCKET, KEY, SECRET, s3_server
 
@@ -434,7 +435,7 @@ async def test_a_copy_is_settled_once_that_can_be_written_down(tmp_path: Path) -
     await a.begin(start(1))
     a.write("step", "1")
     rank, exit = ended(tmp_path)
-    blocked = rank.path / ".checkpoint.json.tmp"
+    blocked = rank.path / f"{OUTCOME}{DRAFT}"
     blocked.mkdir()  # as if the disk were full
     assert a.checkpoints.outcome(start(1), rank, exit) is None
     await eventually(lambda: store.newest(JOB, 9) is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import pkgutil
@@ -40,15 +41,24 @@ def pairs() -> Iterator[Any]:
                     yield pytest.param(row_type, query, id=f"{found.name}.{function.name}")
 
 
+class _Nothing(dict[str, Any]):
+    """Parts of a query that an argument decides: without them."""
+
+    def __missing__(self, name: str) -> str:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        return ""
+
+
 def _calls(function: ast.AsyncFunctionDef, names: dict[str, Any]) -> Iterator[tuple[type, str]]:
-    known = dict(names)
+    known = _Nothing(names)
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.value, (ast.JoinedStr, ast.Constant)):
-            exec(compile(ast.Module([node], []), "repository", "exec"), known)
+            exec(compile(ast.Module([node], []), "repository", "exec"), {}, known)
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("fetch_rows", "fetch_row"):
             row_type, query = (
-                eval(compile(ast.Expression(each), "repository", "eval"), known) for each in node.args[1:3]
+                eval(compile(ast.Expression(each), "repository", "eval"), {}, known) for each in node.args[1:3]
             )
             yield row_type, query
 

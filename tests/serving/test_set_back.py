@@ -98,7 +98,7 @@ async def test_a_pool_made_while_the_clock_was_ahead_is_planned_once_and_run(wor
     assert [plan["id"] for plan in await world.of("pool")] == [asked, "plan_z"]
     assert await world.in_force("pool") == asked
     async with ServingRepository(world.engine).reading() as queries:
-        assert [standing.plan_id for standing in await queries.plans.standing()] == [asked]
+        assert [plan_id for _, plan_id, _ in await queries.plans.standing()] == [asked]
     assert await world.database.fetchval("SELECT created_at < now() AND updated_at < now() FROM pools")
 
 

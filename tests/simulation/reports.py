@@ -32,10 +32,14 @@ class _Telemetry:
         self.stored: list[tuple[str, int]] = []
         self.begun = 0
         self.lost: set[tuple[str, int]] = set()
-        self.gathering = batches.Batches[int, tuple[str, int]](self._store, self._store_one)
+        self.gathering = batches.Batches[int, tuple[str, int]](self._store, KeyError)
         self._gathers_until_s = float("-inf")
 
-    async def _store(self, reports: Mapping[str, int]) -> Mapping[str, tuple[str, int]]:
+    async def _store(self, reports: Mapping[str, int], waits: bool) -> Mapping[str, tuple[str, int]]:
+        if waits:  # one that comes alone
+            await asyncio.sleep(0)
+            self.stored.extend(reports.items())
+            return {node: (node, item) for node, item in reports.items()}
         draw, now_s = self._simulation.choices.below, self._simulation.loop.time
         left_out = {node for node in reports if draw(6) == 1}
         waiting = self.gathering._waiting
@@ -57,11 +61,6 @@ class _Telemetry:
             self.begun -= 1
             is_few = 0 < len(waiting) < batches.ENOUGH
             self._gathers_until_s = now_s() + batches.GATHER_S if is_few else float("-inf")
-
-    async def _store_one(self, node: str, item: int) -> tuple[str, int]:
-        await asyncio.sleep(0)
-        self.stored.append((node, item))
-        return node, item
 
     def waits(self) -> str | None:
         """Say who waits though nothing is under way, and there is enough to begin."""

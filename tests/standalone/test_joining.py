@@ -260,7 +260,7 @@ def test_bad_words_are_one_clear_error(
         ("join", "--name", "x"): "go with the URL",
         ("join", telemetry.url): "there is no token",
         ("join", telemetry.url, "wse_x"): "no token of `wattshift up --listen`",
-        ("join", telemetry.url, "--token-file", str(tmp_path / "none")): "cannot read",
+        ("join", telemetry.url, "--token-file", str(tmp_path / "none")): "cannot be read",
         ("join", "http://127.0.0.1:1", good): "is not https://HOST:PORT",
         ("join", "https://127.0.0.1", good): "is not https://HOST:PORT",
         ("join", "https://127.0.0.1:x", good): "is not https://HOST:PORT",

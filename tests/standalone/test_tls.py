@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.cli.site import certificates
-from services.kit.heads import PROTOCOL
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
 from services.kit.tls import Tls, check
@@ -134,7 +133,7 @@ async def test_files_that_are_replaced_are_used_from_the_next_connection_on(fold
     shutil.copy(folder / "others" / "ca.crt", used / "believed.crt")
     shown = Tls(used / "host.crt", used / "host.key", used / "ca.crt", asks_clients=True)
     caller = Tls(used / "caller.crt", used / "caller.key", used / "believed.crt")
-    async with a_head_server(PROTOCOL, **shown.server()) as served, new_session(tls=caller) as session:
+    async with a_head_server(**shown.server()) as served, new_session(tls=caller) as session:
 
         def replace(name: str, of: str) -> None:
             shutil.copy(folder / of, used / "new")
