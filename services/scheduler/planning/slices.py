@@ -130,7 +130,7 @@ class _Suitability:
 
     def of(self, job: JobRow, eligible: Bools) -> Bools:
         """Return the units: (n_units,)."""
-        fleet = job.service and job.service.get("fleet")
+        fleet = (job.service or {}).get("fleet")
         key = (job.slice, job.memory_gib, eligible.tobytes(), str(job.service))
         if key not in self._known:
             nodes = [self._nodes[unit.node] for unit in self._cut.units]
