@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
 
 from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
 from carbon_service.providers.protocol import DAY_S, Feed, ProviderError, Reading, Series, number, series
 from services.core.domain.carbon import Signal
 
@@ -42,10 +43,9 @@ class Aemo(LiveProvider[AemoSettings]):
     """The five regions of the market; a file is of all of them, and is fetched once."""
 
     name = "aemo"
-    requests_per_min = 300
 
     def __init__(self, settings: AemoSettings, context: ProviderContext) -> None:
-        super().__init__(settings, context)
+        super().__init__(settings, context, RateLimit(300, 60.0))
         self._read: dict[str, Generated] = {}
         self._turn = asyncio.Lock()
 

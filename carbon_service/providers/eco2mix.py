@@ -2,7 +2,8 @@
 
 from collections.abc import AsyncIterator
 
-from carbon_service.providers.entry import LiveSettings, ProviderEntry
+from carbon_service.providers.entry import LiveSettings, ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
 from carbon_service.providers.mix import Mix, MixProvider, intensity
 from carbon_service.providers.protocol import DAY_S, Feed, field, instant_s, number, rows, written
 from services.core.domain.carbon import Signal
@@ -37,8 +38,9 @@ class Eco2mix(MixProvider[Eco2mixSettings]):
     """Zone ``FR``."""
 
     name = "eco2mix"
-    requests_per_min = 30
-    own = FEED
+
+    def __init__(self, settings: Eco2mixSettings, context: ProviderContext) -> None:
+        super().__init__(FEED, settings, context, RateLimit(30, 60.0))
 
     def area(self, zone: str) -> str | None:
         return "France" if zone == "FR" else None

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 from pydantic import SecretStr
 
-from carbon_service.providers.entry import LiveSettings, ProviderEntry
+from carbon_service.providers.entry import LiveSettings, ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
 from carbon_service.providers.protocol import DAY_S, Feed, field, instant_s, number, rows, written
 
@@ -39,7 +40,10 @@ class Eia(MixProvider[EiaSettings]):
 
     name = "eia"
     recent_s = 2 * DAY_S
-    own = FEED
+
+    def __init__(self, settings: EiaSettings, context: ProviderContext) -> None:
+        super().__init__(FEED, settings, context, RateLimit(60, 60.0))
+        self._key = settings.key.get_secret_value()
 
     def area(self, zone: str) -> str | None:
         """Return the code of the balancing authority."""
@@ -69,9 +73,8 @@ class Eia(MixProvider[EiaSettings]):
         self, data: str, facet: str, area: str, start_s: float, end_s: float
     ) -> list[tuple[float | None, object]]:
         """Return rows with the beginning of the hour that each is of, which the API names by its end, in UTC."""
-        key = self._settings.key.get_secret_value()
         params: dict[str, str | int] = {
-            **{"api_key": key, "frequency": "hourly", "data[0]": "value", f"facets[{facet}][0]": area},
+            **{"api_key": self._key, "frequency": "hourly", "data[0]": "value", f"facets[{facet}][0]": area},
             **{"start": written(start_s, HOUR), "end": written(end_s + HOUR_S, HOUR), "length": ROWS_PER_PAGE},
             **{"sort[0][column]": "period", "sort[0][direction]": "asc"},
         }

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, SecretStr
 
 from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry, among
+from carbon_service.providers.http import RateLimit
 from carbon_service.providers.protocol import (
     DAY_S,
     Feed,
@@ -57,7 +58,7 @@ class ElectricityMaps(LiveProvider[ElectricityMapsSettings]):
     name = "electricity_maps"
 
     def __init__(self, settings: ElectricityMapsSettings, context: ProviderContext) -> None:
-        super().__init__(settings, context, headers={"auth-token": settings.token.get_secret_value()})
+        super().__init__(settings, context, RateLimit(60, 60.0), {"auth-token": settings.token.get_secret_value()})
         self.signals = settings.signals
         self._forecasts = True
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import orjson
 
-from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderEntry
+from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
 from carbon_service.providers.protocol import (
     DAY_S,
     Feed,
@@ -46,7 +47,9 @@ class Energinet(LiveProvider[EnerginetSettings]):
     """Zones ``DK-DK1`` and ``DK-DK2``."""
 
     name = "energinet"
-    requests_per_min = 30
+
+    def __init__(self, settings: EnerginetSettings, context: ProviderContext) -> None:
+        super().__init__(settings, context, RateLimit(30, 60.0))
 
     def feed(self, zone: str) -> Feed | None:
         return replace(FEED, zone_name=f"Denmark, {AREAS[zone]}") if zone in AREAS else None

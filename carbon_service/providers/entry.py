@@ -85,13 +85,11 @@ class LiveProvider(Generic[L]):
     name = ""
     signals: tuple[Signal, ...] = (Signal.AVERAGE_DIRECT,)
     recent_s = 2 * 3600.0  #: How far back ``latest`` looks
-    requests_per_min = 60  #: It is asked no more often, unless there is another limit
 
     def __init__(
-        self, settings: L, context: ProviderContext, *, limit: RateLimit | None = None, headers: Mapping[str, str] = {}
+        self, settings: L, context: ProviderContext, limit: RateLimit, headers: Mapping[str, str] = {}
     ) -> None:
         self._settings = settings
-        limit = limit or RateLimit(self.requests_per_min, 60.0)
         self._now_s = context.now_s
         self._client = ProviderClient(context.http, settings.url, context.pacing, limit, headers)
 

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 from pydantic import SecretStr
 
 from carbon_service.providers.entry import LiveSettings, ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
 from carbon_service.providers.mix import STORED, UNKNOWN, Mix, MixProvider
 from carbon_service.providers.protocol import DAY_S, Feed, instant_s, number, written
 from carbon_service.settings import Pairs
@@ -81,11 +82,9 @@ class Entsoe(MixProvider[EntsoeSettings]):
     """Zones by the energy identification code of their area."""
 
     name = "entsoe"
-    requests_per_min = 300
-    own = FEED
 
     def __init__(self, settings: EntsoeSettings, context: ProviderContext) -> None:
-        super().__init__(settings, context)
+        super().__init__(FEED, settings, context, RateLimit(300, 60.0))
         self._token = settings.token.get_secret_value()
         self._areas = {**AREAS, **settings.areas}
 

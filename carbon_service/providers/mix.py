@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from carbon_service.providers.entry import L, LiveProvider
+from carbon_service.providers.entry import L, LiveProvider, ProviderContext
+from carbon_service.providers.http import RateLimit
 from carbon_service.providers.protocol import DAY_S, Feed, ProviderError, Reading, Series, series
 from services.core.domain.carbon import Signal
 
@@ -113,7 +114,10 @@ class MixProvider(LiveProvider[L]):
 
     signals = SIGNALS
     recent_s = DAY_S
-    own: Feed  #: What it has for every zone, but for the zone's name
+
+    def __init__(self, feed: Feed, settings: L, context: ProviderContext, limit: RateLimit) -> None:
+        super().__init__(settings, context, limit)
+        self._feed = feed
 
     def area(self, zone: str) -> str | None:
         """Return the provider's name of a zone; None for one that it does not have."""
@@ -125,7 +129,7 @@ class MixProvider(LiveProvider[L]):
 
     def feed(self, zone: str) -> Feed | None:
         area = self.area(zone)
-        return None if area is None else replace(self.own, zone_name=area)
+        return None if area is None else replace(self._feed, zone_name=area)
 
     async def inflows(self, area: str, start_s: float, end_s: float) -> Mapping[str, Mapping[float, float]]:
         """Return what flows in from each neighbouring area, MW by the beginnings of steps; none if it is not known."""
@@ -149,11 +153,11 @@ class MixProvider(LiveProvider[L]):
                 if mw > 0 and (mix := found.get(at)):
                     more = Counter(mix.imported_mw) + Counter(_of_import(mw, known.get(at)))
                     found[at] = replace(mix, imported_mw=more)
-        return series_of(found.values(), signal, self.own.step_s)
+        return series_of(found.values(), signal, self._feed.step_s)
 
     async def _by_step(self, area: str, start_s: float, end_s: float) -> dict[float | None, Mix]:
         """Return an area's mixes over the range by the beginnings of steps that have ended."""
-        step_s, last_s = self.own.step_s, min(end_s, self._now_s() + 1e-6)
+        step_s, last_s = self._feed.step_s, min(end_s, self._now_s() + 1e-6)
         found: dict[float | None, list[Mix]] = {}
         async for mix in self.mixes(area, start_s, end_s):
             begins_s = None if mix.start_s is None else mix.start_s - mix.start_s % step_s

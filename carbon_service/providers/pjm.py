@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 from pydantic import SecretStr
 
 from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
 from carbon_service.providers.protocol import DAY_S, Feed, Series, readings, rows, series, written
 from carbon_service.settings import Numbers
 from services.contracts.schema import said
@@ -44,8 +45,8 @@ class Pjm(LiveProvider[PjmSettings]):
     signals = (Signal.MARGINAL,)
 
     def __init__(self, settings: PjmSettings, context: ProviderContext) -> None:
-        self.requests_per_min = settings.requests_per_minute
-        super().__init__(settings, context, headers={"Ocp-Apim-Subscription-Key": settings.key.get_secret_value()})
+        limit, key = RateLimit(settings.requests_per_minute, 60.0), settings.key.get_secret_value()
+        super().__init__(settings, context, limit, {"Ocp-Apim-Subscription-Key": key})
         self._path, self._step_s = FEEDS[settings.resolution]
 
     def feed(self, zone: str) -> Feed | None:

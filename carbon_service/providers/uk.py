@@ -1,6 +1,7 @@
 """The Carbon Intensity API of Great Britain's system operator: half-hours, measured and forecast, no key."""
 
 from carbon_service.providers.entry import LiveProvider, LiveSettings, ProviderContext, ProviderEntry
+from carbon_service.providers.http import RateLimit
 from carbon_service.providers.protocol import (
     Feed,
     ForecastIssue,
@@ -44,7 +45,7 @@ class UkCarbonIntensity(LiveProvider[UkSettings]):
     name = "uk"
 
     def __init__(self, settings: UkSettings, context: ProviderContext) -> None:
-        super().__init__(settings, context, headers={"accept": "application/json"})
+        super().__init__(settings, context, RateLimit(60, 60.0), {"accept": "application/json"})
 
     def feed(self, zone: str) -> Feed | None:
         return FEED if zone == "GB" else None

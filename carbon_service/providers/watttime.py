@@ -55,7 +55,7 @@ class WattTime(LiveProvider[WattTimeSettings]):
     name = "watttime"
 
     def __init__(self, settings: WattTimeSettings, context: ProviderContext) -> None:
-        super().__init__(settings, context, limit=RateLimit(3000, 300.0))
+        super().__init__(settings, context, RateLimit(3000, 300.0))
         self.signals = settings.signals
         self._pacing = context.pacing
         self._credentials = httpx.BasicAuth(settings.username, settings.password.get_secret_value())

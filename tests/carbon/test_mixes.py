@@ -127,7 +127,7 @@ class Areas(MixProvider[LiveSettings]):
     """Areas with mixes and flows; an area whose mixes are None cannot be asked."""
 
     def __init__(self, mixes: dict[str, list[Mix] | None], flows: dict[str, dict[float, float]] | None) -> None:
-        self.own = Feed("", "", 1.0, 1.0, 1.0, 1.0)
+        self._feed = Feed("", "", 1.0, 1.0, 1.0, 1.0)
         self._now_s = lambda: 10.0
         self._mixes, self._flows = mixes, flows
 
