@@ -41,6 +41,11 @@ class Seen:
     target: str = ""
 
     def entry(self) -> Entry:
+        """Return what a manifest says of it; ``UnfitError`` if that cannot be written down."""
+        try:
+            self.target.encode()
+        except UnicodeEncodeError:
+            raise UnfitError("it has a link whose target is not UTF-8") from None
         return Entry.model_validate(asdict(self))  # which takes of it what it has
 
 

@@ -10,11 +10,11 @@ import os
 import secrets
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -69,7 +69,7 @@ class Checkpoints:
         self._account_of = account_of
         self._on_change = on_change
         self._known: dict[str, _Known] = {}
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._locks, self._finding = WeakValueDictionary[str, threading.Lock](), threading.Lock()
         self._last: dict[str, asyncio.Task[None]] = {}
         self._stopped = threading.Event()
         self.problem = ""
@@ -89,7 +89,7 @@ class Checkpoints:
                 await asyncio.sleep(pause_s)
 
     def _prepare(self, start: StartGang, store: Store) -> None:
-        with self._locks[start.job_id]:  # a gang that was given up meanwhile may still be at it
+        with self._lock(start.job_id):  # a gang that was given up meanwhile may still be at it
             generation, nodes, _ = self._used_last(start.job_id)
             if generation < start.generation:
                 has_any = (self._folder / start.job_id).is_dir()
@@ -234,7 +234,7 @@ class Checkpoints:
             ChangedError: It changed.
             StoreError: The store did not take it.
         """
-        with self._locks[start.job_id]:
+        with self._lock(start.job_id):
             generation, _, base = self._used_last(start.job_id)
             if self._store is not None and generation == start.generation:  # else it is a later gang's folder by now
                 self._copy_to(self._store, start, base)
@@ -285,12 +285,22 @@ class Checkpoints:
         """Remove the folders of jobs that have not run here for long and are in the store."""
         used = set(in_use)
         for note in self._folder.glob(".*.json") if self._store is not None else ():
-            job = note.name[1 : -len(".json")]
-            with self._locks[job], suppress(OSError):
-                is_old = job not in used and time.time() - note.stat().st_mtime > older_than_s
-                if is_old and files.read(note, lambda written: written["copied"]):
-                    trees.remove(self._folder / job)
-                    note.unlink(missing_ok=True)
+            lock = self._lock(job := note.name[1 : -len(".json")])
+            if job in used or not lock.acquire(blocking=False):  # what is being copied may take hours
+                continue
+            try:
+                with suppress(OSError):
+                    is_old = time.time() - note.stat().st_mtime > older_than_s
+                    if is_old and files.read(note, lambda written: written["copied"]):
+                        trees.remove(self._folder / job)
+                        note.unlink(missing_ok=True)
+            finally:
+                lock.release()
+
+    def _lock(self, job: str) -> threading.Lock:
+        """Return the lock of a job's folder, which is there for as long as somebody has it."""
+        with self._finding:
+            return self._locks.setdefault(job, threading.Lock())
 
     def _is_shared(self) -> bool:
         """Return whether all nodes share a folder; nothing has to be copied then."""

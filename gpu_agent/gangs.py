@@ -308,12 +308,13 @@ class Gangs:
             on_owners: Called with the owners and guests of devices when they differ from those of the last call, and
                 before anything new is started. Gangs also end between two ticks: a start may fail, or be abandoned.
         """
-        changed = [gang for gang in self if self._observe(gang)]
+        has_changed = False
         for gang in self:
             try:
-                changed += [gang] if await self._settle(gang) else []
+                has_changed |= self._observe(gang)
+                has_changed |= await self._settle(gang)
                 gang.trouble = ""
-            except OSError as error:  # such as a full disk: at the next tick, and the other gangs' turn comes now
+            except (OSError, ValueError) as error:  # a full disk, a damaged file: the other gangs' turn comes now
                 if gang.trouble != str(error):
                     log.error("gang.not_settled", allocation_id=gang.allocation_id, error=str(error))
                 gang.trouble = str(error)
@@ -323,7 +324,7 @@ class Gangs:
         for gang in self:
             if gang.is_due:  # since this tick, or since one that broke off before this line
                 gang.launching = asyncio.create_task(self._launch(gang))
-        if changed:
+        if has_changed:
             self._on_change()
         self._forget()
 

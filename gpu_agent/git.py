@@ -11,17 +11,16 @@ import base64
 import hashlib
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from gpu_agent import enclosure, files, shim
 from gpu_agent.account import Account, shim_user
 from gpu_agent.environment import passed_environment
+from gpu_agent.processes import run
 from gpu_agent.secrets import CannotStartError, InputError, memory_folder
 from gpu_agent.settings import AgentSettings
 from services.contracts.sources import GitSource
@@ -102,27 +101,11 @@ class _GitError(Exception):
 async def _git(words: Sequence[str], environment: Mapping[str, str], entries: bytes) -> None:
     if shutil.which("git", path=environment.get("PATH")) is None:
         raise InputError("This node has no git.")
-    process: subprocess.Popen[bytes] = await asyncio.to_thread(
-        subprocess.Popen,
-        words,
-        cwd="/",
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        _, said = await asyncio.to_thread(process.communicate, entries)
-    except BaseException:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    if process.returncode:
-        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    code, said = await run(words, entries, cwd="/", env=environment)
+    if code:
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         fatal = [line.partition(":")[2].strip() for line in lines if line.startswith(("fatal:", "error:"))]
-        raise _GitError((fatal or lines or [f"git exited with {process.returncode}"])[0][:_LONGEST_MESSAGE])
+        raise _GitError((fatal or lines or [f"git exited with {code}"])[0][:_LONGEST_MESSAGE])
 
 
 @contextmanager

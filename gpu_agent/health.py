@@ -15,7 +15,7 @@ from typing import Any
 
 from gpu_agent import files
 from gpu_agent.devices.driver import DeviceError, DeviceLostError, Driver, Health
-from gpu_agent.processes import ProcessTable
+from gpu_agent.processes import ProcessTable, run
 from gpu_agent.settings import AgentSettings
 from gpu_agent.shim import kernel_boot
 from services.contracts.nodes import GpuFault, GpuFaultCause
@@ -245,15 +245,10 @@ class GpuHealth:
 
 async def _run(words: Sequence[str], timeout_s: float) -> str:
     """Run a probe; return why it did not pass, or an empty string if it did."""
-    process = await asyncio.create_subprocess_exec(
-        *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
     try:
         async with asyncio.timeout(timeout_s):
-            output, _ = await process.communicate()
+            code, printed = await run(words)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         return f"it took longer than {timeout_s:g} s"
-    last = output.decode(errors="replace").strip().rpartition("\n")[2]
-    return "" if process.returncode == 0 else (last or f"exit status {process.returncode}")
+    last = printed.strip().rpartition("\n")[2]
+    return "" if code == 0 else (last or f"exit status {code}")

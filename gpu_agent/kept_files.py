@@ -16,6 +16,7 @@ from gpu_agent.account import shim_user
 from gpu_agent.exec_sessions import MOST_BYTES_PER_S, PIECE_BYTES
 from gpu_agent.gangs import read_start
 from gpu_agent.launch import Launcher
+from gpu_agent.processes import last_bytes
 from gpu_agent.ranks import SCRATCH, RankFolder
 from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import FOLDER
@@ -101,7 +102,7 @@ class KeptFiles:
         stdout, stderr = process.stdout, process.stderr
         assert stdout is not None
         assert stderr is not None
-        said = asyncio.create_task(_last_bytes(stderr))
+        said = asyncio.create_task(last_bytes(stderr, _LONGEST_ERROR_BYTES))
         ends_at = time.monotonic() + self._settings.exec_longest_s
         detail = None
         try:
@@ -135,10 +136,3 @@ def _is_in_mounts(start: StartGang, rank: Path, path: Path) -> bool:
     mounts = [rank / SCRATCH, rank / FOLDER, *filter(None, (start.spec.working_dir, start.spec.checkpoint_dir))]
     real = Path(os.path.realpath(path))
     return any(real.is_relative_to(os.path.realpath(each)) for each in mounts)
-
-
-async def _last_bytes(stream: asyncio.StreamReader) -> bytes:
-    last = b""
-    while data := await stream.read(_LONGEST_ERROR_BYTES):
-        last = (last + data)[-_LONGEST_ERROR_BYTES:]
-    return last

@@ -1,14 +1,65 @@
-"""CPU time of processes including their descendants, and a mark that descendants inherit. Linux only."""
+"""Commands run to their end; CPU time of processes including their descendants, and a mark that those inherit.
 
+Linux only.
+"""
+
+import asyncio
 import functools
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping
+from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _KILL_ROUNDS = 50
+_KILL_S = 5.0
+"""How long a killed command is waited for: what waits for a sick device, or for a file server, cannot be killed."""
+_LAST_BYTES = 16_384
+
+
+async def run(words: Sequence[str], given: bytes = b"", **options: Any) -> tuple[int, str]:
+    """Run a command in a session of its own; return its exit status, and the last lines that it printed.
+
+    If the caller is cancelled, or its time is up, the command is killed with all that it has started.
+
+    Args:
+        given: Its standard input.
+        options: As for ``asyncio.create_subprocess_exec``.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=PIPE, stdout=PIPE, stderr=STDOUT, start_new_session=True, **options
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        with suppress(OSError):
+            process.stdin.write(given)
+            process.stdin.close()
+        printed = await last_bytes(process.stdout, _LAST_BYTES)
+        if len(printed) == _LAST_BYTES:  # part of a line could be part of a secret, which nobody would recognise
+            printed = printed.partition(b"\n")[2]
+        return await process.wait(), printed.decode(errors="replace")
+    except BaseException:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_KILL_S):
+                await process.wait()
+        raise
+
+
+async def last_bytes(stream: asyncio.StreamReader, count: int) -> bytes:
+    """Return the last bytes of a stream, however long it is."""
+    last = b""
+    while data := await stream.read(count):
+        last = (last + data)[-count:]
+    return last
 
 
 def kill_marked(mark: str) -> int:

@@ -25,6 +25,7 @@ log = Log(__name__)
 
 _COMPACT_BYTES = 1 << 20
 _MOST_PENDING = 200_000
+_MOST_COPIED = 10_000  #: More intervals than this are not written anew: that would take too long
 
 
 class Spool:
@@ -39,7 +40,7 @@ class Spool:
         self._unsaved: deque[tuple[EnergyInterval, bytes]] = deque()
         self._mentions: Counter[str] = Counter()
         self._saving = asyncio.Lock()
-        self._size = 0
+        self._size, self._compact_at = 0, _COMPACT_BYTES
         self._last_line = b""
         self.state: dict[str, Any] | None = None  #: The meter's state after the last interval
         self.problem = ""  #: Why intervals cannot be stored now; empty if they can
@@ -91,7 +92,7 @@ class Spool:
         try:
             mark = f"{last.boot_id} {last.sequence}".encode()
             files.replace(self._acknowledged_path, mark, durable=False)
-            if not self._pending and not self._unsaved and self._size > _COMPACT_BYTES:
+            if self._size > self._compact_at and not self._unsaved and len(self._pending) <= _MOST_COPIED:
                 self._compact()
         except OSError as error:
             log.warning("spool.acknowledgement_not_written", error=str(error))
@@ -120,9 +121,15 @@ class Spool:
         self._last_line = raw
 
     def _compact(self) -> None:
-        """Restart the file with its last line, whose state is still needed."""
-        files.replace(self._path, self._last_line)
-        self._size = len(self._last_line)
+        """Restart the file with what is pending and its last line, whose state is still needed.
+
+        Some may always be pending: an engine's node delivers late. The file then grows to twice what they take.
+        """
+        waiting = list(self._pending)[:-1]
+        lines = [orjson.dumps({"interval": each.model_dump(mode="json"), "state": None}) + b"\n" for each in waiting]
+        content = b"".join([*lines, self._last_line])
+        files.replace(self._path, content)
+        self._size, self._compact_at = len(content), max(_COMPACT_BYTES, 2 * len(content))
 
     def _load(self) -> None:
         try:

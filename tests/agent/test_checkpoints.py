@@ -444,3 +444,28 @@ async def test_a_copy_is_settled_once_that_can_be_written_down(tmp_path: Path) -
     blocked.rmdir()
     await eventually(lambda: a.checkpoints.is_settled(start(1), rank))
     assert a.checkpoints.outcome(start(1), rank, exit) == ""
+
+
+async def test_a_link_that_cannot_be_written_down_settles_and_is_said(tmp_path: Path) -> None:
+    a = Host(tmp_path / "a", Store.at(str(tmp_path / "store")))
+    await a.begin(start(1))
+    os.symlink(b"\xff", os.fsencode(a.folder / JOB / "latest"))
+    rank, exit = ended(tmp_path)
+    assert a.checkpoints.outcome(start(1), rank, exit) is None
+    await eventually(lambda: a.checkpoints.is_settled(start(1), rank))
+    said = "Its checkpoint was not copied: it has a link whose target is not UTF-8."
+    assert a.checkpoints.outcome(start(1), rank, exit) == said
+
+
+async def test_cleaning_waits_for_no_copy_and_keeps_no_lock(tmp_path: Path) -> None:
+    a = Host(tmp_path / "a", Store.at(str(tmp_path / "store")))
+    await a.begin(start(1))
+    a.copy(start(1))
+    with a.checkpoints._lock(JOB):  # a copy takes as long as the store lets it
+        for in_use in ([JOB], []):
+            async with asyncio.timeout(5):
+                await asyncio.to_thread(a.checkpoints.clean, in_use, -1)
+            assert (a.folder / JOB).exists()
+    a.checkpoints.clean([], -1)
+    assert not (a.folder / JOB).exists()
+    assert not a.checkpoints._locks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,19 @@ async def test_a_gang_whose_end_cannot_be_written_down_keeps_no_other_from_its_o
     (stuck.folder.path / "exited.tmp").rmdir()
     assert await owners_after(gangs, clock, 0.0) == {}
     assert (stuck.is_over, stuck.ended_by) == (True, EndedBy.HOST)
+
+
+async def test_a_gang_whose_folder_cannot_be_read_keeps_no_other_from_its_devices(
+    gangs: Gangs, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gangs.accept(a_start("job_1", 1, [0]))
+    gangs.accept(a_start("job_2", 1, [1]))
+    broken = gangs.get("job_1.1")
+    assert broken is not None
+
+    def unreadable() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(broken.folder, "exit", unreadable)
+    assert (await owners_after(gangs, clock, 0.0))[1] == "job_2.1"
+    assert broken.trouble

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import resource
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -13,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpu_agent import processes
 from gpu_agent.agent import Agent
 from gpu_agent.devices.driver import DeadDevice, DeviceError, DeviceEvent, DeviceLostError, Health
 from gpu_agent.devices.simulated import SimulatedDriver
@@ -241,3 +245,53 @@ async def test_other_braces_in_a_probe_are_its_own(tmp_path: Path) -> None:
     (fault,) = health.faults()
     await health.probe(fault, 60)
     assert causes(health) == {}
+
+
+async def test_nothing_of_a_probe_is_left_if_it_is_cancelled_or_takes_too_long(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    health = a_watch(
+        tmp_path,
+        Gpus({}, [DeviceEvent(0, 79)]),
+        probe=["sh", "-c", f"sleep 300 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"],
+        probe_timeout_s=1,
+    )
+    health.look(0)
+    (fault,) = health.faults()
+    for is_cancelled in (True, False):
+        probing = asyncio.create_task(health.probe(fault, 60))
+        await eventually(pids.exists)
+        if is_cancelled:
+            probing.cancel()
+        await asyncio.wait([probing])
+        started = pids.read_text().split()
+        pids.unlink()
+        await eventually(lambda started=started: not any(Path(f"/proc/{pid}/exe").exists() for pid in started))
+
+
+async def test_a_probe_that_cannot_be_killed_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_KILL_S", 0.1, raising=False)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: killed.append(pid))  # as if it waited for its device
+    monkeypatch.setattr(asyncio.subprocess.Process, "kill", lambda _: None)
+    gpus = Gpus({}, [DeviceEvent(0, 79)])
+    health = a_watch(tmp_path, gpus, probe=["sleep", "5"], probe_timeout_s=0.1)
+    health.look(0)
+    (fault,) = health.faults()
+    async with asyncio.timeout(3):
+        await health.probe(fault, 60)
+    assert health.faults()[0].detail.endswith("Its probe failed: it took longer than 0.1 s")
+    os.kill(killed[0], signal.SIGKILL)
+    await eventually(lambda: not Path(f"/proc/{killed[0]}").exists())
+
+
+async def test_a_probe_that_prints_without_end_does_not_fill_the_agents_memory(tmp_path: Path) -> None:
+    talk = "head -c 50000000 /dev/zero | tr '\\0' x; echo; echo it is broken; exit 1"
+    health = a_watch(tmp_path, Gpus({}, [DeviceEvent(0, 79)]), probe=["sh", "-c", talk])
+    health.look(0)
+    (fault,) = health.faults()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await health.probe(fault, 60)
+    assert health.faults()[0].detail.endswith("Its probe failed: it is broken")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000

@@ -8,8 +8,10 @@ import hashlib
 import io
 import os
 import random
+import resource
 import subprocess
 import tarfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from gpu_agent.secrets import InputError
 from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import Sources
 from services.contracts.nodes import EndedBy
-from services.contracts.sources import GitSource, OpenedChunk
+from services.contracts.sources import GitSource, OpenedChunk, Source
 from tests.agent.conftest import Node, eventually
 from wattshift.sources import Archive
 
@@ -320,12 +322,58 @@ async def test_what_is_being_fetched_is_not_removed_to_make_room(tmp_path: Path)
     async def at_once(_: int) -> OpenedChunk:
         return OpenedChunk(chunks=1, data=base64.b64encode(content["b"]).decode())
 
-    fetching = asyncio.create_task(sources._archive(hashlib.sha256(content["a"]).hexdigest(), slowly))
+    async def got(name: str, read_chunk: Callable[[int], Awaitable[OpenedChunk]]) -> bytes:
+        async with sources._archive(hashlib.sha256(content[name]).hexdigest(), read_chunk) as archive:
+            return archive.read_bytes()
+
+    fetching = asyncio.create_task(got("a", slowly))
     await begun.wait()
     part = next((tmp_path / "uploads").glob("*.part"))
     part.write_bytes(b"x" * 1_200)
-    await sources._archive(hashlib.sha256(content["b"]).hexdigest(), at_once)
+    await got("b", at_once)
     assert part.exists()
     part.write_bytes(b"")
     goes_on.set()
-    assert (await fetching).read_bytes() == content["a"]
+    assert await fetching == content["a"]
+
+
+async def test_an_archive_that_gets_its_name_while_room_is_made_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = Sources(AgentSettings(state_dir=tmp_path, data_dir=tmp_path, source_cache_bytes=1_000))
+    (tmp_path / "uploads").mkdir()
+    gone = tmp_path / "uploads" / "a.part"
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter([gone]))
+    sources._make_room()
+
+
+async def test_a_server_that_never_stops_talking_does_not_fill_the_agents_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talker = tmp_path / "git"
+    talker.write_text("#!/bin/sh\nhead -c 50000000 /dev/zero | tr '\\0' x >&2\necho >&2\necho fatal: no >&2\nexit 1\n")
+    talker.chmod(0o755)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(git._GitError, match=r"^no$"):
+        await git._git([str(talker)], {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, b"")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000
+
+
+async def test_an_archive_stays_until_it_is_unpacked_and_no_lock_of_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, content = Sources(AgentSettings(state_dir=tmp_path, data_dir=tmp_path, source_cache_bytes=100)), b"a" * 600
+
+    async def read_chunk(_: int) -> OpenedChunk:
+        return OpenedChunk(chunks=1, data=base64.b64encode(content).decode())
+
+    def unpack(archive: Path, into: Path, *_: object) -> None:
+        sources._make_room()  # for another gang's
+        into.mkdir()
+        (into / "content").write_bytes(archive.read_bytes())
+
+    monkeypatch.setattr("gpu_agent.sources.unpack", unpack)
+    source = Source(upload=hashlib.sha256(content).hexdigest())
+    made = await sources.make(source, tmp_path, read_chunk, None, None, tuple)
+    assert (made / "content").read_bytes() == content
+    assert not sources._in_use

@@ -138,3 +138,21 @@ async def test_a_writer_that_is_cancelled_lets_the_disk_finish_before_the_next_o
     assert first.cancelled()
     assert sequences(made) == sequences(Spool(tmp_path)) == [0, 1]
     assert Spool(tmp_path).state == {"after": 1}
+
+
+async def test_the_file_stays_small_also_where_something_always_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine's node delivers late, so that its newest intervals are always pending."""
+    monkeypatch.setattr(spool, "_COMPACT_BYTES", 1_000)
+    made = await filled(tmp_path, 5)
+    largest = 0
+    for sequence in range(5, 100):
+        await made.append(an_interval(sequence), {"after": sequence})
+        made.acknowledge(1)
+        largest = max(largest, (tmp_path / "energy.jsonl").stat().st_size)
+        if sequence % 10 == 0:
+            again = Spool(tmp_path)
+            assert (sequences(again), again.state) == (sequences(made), {"after": sequence})
+    assert sequences(made) == [95, 96, 97, 98, 99]
+    assert largest < 20 * len((tmp_path / "energy.jsonl").read_bytes().splitlines()[-1])
