@@ -175,6 +175,8 @@ def thinned(result: SimulationResult) -> dict[str, list[float]]:
         "power_w": series.power_w,
         "intensity_gco2_per_kwh": series.intensity_gco2_per_kwh,
         "carbon_gco2": series.carbon_gco2,
+        "running_high": series.running_high,
+        "running_low": series.running_low,
         "queued": series.queued,
     }
     return {name: [round(float(value), 3) for value in column[rows]] for name, column in columns.items()}

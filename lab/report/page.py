@@ -194,6 +194,16 @@ def _over_time(results: Sequence[Result], baseline: str) -> list[str]:
             lines([_line(cell, "power_w", 1e-3) for cell in cells], "power, kW", grid, behind),
             lines([_line(cell, "queued") for cell in cells], "waiting jobs", grid, behind),
         ]
+        for cell in cells[:2]:
+            running = [
+                Line(name, line.x, line.y)
+                for name, line in (
+                    ("high power", _line(cell, "running_high")),
+                    ("low power", _line(cell, "running_low")),
+                )
+            ]
+            unit = f"{label_of(cell)}: running jobs that draw more, or less, than the median"
+            parts.append(lines(running, unit, grid, behind))
     return parts
 
 

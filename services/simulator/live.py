@@ -219,16 +219,19 @@ def _workload(state: LiveState, jobs: list[LiveJob], names: list[str]) -> Worklo
     def ints(values: list[int]) -> Ints:
         return np.array(values, dtype=np.int64)
 
-    same = ("min_gpus", "max_gpus", "step_gpus", "profile", "priority")
-    numbers: dict[str, Any] = {name: ints([getattr(job, name) for job in jobs]) for name in same}
+    smallest = ints([job.min_gpus for job in jobs])
     return Workload(
         ids=tuple(job.id for job in jobs),
         tenants=tuple(job.tenant for job in jobs),
         submitted_s=np.array([job.submitted_s for job in jobs]),
         work_s=np.array([job.work_s * (job.sevenths or WHOLE) / WHOLE for job in jobs]),
         requested_gpus=ints([job.asked_gpus or job.min_gpus for job in jobs]),
-        **numbers,
+        min_gpus=smallest,
+        max_gpus=ints([job.max_gpus for job in jobs]),
+        step_gpus=ints([job.step_gpus for job in jobs]),
+        profile=ints([job.profile for job in jobs]),
         profiles=tuple(_profile(at, each, names) for at, each in enumerate(state.profiles)),
+        priority=ints([job.priority for job in jobs]),
         preemptible=np.array([job.preemptible for job in jobs], dtype=np.bool_),
         shareable=np.array([job.may_share_gpu for job in jobs], dtype=np.bool_),
         deadline_s=np.array([math.inf if job.deadline_s is None else job.deadline_s for job in jobs]),

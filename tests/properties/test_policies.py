@@ -31,7 +31,7 @@ VARIANTS = [(name, {}) for name in (*POLICIES, *(FAIR + each for each in SHARED)
     ("a-srpt", {"others": "pass", "tau": 100.0}),
     ("green", {"mu": 1.0, "theta": 0.0, "starvation_s": None}),
     ("green", {"fixed_gpus": 2, "carbon_factor": "gpu_seconds"}),
-    ("green", {"theta": 1.0, "gamma_empty": 0.9, "gamma_full": 0.9, "job_cap_gpus": 3}),
+    ("green", {"theta": 1.0, "gamma_empty": 0.9, "gamma_full": 0.9, "job_cap_gpus": 3, "unmeasured_s": 0.0}),
 ]
 
 

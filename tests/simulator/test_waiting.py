@@ -101,10 +101,10 @@ def test_a_refresh_computes_what_changed(waiting: int) -> None:
     live = LiveJobs(jobs, np.ones((waiting, 1), dtype=np.bool_), jobs.work_s)
     for row in range(waiting):
         live.arrive(row)
-    live.refresh(START_S, [0.0])
+    live.refresh(START_S, [0.0], 0.0)
     live.ints[IntRow.GPUS, 7] = 1
     live.floats[FloatRow.SET_ATTAINED] = 60.0
 
-    live.refresh(START_S + 10.0, [0.0])
+    live.refresh(START_S + 10.0, [0.0], 0.0)
 
     assert np.flatnonzero(live.table().attained_gpu_s).tolist() == [7]

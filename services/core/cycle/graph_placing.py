@@ -29,7 +29,7 @@ from services.core.parallel.graph import JobGraph, data_parallel
 from services.core.parallel.iteration import Network
 from services.core.parallel.mapping import Mapper, vertices_of
 
-COMM_HEAVY = 1.5  #: A gang is communication-heavy from this ratio of its worst iteration time to its best
+COMM_HEAVY = 1.5
 UNKNOWN_PARAMETER_BYTES = 4e8
 """A hundred million parameters; their size does not matter to where the replicas of one stage sit."""
 SPARE_NODES = 2  #: How many nodes more than necessary are tried
@@ -113,6 +113,7 @@ def place_by_graph(
     free: FreeDevices,
     *,
     method: Method,
+    comm_heavy: float = COMM_HEAVY,
     accepts: Callable[[float, Seats], bool] | None = None,
 ) -> Placement | None:
     """Take devices for one gang as its graph requires; None: it waits, and nothing was taken.
@@ -125,7 +126,7 @@ def place_by_graph(
         return consolidated(snapshot, job, gpus, gpu_model, free)
     mapper = mapper_of(snapshot.graphs.get(snapshot.jobs.ids[job]), gpus, snapshot.network)
     least_s = best_s(snapshot, mapper, gpu_model)
-    servers = Servers.FULLEST if extremes_s(mapper)[1] >= COMM_HEAVY * least_s else Servers.EMPTIEST
+    servers = Servers.FULLEST if extremes_s(mapper)[1] >= comm_heavy * least_s else Servers.EMPTIEST
     found = seated(snapshot, job, gpus, gpu_model, free, method=method, servers=servers)
     if found is None or (servers is Servers.FULLEST and accepts is not None and not accepts(least_s, found)):
         return None
@@ -159,10 +160,10 @@ def best_s(snapshot: Snapshot, mapper: Mapper, gpu_model: int) -> float:
     return extremes_s(mapper)[0]
 
 
-def servers_for(mapper: Mapper) -> Servers:
-    """Return a gang's servers: the fullest, if its worst placement takes ``COMM_HEAVY`` times its best or longer."""
+def servers_for(mapper: Mapper, comm_heavy: float = COMM_HEAVY) -> Servers:
+    """Return a gang's servers: the fullest, if its worst placement takes ``comm_heavy`` times its best or longer."""
     least_s, worst_s = extremes_s(mapper)
-    return Servers.FULLEST if worst_s >= COMM_HEAVY * least_s else Servers.EMPTIEST
+    return Servers.FULLEST if worst_s >= comm_heavy * least_s else Servers.EMPTIEST
 
 
 @lru_cache(maxsize=1 << 14)

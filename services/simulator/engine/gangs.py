@@ -22,7 +22,7 @@ from services.simulator.engine.behaviour import FIXED_BATCH, Behaviours, Run
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
 from services.simulator.engine.events import COMPLETE, RELEASE, SAVE, STAGE, STEP, Events
-from services.simulator.engine.live import MIN_PROFILE_S, FloatRow, IntRow, LiveJobs
+from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 from services.simulator.engine.options import EngineOptions, Foresight
 from services.simulator.engine.recorder import Recorder
 from services.simulator.workload import Workload
@@ -216,7 +216,7 @@ class Gangs:
         if live.ints.item(IntRow.PHASE, slot) != PREEMPTING or self.leaving.pop(live.ints.item(IntRow.ROW, slot), 0):
             if live.ints.item(IntRow.MEASURED, slot) == 0:
                 ran_s = self.now_s - live.floats.item(FloatRow.RUN_FROM, slot)
-                if ran_s >= MIN_PROFILE_S:
+                if ran_s >= self._options.min_profile_s:
                     live.measured(slot)
             kept = math.inf if keeps_work else self._kept(slot)
             self.settle(slot)

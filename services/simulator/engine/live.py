@@ -18,8 +18,6 @@ from services.simulator.engine.beginning import Beginning
 from services.simulator.engine.behaviour import TunedCurves
 from services.simulator.workload import Workload
 
-MIN_PROFILE_S = 60.0  #: A gang size counts as profiled after it has run this long
-
 
 class FloatRow:
     """Rows of the table of floats; plain integers, because an enum's members are slow to access.
@@ -227,7 +225,7 @@ class LiveJobs:
         )  # fmt: skip
         return gpu_s, energy_j, carbon
 
-    def refresh(self, now_s: float, integrals: Sequence[float]) -> None:
+    def refresh(self, now_s: float, integrals: Sequence[float], min_profile_s: float) -> None:
         """Bring what a snapshot shows up to now: figures of jobs with GPUs, completed starts, observed profiles.
 
         Nothing changes for waiting jobs, so they are skipped and the cost does not grow with the queue.
@@ -258,7 +256,7 @@ class LiveJobs:
             self.ints[IntRow.PHASE, which] = phase
         self.ints[IntRow.STALE, which] = 0
         self._show_stages(which)
-        fresh = (phase == RUNNING) & (i[IntRow.MEASURED] == 0) & (now_s - f[FloatRow.RUN_FROM] >= MIN_PROFILE_S)
+        fresh = (phase == RUNNING) & (i[IntRow.MEASURED] == 0) & (now_s - f[FloatRow.RUN_FROM] >= min_profile_s)
         found = np.flatnonzero(fresh)
         for slot in (found if isinstance(which, slice) else which[found]).tolist():
             self.measured(slot)

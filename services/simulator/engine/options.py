@@ -53,6 +53,7 @@ class EngineOptions:
         grace_s: From asking a gang to stop until it is killed.
         checkpoint_every_s: Interval of a run's checkpoints; a job falls back to the last when killed or when its node
             fails.
+        min_profile_s: A gang size counts as profiled after it has run this long.
         history_s, horizon_s: How far back and ahead policies see the grid.
         node_mtbf_s: Mean time between failures of a node, exponential; None: nodes never fail.
         node_repair_s: Mean time to repair, exponential.
@@ -97,6 +98,7 @@ class EngineOptions:
     interval_jobs: float = 0.0
     grace_s: float = 120.0
     checkpoint_every_s: float = 1_800.0
+    min_profile_s: float = 60.0
     history_s: float = 172_800.0
     horizon_s: float = 172_800.0
     node_mtbf_s: float | None = None
@@ -131,7 +133,7 @@ class EngineOptions:
         positive += [
             each for each in (self.node_mtbf_s, self.power_down_after_s, self.power_limit_w) if each is not None
         ]
-        least = [self.passive_interval_s, self.grace_s, self.lease_s, self.boot_s, self.host_idle_w]
+        least = [self.passive_interval_s, self.grace_s, self.min_profile_s, self.lease_s, self.boot_s, self.host_idle_w]
         least += [self.min_run_s, self.save_wait_s or 0.0, self.interval_jobs]
         least.append(self.host_per_job_w or 0.0)
         if self.host_per_job_once and self.host_per_job_w is None:

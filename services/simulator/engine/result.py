@@ -40,7 +40,11 @@ class JobColumns:
 
 @dataclass(frozen=True)
 class Series:
-    """The cluster at every active round, just before it; every column is (n_rounds,)."""
+    """The cluster at every active round, just before it; every column is (n_rounds,).
+
+    Attributes:
+        running_high, running_low: Jobs holding GPUs whose kind draws at least, or less than, the median power.
+    """
 
     times_s: Floats  #: UTC seconds
     power_w: Floats  #: Mean power of the whole cluster since the previous row
@@ -50,6 +54,8 @@ class Series:
     energy_j: Floats  #: Of the whole cluster, cumulative
     held_gpus: Floats  #: Devices held by jobs, slices included
     queued: Floats  #: Jobs waiting
+    running_high: Floats
+    running_low: Floats
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class Simulation:
         self._foresight = None if predictor is None else predictor(self.workload)
         graphs = {at: kind.graph for at, kind in enumerate(self.workload.profiles) if kind.graph is not None}
         kinds = zip(map(JobId, self.workload.ids), self.workload.profile.tolist(), strict=True) if graphs else ()
-        self.recorder = Recorder(self.workload)
+        self.recorder = Recorder(self.workload, models)
         self.memory: Any = policy.initial()
         self.rounds = self.active_rounds = 0
         self._tables = GangTables(self.workload, cluster, models, options)
@@ -374,7 +374,7 @@ class Simulation:
 
     def _active(self) -> None:
         live = self.live
-        live.refresh(self.gangs.now_s, self.gangs.integrals)
+        live.refresh(self.gangs.now_s, self.gangs.integrals, self.options.min_profile_s)
         self.recorder.sample(
             self.gangs.now_s,
             self._intensities()[0]
@@ -382,7 +382,7 @@ class Simulation:
             else float(self._zone_gpus @ self._intensities() / self._zone_gpus.sum()),
             self._sums,
             live,
-            self._slices.holding,
+            self._slices.holding(),
             self._slices.queued,
             shared_gpus=len(self.gangs.beside) // 2,
         )

@@ -164,9 +164,8 @@ class Slices:
     def queued(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    @property
-    def holding(self) -> int:
-        return len(self._holders)
+    def holding(self) -> list[int]:
+        return list(self._holders)
 
     def may_start(self) -> bool:
         return any(queue and self._room(asked) for asked, queue in self._queues.items())

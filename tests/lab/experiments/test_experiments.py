@@ -205,7 +205,7 @@ def test_reports_are_whole(ran: tuple[Path, list[dict[str, Any]], list[dict[str,
     assert {link.get("href") for link in root.findall(".//nav/a")} == {
         f"#{title.get('id')}" for title in root.findall(".//h2")
     }
-    assert len(root.findall(".//svg")) == 1 + 4 + 3 + 1
+    assert len(root.findall(".//svg")) == 1 + 4 + 5 + 1
     assert "least possible, 24 h, all levers" in page
     assert "hours, widths, batches, limits, sleep" in page
     assert "mu = 3.0" in page

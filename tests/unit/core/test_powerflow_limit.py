@@ -11,8 +11,8 @@ import pytest
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
-from services.core.policies.powerflow.config import UNKNOWN_GPU_W, PowerflowConfig
-from services.core.policies.powerflow.limit import AHEAD_S, gpu_max_w, least_of, limit_w
+from services.core.policies.powerflow.config import PowerflowConfig
+from services.core.policies.powerflow.limit import gpu_max_w, least_of, limit_w
 from tests.support.builders import NOON_S, a_node, a_snapshot
 
 DAY_S = 86_400.0
@@ -37,14 +37,14 @@ def test_without_a_limit_there_is_none() -> None:
 
 def test_eta_is_a_share_of_what_all_gpus_draw_at_most() -> None:
     """Eq. 19: eta x G x P_max; GPUs of service instances count."""
-    config = PowerflowConfig(eta=0.5)
+    config = PowerflowConfig(eta=0.5, gpu_max_w=400.0)
 
-    assert limit_w(a_cluster(), config) == 0.5 * 16 * UNKNOWN_GPU_W
-    assert limit_w(a_cluster(services_gpus=4), config) == 0.5 * 20 * UNKNOWN_GPU_W
+    assert limit_w(a_cluster(), config) == 0.5 * 16 * 400
+    assert limit_w(a_cluster(services_gpus=4), config) == 0.5 * 20 * 400
 
 
 def test_the_least_of_all_limits_counts_and_services_are_taken_off() -> None:
-    config = PowerflowConfig(eta=0.7, power_limit_w=3_000.0, power_limit_curve=((0.0, 2_500.0),))
+    config = PowerflowConfig(eta=0.5, gpu_max_w=400.0, power_limit_w=3_000.0, power_limit_curve=((0.0, 2_500.0),))
 
     assert limit_w(a_cluster(), config) == 2_500
     assert limit_w(a_cluster(), replace(config, power_limit_curve=())) == 3_000
@@ -56,8 +56,9 @@ def test_p_max_is_the_mean_gpu_of_the_smallest_gangs_at_the_default_setting() ->
     other = a_table([1], [[150.0, 250.0]])
     snapshot = a_cluster(gangs=({0: one}, {0: other}))
 
-    assert gpu_max_w(snapshot) == (700 / 2 + 250) / 2
-    assert gpu_max_w(a_cluster()) == UNKNOWN_GPU_W
+    assert gpu_max_w(snapshot, PowerflowConfig()) == (700 / 2 + 250) / 2
+    assert gpu_max_w(snapshot, PowerflowConfig(gpu_max_w=410.0)) == 410
+    assert gpu_max_w(a_cluster(), PowerflowConfig(default_gpu_w=320.0)) == 320
 
 
 def test_a_limit_that_falls_before_the_next_active_round_counts_already() -> None:
@@ -70,7 +71,7 @@ def test_a_limit_that_falls_before_the_next_active_round_counts_already() -> Non
 
     assert at(eight_s - 600, eight_s - 121) == 4_000
     assert at(eight_s - 600, eight_s - 120) == 2_000
-    ahead_s = AHEAD_S + config.grace_s  # where no active round is known
+    ahead_s = config.limit_ahead_s + config.grace_s  # where no active round is known
     assert at(eight_s - ahead_s - 1) == 4_000
     assert at(eight_s - ahead_s) == 2_000
 

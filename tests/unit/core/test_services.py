@@ -19,7 +19,7 @@ from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.reasons import Reason
-from services.core.policies.powerflow.config import UNKNOWN_GPU_W, PowerflowConfig
+from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.limit import limit_w
 from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, story, with_services
@@ -187,7 +187,7 @@ def test_a_limit_is_for_all_gpus_and_left_to_jobs_less_what_services_draw() -> N
     snapshot = replace(a_snapshot([], ONE), services_gpus=4, services_w=700.0)
 
     assert limit_w(snapshot, PowerflowConfig(power_limit_w=2_000)) == 1_300
-    assert limit_w(snapshot, PowerflowConfig(eta=0.5)) == 0.5 * 8 * UNKNOWN_GPU_W - 700
+    assert limit_w(snapshot, PowerflowConfig(eta=0.5, gpu_max_w=400)) == 0.5 * 8 * 400 - 700
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_green_with_slack_holds_what_its_nodes_zone_makes_worth_waiting_for() ->
         for node, model in (("n0", "A100"), ("n1", "V100"))
     ]
 
-    plan = decided("green", two_zones(*jobs), {"slack_s": 12 * HOUR_S})
+    plan = decided("green", two_zones(*jobs), {"slack_s": 12 * HOUR_S, "unmeasured_s": 0.0})
 
     assert {job: words.split()[0] for job, words in story(plan).items()} == {"n0": "preempt"}
 

@@ -1,7 +1,7 @@
 """The policy: the head of the queue starts when its GPUs are free, and no job passes it, but as ``others`` says.
 
 A job that begins to wait goes onto the virtual machine; when it ends there, it joins the queue. A gang whose worst
-placement takes ``COMM_HEAVY`` times its best or longer gets the fullest servers; while its iterations would still be
+placement takes ``comm_heavy`` times its best or longer gets the fullest servers; while its iterations would still be
 that much longer than at best, it waits up to ``tau`` times its length on the virtual machine for something better than
 what it was first offered. Any other gang takes what the emptiest servers have left, at once. Never preempts.
 
@@ -55,6 +55,12 @@ from services.core.policies.parameters import check_parameters, parameter
 class AsrptConfig:
     """Parameters of A-SRPT."""
 
+    comm_heavy: float = parameter(
+        COMM_HEAVY,
+        "A gang is communication-heavy if its worst placement takes at least this many times as long as its best. "
+        "Default: the paper.",
+        minimum=1.0,
+    )
     tau: float = parameter(
         1.0,
         "How long a communication-heavy gang waits for a better placement, in multiples of its length on the "
@@ -322,11 +328,14 @@ class _Placer:
         if gpu_model in self._closed:
             self.declined[job_id] = Reason.SHORTER_FIRST
             return None
+        comm_heavy = self._config.comm_heavy
 
         def accepts(least_s: float, found: Seats) -> bool:
-            return found.time_s <= COMM_HEAVY * least_s or not self._waits(job_id, found.time_s)
+            return found.time_s <= comm_heavy * least_s or not self._waits(job_id, found.time_s)
 
-        placed = place_by_graph(snapshot, job, gpus, gpu_model, free, method=self._method, accepts=accepts)
+        placed = place_by_graph(
+            snapshot, job, gpus, gpu_model, free, method=self._method, comm_heavy=comm_heavy, accepts=accepts
+        )
         if placed is None:
             if self._config.others == "wait" or job_id not in self.offers:
                 self._closed.add(gpu_model)

@@ -89,6 +89,11 @@ class GreenConfig:
         unit="GPUs",
         minimum=1,
     )
+    unmeasured_s: float = seconds(
+        3_600.0,
+        "A job that has run this long at one size without a measured efficiency stops scaling and leaves the "
+        "upper queue. Default: ours, two active rounds.",
+    )
 
     def __post_init__(self) -> None:
         check_parameters(self)

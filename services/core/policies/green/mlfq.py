@@ -41,9 +41,6 @@ from services.core.policies.green.efficiency import (
 from services.core.policies.green.memory import AHEAD, BEHIND, STARVING, GreenMemory, dump_memory, load_memory
 from services.core.policies.greener_hours import expected_start_s, left_and_deadline_s, should_run
 
-UNMEASURED_S = 3_600.0
-"""A job that has run this long at one size without a measured efficiency stops scaling; ours."""
-
 
 class Green:
     """Carbon-efficient multi-level feedback queues. Preempts and resizes in active rounds."""
@@ -148,9 +145,9 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
 
     A job grows if it runs and may be restarted, its degradation has been measured at its present size and is at least
     gamma, and a step keeps it within its cap. It leaves the upper queue, at its present size, when it runs and may not
-    grow, or when its efficiency stays unmeasured for an hour. Until it is measured it stays as it is. Unlike Algorithm
-    1 as printed, which stops at theta, every job of the queue is examined. With ``step_back`` a job whose last step
-    proved too wide leaves at the size before it.
+    grow, or when its efficiency stays unmeasured for ``unmeasured_s``. Until it is measured it stays as it is. Unlike
+    Algorithm 1 as printed, which stops at theta, every job of the queue is examined. With ``step_back`` a job whose
+    last step proved too wide leaves at the size before it.
 
     Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
     """
@@ -174,7 +171,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     grows = runs & may_grow & holds
     wide = config.step_back & jobs.preemptible & (present > jobs.min_gpus)
     waits = runs & ~measured & (may_grow | wide)
-    waits &= snapshot.now_s - jobs.waiting_since_s < UNMEASURED_S
+    waits &= snapshot.now_s - jobs.waiting_since_s < config.unmeasured_s
     gangs = np.where(grows, present + jobs.step_gpus, present)
     gangs = np.where(runs & measured & ~holds & wide, present - jobs.step_gpus, gangs)
     lower = known_lower | (runs & ~grows & ~waits)

@@ -55,8 +55,11 @@ class Worth:
     def hour_g(self, which: Ints) -> Floats:
         """Return ``w`` for each of these jobs: (n_which,) gCO2 per hour."""
         snapshot = self._snapshot
-        means = eligible_curves(snapshot, which).each(lambda curve: _mean(curve, snapshot.now_s))
-        return self.hour_wh(which) / 1000.0 * means
+        return (
+            self.hour_wh(which)
+            / 1000.0
+            * eligible_curves(snapshot, which).each(lambda curve: _mean(curve, snapshot.now_s))
+        )
 
 
 def _mean(curve: CarbonCurve, now_s: float) -> float:

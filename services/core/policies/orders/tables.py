@@ -19,7 +19,7 @@ from services.core.cycle.snapshot import NodeTable, Snapshot
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
-from services.core.policies.powerflow.config import UNKNOWN_GPU_W, PowerflowConfig
+from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.view import Tables
 from services.core.profiles.boards import board_of
 
@@ -76,7 +76,7 @@ class OrderTables(Tables):
         table, highest_w = super().assumed(job, gpu_model), self._range_w(gpu_model)[1]
         power_w = table.power_w
         if np.isnan(self.snapshot.jobs.gpu_power_w.item(job)) and not np.isnan(highest_w):
-            power_w = power_w * (highest_w / UNKNOWN_GPU_W)
+            power_w = power_w * (highest_w / self.config.default_gpu_w)
         hosts_w = self._host_w(gpu_model) * table.gpus[:, None]
         return GangTable(table.gpus, table.speed, power_w + hosts_w, table.kind, table.values)
 

@@ -8,7 +8,6 @@ from services.core.policies.parameters import check_parameters, parameter, secon
 from services.core.policies.powerflow.allocate import Greedy
 
 HOURS = 24.0
-UNKNOWN_GPU_W = 300.0  #: Assumed draw of a GPU of an unknown job
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,20 @@ class PowerflowConfig:
         unit="W",
         minimum=0.0,
     )
+    gpu_max_w: float | None = parameter(
+        None,
+        "P_max: what a GPU and its share of the host draw in training at the default power limit and clock; null "
+        "for the mean over the known kinds of jobs.",
+        unit="W",
+        minimum=1.0,
+    )
     margin: float = parameter(
         0.0, "Share of the limit kept in reserve for the models' error. Default: ours.", minimum=0.0, maximum=0.9
+    )
+    limit_ahead_s: float = seconds(
+        1_800.0,
+        "How long before the limit falls the cluster reduces its power, if the next active round is not known. "
+        "Default: ours.",
     )
     grace_s: float = seconds(120.0, "How long a stopped gang may still draw power. Default: the agents' grace period.")
     control: Literal["clock", "power_limit"] = parameter(
@@ -76,6 +87,12 @@ class PowerflowConfig:
     )
     power_down: bool = parameter(True, "Whether unused nodes that may be powered down are (section 5.3).")
     spare_nodes: int = parameter(1, "How many unused nodes stay on for new jobs. Default: ours.", minimum=0)
+    default_gpu_w: float = parameter(
+        300.0, "Assumed draw of a GPU of an unknown job. Default: ours.", unit="W", minimum=1.0
+    )
+    default_scaling: float = parameter(
+        0.9, "Assumed exponent of an unknown job's speed over GPUs. Default: ours.", minimum=0.0
+    )
 
     def __post_init__(self) -> None:
         check_parameters(self)

@@ -10,10 +10,9 @@ import numpy as np
 
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.orders import least_of as steps_least_of
-from services.core.policies.powerflow.config import HOURS, UNKNOWN_GPU_W, PowerflowConfig
+from services.core.policies.powerflow.config import HOURS, PowerflowConfig
 
 DAY_S = 86_400.0
-AHEAD_S = 1_800.0  #: How long before the limit falls power is reduced, if the next active round is not known
 
 
 def limit_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
@@ -24,19 +23,23 @@ def limit_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
     """
     limits = [math.inf if config.power_limit_w is None else config.power_limit_w]
     if config.eta < 1:
-        limits.append(config.eta * float(snapshot.nodes.gpus.sum() + snapshot.services_gpus) * gpu_max_w(snapshot))
+        limits.append(
+            config.eta * float(snapshot.nodes.gpus.sum() + snapshot.services_gpus) * gpu_max_w(snapshot, config)
+        )
     due_s = snapshot.next_active_s
-    ahead_s = (due_s - snapshot.now_s if math.isfinite(due_s) else AHEAD_S) + config.grace_s
+    ahead_s = (due_s - snapshot.now_s if math.isfinite(due_s) else config.limit_ahead_s) + config.grace_s
     limits.append(least_of(config.power_limit_curve, snapshot.now_s, snapshot.now_s + ahead_s))
     return min(limits) - snapshot.services_w
 
 
-def gpu_max_w(snapshot: Snapshot) -> float:
+def gpu_max_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
     """Return P_max: the mean draw of a GPU in training at the default control value, including its host, watts."""
+    if config.gpu_max_w is not None:
+        return config.gpu_max_w
     draws = [
         float(table.power_w[0, -1] / table.gpus[0]) for gangs in snapshot.gangs for _, table in sorted(gangs.items())
     ]
-    return float(np.mean(draws)) if draws else UNKNOWN_GPU_W
+    return float(np.mean(draws)) if draws else config.default_gpu_w
 
 
 def least_of(curve: tuple[tuple[float, float], ...], begin_s: float, end_s: float) -> float:

@@ -17,9 +17,7 @@ from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable, StackedTables
 from services.core.policies.powerflow.allocate import Choices
-from services.core.policies.powerflow.config import UNKNOWN_GPU_W, PowerflowConfig
-
-UNKNOWN_SCALING = 0.9  #: Assumed exponent of an unknown job's speed over GPUs
+from services.core.policies.powerflow.config import PowerflowConfig
 
 
 @dataclass
@@ -121,13 +119,13 @@ class Tables:
         sizes = sorted({*range(1, min(most, 16) + 1), *(1 << at for at in range(most.bit_length()))})
         gpus: Ints = np.array(sizes, dtype=np.int64)
         speed: Floats = np.empty(gpus.size)
-        speed[:] = gpus**UNKNOWN_SCALING
+        speed[:] = gpus**config.default_scaling
         if row >= 0:
             curve = snapshot.speed_curves[row]
             measured: Ints = np.arange(1, curve.size + 1, dtype=np.int64)
             speed[:] = np.interp(gpus, measured, curve)
         measured_w = float(jobs.gpu_power_w[job])
-        board_w = measured_w if np.isfinite(measured_w) and measured_w > 0 else UNKNOWN_GPU_W
+        board_w = measured_w if np.isfinite(measured_w) and measured_w > 0 else config.default_gpu_w
         drawn_w: Floats = np.array([[size * board_w] for size in sizes], dtype=np.float64)
         for kind in sorted(ControlKind, key=lambda kind: kind.value != config.control):
             found = snapshot.control_curve(job, gpu_model, kind)
