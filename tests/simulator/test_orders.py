@@ -57,7 +57,10 @@ def test_orders_that_overlap_are_measured_by_what_was_drawn_before_the_first() -
     starts_s = (5.0, 7.5, 8.75, 12.0)  # in force, in the time after it, in that of the one before, and by itself
     others = [SimulatedOrder(START_S + at * HOUR_S, HOUR_S, cut=0.1) for at in starts_s]
 
-    kept = {each["start_s"] - START_S: each for each in run("las", first, *others).orders}
+    few = a_workload([(0.0, 4 * 24 * HOUR_S, 4)] * 8, [a_profile("k", gpu_w=300.0)])
+    options = EngineOptions(orders=(first, *others), settings_known=False)
+    ran = simulate("las", few, ClusterSpec.parse("4x8:A100"), a_trace((300.0,) * 240), options=options)
+    kept = {each["start_s"] - START_S: each for each in ran.orders}
 
     baseline_w = kept[4 * HOUR_S]["baseline_w"]
     assert [kept[at * HOUR_S]["baseline_w"] == baseline_w for at in starts_s] == [True, True, True, False]
