@@ -33,8 +33,9 @@ class Refusing(Plane):
     [
         (ProblemError(404, ProblemCode.NOT_FOUND, "There is no such node."), 1),
         (ProblemError(503, ProblemCode.UNKNOWN_ZONE, "No intensity of its zone is known."), 3),
+        (ProblemError(500, ProblemCode.INTERNAL, "It broke."), 3),
     ],
-    ids=["unknown node", "unknown zone"],
+    ids=["unknown node", "unknown zone", "a fault"],
 )
 async def test_a_node_whose_energy_is_not_taken_costs_no_other_node_its_own(refusal: ProblemError, later: int) -> None:
     plane, energy = Refusing(), ModelledEnergy(60.0)

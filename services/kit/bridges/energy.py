@@ -19,6 +19,7 @@ from services.kit.problems import ProblemError
 log = Log(__name__)
 
 _BOOT = "engine"
+_OF_ALL = (401, 403, 429, 502, 503, 504)  #: Answers that say nothing of the node: nobody answers, or all is refused
 _MOST = 100  #: Intervals kept of a node while the control plane does not answer
 
 
@@ -49,9 +50,11 @@ class ModelledEnergy:
                 log.warning("energy.not_booked", node=name, error=error.detail)
                 if error.problem_code == ProblemCode.UNKNOWN_ZONE:
                     continue  # no intensity is known yet: it is kept, and sent with the next interval
-                if error.status not in (404, 422):  # nobody answers; else none of it will ever be booked
+                if error.status in _OF_ALL:
                     return
-            del self._due[name]
+                if error.status not in (404, 422):  # this node's alone: it is kept, and the others' is sent
+                    continue
+            del self._due[name]  # of what was refused, none will ever be booked
 
 
 def _interval(node: EngineNode, live: Sequence[EngineJob], start_s: float, end_s: float) -> EnergyInterval:
