@@ -77,6 +77,18 @@ async def test_jobs_decisions_and_their_time_are_shown() -> None:
     assert counted("wattshift_engine_decision_seconds_sum") == pytest.approx(taken_s + 5)
 
 
+async def test_a_decision_that_comes_after_its_job_has_ended_is_not_pending_for_ever() -> None:
+    metrics = Metrics(CollectorRegistry())
+    figures = BridgeFigures(metrics)
+    figures.note_report(report(a_job("a", EngineJobState.PENDING), a_job("b", EngineJobState.PENDING)))
+    figures.note_report(report(a_job("a", EngineJobState.CANCELLED)))
+    figures.note_decisions([decision("a", 3), decision("b", 4)])
+
+    figures.note_report(report().model_copy(update={"present": ["b"]}))
+
+    assert "wattshift_engine_decisions_pending 1.0" in (await metrics.text()).decode()
+
+
 async def test_jobs_that_are_over_and_an_engine_that_is_silent_are_not_counted() -> None:
     metrics = Metrics(CollectorRegistry())
     figures = BridgeFigures(metrics)

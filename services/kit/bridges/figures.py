@@ -62,8 +62,14 @@ class BridgeFigures:
                 REFUSALS.inc()
             self._states[name] = job.state
             if job.state.is_over:
-                for known in (self._states, self._pending, self._revisions, self._refused):
-                    known.pop(name, None)
+                self._forget([name])
+        if report.present is not None:  # what came late, of jobs that are over, is of no job any more
+            self._forget((self._states.keys() | self._revisions.keys()).difference(report.present))
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            for known in (self._states, self._pending, self._revisions, self._refused):
+                known.pop(name, None)
 
     def note_decisions(self, decisions: Sequence[EngineDecision]) -> None:
         """Record decisions; a repeated decision counts once."""
