@@ -1,6 +1,6 @@
 """Jobs of an engine, from its bridge's reports to decisions and back, as rows and commands."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import product
 
 import pytest
@@ -9,6 +9,7 @@ from services.contracts.engines import EngineJobState, EngineMode, EngineShare
 from services.core.cycle.plan import Preempt
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
+from services.kit.ids import utc_now
 from services.scheduler.planning.apply import _preempt
 from tests.engines.bridge import SUBMITTED, Bridge, a_job, node, on
 from tests.scheduler.world import World
@@ -132,6 +133,22 @@ async def test_runs_that_we_did_not_start_are_admitted_with_what_they_hold(world
     assert (await bridge.job("10"))["reason"] == "not_enough_free_gpus"  # one GPU is left
     assert await world.fetch("SELECT FROM jobs WHERE external_id = '11'") == []
     assert all(external_id == "10" for external_id, _ in await bridge.sent())
+
+
+async def test_a_run_begins_neither_later_than_now_nor_before_its_job_was_there(world: World) -> None:
+    """Else what it holds counted as less than nothing, or as decades."""
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1)
+    at = {"1": utc_now() + timedelta(days=900), "2": datetime(1970, 1, 2, tzinfo=UTC)}
+    for name, started_at in at.items():
+        await bridge.say(a_job(name, "running", shares=[on("g1", int(name))], started_at=started_at))
+    await world.scheduler.turn()
+
+    query = (
+        "SELECT a.started_at BETWEEN j.submitted_at AND now() AND a.running_at = a.started_at "
+        "FROM allocations a JOIN jobs j ON j.id = a.job_id"
+    )
+    assert await world.fetch(query) == [(True,), (True,)]
 
 
 async def test_what_a_user_asked_for_is_kept_as_one_of_the_sizes_of_the_gang(world: World) -> None:

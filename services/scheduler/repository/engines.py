@@ -63,9 +63,12 @@ INSERT INTO job_events (job_id, tenant_id, type, data)
 SELECT id, tenant_id, 'job.submitted', jsonb_build_object('engine', engine, 'external_id', external_id) FROM admitted
 """
 
+# Engines are believed for when a run began, but not that it begins later than now, or began before its job was there.
 RUNS = """
 INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port, started_at, running_at)
-VALUES ($1, $2, $3, 'running', $4, $5, 0, coalesce($6::timestamptz, now()), coalesce($6::timestamptz, now()))
+SELECT $1, id, $3, 'running', $4, $5, 0, began.at, began.at
+  FROM jobs, LATERAL (SELECT least(greatest(coalesce($6::timestamptz, now()), jobs.submitted_at), now()) AS at) began
+ WHERE id = $2
 """
 
 TAKE_UP = """
