@@ -14,12 +14,21 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.contracts.engines import EngineAction, EngineDecision, EngineMode, EngineReply, EngineReport
+from services.contracts.engines import (
+    EngineAction,
+    EngineDecision,
+    EngineJob,
+    EngineJobState,
+    EngineMode,
+    EngineReply,
+    EngineReport,
+)
 from services.engines.kueue.bridge import Bridge
 from services.engines.kueue.cluster import Cluster
-from services.engines.kueue.reading import Queues, Workload, workload_of
+from services.engines.kueue.reading import DEADLINE, Flavored, Queues, Workload, workload_of
 from services.engines.kueue.settings import KueueSettings
-from services.engines.kueue.steering import _boosts
+from services.engines.kueue.steering import _boosts, nodes_of
+from services.kit.bridges.talk import Talk
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError
 from services.telemetry.repository.credentials import sha256
@@ -348,3 +357,43 @@ async def test_a_policy_admits_workloads_as_it_would_start_jobs(world: World, tm
         await site.bridge.look()
         assert [row["state"] for row in await world.fetch("SELECT state FROM jobs")] == ["succeeded"]
         assert not await world.fetch("SELECT FROM device_claims")
+
+
+async def test_terms_that_no_report_can_have_cost_no_other_workload_its_own(tmp_path: Path) -> None:
+    """Kueue takes limits of up to 68 years, and annotations are any text."""
+    async with a_site(tmp_path, Plane()) as site:
+        endless = a_workload("endless", 2)
+        endless["spec"]["maximumExecutionTimeSeconds"] = 2**31 - 1
+        endless["metadata"]["annotations"] = {DEADLINE: "9999-12-31T23:59:59+00:00"}
+        await site.kueue.put("workloads", endless)
+        await site.kueue.put("workloads", a_workload("train", 2))
+
+        await site.settle(lambda: bool(site.plane.reports))
+
+    said = {each.number: each for report in site.plane.reports for each in report.jobs}
+    assert sorted(said) == ["team/endless", "team/train"]
+    assert (said["team/endless"].time_limit_s, said["team/endless"].deadline) == (1e9, None)
+
+
+def test_what_cannot_be_reported_is_as_it_was_last_reported(tmp_path: Path) -> None:
+    talk = Talk("kueue", KueueSettings(state_dir=tmp_path), None)
+
+    def broken() -> EngineJob:
+        raise ValueError("no job has this")
+
+    assert talk.said("1", broken) is None
+    talk.sent["1"] = known = talk.ended("1", EngineJobState.PENDING, number="1")
+    assert talk.said("1", broken) == known
+
+
+def test_quotas_whose_names_begin_alike_are_nodes_of_their_own() -> None:
+    queue = "research-of-large-language-models-and-others"
+    flavored = [Flavored(queue, flavor, 2, "H100", None) for flavor in ("a", "b")]
+    flavored += [Flavored("x.y", "z", 2, "H100", None), Flavored("x", "y.z", 2, "H100", None)]
+    flavored += [Flavored("team", "h100", 2_000, "H100", None)]
+    queues = Queues(flavored=tuple(flavored))
+
+    names = [node.name for node in nodes_of(queues, KueueSettings())]
+
+    assert len(set(names)) == 6
+    assert names[-2:] == ["team.h100", "team.h100-2"]

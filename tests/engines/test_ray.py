@@ -332,7 +332,16 @@ async def test_what_an_entry_point_may_not_say_is_refused(site: Site) -> None:
     good = {"state": "waits", "run": 0, "nodes": {}, "gpus": 1, "max_gpus": 1}
     await site.until(lambda: bool(site.plane.reports))
     async with httpx.AsyncClient(base_url=f"http://{site.address}") as client:
-        for bad in ({"state": "flies"}, {"gpus": 0}, {"max_gpus": 0}, {"gpus": 4}, {"run": -1}, {"deadline": "soon"}):
+        for bad in (
+            {"state": "flies"},
+            {"gpus": 0},
+            {"max_gpus": 0},
+            {"gpus": 4},
+            {"run": -1},
+            {"deadline": "soon"},
+            {"run": 2**31},
+            {"state": "runs"},
+        ):
             answer = await client.post("/v1/entries/x", json=good | bad)
             assert answer.status_code == 422, bad
         assert (await client.post("/v1/entries/x", content=b"{")).status_code == 422

@@ -6,6 +6,7 @@ Nothing has to survive this process: answers are in Kueue's own objects.
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from services.contracts.engines import EngineDecision, EngineJob, EngineJobState, EngineMode
@@ -138,13 +139,11 @@ class Bridge:
         live, sent = self._live(), self._talk.sent
         self._slots = slots_of(live, self._queues, self._slots)
         reports = {
-            each.uid: report_of(
-                each, self._queues, self._talk.decisions.get(each.uid), self._slots.get(each.uid, ()), self._settings
-            )
+            each.uid: self._talk.said(each.uid, partial(self._report_of, each))
             for each in self._workloads.values()
             if not each.state.is_over or each.uid in sent
         }
-        await self._talk.tell(reports)
+        await self._talk.tell({uid: report for uid, report in reports.items() if report is not None})
         nodes = None if self._talk.is_known else nodes_of(self._queues, self._settings)
         zones = [] if self._dispatcher is None else self._dispatcher.zones_to_ask()
         reply = await self._talk.tell_all(nodes, [each.uid for each in live], wants_outlooks=zones)
@@ -153,6 +152,10 @@ class Bridge:
             self._dispatcher.take_outlooks(reply.outlooks)
         await self._talk.tell_ends([self._over(uid) for uid in reply.unreported])
         self._talk.forget(self._workloads)
+
+    def _report_of(self, workload: Workload) -> EngineJob:
+        decision, slots = self._talk.decisions.get(workload.uid), self._slots.get(workload.uid, ())
+        return report_of(workload, self._queues, decision, slots, self._settings)
 
     def _over(self, uid: str) -> EngineJob:
         """Return how a workload that no longer runs or waits ended: as Kueue last had it, or by its deletion."""

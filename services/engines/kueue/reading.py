@@ -26,6 +26,7 @@ REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 """What Kueue writes on a workload that asks for the new size of an elastic job: ``NAMESPACE/NAME`` of the old one."""
 
 MOST_GPUS = 1_024
+LONGEST_S = 1e9  #: The longest time limit that a report has; Kueue's are up to twice as long
 _QUANTITY = re.compile(r"(\d+)([kMG]?)")
 _FACTORS = {"": 1, "k": 1_000, "M": 10**6, "G": 10**9}
 
@@ -127,7 +128,7 @@ def workload_of(document: Json, resource: str) -> Workload | None:
         own_annotations={str(key): str(value) for key, value in own.items()},
         submitted_at=submitted_at,
         since=since,
-        time_limit_s=float(limit_s) if isinstance(limit_s, int) and limit_s > 0 else None,
+        time_limit_s=min(float(limit_s), LONGEST_S) if isinstance(limit_s, int) and limit_s > 0 else None,
         detail=str(as_dict(conditions.get("Finished") or conditions.get("Evicted")).get("message") or ""),
         priority=priority if isinstance(priority, int) else 0,
     )

@@ -5,9 +5,12 @@ one gives it back by *Retry*. A running one that should stop is also evicted by 
 expires: without a control plane all workloads are *Ready*, and without this process ``--release`` sees to that.
 """
 
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 
 from services.contracts.engines import (
     EngineAction,
@@ -38,6 +41,8 @@ BOOST, BOOSTED = "kueue.x-k8s.io/priority-boost", "wattshift.io/priority-boost"
 """What Kueue adds to a priority, and which such value is ours: another one is somebody's own, and stays."""
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 30.0, 600.0
 """For how long Kueue is asked not to try a workload again: plans change, and it cannot be called back earlier."""
+
+_ODD = re.compile(r"[^A-Za-z0-9._-]")
 
 Slot = tuple[str, int]  #: A node of ours, and one of its GPUs
 
@@ -147,6 +152,7 @@ def report_of(
 
 def nodes_of(queues: Queues, settings: KueueSettings) -> list[EngineNode]:
     """Return quotas as nodes: as many as needed for each ClusterQueue and flavor, each with at most 1,024 GPUs."""
+    parts = _parts(queues)
     return [
         EngineNode(
             name=name,
@@ -158,7 +164,7 @@ def nodes_of(queues: Queues, settings: KueueSettings) -> list[EngineNode]:
             zone=each.zone,
         )
         for each in queues.flavored
-        for name, gpus in _parts(each.cluster_queue, each.flavor, each.gpus)
+        for name, gpus in parts[each.cluster_queue, each.flavor]
     ]
 
 
@@ -175,12 +181,8 @@ def slots_of(
         held: The previous result, by uid.
     """
     free = {
-        (each.cluster_queue, each.flavor): [
-            (name, device)
-            for name, gpus in _parts(each.cluster_queue, each.flavor, each.gpus)
-            for device in range(gpus)
-        ]
-        for each in queues.flavored
+        place: [(name, device) for name, gpus in parts for device in range(gpus)]
+        for place, parts in _parts(queues).items()
     }
     found: dict[str, list[Slot]] = {}
     for again in (True, False):
@@ -198,12 +200,22 @@ def slots_of(
     return found
 
 
-def _parts(cluster_queue: str, flavor: str, gpus: int) -> list[tuple[str, int]]:
-    base = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in f"{cluster_queue}.{flavor}")[
-        :40
-    ]
-    sizes = [min(MOST_GPUS, gpus - start) for start in range(0, gpus, MOST_GPUS)]
-    return [(base if number == 0 else f"{base}-{number + 1}", size) for number, size in enumerate(sizes)]
+def _parts(queues: Queues) -> dict[tuple[str, str], list[tuple[str, int]]]:
+    """Return the nodes of each ClusterQueue and flavor, with the GPUs of each; no two have the same name."""
+    names = {
+        (each.cluster_queue, each.flavor): _ODD.sub("-", f"{each.cluster_queue}.{each.flavor}")[:40]
+        for each in queues.flavored
+    }
+    shared = {name for name, count in Counter(names.values()).items() if count > 1}
+    found: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for each in queues.flavored:
+        place = each.cluster_queue, each.flavor
+        base = names[place]
+        if base in shared:
+            base = f"{base}-{sha256('/'.join(place).encode()).hexdigest()[:10]}"
+        sizes = [min(MOST_GPUS, each.gpus - start) for start in range(0, each.gpus, MOST_GPUS)]
+        found[place] = [(base if number == 0 else f"{base}-{number + 1}", size) for number, size in enumerate(sizes)]
+    return found
 
 
 def _boosts(workloads: Sequence[Workload], queues: Queues, order: Sequence[str]) -> dict[str, int]:
@@ -314,7 +326,7 @@ def _deadline_of(workload: Workload) -> datetime | None:
     try:
         if DEADLINE in workload.annotations:
             at = datetime.fromisoformat(workload.annotations[DEADLINE])
-            return at if at.tzinfo else None
+            return at if at.tzinfo and 1970 <= at.year <= 9_000 else None
         if FLEXIBLE in workload.annotations and workload.time_limit_s:
             delay_s = min(max(float(workload.annotations[FLEXIBLE]), 0.0), 1e8)
             return workload.submitted_at + timedelta(seconds=workload.time_limit_s + delay_s)

@@ -6,6 +6,7 @@ answer starts its command by itself.
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineJobState, EngineMode
@@ -84,7 +85,9 @@ class Bridge:
         }
         await self._cancel()
         seen = self._seen(now_s)
-        reports = {each.job.external_id: self._report_of(each) for each in seen}
+        reports = {
+            each.job.external_id: self._talk.said(each.job.external_id, partial(self._report_of, each)) for each in seen
+        }
         await self._report({name: report for name, report in reports.items() if report is not None}, now_s, fresh=fresh)
         if self._settings.energy:
             running = [each for each in self._talk.sent.values() if each.shares]

@@ -19,7 +19,7 @@ class Entry(NodeMessage):
     """The state of a job's entry point, and what its user wants for it."""
 
     state: Literal["waits", "starts", "runs", "stops"]
-    run: int = said("How often its command has been started.", ge=0)
+    run: int = said("How often its command has been started.", ge=0, lt=2**31)
     began_at: Instant | None = maybe("When this run has begun; null while there is none.")
     nodes: dict[Text, int] = said("GPUs that its placement group has, by Ray's ids of nodes.")
     gpus: Gpus
@@ -41,6 +41,8 @@ class Entry(NodeMessage):
     def _has_sizes(self) -> Self:
         if self.max_gpus < self.gpus or (self.max_gpus - self.gpus) % self.step_gpus:
             raise ValueError("no gang has these sizes")
+        if self.is_running and not self.run:
+            raise ValueError("what runs has been started")
         return self
 
 

@@ -51,6 +51,7 @@ class Talk:
         self.queues: Sequence[str] = ()
         self.orders = False  #: Whether the engine's site wants the plan's order
         self._gone_since_s: dict[str, float] = {}
+        self._unsaid: dict[str, str] = {}
         self._kind, self._settings, self._control_plane = kind, settings, control_plane
         self._boot_id = secrets.token_hex(8)
         self._heard_at_s = time.monotonic() if heard else -1e9
@@ -88,6 +89,18 @@ class Talk:
                 async with asyncio.timeout(pause_s):
                     await self.woken.wait()
                 await asyncio.sleep(_TOGETHER_S)
+
+    def said(self, name: str, report_of: Callable[[], EngineJob | None]) -> EngineJob | None:
+        """Return a job's report; while it says what no job can have, the last one that was accepted, if any."""
+        try:
+            report = report_of()
+        except (ValueError, OverflowError) as error:  # it costs no other job its report
+            if self._unsaid.get(name) != (why := str(error)[:300]):
+                log.error(f"{self._kind}.job_unreportable", job=name, error=why)
+            self._unsaid[name] = why
+            return self.sent.get(name)
+        self._unsaid.pop(name, None)
+        return report
 
     async def tell(
         self, reports: Mapping[str, EngineJob], took: Callable[[Sequence[EngineJob], EngineReply], None] | None = None
@@ -171,7 +184,7 @@ class Talk:
 
     def forget(self, seen: Collection[str], *also: dict[str, Any]) -> None:
         """Forget jobs that the engine has forgotten and that were reported as over, here and in ``also``."""
-        for known in (*also, self.decisions, self.sent):
+        for known in (*also, self.decisions, self.sent, self._unsaid):
             for name in [name for name in known if name not in seen and name not in self._gone_since_s]:
                 if name not in self.sent or self.sent[name].state.is_over:
                     del known[name]
