@@ -32,6 +32,8 @@ PASSED_OUT = (b"content-type", b"content-encoding", b"retry-after", b"x-ratelimi
 """Beginnings of the names of headers that pass to the client."""
 LIMITS = b"x-ratelimit-"
 UNBUFFERED: Header = (b"x-accel-buffering", b"no")  #: Has nginx pass a stream on as it comes
+MOST_TOKENS_PER_S, MOST_AT_ONCE = 100_000.0, 2**17
+"""Of one answer: no server makes more. What it has from an earlier one may come at once, and is no longer than this."""
 LARGEST_USAGE_BYTES = 256 * 1024  #: The usage of a larger answer is looked for in its last bytes only
 
 
@@ -137,6 +139,7 @@ class AnswerPasser:
         if status == 200 and is_plain and not _may_be_json(content, kind):
             status = 502  # it passes as it is, and is no answer
         prompt, output = _usage(content) if status == 200 else (None, None)
+        output = _possible(output, turn, now_s)
         tokens = _tokens(prompt, output, turn.expected) if status == 200 else NO_TOKENS
         if status == 200:
             self._outcomes.learn(turn, server, now_s, tokens)
@@ -185,7 +188,7 @@ class AnswerPasser:
             headers.append((b"x-wattshift-model", turn.model.encode()))
 
         def so_far() -> Footprint:
-            return server.footprint(server.so_far(ticket.share_began_s))
+            return server.footprint(give_back() if ticket.server is None else server.so_far(ticket.share_began_s))
 
         is_events = is_stream(connection.headers)
         is_plain = is_events and is_identity(connection.headers)
@@ -241,6 +244,7 @@ class AnswerPasser:
             share_s = give_back()
             if status == 200 and reader.has_failed:
                 status = 502
+            reader.output_tokens = _possible(reader.output_tokens, turn, now_s)
             tokens = _of_stream(reader, turn.expected, is_plain)
             if status == 200 and reader.is_complete:
                 self._outcomes.learn(turn, server, now_s, tokens)
@@ -330,6 +334,13 @@ def _usage(content: bytes) -> tuple[int | None, int | None]:
     except orjson.JSONDecodeError:
         return None, None
     return tokens_of(cast("dict[str, Any]", found)) if isinstance(found, dict) else (None, None)
+
+
+def _possible(output: int | None, turn: Turn, now_s: float) -> int | None:
+    """Return the tokens of an answer as its server states them; None for more than it can have made."""
+    served_s = now_s - turn.received.at_s - turn.wait_s
+    most = turn.received.asked.choices * (MOST_AT_ONCE + MOST_TOKENS_PER_S * served_s)
+    return output if output is not None and output <= most else None
 
 
 def _tokens(prompt: int | None, output: int | None, expected: Expected) -> Tokens:

@@ -201,6 +201,7 @@ class Router:
     def _adopt(self, table: RoutingTable) -> None:
         self.fleet.adopt(table, self.peers.processes)
         self.lanes.rearrange(self.fleet)
+        self.expectations.keep(self.fleet.pools)
         self.assigner.adopt(table)
 
     def _draining(self) -> dict[str, int]:

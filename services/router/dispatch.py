@@ -197,8 +197,9 @@ class Dispatcher:
 
         def give_back() -> float:
             nonlocal share_s
-            share_s = lane.leave(ticket, server)
-            self.lanes.room_at(server)  # its client may take a while to read
+            if share_s is None:
+                share_s = lane.leave(ticket, server)
+                self.lanes.room_at(server)  # its client may take a while to read
             return share_s
 
         try:
@@ -237,7 +238,7 @@ class Dispatcher:
             if connection.status == 401 and (spec.pool is None or spec.upstream_secret_set_at is not None):
                 raise UpstreamError("key_refused", "The server refused the key that it is sent.", may_repeat=True)
             lane.answered(ticket)
-            status = connection.status
+            status, connection.on_over = connection.status, give_back
             if passes_as_it_comes(turn, connection):
                 status = await self.answers.stream(turn, ticket, server, connection, give_back)
             else:
@@ -268,7 +269,7 @@ class Dispatcher:
         return is_free_to and turn.lane.has_other(ticket, server)
 
     def _note_failure(self, ticket: Ticket, server: Server, error: UpstreamError) -> None:
-        if error.reason in ("preempted", "no_key"):
+        if error.reason in ("preempted", "no_key", "slow_client"):
             return
         self.metrics.upstream.add((error.reason,))
         if error.reason == "rate_limited":

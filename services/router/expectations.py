@@ -1,6 +1,6 @@
 """What is expected of a request before it is served: its tokens, the length of its answer, its class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -77,6 +77,10 @@ class Expectations:
         self.lengths = AnswerLengths()  #: Recent lengths of answers
         self._counters: dict[str, TokenCounter] = {}
 
+    def keep(self, pools: Collection[str]) -> None:
+        """Forget the tokens of all pools but these."""
+        self._counters = {name: each for name, each in self._counters.items() if name in pools}
+
     def of(self, kind: Kind, asked: Asked, pool: Pool, model: str, key_id: str) -> Expected:
         """Return what is expected of a request: its length, its answer's length, and its class."""
         counter = self._counters.get(pool.spec.name)
@@ -106,7 +110,7 @@ class Expectations:
             input_tokens: As the server stated them; None if it did not.
             answer_tokens: Length of one of the requested answers; 0 teaches nothing.
         """
-        if input_tokens is not None:
+        if input_tokens is not None and pool in self._counters:
             self._counters[pool].observe(expected.n_bytes, input_tokens)
         if expected.contexts and answer_tokens:
             self.lengths.observe(expected.contexts, answer_tokens)

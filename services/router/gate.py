@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -23,13 +24,15 @@ from services.router.turn import Received
 
 log = Log(__name__)
 
+MOST_COUNTS = 10_000  #: Aliases of keys whose requests are counted; the count of the one silent longest begins anew
+
 
 class KeyRules:
     """Applies the limits of keys; those that are per minute hold for all processes together, as those of tenants do."""
 
     def __init__(self, limiter: RateLimiter) -> None:
         self._limiter = limiter
-        self._counts: dict[tuple[str, str], int] = {}
+        self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def admit(self, key: ResolvedKey) -> list[Header]:
         """Count a request; return the headers that say how many are left.
@@ -78,7 +81,10 @@ class KeyRules:
         """
         limits, count = key.key_limits, 0
         if session is None and name in (limits.aliases or ()):
-            count = self._counts[key.identity.key_id, name] = self._counts.get((key.identity.key_id, name), 0) + 1
+            count = self._counts.pop((key.identity.key_id, name), 0) + 1
+            self._counts[key.identity.key_id, name] = count
+            if len(self._counts) > MOST_COUNTS:
+                self._counts.popitem(last=False)
         return limits.model_of(name, point_of(session, count), is_there)
 
 

@@ -72,8 +72,8 @@ def tokens_of(document: dict[str, Any]) -> tuple[int | None, int | None]:
 
 
 def count_of(value: Any) -> int | None:
-    """Return a number of tokens; None for what is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**8 else None
+    """Return a number of tokens; None for what is none, or more than any model's context holds."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**7 else None
 
 
 _MODEL = re.compile(rb'"model"(\s*:\s*)("(?:[^"\\]|\\.)*")')

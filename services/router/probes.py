@@ -128,7 +128,11 @@ KV_USE = (
     "llamacpp:kv_cache_usage_ratio",
 )
 """Requests that a server works on, and that wait inside it; the share of its KV cache in use."""
+MOST_REQUESTS = 1e6  #: That a server is believed to hold; fewer than none would make it look as fast as none is
 READ_S = 0.5  #: A server that takes longer to state its metrics is not waited for: reports are due every second
+
+
+MOST_TBT_S, MOST_TOKENS = 600.0, 10**8  #: That a server is believed to have measured: a mean time, since last asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,11 @@ class ServerTimes:
             if sums is None:
                 continue
             self._read[server] = (*sums, now_s)
-            if before is not None and sums[0] > before[0] and sums[1] >= before[1] + 1:
-                tokens = sums[1] - before[1]
-                found[server] = Measured((sums[0] - before[0]) / tokens, round(tokens), now_s - before[2])
+            if before is None:
+                continue
+            seconds, tokens = sums[0] - before[0], sums[1] - before[1]
+            if 0 < seconds <= MOST_TBT_S * tokens and 1 <= tokens <= MOST_TOKENS:
+                found[server] = Measured(seconds / tokens, round(tokens), now_s - before[2])
         return found
 
     def keep(self, servers: Iterable[str]) -> None:
@@ -176,8 +182,9 @@ async def read_load(server: Server) -> None:
     if running is None:
         server.costs.tell(0, server.held_elsewhere, 0, 0)
     else:
-        queued, kv_use = metric_sum(metrics, QUEUED), metric_sum(metrics, KV_USE)
-        server.costs.tell(server.held, running, queued or 0.0, kv_use or 0.0)
+        queued, kv_use = metric_sum(metrics, QUEUED) or 0.0, metric_sum(metrics, KV_USE) or 0.0
+        running, queued = (min(max(each, 0.0), MOST_REQUESTS) for each in (running, queued))
+        server.costs.tell(server.held, running, queued, kv_use)
 
 
 async def _metrics(server: Server) -> str | None:

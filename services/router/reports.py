@@ -50,12 +50,14 @@ class UsageReporter:
     """Adds up what requests used, by server, key, model and class, and reports each minute once it is over.
 
     Energy is not added to the ledger but divided: a server's job has its ledger lines already, and the requests' shares
-    of the server's time tell whose they were (``services/telemetry/reports.py``).
+    of the server's time tell whose they were (``services/telemetry/reports.py``). After the clock was set back, minutes
+    come a second time: from the first that was reported before, reports are those of another router by name.
     """
 
     def __init__(self, telemetry: ServiceClient, router: str) -> None:
         self._telemetry, self._router = telemetry, router
-        self._windows: OrderedDict[int, dict[Key, list[float]]] = OrderedDict()
+        self._windows: OrderedDict[tuple[str, int], dict[Key, list[float]]] = OrderedDict()
+        self._times_back, self._reported_s = 0, 0
 
     def served(
         self,
@@ -70,11 +72,14 @@ class UsageReporter:
     ) -> None:
         """Add a request that has just ended; ``share_s`` is its share of the server's time."""
         start_s = _start_s(time.time() if now_s is None else now_s, USAGE_S)
-        window = self._windows.get(start_s)
+        if start_s <= self._reported_s:
+            self._times_back, self._reported_s = self._times_back + 1, 0
+        name = f"{self._router}.{self._times_back}" if self._times_back else self._router
+        window = self._windows.get((name, start_s))
         if window is None:
-            window = self._windows[start_s] = {}
+            window = self._windows[name, start_s] = {}
             if len(self._windows) > MOST_USAGE_WINDOWS:
-                lost_s, lost = self._windows.popitem(last=False)
+                (_, lost_s), lost = self._windows.popitem(last=False)
                 log.error("usage.lost", start_s=lost_s, lines=len(lost))
         identity = key.identity
         line = (server.spec.job_id or server.id, identity.tenant_id, identity.key_id, model, request_class)
@@ -96,12 +101,13 @@ class UsageReporter:
             ProblemError: Telemetry does not answer, or refuses the token; what was not accepted is reported next time.
         """
         now_s = time.time() if now_s is None else now_s
-        for start_s in list(self._windows):
+        for name, start_s in list(self._windows):
             if start_s + USAGE_S > now_s and not all_windows:
                 continue  # not the last one, if the clock was set back
-            lines = self._windows.get(start_s, {})  # empty if it was lost while the others were sent
+            self._reported_s = max(self._reported_s, start_s)
+            lines = self._windows.get((name, start_s), {})  # empty if it was lost while the others were sent
             report = UsageReport(
-                router=self._router,
+                router=name,
                 start_at=datetime.fromtimestamp(start_s, UTC),
                 usages=[_usage(key, sums) for key, sums in lines.items()],
             )
@@ -113,7 +119,7 @@ class UsageReporter:
                 if error.status not in REFUSED:
                     raise
                 log.error("usage.refused", start_s=start_s, error=error.detail)
-            self._windows.pop(start_s, None)  # it may have been lost meanwhile
+            self._windows.pop((name, start_s), None)  # it may have been lost meanwhile
 
 
 def _usage(key: Key, sums: list[float]) -> RequestUsage:

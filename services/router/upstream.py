@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -37,7 +37,7 @@ class UpstreamError(Exception):
 
     Attributes:
         reason: Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``hung``, ``malformed``,
-            ``too_large``, ``busy``, ``rate_limited``, ``preempted``, ``no_key``, ``key_refused``.
+            ``too_large``, ``busy``, ``rate_limited``, ``preempted``, ``no_key``, ``key_refused``, ``slow_client``.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         *("_first_s", "_has_body", "_longest_s", "_loop", "_parser", "_paused", "_pieces", "_size"),
         *("_transport", "_unread", "_waiter", "answered_at_s", "began_at_s", "complete", "error", "headers"),
-        *("idle_since_s", "last_at_s", "origin", "reusable", "status"),
+        *("idle_since_s", "last_at_s", "on_over", "origin", "reusable", "status"),
     )
 
     def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
@@ -73,6 +73,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.error: UpstreamError | None = None
+        self.on_over: Callable[[], object] | None = None
+        """Called from time to time once the answer has ended, while its client has yet to read the rest."""
         self.reusable = True
         self.idle_since_s = 0.0
         self._reset()
@@ -240,6 +242,7 @@ class Connection(asyncio.Protocol):
 
     def release(self) -> None:
         """Give the connection back; close it unless its answer is complete."""
+        self.on_over = None
         self.origin.busy.discard(self)
         if self.complete and self.is_open and not self._paused:
             self.idle_since_s = time.monotonic()
@@ -258,11 +261,16 @@ class Connection(asyncio.Protocol):
         self._fail(error)
 
     def check(self, limits: Limits, now_s: float) -> None:
-        """End the request in flight if it has exceeded a time limit."""
-        if self.complete or self.error is not None or self._paused:
+        """End the request in flight if it has exceeded a time limit; a slow client's has only the total one."""
+        if self.complete or self.error is not None:
+            if self.on_over is not None:
+                self.on_over()
             return
         total_s = self._longest_s if self._longest_s is not None else limits.total_s
-        if now_s - self.began_at_s > total_s:
+        if self._paused:
+            if now_s - self.began_at_s > total_s:
+                self._fail(UpstreamError("slow_client", f"It was not read within {total_s:g} s."))
+        elif now_s - self.began_at_s > total_s:
             self._fail(UpstreamError("timeout", f"The answer was not complete within {total_s:g} s."))
         elif self._first_s is not None and not self._has_body and now_s - self.began_at_s > self._first_s:
             self._fail(UpstreamError("hung", f"The server began no stream within {self._first_s:g} s."))
@@ -327,7 +335,7 @@ class Origin:
         except TimeoutError:
             detail = f"{self.url} could not be connected to within {limits.connect_s:g} s."
             raise UpstreamError("connect", detail, may_repeat=True) from None
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, UnicodeError) as error:  # a name such as `a..b` cannot even be asked for
             detail = f"{self.url} could not be connected to: {error}"
             raise UpstreamError("connect", detail, may_repeat=True) from error
 
@@ -372,7 +380,6 @@ class Origin:
         return allowed
 
     def lost(self, connection: Connection) -> None:
-        self.busy.discard(connection)
         if connection in self.idle:
             self.idle.remove(connection)
 

@@ -54,6 +54,19 @@ def test_what_other_processes_let_through_is_charged_and_paid_off() -> None:
     assert limiter.taken(60) == {}
 
 
+def test_who_is_silent_is_forgotten_once_its_limit_is_full_again() -> None:
+    clock = Clock()
+    limiter, limits = RateLimiter(clock), TenantLimits(requests_per_s=0.1, burst=20)
+    _taken(limiter, limits, 15, "gone")
+    limiter.draw("key tokens", 60, 600)
+    clock.now_s = 70.0
+    assert (limiter.taken(60), set(limiter._buckets)) == ({}, {"gone", "key tokens"})
+    clock.now_s = 300.0
+    assert (limiter.taken(60), set(limiter._buckets)) == ({}, {"key tokens"})
+    clock.now_s = 601.0
+    assert (limiter.taken(60), limiter._buckets) == ({}, {})
+
+
 def test_a_tenant_whose_limit_changes_keeps_what_it_has_saved() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)

@@ -126,6 +126,28 @@ async def test_a_stream_without_end_ends_at_the_limit(stage: Stage) -> None:
         assert json.loads(answer.text.rstrip().rpartition("data: ")[2])["error"]["code"] == "upstream_broke_off"
 
 
+async def test_a_client_that_reads_nothing_keeps_no_place(stage: Stage) -> None:
+    """Neither while its answer goes on nor once that has ended; the server is not blamed."""
+    endless = itertools.chain(
+        [EVENTS], itertools.repeat(event({"choices": [{"delta": {"content": "x" * 1_000}}]}) * 99)
+    )
+    async with a_server(endless) as url, stage.router(total_timeout_s=0.5) as router:
+        stage.plane.servers = [a_routed_server(stage.one, url=url, capacity=1)]
+        await router.adopted()
+        server = router.router.fleet.servers["instance_1"]
+        async with router.http.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as answer:
+            assert (answer.status_code, server.held) == (200, 1)
+            await stage.one.until(lambda: server.held == 0)
+            assert (router.router.gate.in_flight, server.breaker.failures) == (1, 0)
+            text = (await answer.aread()).decode()
+        assert json.loads(text.rstrip().rpartition("data: ")[2])["error"]["code"] == "upstream_broke_off"
+        await stage.one.until(lambda: not router.router.gate.in_flight)
+        await router.router.usage.send(all_windows=True)
+        (usage,) = [each for report in stage.plane.usage for each in report.usages]
+        assert (usage.requests, server.held, server.breaker.failures) == (1, 0, 0)
+        assert usage.share_s < 2.0
+
+
 PASSED = {
     "an error as a success": b'{"error": {"message": "out of memory", "code": 500}}',
     "no json": b"<html>502 Bad Gateway</html>",
@@ -137,6 +159,29 @@ PASSED = {
     "usage that is none": b'{"usage": ["prompt_tokens"]}',
     "bytes": bytes(range(256)),
 }
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_no_more_tokens_are_believed_than_a_server_can_have_made(stage: Stage, is_stream: bool) -> None:
+    body = b'{"choices": [{}], "usage": {"prompt_tokens": 3, "completion_tokens": 9000000}}'
+    done = EVENTS + chunk(b"data: " + body + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    async with served_by(stage, itertools.repeat(done if is_stream else sized(body))) as router:
+        assert (await router.ask(json=chat(stream=is_stream))).status_code == 200
+        await router.router.usage.send(all_windows=True)
+        (usage,) = [each for report in stage.plane.usage for each in report.usages]
+        assert (usage.input_tokens, usage.output_tokens < 1_000, usage.estimated_requests) == (3, True, 1)
+
+
+async def test_a_server_whose_name_cannot_be_asked_for_holds_up_no_other(stage: Stage) -> None:
+    async with stage.router(probe_s=60) as router:
+        await router.adopted()
+        odd = a_routed_server(stage.two, "endpoint:odd", pool=None, models=["odd"], url="http://a..b")
+        stage.plane.servers = [odd, *stage.plane.servers]
+        await router.adopted()
+        router.router.fleet.servers["instance_1"].tells_load = True
+        await router.router.probe_servers()
+        assert not router.router.fleet.servers["instance_1"].tells_load
+        assert error_of(await router.ask(json=chat(model="odd"))) == (503, "no_server")
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from services.contracts.batches import BATCH_HEADER
-from services.contracts.identity import KeyLimits
+from services.contracts.identity import Identity, KeyLimits, ResolvedKey, Role, TenantLimits
 from services.core.domain.canaries import share_at
 from services.kit.edge.limits import RateLimiter
+from services.router import gate
 from tests.router.conftest import Stage, error_of
 from tests.router.test_spare import CALLER
 from tests.support.routers import MODEL, Running, a_routed_pool, a_routed_server, chat
@@ -84,6 +85,16 @@ def test_shares_of_an_alias() -> None:
     found = Counter(share_at({"a": 95, "b": 5}, at / 1_000) for at in range(1_000))
     assert found == {"a": 950, "b": 50}
     assert share_at({}, 0.5) is None
+
+
+def test_counts_of_keys_that_are_gone_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MOST_COUNTS", 3)
+    rules, limits = gate.KeyRules(RateLimiter()), KeyLimits(aliases={"a": {MODEL: 1, OTHER: 1}})
+    for key in ("one", "two", "one", "three", "four"):
+        identity = Identity(tenant_id="t", role=Role.USER, key_id=key)
+        known = ResolvedKey(identity=identity, limits=TenantLimits(), key_limits=limits)
+        assert rules.model(known, "a", None, lambda _: True) in (MODEL, OTHER)
+    assert rules._counts == {("one", "a"): 2, ("three", "a"): 1, ("four", "a"): 1}
 
 
 async def test_requests_beyond_the_minute_of_a_key_get_429_with_openais_headers(router: Running, limited: Any) -> None:

@@ -18,7 +18,7 @@ from services.kit.problems import ProblemError
 from services.router.fleet import Fleet
 from services.router.latency import LatencyReporter
 from services.router.metrics import Metrics
-from services.router.probes import Measured, ServerTimes
+from services.router.probes import Measured, ServerTimes, read_load
 from services.router.reports import TrafficReporter, UsageReporter
 from services.router.streams import Footprint
 from services.router.turn import Tokens
@@ -141,11 +141,16 @@ async def test_minutes_that_are_over_are_reported_and_kept_while_telemetry_is_aw
 
 def a_reporter(router: Running, *at_s: float) -> UsageReporter:
     """Return a reporter that has counted one request at each of these times."""
-    usage, server = UsageReporter(router.router.usage._telemetry, "other"), router.router.fleet.servers["instance_1"]
+    usage = UsageReporter(router.router.usage._telemetry, "other")
+    count(usage, router, *at_s)
+    return usage
+
+
+def count(usage: UsageReporter, router: Running, *at_s: float) -> None:
+    server = router.router.fleet.servers["instance_1"]
     key = ResolvedKey(identity=Identity(tenant_id="acme", role=Role.USER, key_id="key_1"), limits=TenantLimits())
     for each_s in at_s:
         usage.served(server, key, MODEL, "SS", 1.0, Tokens(1, 1, True), Footprint(None, None, "here"), each_s)
-    return usage
 
 
 async def test_usage_is_kept_while_telemetry_does_not_know_the_router(router: Running, stage: Stage) -> None:
@@ -162,6 +167,17 @@ async def test_a_minute_that_is_refused_or_not_over_holds_up_no_other(router: Ru
     stage.plane.usage_refused = [422]
     await usage.send(800.0)
     assert [report.start_at.timestamp() for report in stage.plane.usage] == [660]
+
+
+async def test_a_minute_that_comes_again_adds_to_what_was_reported_of_it(router: Running, stage: Stage) -> None:
+    usage = a_reporter(router, 600.0)
+    await usage.send(700.0)
+    count(usage, router, 659.0, 661.0)  # the clock was set back
+    await usage.send(730.0)
+    count(usage, router, 615.0)  # and once more
+    await usage.send(700.0)
+    reported = [(report.router, report.start_at.timestamp()) for report in stage.plane.usage]
+    assert reported == [("other", 600), ("other.1", 600), ("other.1", 660), ("other.2", 600)]
 
 
 async def test_a_router_that_ends_reports_usage_also_while_serving_is_silent(
@@ -323,6 +339,20 @@ async def test_a_server_s_own_histogram_says_what_its_tokens_took(router: Runnin
     stage.plane.servers = [a_routed_server(stage.one, node_id="node-7", url="http://127.0.0.1:1", load_path="/metrics")]
     await router.adopted()
     assert await read("") is None
+
+
+async def test_what_no_server_can_have_measured_or_hold_is_not_believed(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, node_id="node-7", load_path="/metrics")]
+    await router.adopted()
+    server, times = router.router.fleet.servers["instance_1"], ServerTimes()
+    for seconds, tokens in ((1.0, 10), (1e300, 20), (1e300, 30), (2e300, 40), (2e300, 1e300)):
+        stage.one.metrics = between_tokens(seconds, tokens)
+        assert await times.since_last([server]) == {}
+    name = "vllm:num_requests_"
+    for running, waiting, believed in ((-5, -3, (0, 0)), (1e308, 7, (1e6, 7)), (2, 1, (2, 1))):
+        stage.one.metrics = f"{name}running {running}\n{name}waiting {waiting}\n"
+        await read_load(server)
+        assert (server.costs.running, server.costs.queued) == believed
 
 
 async def test_servers_are_asked_while_nothing_else_tells_of_their_tokens(router: Running, stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,8 @@ import pytest
 
 from services.router import expectations
 from services.router.expectations import LONGEST_ENCODED, TokenCounter
-from tests.support.routers import chat
+from tests.router.conftest import Stage
+from tests.support.routers import Running, chat
 
 
 def test_an_estimate_follows_what_servers_state() -> None:
@@ -23,6 +25,20 @@ def test_an_estimate_follows_what_servers_state() -> None:
     counter.observe(0, 5)
     counter.observe(400, 0)
     assert counter.bytes_per_token == pytest.approx(2, rel=0.01)
+
+
+async def test_what_is_learned_of_pools_that_are_gone_does_not_stay(router: Running, stage: Stage) -> None:
+    await router.ask()
+    counters = router.router.expectations._counters
+    assert set(counters) == {"chat"}
+    stage.one.gate = asyncio.Event()
+    late = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: stage.one.held == 1)
+    stage.plane.pools = []
+    await router.adopted()
+    assert not router.router.expectations._counters
+    stage.one.gate.set()
+    assert (await late).status_code == 200
 
 
 def test_a_lie_about_tokens_moves_the_estimate_only_within_bounds() -> None:

@@ -103,15 +103,18 @@ class RateLimiter:
     def taken(self, within_s: float) -> dict[str, int]:
         """Return how many requests have been let through so far, by tenant.
 
-        A tenant that has sent nothing within ``within_s`` is left out, and its count begins anew.
+        A tenant that has sent nothing within ``within_s`` is left out, and its count begins anew; it is forgotten once
+        all of its limit is there again.
         """
-        oldest_s = self._clock_s() - within_s
-        found: dict[str, int] = {}
-        for tenant, bucket in self._buckets.items():
-            if bucket.at_s < oldest_s:
+        now_s, found = self._clock_s(), dict[str, int]()
+        for tenant, bucket in [*self._buckets.items()]:
+            if now_s - bucket.at_s <= within_s:
+                if bucket.taken:
+                    found[tenant] = bucket.taken
+            elif bucket.tokens + (now_s - bucket.at_s) * bucket.rate >= bucket.burst:
+                del self._buckets[tenant]
+            else:
                 bucket.taken = 0
-            elif bucket.taken:
-                found[tenant] = bucket.taken
         return found
 
     def charge(self, tenant_id: str, requests: int) -> None:

@@ -207,7 +207,8 @@ class AppDoor:
                 raise UpstreamError("busy", f"The instance answered {status}.", may_repeat=True)
             outcome = Outcome.FAILED if status in FAILING else Outcome.ANSWERED
             if is_stream(connection.headers):
-                await self._stream(turn, instance, connection, lambda: give_back(outcome), sent_s)
+                connection.on_over = lambda: give_back(outcome)
+                await self._stream(turn, instance, connection, connection.on_over, sent_s)
                 return
             content = b""
             if turn.asked.method != "HEAD":  # an answer to HEAD states a length and has no body
