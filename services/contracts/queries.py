@@ -162,7 +162,7 @@ class LedgerQuery(Message):
     """Which page of the ledger's lines."""
 
     limit: int = Field(default=100, ge=1, le=1_000)
-    cursor: Text | None = maybe("`next_cursor` of the previous page.", max_length=500)
+    cursor: Text | None = maybe("`next_cursor` of the previous page.", max_length=4_000)  # names of groups are in it
 
 
 class HoursQuery(Message):

@@ -1,7 +1,10 @@
 """Exports of the ledger's lines: as PostgreSQL writes them, as fast as the client reads them."""
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Literal
 
 from services.contracts.codes import ProblemCode
@@ -15,6 +18,29 @@ from services.telemetry.seals import Signer
 
 AT_ONCE = 2  #: Exports hold a connection for as long as their clients read; the others are the ledger's
 PIECES_AHEAD = 2
+PATIENCE_S, LEAST_BYTES_PER_S = 30.0, 64 * 1024
+"""An export ends once another wants its place, if its client let it wait for so long and read no more than this."""
+
+
+class _Place:
+    """A place of an export that reads the lines of a tenant, or those of all (None), and how fast its client reads."""
+
+    def __init__(self, tenant_id: str | None) -> None:
+        self.tenant_id = tenant_id
+        self.limit = asyncio.timeout(None)
+        self._read_bytes, self._waited_s, self._since_s = 0, 0.0, math.inf
+
+    async def put(self, pieces: asyncio.Queue[bytes | Exception | None], piece: bytes) -> None:
+        """Give the client a piece once it has room for it."""
+        self._since_s = time.monotonic()
+        await pieces.put(piece)
+        self._waited_s += time.monotonic() - self._since_s
+        self._read_bytes, self._since_s = self._read_bytes + len(piece), math.inf
+
+    @property
+    def is_slow(self) -> bool:
+        waited_s = self._waited_s + max(time.monotonic() - self._since_s, 0.0)
+        return waited_s > PATIENCE_S and self._read_bytes < LEAST_BYTES_PER_S * waited_s
 
 
 class LineExports:
@@ -22,7 +48,7 @@ class LineExports:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._under_way: dict[object, str | None] = {}  #: The tenants whose lines are read; None: those of all
+        self._under_way: set[_Place] = set()
 
     async def begin(
         self, about: Subject, form: Literal["csv", "jsonl"], signer: Signer | None = None, job_id: str | None = None
@@ -32,14 +58,19 @@ class LineExports:
         With a ``signer``, they are followed by what proves that nothing was changed.
 
         Raises:
-            ProblemError: 429 if there are as many exports as are allowed, or one of the tenant, whose slow client would
-                else keep all others waiting.
+            ProblemError: 429 if there are as many exports as are allowed and none of them has a slow client, or one of
+                the tenant, whose slow client would else keep all others waiting.
         """
         sign = await signer.ready() if signer is not None else None
-        tenants = self._under_way.values()
-        if len(tenants) >= AT_ONCE or (about.tenant_id is not None and about.tenant_id in tenants):
-            detail = f"{AT_ONCE} exports are being read, or one of your tenant's; ask again when one has ended."
-            raise ProblemError(429, ProblemCode.RATE_LIMITED, detail, headers={"Retry-After": "10"})
+        own = {each for each in self._under_way if about.tenant_id is not None and each.tenant_id == about.tenant_id}
+        rivals = own or (self._under_way if len(self._under_way) >= AT_ONCE else set[_Place]())
+        if rivals:
+            slow = next((each for each in rivals if each.is_slow), None)
+            if slow is None:
+                detail = f"{AT_ONCE} exports are being read, or one of your tenant's; ask again when one has ended."
+                raise ProblemError(429, ProblemCode.RATE_LIMITED, detail, headers={"Retry-After": "10"})
+            self._under_way.remove(slow)
+            slow.limit.reschedule(0.0)
         pieces = self._pieces(about, form, sign, job_id)
         await anext(pieces)
         return pieces
@@ -49,18 +80,19 @@ class LineExports:
     ) -> AsyncGenerator[bytes]:
         """Yield an empty piece once the first one is there, and then the pieces."""
         pieces: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(PIECES_AHEAD)
-        place = object()
+        place = _Place(about.tenant_id)
 
         async def write() -> None:
             end: Exception | None = None
             try:
-                await write_lines(self._database, about, form, pieces.put, sign, job_id)
+                async with place.limit:
+                    await write_lines(self._database, about, form, partial(place.put, pieces), sign, job_id)
             except Exception as error:  # raised where the pieces are read
                 end = error
-            self._under_way.pop(place, None)  # its connection is free, however long its client may read on
+            self._under_way.discard(place)  # its connection is free, however long its client may read on
             await pieces.put(end)
 
-        self._under_way[place] = about.tenant_id
+        self._under_way.add(place)
         writing = asyncio.create_task(write())
         try:
             piece = await pieces.get()
@@ -73,5 +105,5 @@ class LineExports:
                 yield bytes(piece)
                 piece = await pieces.get()
         finally:
-            self._under_way.pop(place, None)
+            self._under_way.discard(place)
             await end_tasks([writing])

@@ -272,7 +272,11 @@ async def test_a_job_s_report_merges_lines_of_one_intensity_and_pages(plane) -> 
 
 async def test_reports_group_and_page_and_keep_tenants_apart(plane) -> None:
     agent = await plane.agent()
-    mine = [await accept_job(plane.database, project=project) for project in ("a", "b", "b")]
+    users = ["\U0001f33f" * 254 + last for last in "cab"]
+    mine = [
+        await accept_job(plane.database, project=project, labels={"user": user})
+        for project, user in zip(("a", "b", "b"), users, strict=True)
+    ]
     theirs = await accept_job(plane.database, tenant="other", project="a")
     gangs = [await allocate(plane.database, job, {"n0": [at]}) for at, job in enumerate([*mine, theirs])]
     t = now_s()
@@ -298,6 +302,11 @@ async def test_reports_group_and_page_and_keep_tenants_apart(plane) -> None:
     rest = await report(USER, group_by="project", limit=1, cursor=own["next_cursor"])
     assert [(line["group"], line["jobs"]) for line in rest["lines"]] == [("b", 2)]
     assert rest["next_cursor"] is None
+    found, cursor = [], {}
+    for _ in users:
+        page = await report(USER, group_by="user", then_by="project", limit=1, **cursor)
+        found, cursor = [*found, page["lines"][0]["group"]], {"cursor": page["next_cursor"]}
+    assert (found, cursor["cursor"]) == (sorted(users), None)
     assert len((await report(USER, group_by="job"))["lines"]) == 3
     assert (await report(OPERATOR, start="2000-01-01T00:00:00Z", end="2001-01-01T00:00:00Z"))["total"]["energy_j"] == 0
 

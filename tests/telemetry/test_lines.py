@@ -225,8 +225,20 @@ async def test_the_slow_clients_of_one_tenant_leave_room_for_another(
     with pytest.raises(Exception, match="one of your tenant's"):
         await exports.begin(ALL._replace(tenant_id="slow"), "csv")
     other = await exports.begin(ALL._replace(tenant_id="other"), "csv")
-    for pieces in (slow, other):
+    with pytest.raises(Exception, match="exports are being read"):
+        await exports.begin(ALL._replace(tenant_id="third"), "csv")
+
+    monkeypatch.setattr(line_export, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(line_export, "LEAST_BYTES_PER_S", 1e12)
+    third = await exports.begin(ALL._replace(tenant_id="third"), "csv")  # one of them lets it wait
+    again = await exports.begin(ALL._replace(tenant_id="third"), "csv")  # a tenant's own goes before another's
+    assert len(exports._under_way) == AT_ONCE
+    with pytest.raises(TimeoutError):
+        assert [piece async for piece in third]
+    monkeypatch.setattr(line_export, "LEAST_BYTES_PER_S", 0.0)
+    for pieces in (slow, other, again):
         await pieces.aclose()
+    assert not exports._under_way
 
 
 async def test_an_export_counts_no_longer_than_it_holds_a_connection(plane: Plane) -> None:
