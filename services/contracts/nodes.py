@@ -334,9 +334,9 @@ class MeasuredInterval(NodeMessage):
     """
 
     elapsed_s: float = Field(ge=0, le=1e9)
-    work: Amount = said("In the job's own unit of work.", ge=0)
+    work: float = said("In the job's own unit of work.", ge=0, le=1e15)
     gpu_energy_j: Joules
-    marks: Count = said("Number of progress reports, including the first.", ge=0)
+    marks: int = said("Number of progress reports, including the first.", ge=0, lt=2**31)
     over: bool = said("Whether the last report ended the measurement, which does not change any more.", default=False)
     local_batch: Amount | None = maybe("Samples per GPU and step, if the job reports it.", gt=0)
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import annotated_types
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -72,3 +73,14 @@ def test_a_field_takes_its_own_type_alone(model: type[BaseModel], field: str, ki
 
 def test_there_is_much_to_ask() -> None:
     assert len(list(fields())) > 100
+
+
+def test_no_field_has_a_bound_beside_one_of_its_type() -> None:
+    """Of two, Pydantic takes that of the type."""
+    bounds = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_types.Lt)
+    kinds = {
+        f"{name}.{field}": [type(each) for each in told.metadata if isinstance(each, bounds)]
+        for name, model in models().items()
+        for field, told in model.model_fields.items()
+    }
+    assert [field for field, found in kinds.items() if len(found) > len(set(found))] == []
