@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from pydantic import ValidationError
 
 from services.admission.cells.placing import Placing
+from services.admission.cells.remote import RemoteJob
 from services.admission.repository.cells import SETTLES_S
 from services.contracts.explanations import StartEstimate
 from services.contracts.jobs import SubmissionEntry
@@ -90,7 +92,11 @@ class Door:
         if self.repeats and path == "/v1/jobs" and request.method == "GET":
             body = json.dumps({**json.loads(body), "next_cursor": "again"}).encode()
         if self.garbles and self.garbles in body.decode():
-            body = body.replace(b'"generation":0', b'"generation":1099511627776')
+            document = json.loads(body)
+            for job in document.get("items", [document]):
+                if self.garbles in json.dumps(job):
+                    job["generation"] = 1 << 40
+            body = json.dumps(document).encode()
         return web.Response(status=passed.status_code, body=body, content_type="application/json")
 
 
@@ -354,6 +360,29 @@ async def test_what_cannot_be_kept_of_one_cell_keeps_no_other_from_its_turn(pair
     assert (await pair.job(sound))["cell"] == "north"
     cells = {each["name"]: each for each in (await pair.home.ask("GET", "/v1/cells", role="operator")).json()["items"]}
     assert "does not answer as an installation" in cells["a-mad-one"]["problem"]
+
+
+async def test_a_job_that_cannot_be_read_keeps_no_other_of_its_cell_from_its_turn(pair: Pair) -> None:
+    await pair.add()
+    mad, sound = [await pair.home.submit({"cells": ["any"]}) for _ in range(2)]
+    await pair.turns()
+    pair.door.garbles = mad
+    await pair.home.ask("POST", f"/v1/jobs/{sound}/cancel")
+    await pair.turns(3)
+    assert (await pair.job(sound))["state"] == "cancelled"
+    assert (await pair.job(mad))["state"] == "queued"
+    (cell,) = (await pair.home.ask("GET", "/v1/cells", role="operator")).json()["items"]
+    assert cell["problem"].startswith(f"{mad}: ")
+    pair.door.garbles = ""
+    await pair.turns()
+    (cell,) = (await pair.home.ask("GET", "/v1/cells", role="operator")).json()["items"]
+    assert cell["problem"] is None
+
+
+async def test_an_amount_that_no_report_can_add_up_is_not_kept() -> None:
+    document = {"id": "j", "state": "running", "generation": 1, "footprint": {"energy_j": 1e308}}
+    with pytest.raises(ValidationError, match="footprint"):
+        RemoteJob.as_stored(document)
 
 
 async def test_a_fault_of_a_cell_over_one_job_keeps_no_other_job_from_its_turn(pair: Pair) -> None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 import orjson
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, copy_of
+from services.admission.cells.remote import COPY_LABEL, HOME_LABEL, RemoteCell, RemoteJob, UnreadableError, copy_of
 from services.admission.repository.cells import CellRepository, CellRow, GivenRow, WaitingRow
 from services.admission.steering import Command
 from services.contracts.cells import ANY, HOME
@@ -108,7 +108,7 @@ class Placing:
                 await CellRepository(connection).note(row.name, problem, heard=cell is not None)
         return cell
 
-    async def _advance(self, cell: Heard, row: GivenRow, live: Mapping[str, RemoteJob]) -> str | None:
+    async def _advance(self, cell: Heard, row: GivenRow, live: Mapping[str, RemoteJob | None]) -> str | None:
         """Do what is next for a job in a cell; return what it refused, if that is worth an operator's look."""
         try:
             if row.handing == "sending":
@@ -124,8 +124,8 @@ class Placing:
                 else:
                     await self._mirror(cell, row, copy)
         except ProblemError as error:
-            if error.problem_code is ProblemCode.UNAVAILABLE:  # and no fault of the cell over this one job
-                raise
+            if error.problem_code is ProblemCode.UNAVAILABLE and not isinstance(error, UnreadableError):
+                raise  # it is no fault of the cell over this one job
             log.warning("cell.refused", cell=cell.row.name, job=row.job_id, error=error.detail)
             return f"{row.job_id}: {error.detail}"
         return None

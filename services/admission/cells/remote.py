@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from services.contracts.codes import ProblemCode
 from services.contracts.explanations import StartEstimate
 from services.contracts.identity import IDEMPOTENCY_HEADER, OwnIdentity
 from services.contracts.jobs import JobFootprint, JobProgress
-from services.contracts.nodes import Count
+from services.contracts.nodes import Count, Reading
 from services.contracts.reports import JobFootprintReport
-from services.contracts.schema import Instant, Message, Text
+from services.contracts.schema import Instant, Message, Page, Text
 from services.core.domain.jobs import JobState
 from services.db.sealing import Sealer, SealError
 from services.kit.http import ServiceClient
@@ -28,6 +28,15 @@ HOME_LABEL, COPY_LABEL = "wattshift.home", "wattshift.copy-of"
 TIMEOUT_S = 10.0
 M = TypeVar("M", bound=Message)
 LIVE = [state for state in JobState if not state.is_final]
+
+
+_AMOUNT = TypeAdapter[float](Reading)
+
+
+def _within_bounds(footprint: JobFootprint) -> JobFootprint:
+    for _, amount in footprint:
+        _AMOUNT.validate_python(amount)
+    return footprint
 
 
 class RemoteJob(Message):
@@ -46,20 +55,17 @@ class RemoteJob(Message):
     ended_at: Instant | None = None
     expected_start_at: Instant | None = None
     progress: JobProgress | None = None
-    footprint: JobFootprint = JobFootprint()
-
-
-class RemotePage(Message):
-    """A page of copies."""
-
-    items: list[RemoteJob]
-    next_cursor: str | None = None
+    footprint: Annotated[JobFootprint, AfterValidator(_within_bounds)] = JobFootprint()
 
 
 class Made(Message):
     """The answer to a submission."""
 
     id: str
+
+
+class UnreadableError(ProblemError):
+    """A cell has answered, but not as an installation does."""
 
 
 def copy_of(spec: Mapping[str, Any], labels: Mapping[str, str], project: str | None) -> dict[str, Any]:
@@ -122,8 +128,8 @@ class RemoteCell:
         """Submit a copy, once for each idempotency key; return its id."""
         return (await self._ask(Made, "POST", "/v1/jobs", body, key)).id
 
-    async def live(self, home: str) -> dict[str, RemoteJob]:
-        """Return the copies of an installation's jobs that have not ended, by their ids."""
+    async def live(self, home: str) -> dict[str, RemoteJob | None]:
+        """Return the copies of an installation's jobs that have not ended, by their ids; None: it cannot be read."""
         return await self._listed(f"{HOME_LABEL}={home}", LIVE)
 
     async def made(self, copy: str) -> str | None:
@@ -144,14 +150,18 @@ class RemoteCell:
             return None
         return found.zone, found.signal.value, found.pue or 1.0
 
-    async def _listed(self, label: str, states: Sequence[JobState]) -> dict[str, RemoteJob]:
+    async def _listed(self, label: str, states: Sequence[JobState]) -> dict[str, RemoteJob | None]:
         asked = "&".join([f"label={quote(label, safe='')}", *(f"state={state}" for state in states)])
-        found: dict[str, RemoteJob] = {}
+        found: dict[str, RemoteJob | None] = {}
         more = ""
         while True:
-            page = await self._ask(RemotePage, "GET", f"/v1/jobs?limit=500&{asked}{more}")
+            page = await self._ask(Page[dict[str, Any]], "GET", f"/v1/jobs?limit=500&{asked}{more}")
             known = len(found)
-            found.update((job.id, job) for job in page.items)
+            for item in page.items:
+                try:
+                    found[self._read(Made, item).id] = self._read(RemoteJob, item)
+                except UnreadableError:  # it costs no other job its turn
+                    found[self._read(Made, item).id] = None
             if page.next_cursor is None or len(found) == known:
                 return found
             more = f"&cursor={quote(page.next_cursor, safe='')}"
@@ -159,12 +169,17 @@ class RemoteCell:
     async def _ask(self, kind: type[M], method: str, path: str, body: bytes | None = None, key: str = "") -> M:
         sent = {**self._headers, IDEMPOTENCY_HEADER: key} if key else self._headers
         try:
-            return kind.as_stored(await self._client.request(method, path, body=body, headers=sent, attempts=1))
-        except ValidationError as error:
-            detail = f"Cell {self._name} does not answer as an installation of Wattshift does."
-            raise ProblemError(503, ProblemCode.UNAVAILABLE, detail) from error
+            found = await self._client.request(method, path, body=body, headers=sent, attempts=1)
         except ProblemError as error:
             raise ProblemError(error.status, error.problem_code, visible(error.detail)) from error
+        return self._read(kind, found)
+
+    def _read(self, kind: type[M], document: object) -> M:
+        try:
+            return kind.as_stored(document)
+        except ValidationError as error:
+            detail = f"Cell {self._name} does not answer as an installation of Wattshift does."
+            raise UnreadableError(503, ProblemCode.UNAVAILABLE, detail) from error
 
 
 def _path(remote_id: str) -> str:
