@@ -15,7 +15,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.NOT_ENOUGH_FREE_GPUS: "Jobs ahead of it, or service instances, hold or take every GPU it could use.",
     Reason.WAITING_FOR_RELEASE: "Its GPUs are being released by jobs that are stopping.",
     Reason.WAITING_FOR_ROUND: "It is placed at the next active round.",
-    Reason.NO_ELIGIBLE_NODE: "No node of the cluster has the GPUs it asks for.",
+    Reason.NO_ELIGIBLE_NODE: "No grid zone of the cluster has as many GPUs of one kind as it asks for.",
     Reason.NODE_CLOSED: "The nodes that have what it asks for take no work.",
     Reason.NO_SUCH_SLICE: "No GPU that it may use is cut into slices of the size it asks for.",
     Reason.NOT_ENOUGH_FREE_SLICES: "Other jobs hold every slice it could use.",

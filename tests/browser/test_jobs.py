@@ -118,7 +118,7 @@ def test_what_the_api_refuses_stands_beside_its_field(open_page: OpenPage) -> No
     page.get_by_label("Name").fill("a-name")
     page.get_by_label("GPUs, at least").fill("5000")
     page.get_by_role("button", name="Estimate").click()
-    expect(page.get_by_text("No node of the cluster has the GPUs it asks for.")).to_be_visible()
+    expect(page.get_by_text("No grid zone of the cluster has as many GPUs of one kind as it asks for.")).to_be_visible()
 
 
 def test_an_estimate_says_when_and_how_much(open_page: OpenPage) -> None:

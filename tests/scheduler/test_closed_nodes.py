@@ -41,6 +41,16 @@ async def test_a_closed_node_is_named_until_it_takes_work(world: World) -> None:
     assert await world.state(job) == "starting"
 
 
+async def test_nodes_of_another_zone_would_not_help_a_job_that_fits_only_across_zones(world: World) -> None:
+    await world.node("n1", 4, zone="X")
+    await world.node("n2", 4, zone="Y")
+    await set_node(world, "n2", f"closed = '{FULL}'")
+    reason, detail = await why(world, await world.job(6))
+    assert reason == "no_eligible_node"
+    assert "No grid zone" in detail
+    assert (await why(world, await world.job(4, gpus={"min": 4, "zone": "Y"})))[0] == "node_closed"
+
+
 @pytest.mark.parametrize("hidden", ["drained", "silent", "power", "out of service"])
 async def test_whatever_hides_a_node_is_named(world: World, hidden: str) -> None:
     await world.node("n1", 1)

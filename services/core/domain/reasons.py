@@ -27,7 +27,8 @@ class Reason(StrEnum):
     """Jobs ahead of it, or service instances, hold or take every GPU it could use."""
     WAITING_FOR_RELEASE = "waiting_for_release"  #: Its GPUs are being released by jobs that are stopping
     WAITING_FOR_ROUND = "waiting_for_round"  #: It is placed at the next active round
-    NO_ELIGIBLE_NODE = "no_eligible_node"  #: No node of the cluster has the GPUs it asks for
+    NO_ELIGIBLE_NODE = "no_eligible_node"
+    """No nodes of one kind have the GPUs it asks for: one model and memory, in one grid zone."""
     NODE_CLOSED = "node_closed"
     """Nodes that have what it asks for are silent, closed or drained, or their GPUs are out of service."""
     NO_SUCH_SLICE = "no_such_slice"  #: No GPU that it may use is cut into a slice of the size it asks for

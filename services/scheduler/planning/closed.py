@@ -1,10 +1,11 @@
 """Nodes that have what a job asks for but take no work: the job's reason for waiting names them."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from services.core.domain.mig import WHOLE, sevenths_of
 from services.core.domain.reasons import Reason
-from services.scheduler.planning.cluster import kind_of, meets, takes_work
+from services.scheduler.planning.cluster import NodeKind, kind_of, meets, takes_work
 from services.scheduler.planning.job_table import asked_of, fits
 from services.scheduler.repository.snapshots import AwayRow, ClusterRows, JobRow, NodeRow
 
@@ -37,12 +38,19 @@ def closed_to(rows: ClusterRows, job_ids: Iterable[str]) -> dict[str, str]:
 
 def _words(rows: ClusterRows, job: JobRow) -> str:
     opened = {node.id: _fitting(job, node, rows.unusable) for node in rows.nodes if takes_work(node)}
-    closed = [(node, _fitting(job, node) - opened.get(node.id, 0)) for node in rows.away]
-    away = [(node, count) for node, count in closed if count]
-    taking = sum(opened.values())
-    if not taking < job.min_gpus <= taking + sum(count for _, count in away):
+    taking, closed = Counter[NodeKind](), Counter[NodeKind]()  # a gang is on one kind of node
+    for node in rows.nodes:
+        taking[kind_of(node)] += opened.get(node.id, 0)
+    left = [(node, kind_of(node), _fitting(job, node) - opened.get(node.id, 0)) for node in rows.away if node.devices]
+    for _, kind, count in left:
+        closed[kind] += count
+    if max(taking.values(), default=0) >= job.min_gpus:
         return ""
-    shown = ", ".join(f"{node.id} ({node.why.rstrip('.')})" for node, _ in away[:_SHOWN])
+    away = [node.id for node, kind, count in left if count and taking[kind] + closed[kind] >= job.min_gpus]
+    if not away:
+        return ""
+    why = {node.id: f"{node.id} ({node.why.rstrip('.')})" for node in rows.away}
+    shown = ", ".join(why[name] for name in away[:_SHOWN])
     more = f" and {len(away) - _SHOWN} more" if len(away) > _SHOWN else ""
     return f"What it asks for is on nodes that take no work: {shown}{more}."
 
