@@ -186,39 +186,45 @@ class Gangs:
             if path.name.startswith("."):
                 shutil.rmtree(path, ignore_errors=True)
                 continue
-            folder = RankFolder(path)
-            if folder.is_released():
+            try:
+                if not _SAFE_ID.fullmatch(path.name) or not path.is_dir() or RankFolder(path).is_released():
+                    continue
+                gang = self._gangs[path.name] = _read_gang(RankFolder(path))
+                self._observe(gang)
+            except (OSError, ValueError) as error:  # the next look at this gang tries again, and the others go on
+                log.error("gang.not_read", allocation_id=path.name, error=str(error))
                 continue
-            gang = _read_gang(folder)
-            self._gangs[gang.allocation_id] = gang
-            self._observe(gang)
             log.info("gang.found", allocation_id=gang.allocation_id, state=gang.state)
 
     # --- commands: what they say is on disk when these return; after an OSError they must not be acknowledged
 
     def accept(self, start: StartGang) -> None:
-        """Store a gang that should start once an answer names it."""
+        """Store a gang that should start once an answer names it; repeated, do what an agent that was killed left."""
         known = {"allocation_id": start.allocation_id, "job_id": start.job_id, "generation": start.generation}
         if not _SAFE_ID.fullmatch(start.allocation_id) or not _SAFE_ID.fullmatch(start.job_id):
             log.error("command.unsafe_id", **known)
             return
         folder = RankFolder(self.folder / start.allocation_id)
-        if start.allocation_id in self._gangs or folder.path.exists():
+        gang = self._gangs.get(start.allocation_id)
+        if gang is not None or folder.path.exists():
             log.info("command.repeated", **known)
-            return
-        if start.generation < self._newest_generation(start.job_id):
+            if gang is None or gang.start is None:
+                return
+        elif start.generation < self._newest_generation(start.job_id):
             log.info("command.stale", **known)
             return
-        files.replace(self._generations / start.job_id, str(start.generation).encode())
-        token = secrets.token_urlsafe(18)
-        written = {"command": command_document(start), "token": token, "traceparent": traces.current()}
-        folder.create(orjson.dumps({name: value for name, value in written.items() if value is not None}))
-        gang = self._gangs[start.allocation_id] = _read_gang(folder)
-        log.info("gang.accepted", **known, devices=start.devices)
-        try:
-            self._launcher.check(start)
-        except InputError as error:
-            self._end_unstarted(gang, _REFUSED_CODE, _ended_by(error), str(error))
+        else:
+            files.replace(self._generations / start.job_id, str(start.generation).encode())
+            token = secrets.token_urlsafe(18)
+            written = {"command": command_document(start), "token": token, "traceparent": traces.current()}
+            folder.create(orjson.dumps({name: value for name, value in written.items() if value is not None}))
+            gang = self._gangs[start.allocation_id] = _read_gang(folder)
+            log.info("gang.accepted", **known, devices=start.devices)
+        if gang.state is RankState.STARTING and not gang.holding:
+            try:
+                self._launcher.check(start)
+            except InputError as error:
+                self._end_unstarted(gang, _REFUSED_CODE, _ended_by(error), str(error))
         for other in self:
             if other.start and other.start.job_id == start.job_id and other.start.generation < start.generation:
                 self._stop(other, EndedBy.STOP, start.spec.grace_s, "a newer gang of the job was started")
@@ -262,13 +268,15 @@ class Gangs:
 
     def refuse(self, allocation_id: str, ended_by: EndedBy, code: int, detail: str) -> None:
         """Record that an allocation unknown to this node must not start here, and report it as ended."""
-        if not _SAFE_ID.fullmatch(allocation_id) or (self.folder / allocation_id).exists():
+        if not _SAFE_ID.fullmatch(allocation_id):
             return
-        folder = RankFolder(self.folder / allocation_id)
-        folder.create(orjson.dumps({"command": None, "token": ""}))
-        gang = self._gangs[allocation_id] = _read_gang(folder)
-        self._end_unstarted(gang, code, ended_by, detail)
-        self._on_change()
+        folder, gang = RankFolder(self.folder / allocation_id), self._gangs.get(allocation_id)
+        if gang is None and not folder.path.exists():
+            folder.create(orjson.dumps({"command": None, "token": ""}))
+            gang = self._gangs[allocation_id] = _read_gang(folder)
+        if gang is not None and gang.start is None and not gang.is_over:  # made now, or by an agent that was killed
+            self._end_unstarted(gang, code, ended_by, detail)
+            self._on_change()
 
     # --- the lease
 
@@ -587,7 +595,11 @@ def _read_gang(folder: RankFolder) -> Gang:
 
     start, token, traceparent = files.read(folder.path / COMMAND, take, "gang.unreadable") or (None, "", None)
     gang = Gang(folder.path.name, folder, start, token, traceparent=traceparent)
-    gang.leaving = folder.leaves()
+    try:
+        gang.leaving = folder.leaves()
+    except (OSError, ValueError, LookupError) as error:
+        log.error("gang.leaving_unreadable", allocation_id=gang.allocation_id, error=repr(error))
+        gang.leaving = Leaving(start.spec.grace_s if start else 0.0, asked_at=0.0, until=0.0)  # it was to end
     if start is not None:
         gang.devices = tuple(start.devices)
         read_settings = DeviceControls.model_validate

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_agent import shim
 from gpu_agent.gangs import Gang, Gangs
+from gpu_agent.secrets import InputError
 from services.contracts.commands import StartGang, StopGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, RankState
@@ -231,3 +232,71 @@ async def test_a_gang_whose_folder_cannot_be_read_keeps_no_other_from_its_device
     monkeypatch.setattr(broken.folder, "exit", unreadable)
     assert (await owners_after(gangs, clock, 0.0))[1] == "job_2.1"
     assert broken.trouble
+
+
+def later_of(tmp_path: Path, gangs: Gangs) -> Gangs:
+    """The gangs as the next agent of this node finds them."""
+    later = Gangs(tmp_path, gangs._launcher, fetch=no_inputs)  # pyright: ignore[reportPrivateUsage]
+    later.load()
+    return later
+
+
+async def test_a_folder_that_cannot_be_read_keeps_no_other_gang_from_being_loaded(
+    tmp_path: Path, gangs: Gangs, clock: Clock
+) -> None:
+    for number in range(4):
+        gangs.accept(a_start(f"job_{number}", 1, [number]))
+    folder = gangs.folder
+    (folder / "job_0.1" / "exited").write_text("code=?\n")
+    (folder / "job_1.1" / "leaves").write_text("grace_s=1\n")
+    (folder / "job_2.1" / "posted.json").mkdir()
+    (folder / "job_2.1" / "started").mkdir()
+    (folder / "a file").write_text("")
+    (folder / "a_file").write_text("")
+    (folder / "lost+found").mkdir()
+
+    later = later_of(tmp_path, gangs)
+    assert sorted(gang.allocation_id for gang in later) == [f"job_{number}.1" for number in range(4)]
+    leaving = later.get("job_1.1")
+    assert leaving is not None
+    assert leaving.leaving is not None, "it was to end, and does so as soon as it may"
+    assert (await owners_after(later, clock, 0.0))[3] == "job_3.1"
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+async def test_a_start_that_is_said_again_ends_what_it_left(
+    tmp_path: Path, gangs: Gangs, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    gangs.accept(a_start("job_1", 1, [0]))
+
+    def killed(_: StartGang) -> None:
+        raise OSError(errno.ENOSPC, "as if the agent were killed here, or the disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gangs._launcher, "check", killed)  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(OSError, match="killed"):
+            gangs.accept(a_start("job_1", 2, [1]))
+    later = later_of(tmp_path, gangs) if is_loaded else gangs
+    assert [gang.state for gang in later] == [RankState.STARTING, RankState.STARTING]
+    with monkeypatch.context() as patched:
+        refused = InputError("it has no such image")
+
+        def check(_: StartGang) -> None:
+            raise refused
+
+        patched.setattr(later._launcher, "check", check)  # pyright: ignore[reportPrivateUsage]
+        later.accept(a_start("job_1", 2, [1]))
+    assert [(gang.allocation_id, gang.state, gang.ended_by) for gang in later] == [
+        ("job_1.1", RankState.EXITED, EndedBy.STOP),
+        ("job_1.2", RankState.EXITED, EndedBy.REFUSED),
+    ]
+
+
+async def test_a_refusal_that_is_said_again_ends_what_a_killed_agent_left(tmp_path: Path, gangs: Gangs) -> None:
+    (gangs.folder / "job_1.1").mkdir()
+    (gangs.folder / "job_1.1" / "gang.json").write_text('{"command":null,"token":""}')
+    later = later_of(tmp_path, gangs)
+    later.refuse("job_1.1", EndedBy.REFUSED, 126, "this agent cannot read the command")
+    assert [(gang.state, gang.ended_by, gang.exit_code) for gang in later] == [(RankState.EXITED, EndedBy.REFUSED, 126)]
+    later.refuse("job_1.1", EndedBy.STOP, -15, "again")
+    assert [gang.ended_by for gang in later] == [EndedBy.REFUSED]
