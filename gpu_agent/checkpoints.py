@@ -71,6 +71,7 @@ class Checkpoints:
         self._known: dict[str, _Known] = {}
         self._locks, self._finding = WeakValueDictionary[str, threading.Lock](), threading.Lock()
         self._last: dict[str, asyncio.Task[None]] = {}
+        self._waits: dict[str, tuple[float, float]] = {}
         self._stopped = threading.Event()
         self.problem = ""
 
@@ -176,8 +177,13 @@ class Checkpoints:
             self._last[start.allocation_id] = asyncio.create_task(self._copy_last(start, rank))
         if not matters:
             return ""
-        until = max(ended.ended_at.timestamp() + self._settings.checkpoint_wait_s, rank.grace_over_at() or 0.0)
-        if time.time() < until:
+        wait_s, (asked_at, grace_s) = self._settings.checkpoint_wait_s, rank.stop_asked() or (0.0, 0.0)
+        until = max(ended.ended_at.timestamp() + wait_s, asked_at + grace_s)
+        known, deadline = self._waits.get(start.allocation_id, (None, 0.0))
+        if known != until:  # from now on by a clock that cannot be set, and no longer than was asked for
+            deadline = time.monotonic() + min(until - time.time(), max(wait_s, grace_s))
+            self._waits[start.allocation_id] = until, deadline
+        if time.monotonic() < deadline:
             return None
         return f"{NOT_COPIED} in time: elsewhere it continues from an earlier one, or from its start."
 
@@ -201,8 +207,8 @@ class Checkpoints:
         return start is None or start.allocation_id not in self._last or _read_outcome(rank) is not None
 
     def forget(self, allocation_id: str) -> None:
-        self._known.pop(allocation_id, None)
-        self._last.pop(allocation_id, None)
+        for each in (self._known, self._last, self._waits):
+            each.pop(allocation_id, None)
 
     async def close(self) -> None:
         """Cancel running copies; the next agent continues."""

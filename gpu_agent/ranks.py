@@ -173,11 +173,11 @@ class RankFolder:
         facts = shim.read_facts(str(self.path / shim.STOP))
         return None if facts is None else EndedBy(facts.get("cause", EndedBy.STOP))
 
-    def grace_over_at(self) -> float | None:
-        """Return when the grace period of a requested end is over, UTC seconds; None if no end was requested."""
+    def stop_asked(self) -> tuple[float, float] | None:
+        """Return when the end was requested, UTC seconds, and its grace period; None if it was not."""
         path = self.path / shim.STOP
         facts = shim.read_facts(str(path))
-        return None if facts is None else path.stat().st_mtime + float(facts.get("grace_s", 0.0))
+        return None if facts is None else (path.stat().st_mtime, float(facts.get("grace_s", 0.0)))
 
     def started(self) -> dict[str, str] | None:
         """Return what the shim wrote before it let the command run; None if it has not."""

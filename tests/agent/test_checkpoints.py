@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,26 @@ async def test_an_end_waits_for_its_copy_and_says_if_there_is_none_in_time(tmp_p
     away.is_away = False
     await eventually(lambda: a.checkpoints.is_settled(start(1), rank))
     assert await Host(tmp_path / "b", store).begin(start(2)) == {"step": "1"}
+
+
+async def test_an_end_waits_no_longer_because_the_hosts_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away(Dying):
+        def write(self, *arguments: Any) -> None:
+            raise StoreError("it does not answer")
+
+    a = Host(tmp_path / "a", Away(Store.at(str(tmp_path / "store")), 9))
+    await a.begin(start(1))
+    a.write("step", "1")
+    rank, exit = ended(tmp_path, at=datetime.now(UTC) + timedelta(days=1))  # the clock was set back by a day since
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    assert a.checkpoints.outcome(start(1), rank, exit) is None
+    now_s += 0.2
+    said = a.checkpoints.outcome(start(1), rank, exit) or ""
+    assert said.startswith("Its checkpoint was not copied in time"), "its devices would be held for a day"
+    await a.checkpoints.close()
 
 
 def test_settings_name_a_store_or_none() -> None:
