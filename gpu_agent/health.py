@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +25,7 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
+_MOST_C = 200.0  #: No GPU is warmer, or colder than below it
 _SILENT_LOOKS = 3  #: A GPU counts as lost after this many looks in a row without an answer
 _WORST_FIRST = tuple(GpuFaultCause)
 _EVENTS = (GpuFaultCause.XID, GpuFaultCause.ECC)
@@ -140,6 +142,8 @@ class GpuHealth:
                 self._state(gpu, GpuFaultCause.LOST, f"It does not answer ({error}).", now_s, at_once=True)
             return
         self._silent.pop(gpu, None)
+        if health.temperature_c is not None and not -_MOST_C < health.temperature_c < _MOST_C:
+            health = replace(health, temperature_c=None)
         self.temperatures_c[gpu] = health.temperature_c
         self._state(gpu, GpuFaultCause.LOST, "", now_s)
         self._look_at_memory(gpu, health)

@@ -11,9 +11,9 @@ import collections
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_agent.devices.driver import DeviceError, Driver, Sample, SliceSample
 from gpu_agent.host_power import HostPower
@@ -37,7 +37,9 @@ FAULTS = counter(
     "modelled instead.",
     ["meter", "fault"],
 )
+Number = TypeVar("Number", int, float)
 _CLOCK_STEP_S = 1.0
+_MOST_CLOCK_MHZ = 10_000  #: What no GPU's clock reaches
 _SOURCES = tuple(EnergySource)  #: The least known last
 
 
@@ -252,7 +254,7 @@ class Meter:
         samples: list[tuple[_Device, Sample, float]] = []
         for device in self._devices:
             try:
-                samples.append((device, self._driver.read(device.info.index), clock()))
+                samples.append((device, _plausible(self._driver.read(device.info.index), device), clock()))
             except DeviceError as error:
                 if device.last is not None:
                     log.warning("device.unreadable", index=device.info.index, error=str(error))
@@ -260,7 +262,9 @@ class Meter:
             for index, each in device.slices.items():
                 each.last = SliceSample(None, None)  # if it cannot be read, its GPU's energy is split by size
                 with suppress(DeviceError):
-                    each.last = self._driver.read_slice(index)
+                    found = self._driver.read_slice(index)
+                    used_gib = _within(found.memory_used_gib, each.info.memory_gib)
+                    each.last = SliceSample(_within(found.activity, 1.0), used_gib)
         self._sampled, self._sampled_at = clock(), utc_now()  # at once: a busy host may not return here for a while
         return samples
 
@@ -295,7 +299,7 @@ class Meter:
         for index, part_j in split_slice_energy(energy_j, _idle_w(device) * elapsed_s, uses).items():
             each = device.slices[index]
             share = each.info.sevenths / sum(other.info.sevenths for other in device.slices.values())
-            each.power_w = part_j / elapsed_s if elapsed_s > 0 else sample.power_w * share
+            each.power_w = part_j / elapsed_s if elapsed_s > 0 else device.power_w * share
             each.total_j += part_j
             is_split = any(other in self._owners for other in device.slices)
             self._give(self._owners.get(index), index, part_j, estimated if is_split else source, share, basis)
@@ -475,6 +479,25 @@ def _with_slices(known: Mapping[int, _Device], devices: Sequence[DeviceInfo]) ->
         gpu.info, gpu.slices = info, {each.index: before.get(each.uuid) or _Slice(each) for each in slices}
         gpus.append(gpu)
     return gpus
+
+
+def _plausible(sample: Sample, device: _Device) -> Sample:
+    """Return a sample without what no device can show, which must not silence the node.
+
+    Power and energy stay as they are: ``advance`` and ``sampled`` say what is booked instead.
+    """
+    return replace(
+        sample,
+        utilization=_within(sample.utilization, 1.0) or 0.0,
+        clock_mhz=_within(sample.clock_mhz, _MOST_CLOCK_MHZ),
+        memory_used_gib=_within(sample.memory_used_gib, device.info.memory_gib),
+        power_limit_w=_within(sample.power_limit_w, device.bound.most_w),
+    )
+
+
+def _within(value: Number | None, most: float) -> Number | None:
+    """Return a reading from 0 to the most that it can be; None for any other, NaN included."""
+    return value if value is not None and 0 <= value <= most else None
 
 
 def _idle_w(device: _Device) -> float:

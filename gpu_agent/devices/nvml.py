@@ -20,6 +20,7 @@ log = Log(__name__)
 
 _MAJOR = 195  #: Of NVIDIA's character devices
 _MOST_EVENTS = 1_000
+_MOST_LIMIT_MW, _MOST_CLOCK_MHZ = 10_000_000, 10_000  #: What no board draws, and no GPU's clock reaches
 
 
 class NvmlDriver(driver.Driver):
@@ -45,7 +46,7 @@ class NvmlDriver(driver.Driver):
                 self._open(index)
             except driver.DriverMissingError:
                 raise
-            except driver.DeviceError as error:  # the other GPUs are as good as before
+            except (driver.DeviceError, ValueError) as error:  # the other GPUs are as good as before
                 self._forget(index, str(error))
         self._events = _Events(self._handles)
 
@@ -62,7 +63,7 @@ class NvmlDriver(driver.Driver):
         uuid = ""
         if (handle := self._handles.pop(index, None)) is not None:
             with suppress(pynvml.NVMLError):
-                uuid = text(nvml.nvmlDeviceGetUUID(handle))
+                uuid = text(nvml.nvmlDeviceGetUUID(handle))[:100]
         for known in (self._gpus, self._mig, self._counts_energy):
             known.pop(index, None)
         log.error("device.dead", index=index, uuid=uuid, error=why)
@@ -121,7 +122,8 @@ class NvmlDriver(driver.Driver):
             temperature_c=optional(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
             slowdown_c=optional(
                 lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-            ),
+            )
+            or None,
             too_hot=None if reasons is None else bool(reasons & nvml.nvmlClocksThrottleReasonHwThermalSlowdown),
             uncorrected_errors=optional(
                 lambda: nvml.nvmlDeviceGetTotalEccErrors(
@@ -145,7 +147,7 @@ class NvmlDriver(driver.Driver):
                     continue
                 self._mig.pop(index, None)
                 self._open(index)
-            except driver.DeviceError as error:  # its health says more
+            except (driver.DeviceError, ValueError) as error:  # its health says more
                 log.warning("device.unreadable", index=index, error=str(error))
                 continue
             log.warning("device.mig_mode_changed", index=index, enabled=not known)
@@ -208,9 +210,10 @@ class NvmlDriver(driver.Driver):
     @named
     def _describe(self, index: int) -> DeviceInfo:
         handle = self._handle(index)
-        clocks = sorted(optional(lambda: _clocks_mhz(handle)) or [])
-        limit_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
-        lowest_mw, highest_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)) or (0, 0)
+        clocks = sorted(mhz for mhz in optional(lambda: _clocks_mhz(handle)) or [] if 0 < mhz <= _MOST_CLOCK_MHZ)
+        limits_mw = [optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))]
+        limits_mw += optional(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)) or (0, 0)
+        limit_mw, lowest_mw, highest_mw = (mw if mw and mw <= _MOST_LIMIT_MW else None for mw in limits_mw)
         permitted = limit_mw is not None and self._is_permitted(handle, limit_mw)
         # A board without memory of its own shares the host's.
         memory_bytes = optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or psutil.virtual_memory().total
@@ -220,8 +223,8 @@ class NvmlDriver(driver.Driver):
             model=model_name(text(nvml.nvmlDeviceGetName(handle))),
             memory_gib=memory_bytes / GIB,
             power_limit_w=(limit_mw or 1_000_000) / 1_000,
-            lowest_limit_w=lowest_mw / 1_000 if lowest_mw else None,
-            highest_limit_w=highest_mw / 1_000 if highest_mw else None,
+            lowest_limit_w=lowest_mw and lowest_mw / 1_000,
+            highest_limit_w=highest_mw and highest_mw / 1_000,
             can_set_clock=permitted and bool(clocks),
             can_set_power_limit=permitted,
             mig_enabled=mig_mode(handle),

@@ -62,4 +62,4 @@ def mig_mode(handle: Any) -> bool:
 
 def text(value: str | bytes) -> str:
     """Return a text, which some NVML releases give as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

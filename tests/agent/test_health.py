@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import resource
 import signal
@@ -114,6 +115,15 @@ def test_heat_has_to_last_and_does_not_end_gangs(tmp_path: Path) -> None:
     strict = a_watch(tmp_path, gpus, temperature_c=80, lasts_s=0)
     strict.look(0)
     assert causes(strict) == {0: "temperature", 1: "temperature", 2: "temperature"}
+
+
+@pytest.mark.parametrize("shown", [math.nan, -1e6, 1e6])
+def test_a_temperature_that_no_gpu_has_is_none(tmp_path: Path, shown: float) -> None:
+    gpus = Gpus({0: replace(WELL, temperature_c=shown)})
+    health = a_watch(tmp_path, gpus)
+    for now_s in (0, 20):
+        health.look(now_s)
+    assert (health.temperatures_c[0], health.temperatures_c[1], health.faults()) == (None, 50, [])
 
 
 def test_events_stay_until_an_operator_returns_the_gpu_also_when_the_agent_restarts(tmp_path: Path) -> None:

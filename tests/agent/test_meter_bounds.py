@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -148,6 +149,27 @@ async def test_what_no_board_can_draw_is_modelled_marked_and_counted(faulty: Fau
     await measuring.close()
     assert last(tmp_path).usages[0].basis is None
     assert last(tmp_path).usages[0].source is EnergySource.COUNTER
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1.0, 1e18, 2.0**32 - 1])
+async def test_what_no_gpu_can_show_silences_no_node(
+    faulty: FaultyWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: float
+) -> None:
+    places = test_meter_slices.devices(SlicePlace(4, 0), SlicePlace(3, 4))
+    senseless: Any = number
+    monkeypatch.setattr(faulty, "read_slice", lambda _: SliceSample(senseless, senseless))
+    faulty.once = lambda _: Sample(senseless, senseless, senseless, senseless, senseless, senseless)
+    measuring = await a_meter(faulty, tmp_path, devices=places)
+    for _ in range(2):
+        first, *slices, second = measuring.readings()
+        found = (first.utilization, first.clock_mhz, first.memory_used_gib, first.enforced_limit_w)
+        assert found == (0.0, None, None, None)
+        assert 0 <= first.power_w <= 1.2 * 400
+        assert [(each.utilization, each.memory_used_gib) for each in slices] == [(0.0, None)] * 2
+        assert all(0 <= each.power_w <= 1.2 * 400 for each in slices)
+        assert (second.power_w, second.utilization, second.clock_mhz) == (200, 0.5, 1_000)
+        faulty.pass_time(1)
+        await measuring.close()
 
 
 async def test_the_check_of_a_counter_is_told_and_one_that_fails_is_not_used(

@@ -136,6 +136,32 @@ def test_one_dead_card_leaves_the_others(fault: Fault) -> None:
     assert driver.device_nodes().keys() <= {1}
 
 
+def test_a_card_that_cannot_be_described_leaves_the_others(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml: Any = pynvml
+    read = nvml.nvmlDeviceGetUUID
+    too_long = "x" * 101
+    monkeypatch.setattr(
+        nvml, "nvmlDeviceGetUUID", lambda handle: too_long if read(handle).endswith("00") else read(handle).encode()
+    )
+    driver = NvmlDriver()
+    assert [device.index for device in driver.devices()] == [1]
+    assert [(dead.index, dead.uuid) for dead in driver.dead()] == [(0, too_long[:100])]
+
+
+def test_what_no_board_has_is_not_believed(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml: Any = pynvml
+    most = 2**32 - 1
+    monkeypatch.setattr(nvml, "nvmlDeviceGetPowerManagementLimit", lambda _: most)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetPowerManagementLimitConstraints", lambda _: [0, most])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetSupportedGraphicsClocks", lambda *_: [most, 1410, 0])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetTemperatureThreshold", lambda *_: 0)
+    driver = NvmlDriver()
+    device = driver.devices()[0]
+    assert (device.power_limit_w, device.lowest_limit_w, device.highest_limit_w) == (1_000, None, None)
+    assert (device.clocks_mhz, device.can_set_power_limit) == ([1410], False)
+    assert driver.health(0).slowdown_c is None, "else each GPU is too hot"
+
+
 def test_what_a_gpu_says_of_its_state(fault: Fault) -> None:
     driver = NvmlDriver()
     assert driver.health(0) == Health(55, 89, None, 0, None, ())
