@@ -65,7 +65,9 @@ class KeptFiles:
         except BaseException:
             self._reading -= 1
             raise
-        return self._events(process)
+        events = self._events(process)
+        await anext(events)  # from here on it cleans up after itself, even if nobody takes an event
+        return events
 
     async def _tar(self, start: StartGang, rank: Path, path: str) -> Process:
         working = _working_folder(start, rank)
@@ -106,6 +108,7 @@ class KeptFiles:
         ends_at = time.monotonic() + self._settings.exec_longest_s
         detail = None
         try:
+            yield b""
             yield ExecEvent(type="started", node_id=self._settings.node_id).message()
             while data := await stdout.read(PIECE_BYTES):
                 yield output_message("stdout", data)

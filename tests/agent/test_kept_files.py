@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import io
 import json
 import os
@@ -101,6 +102,17 @@ async def test_a_large_file_comes_whole_and_a_reader_that_leaves_frees_its_place
         while not await whole():
             pass
     assert files_of(archive) == {"big": "x" * 30_000_000}
+
+
+async def test_a_reader_that_leaves_before_the_first_event_frees_its_place(host: Host) -> None:
+    rank, start = ended(host, "job", "sh", "-c", "head -c 1000000 /dev/zero >big")
+    files = KeptFiles(host.launcher, limits())
+    with patch.object(kept_files, "read_start", lambda _: start):
+        await files.open(rank, "big")  # of which nothing is taken
+        gc.collect()
+        await eventually(lambda: not files._reading)  # pyright: ignore[reportPrivateUsage]
+        archive = b"".join([event async for event in await files.open(rank, "big")])
+    assert len(files_of(read_events(archive)[0])["big"]) == 1_000_000
 
 
 async def test_files_are_not_read_while_the_job_runs_nor_where_there_are_none(node: Node) -> None:
