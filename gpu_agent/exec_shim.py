@@ -96,11 +96,7 @@ class Sessions:
         if session is None:
             return
         _signal_all(pid, signal.SIGKILL)
-        try:
-            session.connection.send(b"exit %d" % code)
-        except OSError:
-            pass
-        session.connection.close()
+        _tell(session.connection, b"exit %d" % code)
 
     def _knock(self) -> None:
         if not os.path.exists(DOOR):
@@ -125,9 +121,11 @@ class Sessions:
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         if data and descriptors and not self._is_closed:
-            request = Request(data, descriptors)
-            pid = self._start(request, connection.fileno())
-            self._sessions[pid] = _Session(pid, connection)
+            try:
+                pid = self._start(Request(data, descriptors), connection.fileno())
+                self._sessions[pid] = _Session(pid, connection)
+            except OSError as error:  # a host without room for another process; the rank goes on
+                _tell(connection, b"%d cannot start a process" % (error.errno or 0))
         else:
             connection.close()
         for descriptor in descriptors:
@@ -145,6 +143,14 @@ class Sessions:
                 _hang_up(session, now)
             elif message.startswith(b"signal="):
                 _signal_group(session.pid, int(message[7:]))
+
+
+def _tell(connection: socket.socket, last: bytes) -> None:
+    try:
+        connection.send(last)
+    except OSError:
+        pass
+    connection.close()
 
 
 def _hang_up(session: _Session, now: float) -> None:

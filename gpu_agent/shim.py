@@ -618,8 +618,10 @@ class _Shim:
         if self._sessions is None:
             if not os.path.exists(EXEC_DOOR):
                 return
-            import exec_shim  # pyright: ignore[reportMissingImports]  beside this file, which is no package here
-
+            try:
+                import exec_shim  # pyright: ignore[reportMissingImports]  beside this file, which is no package here
+            except ImportError:  # an upgrade has removed it: the rank goes on, and the agent says that nobody answers
+                return
             self._sessions = exec_shim.Sessions(self._enter)
         self._sessions.look(now)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +16,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from gpu_agent import containers, retention, shim
+from gpu_agent import containers, exec_shim, retention, shim
 from gpu_agent.account import Account, find_account
 from gpu_agent.containers import Engine
 from gpu_agent.environment import job_variables
@@ -230,3 +233,38 @@ def test_marked_processes_are_killed_wherever_they_went() -> None:
         assert kill_marked(mark) >= 2
         assert family.wait(60) == -signal.SIGKILL
     assert kill_marked(mark) == 0
+
+
+def test_a_command_beside_a_rank_that_cannot_be_started_ends_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def start(request: exec_shim.Request, error: int) -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    sessions = exec_shim.Sessions(start)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(exec_shim.DOOR)
+        door.listen(1)
+        sessions.look(0.0)
+        agent, _ = door.accept()
+    with agent, (tmp_path / "output").open("wb") as output:
+        socket.send_fds(agent, [shim.spec_bytes([("argv", "true")])], [output.fileno()] * 3)
+        (tmp_path / exec_shim.DOOR).unlink()
+        sessions.look(0.0)
+        assert agent.recv(100) == b"11 cannot start a process"
+        assert agent.recv(100) == b""
+    assert sessions.pids() == []
+
+
+def test_a_rank_outlives_the_files_of_the_release_that_started_it(tmp_path: Path) -> None:
+    release, rank = tmp_path / "release", tmp_path / "rank"
+    for folder in (release, rank):
+        folder.mkdir()
+    shutil.copy(shim.__file__, release)  # and exec_shim is gone
+    (rank / shim.SPEC).write_bytes(shim.spec_bytes([("argv", "true"), ("env", "PATH=/bin:/usr/bin")]))
+    (rank / shim.EXEC_DOOR).touch()
+    shim.write_lease(str(rank / shim.LEASE), shim.clock() + 60, 60)
+    subprocess.run([sys.executable, "-I", "-S", release / "shim.py", str(rank)], check=True)
+    assert (shim.read_facts(str(rank / shim.EXITED)) or {})["code"] == "0"
