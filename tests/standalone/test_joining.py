@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -25,7 +26,7 @@ from services.cli.main import app
 from services.cli.site import join as module
 from services.cli.site.local import _Up, up
 from services.contracts.nodes import NodeCredential
-from services.kit import heads
+from services.kit import files, heads
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
 from services.kit.self_signed import fingerprint, new_certificate
@@ -242,6 +243,35 @@ def test_an_answer_that_was_lost_costs_no_token(
     assert enrolled[0] == enrolled[1]
 
 
+def test_a_full_disk_is_one_clear_error_and_the_same_command_goes_on(
+    telemetry: Telemetry, started: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = f"wse_x.{telemetry.pin}"
+    for name in ("certificate.pem", module.SETTINGS):
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "replace", _full_for(name))
+            refused(typed("join", telemetry.url, token, "--name", "box"), "No space left on device", "goes on")
+    assert isinstance(typed("join", telemetry.url, token, "--name", "box").exception, StartedError)
+    assert len([path for path, _, _ in telemetry.asked if path.endswith("enroll")]) == 1
+    telemetry.answers["leave"] = (204, None)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", lambda *_, **__: _full_for("x")(Path("x"), b""))
+        refused(typed("leave"), "No space left on device", "goes on")
+    assert typed("leave").exit_code == 0
+
+
+def _full_for(name: str) -> Callable[..., None]:
+    """Return what writes files on a disk that has no room for one of them."""
+    write = files.replace
+
+    def replace(path: Path, content: bytes, **options: Any) -> None:
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, content, **options)
+
+    return replace
+
+
 def test_nothing_is_sent_to_who_shows_another_certificate(
     telemetry: Telemetry, started: list[dict[str, str]], tmp_path: Path
 ) -> None:
@@ -264,6 +294,8 @@ def test_bad_words_are_one_clear_error(
         ("join", "http://127.0.0.1:1", good): "is not https://HOST:PORT",
         ("join", "https://127.0.0.1", good): "is not https://HOST:PORT",
         ("join", "https://127.0.0.1:x", good): "is not https://HOST:PORT",
+        ("join", "https://[::1", good): "is not https://HOST:PORT",
+        ("join", f"https://{'x' * 70}:1", good): "does not answer over TLS",
         ("join", f"https://127.0.0.1:{port}", good): "does not answer over TLS",
         ("join", telemetry.url, good, "--name", "a b"): "the name of a node",
     }.items():

@@ -88,14 +88,17 @@ def join(
     try:
         with _alone(state):
             asyncio.run(_enrol(settings, secret))
+            lines = (f"{variable}={shlex.quote(value)}\n" for variable, value in settings.items())
+            files.replace(place / SETTINGS, "".join(lines).encode(), mode=0o600)
     except ProblemError as error:
         if error.status < _FAULT:
             for path in missing[:1]:
                 shutil.rmtree(path)
             raise CliError(error.detail, EXIT_REFUSED) from error
         raise CliError(f"{error.detail} The same command goes on.", EXIT_UNAVAILABLE) from error
-    lines = (f"{variable}={shlex.quote(value)}\n" for variable, value in settings.items())
-    files.replace(place / SETTINGS, "".join(lines).encode(), mode=0o600)
+    except OSError as error:
+        said = f"cannot write below {place}: {error.strerror or error}; once that is mended, the same command goes on"
+        raise CliError(said) from error
     console.print(f"joined as {settings[_NAME]}; the agent's settings are in {place / SETTINGS}")
     _run(place)
 
@@ -110,11 +113,14 @@ def leave(folder: DataDir = None) -> None:
     try:
         with _alone(state):
             asyncio.run(_leave(settings))
-            for path in (place / SETTINGS, Path(settings[_CERTIFICATE])):
+            for path in (Path(settings[_CERTIFICATE]), place / SETTINGS):  # the last says that it has joined
                 path.unlink(missing_ok=True)
     except ProblemError as error:
         hint = f"`wattshift nodes revoke {settings[_NAME]}` there, and removing {place / SETTINGS} here, do the same"
         raise CliError(f"{error.detail} {hint}", EXIT_UNAVAILABLE) from error
+    except OSError as error:
+        said = f"cannot remove what {place} has of it: {error.strerror or error}"
+        raise CliError(f"{said}; once that is mended, the same command goes on") from error
     console.print(f"{settings[_NAME]} has left {settings[_URL]}; checkpoints and output of its jobs stay in {state}")
 
 
@@ -141,23 +147,24 @@ def _check_gpus() -> None:
 
 def _check_certificate(url: str, pin: str) -> str:
     """Return this host's address towards the installation, whose certificate must have this fingerprint."""
-    parts = urlsplit(url)
     try:
-        port = parts.port
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
     except ValueError:
-        port = None
-    if parts.scheme != "https" or not parts.hostname or port is None or parts.path.strip("/"):
+        parts, host, port = urlsplit(""), None, None
+    if parts.scheme != "https" or host is None or port is None or parts.path.strip("/"):
         raise CliError(f"{url} is not https://HOST:PORT, as `wattshift up --listen` prints it", EXIT_USAGE)
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is known by its fingerprint
     try:
         with (
-            socket.create_connection((parts.hostname, port), timeout=_WITHIN_S) as connection,
-            context.wrap_socket(connection, server_hostname=parts.hostname) as shown,
+            socket.create_connection((host, port), timeout=_WITHIN_S) as connection,
+            context.wrap_socket(connection, server_hostname=host) as shown,
         ):
             found, address = shown.getpeercert(binary_form=True) or b"", shown.getsockname()[0]
-    except OSError as error:
-        raise CliError(f"{url} does not answer over TLS: {error.strerror or error}", EXIT_UNAVAILABLE) from error
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+        why = getattr(error, "strerror", None) or error
+        raise CliError(f"{url} does not answer over TLS: {why}", EXIT_UNAVAILABLE) from error
     if sha256(found).hexdigest() != pin:
         raise CliError(
             f"{url} shows another certificate than the token names: somebody else may be answering there. Nothing was "
