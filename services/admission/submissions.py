@@ -215,7 +215,7 @@ def _needs(draft: Draft, at: int, found: Found, wrong: list[FieldError]) -> list
         elif isinstance(word, int):
             said = f"there is no job at position {word}" + ("" if draft.entry.batch else " without a batch")
         else:
-            said = f"there is no job {word!r}: no name or number is equal and no id begins so"
+            said = f"there is no job {word!r}: none has that name or number, or an id that begins with it"
         wrong.append(FieldError(pointer=pointer, detail=said))
     return list(dict.fromkeys(needs))
 

@@ -198,6 +198,20 @@ def time_of(text: str, option: str, now: datetime) -> datetime:
 def past_time(text: str, option: str) -> datetime:
     """Return the time that an age such as ``2d`` means, or an ISO 8601 time."""
     now = datetime.now(UTC)
-    if text[:4].isdigit() and "-" in text:
-        return time_of(text, option, now)
-    return now - timedelta(seconds=duration_s(text, option))
+    try:
+        if text[:4].isdigit() and "-" in text:
+            return time_of(text, option, now)
+        return now - timedelta(seconds=duration_s(text, option))
+    except CliError:
+        raise CliError(
+            f"{option}: {text!r} is neither an age, such as 90s, 15m, 6h or 2d, nor a time, such as 2026-03-01T18:00",
+            EXIT_USAGE,
+        ) from None
+
+
+def pair(text: str, option: str) -> tuple[str, str]:
+    """Return the key and the value of ``KEY=VALUE``."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise CliError(f"{option}: {text!r} is no KEY=VALUE", EXIT_USAGE)
+    return key, value

@@ -14,6 +14,13 @@ NAME_RULE = "must be 1 to 63 letters, digits, '.', '-' or '_', the first of them
 JOB_NUMBER = r"([1-9]\d{0,17})(?:\.(\d{1,6}))?"
 """A job or an array by its number, and a task by that of its array and its index; a name that is equal comes first."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+LABEL_PATTERN = r"^[^\x00=]{1,63}=[^\x00]{0,255}$"
+_RULES = {
+    NAME_PATTERN: NAME_RULE,
+    VARIABLE_PATTERN: "must be the name of a variable: up to 128 letters, digits and '_', the first of them no digit",
+    LABEL_PATTERN: "must be KEY=VALUE, of at most 63 and 255 characters",
+}
 _LONGEST_SHOWN = 60
 _MAY_BE_SECRET = frozenset(("command", "environment", "password", "secret", "secrets", "token", "url", "value"))
 """Fields whose values, and those of what is in them, no message repeats."""
@@ -66,8 +73,8 @@ def explained(error: Mapping[str, Any]) -> str:
         choices = re.sub(r"<[^:]+: (.+?)>", r"\1", str(context["expected"]))  # an enumeration's members as values
         return f"must be {choices}{given}"
     if kind == "string_pattern_mismatch":
-        rule = NAME_RULE if context["pattern"] == NAME_PATTERN else f"must match {context['pattern']}"
-        return f"{rule}{given}"
+        pattern = context["pattern"]
+        return f"{_RULES.get(pattern, f'must match {pattern}')}{given}"
     if kind in ("too_short", "string_too_short"):
         return f"must have at least {_counted(context['min_length'], kind)}"
     if kind in ("too_long", "string_too_long"):

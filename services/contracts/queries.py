@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 
 from services.contracts.carbon import Clock
 from services.contracts.instants import AwareInstant
+from services.contracts.invalid import LABEL_PATTERN
 from services.contracts.jobs import Job, JobArray, LogStream
 from services.contracts.nodes import Node
 from services.contracts.schema import Instant, Message, Name, Text, many, maybe, said
@@ -26,7 +27,7 @@ OtherGroup = Literal["user", "project", "tenant", "model", "zone", "node", "day"
 
 RequestGroup = Literal["model", "key", "class", "tenant", "day"]  #: What requests can be summed by
 
-LabelFilter = Annotated[str, StringConstraints(pattern=r"^[^\x00=]{1,63}=[^\x00]{0,255}$")]
+LabelFilter = Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]
 
 
 class PageQuery(Message):

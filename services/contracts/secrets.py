@@ -4,13 +4,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from services.contracts.invalid import VARIABLE_PATTERN
 from services.contracts.schema import Instant, Message, Name, NodeMessage, is_none, maybe, said
 
 MAX_SECRET_BYTES = 65_536
 MAX_SECRETS_OF_A_JOB = 50
 SECRETS_DIR = "WATTSHIFT_SECRETS_DIR"  #: The variable that names the folder of a job's secret files
 
-EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+EnvironmentName = Annotated[str, StringConstraints(pattern=VARIABLE_PATTERN)]
 SecretFileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 
 

@@ -64,7 +64,7 @@ async def test_what_a_job_waits_for_is_named_by_number_unless_that_is_a_name(adm
     for word in ("#9", "9", "#2.7", "#1.0"):
         (answer,) = await admission.submit_all(an_entry({"after": {"ok": word}}, tenant=tenant))
         assert _errors(answer) == [
-            ("/after/ok", f"there is no job {word!r}: no name or number is equal and no id begins so")
+            ("/after/ok", f"there is no job {word!r}: none has that name or number, or an id that begins with it")
         ]
 
 

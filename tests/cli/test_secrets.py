@@ -98,7 +98,7 @@ def test_options_make_uses_of_secrets() -> None:
         ({"secret": ["wandb.key"]}, "--secret: wandb.key cannot be a variable; write wandb.key=VARIABLE"),
         ({"secret": ["A="]}, "--secret: 'A=' is not of the form NAME or NAME=VARIABLE"),
         ({"secret": ["A B"]}, "--secret: 'A B' is not of the form NAME or NAME=VARIABLE"),
-        ({"secret": ["A=1x"]}, "--secret: must match"),
+        ({"secret": ["A=1x"]}, "--secret: must be the name of a variable"),
         ({"secret_file": ["A=../x"]}, "--secret-file: must match"),
         ({"secret": ["A=X", "B=X"]}, "secrets: the variable X is given twice"),
         ({"secret": ["A=X"], "env": ["X=1"]}, "secrets: the variable X is given twice"),

@@ -13,7 +13,7 @@ from services.cli.commands import EXIT_USAGE, AsJson, CliError, Watch
 from services.cli.jobs import arrays, job_output, names
 from services.cli.jobs.following import STREAM, ended_words, follow, interruptible
 from services.cli.output import console
-from services.cli.values import past_time
+from services.cli.values import pair, past_time
 from services.contracts.codes import ProblemCode
 
 WIDE = 120  #: Columns of a terminal that shows everything of a list of jobs
@@ -64,7 +64,10 @@ def list_jobs(
     after = past_time(since, "--since").isoformat() if since else None
     gateway = Gateway()
     user = gateway.get("/v1/whoami")["user"] if mine else None
-    labels = [*(label or []), *([f"{names.USER_LABEL}={names.user_name()}"] if mine and user is None else [])]
+    labels = [
+        *("=".join(pair(each, "--label")) for each in label or []),
+        *([f"{names.USER_LABEL}={names.user_name()}"] if mine and user is None else []),
+    ]
     wanted = {"state": states or None, "project": project, "label": labels or None, "submitted_after": after}
     wanted |= {"user": user}
     only = None if array is None else names.array_id(gateway, array)
@@ -128,9 +131,13 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "name": found["name"],
         "state": output.state(found["state"]),
         "why": _why(found),
-        "expected start": found.get("expected_start_at") or "-",
+        "expected start": output.clock(found.get("expected_start_at")),
         "GPUs": f"{found['gpus']} of {gang['min']} to {gang['max'] or gang['min']}",
-        **({"killed": f"{at}, if it has not ended by then"} if (at := found.get("stop_at")) else {}),
+        **(
+            {"killed": f"{output.clock(at, output.SECONDS)}, if it has not ended by then"}
+            if (at := found.get("stop_at"))
+            else {}
+        ),
         **({"cell": found["cell"]} if found.get("cell") else {}),
         "placement": ", ".join(f"{s['node_id']}{s['devices']}" for s in found["placement"]) or "-",
         **_batch_row(found),
@@ -138,8 +145,8 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "profile": _profile_words(profile),
         "predicted": _prediction_words(prediction),
         "progress": _progress_words(found),
-        "submitted": f"{found['submitted_at']} ({output.age(found['submitted_at'])} ago)",
-        "ended": found.get("ended_at") or "-",
+        "submitted": f"{output.clock(found['submitted_at'], output.SECONDS)} ({output.age(found['submitted_at'])} ago)",
+        "ended": output.clock(found.get("ended_at"), output.SECONDS),
         "gangs": f"{found['generation']} ({found['preemptions']} preemptions, {found['restarts']} restarts)",
         "exit code": "-" if found.get("exit_code") is None else str(found["exit_code"]),
         "energy": f"{output.energy(footprint['energy_j'])} ({output.energy(footprint['gpu_energy_j'])} by GPUs)",
@@ -167,7 +174,7 @@ def _settings_words(job: dict[str, Any], profile: dict[str, Any]) -> str:
     if newest is None or (newest["power_limit_w"], newest["clock_mhz"]) != (watts, clock):
         return asked
     read_back = f", {min(newest['enforced_w']):g} W as read back from the devices" if newest["enforced_w"] else ""
-    return f"{asked} (in force since {newest['since']}{read_back})"
+    return f"{asked} (in force since {output.clock(newest['since'], output.SECONDS)}{read_back})"
 
 
 def _prediction(gateway: Gateway, job: str) -> dict[str, Any] | None:

@@ -74,7 +74,9 @@ def job_or_array(gateway: Gateway, word: str) -> str:
             if beginning[1] in (None, kind):
                 found |= _by_id(gateway.pages(path, _SHOWN + 1, id_prefix=f"{kind}_{beginning[2]}"))
     if not found:
-        raise CliError(f"there is no job {word!r}: no name or number is equal and no id begins so", EXIT_NOT_FOUND)
+        raise CliError(
+            f"there is no job {word!r}: none has that name or number, or an id that begins with it", EXIT_NOT_FOUND
+        )
     if len(found) > 1:
         lines = [
             f"  {job['id']}  {job['name']}  {job['state']}, submitted {output.age(job['submitted_at'])} ago"

@@ -19,7 +19,7 @@ from services.cli.jobs.copied_output import copying
 from services.cli.jobs.forward import staying
 from services.cli.jobs.scripts import needs_shell
 from services.cli.jobs.sources import LocalSources
-from services.cli.values import duration_s, filled, text_of, time_of
+from services.cli.values import duration_s, filled, pair, text_of, time_of
 from services.contracts.invalid import NAME_PATTERN, explained, field_of, first_error
 from services.contracts.jobs import JobSpec
 from services.contracts.secrets import SecretUse
@@ -314,7 +314,7 @@ def spec_of(
         "cells": [word.strip() for word in options.cells.split(",")] if options.cells else None,
         "after": _after(options.after),
         "notify": [word.strip() for word in options.notify.split(",")] if options.notify else None,
-        "labels": dict(_pair(each, "--label") for each in options.label or []),
+        "labels": dict(pair(each, "--label") for each in options.label or []),
         **({} if options.batch is None else _batch(options.batch)),
         "secrets": _secrets(options) or None,
     }
@@ -422,13 +422,6 @@ def _after(words: list[str] | None) -> dict[str, list[str]] | None:
     return found or None
 
 
-def _pair(text: str, option: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise CliError(f"{option}: {text!r} is no KEY=VALUE", EXIT_USAGE)
-    return key, value
-
-
 def _secrets(options: SpecOptions) -> list[SecretUse]:
     """Return the uses of secrets that ``--secret NAME[=VARIABLE]`` and ``--secret-file NAME[=FILE]`` ask for."""
     uses: list[SecretUse] = []
@@ -465,7 +458,7 @@ def _environment(options: SpecOptions, own: dict[str, str], *, captures: bool) -
         for number, line in enumerate(text_of(file).splitlines(), start=1):
             line = line.strip().removeprefix("export ")
             if line and not line.startswith("#"):
-                name, value = _pair(line, f"--env-file: {file}, line {number}")
+                name, value = pair(line, f"--env-file: {file}, line {number}")
                 chosen[name.strip()] = _unquoted(value.strip())
     for word in options.env or []:
         name, separator, value = word.partition("=")

@@ -271,7 +271,7 @@ def notes(found: Report) -> list[str]:
         f"energy, {share(accounts['estimated_gco2'], total['carbon_gco2'])} of the emissions.",
         "±: the 90 % interval, from errors of meters, models and intensities; that of a sum is less than its parts'.",
         "Baseline: the same energy at each zone's mean intensity in the period; energy that was saved is not in it.",
-        f"GPU energy by the devices' own counters: {output.energy(metered)}; difference {gap:.4%}",
+        f"GPU energy by the devices' own counters: {output.energy(metered)}; difference {100 * gap:.4f} %",
     ]
     sentences += [
         f"Demand charge of {each['zone']} for {each['month']}: {each['money']:,.2f} {found['currency']}, for "

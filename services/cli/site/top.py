@@ -136,17 +136,15 @@ class Picture:
         lines: list[RenderableType] = []
         for zone, outlook in self._grid:
             curve = curve_of(outlook)
-            past = [piece for piece in curve if piece.is_past]
-            ahead = [piece for piece in curve if not piece.is_past]
             line = Text.assemble((f"{zone:<12} ", "bold"))
-            if past:
+            if past := [piece for piece in curve if piece.is_past]:
                 stale = " stale" if outlook["is_stale"] else ""
                 line.append(f"{past[-1].value:>4.0f} gCO2/kWh{stale}  ", style="yellow" if stale else "")
-            for part, style in ((past, "cyan"), (ahead, "green")):
-                if part:
-                    line.append(sparkline([value for value, _ in resampled(part, SPARK // 2)]), style=style)
+            columns = resampled(curve, SPARK) if curve else []  # past and future on one scale
+            for bar, (_, is_past) in zip(sparkline([value for value, _ in columns]), columns, strict=True):
+                line.append(bar, style="cyan" if is_past else "green")
             if found := greenest(curve, WINDOW_S / outlook["time_scale"]):
-                line.append(f"  greenest from {output.clock(found[0], '%a %H:%M')} at {found[1]:.0f}")
+                line.append(f"  greenest four hours from {output.clock(found[0], '%a %H:%M')}: {found[1]:.0f}")
             lines.append(line)
         return lines
 
