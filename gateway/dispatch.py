@@ -15,7 +15,7 @@ from services.contracts.identity import IDEMPOTENCY_HEADER, ResolvedKey
 from services.contracts.problems import MEDIA_TYPE
 from services.kit import traces
 from services.kit.edge.bodies import Body, BodyReader
-from services.kit.edge.exchange import Exchange, Header, check_json_type
+from services.kit.edge.exchange import Exchange, Header, check_json_type, while_connected
 from services.kit.metrics import note_request
 from services.kit.problems import ProblemError, invalid
 
@@ -86,7 +86,7 @@ class Dispatcher:
             }
             if (traceparent := traces.current()) is not None:
                 entry["traceparent"] = traceparent
-            answer = await self.gatherer.submit(entry)
+            answer = await while_connected(exchange, self.gatherer.submit(entry))
         finally:
             body.release()
         content = answer["body"].encode()

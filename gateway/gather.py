@@ -93,20 +93,23 @@ class Gatherer:
     def _leave(self) -> None:
         """Send waiting submissions while requests are free; runs after all that arrived in this event loop turn."""
         self._is_due = False
-        while self._waiting and self._free:
+        while self._free and (group := self._next_group()):
             self._free -= 1
-            task = asyncio.create_task(self._carry(self._next_group()))
+            task = asyncio.create_task(self._carry(group))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _next_group(self) -> list[_Waiting]:
-        group = [self._waiting.popleft()]
-        size = len(group[0].entry["body"])
+        group: list[_Waiting] = []
+        size = 0
         while self._waiting and len(group) < self._group_entries:
-            size += len(self._waiting[0].entry["body"])
-            if size > self._group_bytes:
-                break
-            group.append(self._waiting.popleft())
+            first = self._waiting[0]
+            if not first.answer.done():  # its client is still there
+                size += len(first.entry["body"])
+                if group and size > self._group_bytes:
+                    break
+                group.append(first)
+            self._waiting.popleft()
         return group
 
     async def _carry(self, group: list[_Waiting]) -> None:
@@ -133,10 +136,13 @@ class Gatherer:
     async def _send(self, group: list[_Waiting]) -> list[Answer]:
         """Return the answers to a group.
 
-        A group that was never sent is sent again. If it may have been received, those with idempotency keys are sent
-        again; the others must not be submitted twice, and get a 503.
+        A group that was never sent is sent again, without those whose clients have gone. If it may have been received,
+        those with idempotency keys are sent again; the others must not be submitted twice, and get a 503.
         """
         for attempt in range(ATTEMPTS):
+            group[:] = [waiting for waiting in group if not waiting.answer.done()]
+            if not group:
+                return []
             if attempt:
                 await asyncio.sleep(RETRY_EVERY_S)
             headers = {**self._tokens.headers(), "content-type": "application/json"}
@@ -157,9 +163,6 @@ class Gatherer:
                 for waiting in group:
                     if waiting.entry["idempotency_key"] is None and not waiting.answer.done():
                         waiting.answer.set_exception(unavailable("Admission"))
-                group[:] = [waiting for waiting in group if waiting.entry["idempotency_key"] is not None]
-                if not group:
-                    return []
         raise _NotAnsweredError
 
 

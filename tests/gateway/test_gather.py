@@ -157,3 +157,45 @@ async def test_a_client_that_goes_spoils_nothing_for_others() -> None:
         may_answer.set()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert [answer["body"] for answer in answers if isinstance(answer, dict)] == ["0", "2"]
+
+
+async def test_what_a_client_that_has_gone_waited_for_is_not_sent() -> None:
+    admission, may_answer = FakeAdmission(), asyncio.Event()
+
+    async def wait(_: web.Request) -> None:
+        await may_answer.wait()
+
+    admission.before_answer = wait
+    async with a_peer(admission) as url, a_gatherer(url, groups_in_flight=1) as gatherer:
+        first = asyncio.create_task(gatherer.submit(an_entry("first")))
+        await asyncio.wait({first}, timeout=0.1)
+        waiting = [asyncio.create_task(gatherer.submit(an_entry(body, "key"))) for body in ("gone", "stays", "left")]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        waiting[2].cancel()
+        await asyncio.sleep(0)
+        may_answer.set()
+        assert (await waiting[1])["body"] == "stays"
+        await first
+    assert admission.groups == [["first"], ["stays"]]
+
+
+async def test_it_is_not_sent_again_for_who_has_gone_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.gather.RETRY_EVERY_S", 0.001)
+    admission, is_broken, left = FakeAdmission(), True, asyncio.Event()
+
+    async def break_once(request: web.Request) -> None:
+        nonlocal is_broken
+        if is_broken:
+            is_broken = False
+            waiting[0].cancel()
+            await left.wait()
+            assert request.transport
+            request.transport.abort()
+
+    admission.before_answer = break_once
+    async with a_peer(admission) as url, a_gatherer(url) as gatherer:
+        waiting = [asyncio.create_task(gatherer.submit(an_entry(body, body))) for body in ("gone", "stays")]
+        waiting[0].add_done_callback(lambda _: left.set())
+        assert (await waiting[1])["body"] == "stays"
+    assert admission.groups == [["gone", "stays"], ["stays"]]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -20,6 +21,7 @@ from services.contracts.problems import MEDIA_TYPE, FieldError
 from services.kit import access, traces
 from services.kit.problems import ProblemError
 
+T = TypeVar("T")
 Header = tuple[bytes, bytes]
 UNWATCHED_S = 0.02  #: How long a request is worked on before anyone looks whether its client is still there
 
@@ -85,8 +87,8 @@ class Exchange:
         await self.answer(problem.status, [(b"content-type", MEDIA_TYPE.encode()), *headers], body)
 
 
-async def while_connected(exchange: Exchange, work: Awaitable[None]) -> None:
-    """Do ``work`` until it is done; when the client leaves, cancel it.
+async def while_connected(exchange: Exchange, work: Awaitable[T]) -> T:
+    """Return the result of ``work``; when the client leaves, cancel it.
 
     Watching begins after ``UNWATCHED_S``, since it takes a task of its own, which most short requests can do without.
 
@@ -111,7 +113,7 @@ async def while_connected(exchange: Exchange, work: Awaitable[None]) -> None:
 
     beginning = asyncio.get_running_loop().call_later(UNWATCHED_S, begin)
     try:
-        await work
+        return await work
     except asyncio.CancelledError:
         if is_gone and task.uncancel() == 0:
             raise ClientGoneError from None
