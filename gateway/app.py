@@ -132,6 +132,7 @@ def create_edge(
             timeout_s=settings.upstream_timeout_s,
             stream_silence_s=settings.stream_silence_s,
             streams=streams,
+            keys=keys,
         ),
         MetricsGatherer(session, places, tokens, Metrics()),
         max_body_bytes=settings.max_body_bytes,

@@ -11,6 +11,7 @@ from yarl import URL
 from gateway.routes import EVENTS, JSON, Route, Upstream
 from services.contracts.identity import REQUEST_ID_HEADER, ResolvedKey
 from services.kit.edge.exchange import ClientGoneError, Exchange, Header, while_connected
+from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import ConcurrencyLimiter
 from services.kit.logging import Log
 from services.kit.problems import unavailable
@@ -44,8 +45,9 @@ class Forwarder:
         timeout_s: float,
         stream_silence_s: float,
         streams: ConcurrencyLimiter,
+        keys: KeyCache,
     ) -> None:
-        self._session = session
+        self._session, self._keys = session, keys
         self._urls = {name: url.rstrip("/") for name, url in urls.items()}
         self._tokens = tokens
         self._whole = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s)
@@ -64,13 +66,13 @@ class Forwarder:
         if route.media == JSON:
             answer = await self._ask(route, method, url, headers, body, self._whole)
             async with answer:
-                await self._pass_on(exchange, route, answer)
+                await self._pass_on(exchange, route, key, answer)
             return
         with self._streams.one_more(key.identity.tenant_id):
             answer = await self._ask(route, method, url, headers, body, self._streamed)
             async with answer:
                 with contextlib.suppress(ClientGoneError):
-                    await while_connected(exchange, self._pass_on(exchange, route, answer))
+                    await while_connected(exchange, self._pass_on(exchange, route, key, answer))
 
     def _headers(self, exchange: Exchange, route: Route, key: ResolvedKey, body: bytes | None) -> dict[str, str]:
         headers = {
@@ -110,7 +112,9 @@ class Forwarder:
                 log.warning("upstream.failed", upstream=route.to, error=repr(error))
         raise unavailable(f"The {route.to}")
 
-    async def _pass_on(self, exchange: Exchange, route: Route, answer: aiohttp.ClientResponse) -> None:
+    async def _pass_on(
+        self, exchange: Exchange, route: Route, key: ResolvedKey, answer: aiohttp.ClientResponse
+    ) -> None:
         # A service that refuses the gateway's own token, as when a clock was set between the two, says nothing of the
         # client's key, which the gateway has checked.
         if answer.status == 401 or (answer.status >= 500 and not answer.content_type.endswith("json")):
@@ -129,18 +133,26 @@ class Forwarder:
                 raise unavailable(f"The {route.to}") from error
             await exchange.answer(answer.status, headers, content)
             return
-        await self._stream(exchange, route, answer, headers)
+        await self._stream(exchange, route, key, answer, headers)
 
-    @staticmethod
-    async def _stream(exchange: Exchange, route: Route, answer: aiohttp.ClientResponse, headers: list[Header]) -> None:
+    async def _stream(
+        self,
+        exchange: Exchange,
+        route: Route,
+        key: ResolvedKey,
+        answer: aiohttp.ClientResponse,
+        headers: list[Header],
+    ) -> None:
         if answer.content_length is not None:
             headers.append((b"content-length", b"%d" % answer.content_length))
         await exchange.begin(answer.status, headers)
         try:
             async for piece in answer.content.iter_any():
+                if route.media != JSON and not await self._keys.still_works(key.identity.key_id):
+                    raise ConnectionAbortedError("the client's key no longer works")
                 await exchange.send({"type": "http.response.body", "body": piece, "more_body": True})
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.warning("upstream.broke_off", upstream=route.to, path=exchange.scope["path"], error=repr(error))
+            log.warning("stream.broke_off", upstream=route.to, path=exchange.scope["path"], error=repr(error))
             if route.media != EVENTS:
                 return  # without the last chunk, so that the client sees that the answer is incomplete
         await exchange.send({"type": "http.response.body", "body": b""})

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tests.support.services import TOKEN
 KEYS = {role: f"ws_{role}{'-' * (43 - len(role))}" for role in Role}
 AWAY = "redis://127.0.0.1:1/0"
 _HASHES = {hashlib.sha256(key.encode()).hexdigest(): role for role, key in KEYS.items()}
+_IDS = {f"key_{role}": role for role in Role}
 
 
 def authorization(role: Role = Role.USER) -> dict[str, str]:
@@ -30,19 +31,19 @@ def authorization(role: Role = Role.USER) -> dict[str, str]:
     return {"authorization": f"Bearer {KEYS[role]}"}
 
 
-def knows_keys(handler: Handler, limits: TenantLimits) -> Handler:
-    """Return an admission that knows ``KEYS`` and leaves the rest to ``handler``."""
+def knows_keys(handler: Handler, limits: TenantLimits, revoked: Container[Role] = ()) -> Handler:
+    """Return an admission that knows ``KEYS``, but those revoked by now, and leaves the rest to ``handler``."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path != "/internal/keys/resolve":
             return await handler(request)
         asked = KeyLookup.model_validate_json(await request.read())
-        role = _HASHES.get(asked.key_sha256 or "")
-        if role is None:
+        role = _HASHES.get(asked.key_sha256 or "") or _IDS.get(asked.key_id or "")
+        if role is None or role in revoked:
             return web.json_response(
                 {"type": "x", "title": "x", "status": 404, "detail": "x", "code": "not_found"}, status=404
             )
-        identity = Identity(tenant_id=f"of-{role}", role=role, key_id=f"key-{role}")
+        identity = Identity(tenant_id=f"of-{role}", role=role, key_id=f"key_{role}")
         return web.Response(body=ResolvedKey(identity=identity, limits=limits).model_dump_json())
 
     return answer
@@ -50,13 +51,18 @@ def knows_keys(handler: Handler, limits: TenantLimits) -> Handler:
 
 @asynccontextmanager
 async def a_gateway(
-    handler: Handler, *, limits: TenantLimits | None = None, telemetry_is_up: bool = True, **settings: Any
+    handler: Handler,
+    *,
+    limits: TenantLimits | None = None,
+    telemetry_is_up: bool = True,
+    revoked: Container[Role] = (),
+    **settings: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of a gateway whose admission and telemetry answer by ``handler``; the other services are away."""
     ports = Ports()
     async with AsyncExitStack() as stack:
         away = "http://127.0.0.1:1"  # a port found free might be given to a peer the next moment
-        admission = await stack.enter_async_context(a_peer(knows_keys(handler, limits or TenantLimits())))
+        admission = await stack.enter_async_context(a_peer(knows_keys(handler, limits or TenantLimits(), revoked)))
         telemetry = await stack.enter_async_context(a_peer(handler)) if telemetry_is_up else away
         app = create_app(
             GatewaySettings(

@@ -51,7 +51,7 @@ async def test_a_service_learns_who_asks_and_nothing_that_a_client_made_up() -> 
     secrets = Credential.derived("telemetry", roots_of(TOKEN)).secrets
     caller = Incoming("telemetry", secrets).caller(received["authorization"], "GET", f"{JOB}/footprint")
     assert caller.service == "gateway"
-    assert caller.identity == Identity(tenant_id="of-user", role=Role.USER, key_id="key-user")
+    assert caller.identity == Identity(tenant_id="of-user", role=Role.USER, key_id="key_user")
     assert (received["if-none-match"], received["x-request-id"]) == ('"1"', answer.headers["x-request-id"])
     assert not {"cookie", "forwarded", "x-wattshift-tenant", "x-wattshift-role", "x-wattshift-key"} & set(received)
     assert "gzip" not in received.get("accept-encoding", "")

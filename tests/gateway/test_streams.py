@@ -6,6 +6,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+from services.contracts.identity import Role
 from tests.gateway.public import a_gateway, authorization
 
 JOB = "/v1/jobs/job_00000000000000000000000000"
@@ -88,6 +89,25 @@ async def test_a_silent_source_is_given_up() -> None:
         source.pieces.put_nowait(b"data: 1\n\n")
         assert (await client.get("/v1/events", headers=authorization())).text == "data: 1\n\n"
         await asyncio.wait_for(source.closed.wait(), 10)
+
+
+async def test_the_stream_of_a_key_that_is_revoked_ends_before_its_next_piece() -> None:
+    source, revoked = Source(), set[Role]()
+    async with (
+        a_gateway(source, revoked=revoked, key_max_age_s=0.05) as client,
+        asyncio.timeout(20),
+        client.stream("GET", "/v1/events", headers=authorization()) as answer,
+    ):
+        pieces = answer.aiter_raw()
+        source.pieces.put_nowait(b"data: 1\n\n")
+        assert await anext(pieces) == b"data: 1\n\n"
+        revoked.add(Role.USER)
+        closed = asyncio.create_task(source.closed.wait())
+        while not closed.done():
+            source.pieces.put_nowait(b"data: 2\n\n")
+            await asyncio.wait({closed}, timeout=0.02)
+        async for _ in pieces:  # it ends
+            pass
 
 
 async def test_a_tenant_follows_only_so_many_streams() -> None:

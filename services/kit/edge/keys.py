@@ -90,12 +90,19 @@ class KeyCache:
         match = BEARER.fullmatch(authorization)
         if match is None:
             raise unauthenticated("The Authorization header does not hold an API key: Bearer ws_...")
-        key = await self.find(hashlib.sha256(match[1]).digest())
-        if key is None or (key.expires_at is not None and utc_now() >= key.expires_at):
+        key = _unexpired(await self.find(hashlib.sha256(match[1]).digest()))
+        if key is None:
             raise unauthenticated("The API key is not known, has expired, or was revoked.")
         show_known(scope)
         access.note_caller(key.identity)
         return key
+
+    async def still_works(self, key_id: str) -> bool:
+        """Return whether a key that was let in has neither expired nor been revoked since, as far as admission says."""
+        try:
+            return _unexpired(await self.find(key_id)) is not None
+        except ProblemError:
+            return True
 
     async def find(self, named: Named) -> ResolvedKey | None:
         """Return a key; None if it does not work. ``ProblemError``: 503 while admission does not answer."""
@@ -130,6 +137,10 @@ class KeyCache:
         while len(self._answers) > self._size:
             self._answers.popitem(last=False)
         return key
+
+
+def _unexpired(key: ResolvedKey | None) -> ResolvedKey | None:
+    return None if key is None or (key.expires_at is not None and utc_now() >= key.expires_at) else key
 
 
 def resolve_at(admission: ServiceClient) -> Resolve:
