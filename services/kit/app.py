@@ -1,5 +1,6 @@
 """What every HTTP process has: problem responses, health, readiness, other services' tokens, a body limit."""
 
+import asyncio
 import contextlib
 import gc
 import os
@@ -24,6 +25,7 @@ from services.kit.identity import CALLER
 from services.kit.logging import Log, configure_logging
 from services.kit.metrics import Metrics, RequestTimes
 from services.kit.metrics import router as metrics_router
+from services.kit.networks import is_loopback
 from services.kit.overload import OverloadMiddleware
 from services.kit.problems import (
     ProblemError,
@@ -41,6 +43,7 @@ from services.kit.tokens import Caller, Incoming
 
 log = Log(__name__)
 
+READY_KEPT_S = 0.2  #: How long what a readiness check found is shown again: who asks needs no key
 EXIT_NOT_STARTED = 3  #: As uvicorn itself ends where an application does not start
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -181,23 +184,35 @@ class DegradedError(Exception):
 def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
     """Give ``app`` problem handlers, ``/healthz`` (the process is alive) and ``/readyz`` (so are its dependencies).
 
-    ``/readyz`` answers 200 and ``ready``, or 503 and ``degraded`` or ``not ready`` with the reason.
+    ``/readyz`` answers 200 and ``ready``, or 503 and ``degraded`` or ``not ready`` with the reason. That of the latter
+    is for who asks from this machine: it may name addresses, accounts and files.
     """
     install_problem_handlers(app)
+    latest: asyncio.Task[tuple[str, str]] | None = None
+    kept_until_s = 0.0
+
+    async def look() -> tuple[str, str]:
+        try:
+            await readiness()
+        except DegradedError as error:
+            return "degraded", str(error)
+        except Exception as error:  # whatever a dependency raises, the process is not ready
+            return "not ready", str(error) or type(error).__name__
+        return "ready", ""
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
     @app.get("/readyz", include_in_schema=False)
-    async def readyz() -> JSONResponse:
-        try:
-            await readiness()
-        except DegradedError as error:
-            return JSONResponse({"status": "degraded", "detail": str(error)}, status_code=503)
-        except Exception as error:  # whatever a dependency raises, the process is not ready
-            return JSONResponse({"status": "not ready", "detail": str(error) or type(error).__name__}, status_code=503)
-        return JSONResponse({"status": "ready"})
+    async def readyz(request: Request) -> JSONResponse:
+        nonlocal latest, kept_until_s
+        if latest is None or (latest.done() and time.monotonic() >= kept_until_s):
+            latest, kept_until_s = asyncio.create_task(look()), time.monotonic() + READY_KEPT_S
+        status, why = await asyncio.shield(latest)
+        is_shown = status == "degraded" or request.client is None or is_loopback(request.client.host)
+        detail = {"detail": why} if why and is_shown else {}
+        return JSONResponse({"status": status, **detail}, status_code=200 if status == "ready" else 503)
 
 
 def answer_unavailable(

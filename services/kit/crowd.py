@@ -11,18 +11,16 @@ many clients. On loopback, one address is everybody, including jobs of all tenan
 user of the machine counts as a peer. A client of a Unix socket has come through a folder that others cannot enter.
 """
 
-import ipaddress
 import itertools
 import resource
 import socket
 import struct
 import time
 from collections.abc import Container, Iterator
-from functools import lru_cache
 from typing import Any, Protocol
 
 from services.kit.logging import Log
-from services.kit.networks import peer_network
+from services.kit.networks import is_loopback, peer_network
 from services.kit.sockets import BACKLOG
 
 log = Log(__name__)
@@ -160,7 +158,7 @@ class Crowd:
         if not isinstance(address, tuple) or not address:
             return ""
         host = str(address[0])  # pyright: ignore[reportUnknownArgumentType]
-        if _is_loopback(host):
+        if is_loopback(host):
             if len(self._of_peer.get(LOOPBACK, ())) < MOST_OF_PEER:
                 return LOOPBACK
             return _user_of(address, transport.get_extra_info("sockname"))  # pyright: ignore[reportUnknownArgumentType]
@@ -174,12 +172,6 @@ def show_known(scope: Any) -> None:
     """Record that the sender of a request has shown a valid key, token or session."""
     if state := scope.get("state"):
         CROWD.know(state.get(CONNECTION))
-
-
-@lru_cache(1_024)
-def _is_loopback(host: str) -> bool:
-    found = ipaddress.ip_address(host.partition("%")[0])
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def _user_of(client: tuple[Any, ...], server: tuple[Any, ...]) -> str:

@@ -1,6 +1,7 @@
 """Networks: those named in the settings, in which a process may connect to others, and those of its clients."""
 
 import ipaddress
+from functools import lru_cache
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -27,6 +28,16 @@ def is_within(address: str, networks: tuple[Network, ...]) -> bool:
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
     return any(found.version == network.version and found in network for network in networks)
+
+
+@lru_cache(1_024)
+def is_loopback(host: str) -> bool:
+    """Return whether an IP address is one of this machine's alone; False for what is no IP address."""
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def peer_network(address: str) -> str:

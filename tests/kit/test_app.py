@@ -1,5 +1,6 @@
 """The shape every service has: problems, the token, the body limit, health."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -13,7 +14,7 @@ from services.contracts.codes import ProblemCode
 from services.contracts.problems import MEDIA_TYPE, Problem
 from services.contracts.schema import Message
 from services.core.domain.errors import PolicyConfigError, TransitionError
-from services.kit.app import create_service
+from services.kit.app import add_basics, create_service
 from services.kit.credentials import Credential, roots_of
 from services.kit.problems import ProblemError, not_found
 from services.kit.settings import SharedSettings
@@ -158,6 +159,34 @@ async def test_readiness_tells_what_is_missing() -> None:
     async with client(a_service(ConnectionError("no database"))) as caller:
         answer = await caller.get("/readyz")
     assert (answer.status_code, answer.json()["detail"]) == (503, "no database")
+
+
+async def test_a_stranger_learns_no_more_than_that_something_is_missing() -> None:
+    """The reason may name addresses, accounts and files, and who asks has shown no key."""
+    app = a_service(ConnectionError("Connect call failed ('10.0.0.5', 5432)"))
+    transport = httpx.ASGITransport(app, client=("192.0.2.7", 40_000))
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as stranger:
+        answer = await stranger.get("/readyz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "not ready"})
+
+
+async def test_one_check_answers_all_who_ask_for_readiness_at_once() -> None:
+    """Whoever asks needs no key, and one check of a gateway asks every service."""
+    checks, go_on = 0, asyncio.Event()
+
+    async def readiness() -> None:
+        nonlocal checks
+        checks += 1
+        await go_on.wait()
+
+    app = FastAPI()
+    add_basics(app, readiness)
+    async with client(app, None) as caller:
+        asked = [asyncio.create_task(caller.get("/readyz")) for _ in range(50)]
+        await asyncio.wait(asked, timeout=0.1)
+        go_on.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+    assert checks == 1
 
 
 def test_a_problem_error_is_its_document() -> None:
