@@ -50,7 +50,7 @@ class Budgets:
                 raise invalid("/tenant_id", f"There is no tenant {spec.tenant_id}.")
             made = await BudgetRepository(connection).put(spec)
             await write_audit(connection, caller, "budget.set", made.id, budget=spec.model_dump(mode="json"))
-        await self.count()
+        await self._count_now()
         async with self._engine.connect() as connection:
             known = await BudgetRepository(connection).all(spec.tenant_id)
         return next((budget for budget in known if budget.id == made.id), made)
@@ -67,7 +67,14 @@ class Budgets:
             if not await BudgetRepository(connection).remove(budget_id):
                 raise not_found("budget")
             await write_audit(connection, caller, "budget.removed", budget_id)
-        await self.count()
+        await self._count_now()
+
+    async def _count_now(self) -> None:
+        """Count after a change, which stands whatever comes of the count: the next one is due within seconds."""
+        try:
+            await self.count()
+        except Exception as error:
+            log.warning("budgets.not_counted", error=str(error) or type(error).__name__)
 
     async def count(self) -> None:
         """Count how much of every budget has been used this month, and hold, release or warn jobs accordingly."""
@@ -89,8 +96,7 @@ class Budgets:
                 if exceeded and not (budget.exceeded and budget.month == month):
                     await self._record_excess(connection, budget, amount, month, detail)
                 await repository.note(budget.id, month=month, used=amount, exceeded=exceeded, detail=detail)
-            for key_id, use in self._used(await repository.used_by_keys(start_at), month).items():
-                await repository.note_use(key_id, use)
+            await repository.note_uses(self._used(await repository.used_by_keys(start_at), month))
             held, released, warned = await repository.enforce()
         if held or released or warned:
             log.info("budgets.enforced", held=held, released=released, warned=warned)

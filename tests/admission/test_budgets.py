@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from services.admission.budgets import Budgets
@@ -232,3 +234,56 @@ async def test_what_a_key_and_those_before_it_have_used_exceeds_its_budget_until
     answer = await admission.ask("POST", "/internal/keys/resolve", json={"key_id": new["id"]})
     assert "excess" not in answer.json(), "a new month begins at zero"
     await engine.dispose()
+
+
+async def test_a_job_that_a_plan_has_locked_waits_for_the_next_count(admission: Admission) -> None:
+    """A plan locks many jobs in an order of its own: a count that waited for one could be what PostgreSQL ends."""
+    tenant = await admission.make_tenant("locks")
+    first, second = [await admission.submit({"project": "vision"}, tenant=tenant) for _ in range(2)]
+    plan = await asyncpg.connect(admission.database_url)
+    try:
+        async with asyncio.timeout(10):
+            for amount, before, after in ((0, "queued", "held"), (10, "held", "queued")):
+                async with plan.transaction():
+                    await plan.execute("SELECT FROM jobs WHERE id = $1 FOR UPDATE", second)
+                    await put(admission, tenant, project="vision", quantity="kwh", amount=amount)
+                    assert [(await job(admission, each, tenant))["state"] for each in (first, second)] == [
+                        after,
+                        before,
+                    ]
+                await admission.app.state.budgets.count()
+                assert (await job(admission, second, tenant))["state"] == after
+    finally:
+        await plan.close()
+
+
+async def test_a_count_waits_for_nobody_who_changes_keys(admission: Admission) -> None:
+    tenant = await admission.make_tenant("key-locks")
+    made = await admission.ask(
+        "POST", "/v1/keys", role="admin", json={"tenant_id": tenant, "limits": {"month_tokens": 5}}
+    )
+    other = await asyncpg.connect(admission.database_url)
+    used = "SELECT used FROM api_keys WHERE id = $1"
+    try:
+        async with other.transaction(), asyncio.timeout(10):
+            await other.execute("SELECT FROM api_keys WHERE id = $1 FOR UPDATE", made.json()["id"])
+            await admission.app.state.budgets.count()
+            assert await admission.database.fetchval(used, made.json()["id"]) is None
+        await admission.app.state.budgets.count()
+        assert '"tokens": 0' in await admission.database.fetchval(used, made.json()["id"])
+    finally:
+        await other.close()
+
+
+async def test_a_budget_that_was_set_is_answered_for_although_the_count_fails(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await admission.make_tenant("unlucky")
+
+    async def lose(_: Budgets) -> None:
+        raise RuntimeError("deadlock detected")
+
+    monkeypatch.setattr(Budgets, "count", lose)
+    made = await put(admission, tenant, quantity="kwh", amount=5)
+    assert made["amount"] == 5
+    assert (await admission.ask("DELETE", f"/v1/budgets/{made['id']}", role="admin")).status_code == 204

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from services.admission.uploads import UploadLimits, Uploads
@@ -186,6 +188,42 @@ async def test_a_submission_keeps_its_upload_from_going(admission: Admission) ->
 
 SHA = "a" * 64
 COMMIT = "b" * 40
+
+
+async def test_submissions_lock_the_uploads_that_they_name_in_one_order(admission: Admission) -> None:
+    """Two that name the same ones must not wait for each other."""
+    tenant = await admission.make_tenant("orders")
+    names = sorted([await upload(admission, tenant, content(seed, 100)[0]) for seed in (31, 32)])
+    move = "UPDATE uploads SET used_at = now() WHERE sha256 = $1"
+    await admission.database.execute(move, names[0])  # behind the other one, where it is found last
+    jobs = [{"name": f"j{at}", "command": ["x"], "source": {"upload": name}} for at, name in enumerate(names)]
+    other = await asyncpg.connect(admission.database_url)
+    lock = "SELECT FROM uploads WHERE sha256 = $1 FOR UPDATE"
+    try:
+        async with asyncio.timeout(10), other.transaction():
+            await other.execute(lock, names[0])
+            submitted = asyncio.create_task(admission.submit_all(an_entry(jobs, tenant=tenant)))
+            await asyncio.wait({submitted}, timeout=0.3)
+            await other.execute(lock, names[1])  # the submission has not locked it, as it waits for the first
+        assert [answer.status for answer in await submitted] == [201]
+    finally:
+        await other.close()
+
+
+async def test_clearing_up_leaves_what_a_submission_is_just_naming(admission: Admission) -> None:
+    tenant = await admission.make_tenant("just-named")
+    name = await upload(admission, tenant, content(33, 100)[0])
+    await admission.database.execute("UPDATE uploads SET used_at = now() - interval '1 year' WHERE sha256 = $1", name)
+    other = await asyncpg.connect(admission.database_url)
+    try:
+        async with asyncio.timeout(10), other.transaction():
+            await other.execute("SELECT FROM uploads WHERE sha256 = $1 FOR UPDATE", name)
+            await admission.app.state.uploads.clear()
+    finally:
+        await other.close()
+    assert await admission.count("uploads", f"sha256 = '{name}'") == 1
+    await admission.app.state.uploads.clear()
+    assert await admission.count("uploads", f"sha256 = '{name}'") == 0
 
 
 @pytest.mark.parametrize(

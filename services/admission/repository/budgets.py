@@ -1,6 +1,6 @@
 """Budgets, what has been spent of them, and the jobs that they hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from services.admission.repository import Repository
 from services.contracts.budgets import Budget, BudgetSpec
 from services.contracts.identity import KeyUse
-from services.db.tables import api_keys, budgets
+from services.db.tables import budgets
 from services.kit.ids import new_id
 
 REASON = "budget_exceeded"
@@ -30,17 +30,29 @@ WHERE k.limits ?| ARRAY['month_tokens', 'month_gco2', 'month_cost'] AND k.revoke
 GROUP BY 1, 2 ORDER BY 1
 """)
 
+_NOTE_USES = text("""
+WITH counted AS (
+    SELECT k.id, w.used::jsonb AS used
+    FROM api_keys k JOIN unnest(CAST(:ids AS text[]), CAST(:uses AS text[])) AS w (id, used) ON w.id = k.id
+    WHERE k.used IS DISTINCT FROM w.used::jsonb FOR NO KEY UPDATE OF k SKIP LOCKED
+)
+UPDATE api_keys k SET used = c.used FROM counted c WHERE k.id = c.id
+""")
+
 _OF_JOB = "b.tenant_id = j.tenant_id AND b.project IN ('', j.project) AND b.exceeded"
 
+# Jobs that others have locked wait for the next count: they are locked in other orders there, by plans of many jobs.
 # Instances of model servers are left alone: their pool would start others in their place.
 _HOLD = text(f"""
 WITH chosen AS (
     SELECT DISTINCT ON (j.id) j.id, b.id AS budget_id, b.detail FROM jobs j JOIN budgets b ON {_OF_JOB}
     WHERE j.state = 'queued' AND NOT j.cancel_requested AND b.action = 'hold' AND j.spec -> 'service' IS NULL
     ORDER BY j.id, b.id
+), free AS (
+    SELECT id FROM jobs WHERE id IN (SELECT id FROM chosen) AND state = 'queued' FOR UPDATE SKIP LOCKED
 ), held AS (
     UPDATE jobs j SET state = 'held', reason = '{REASON}', detail = c.detail, queued_at = NULL, expected_start_at = NULL
-    FROM chosen c WHERE j.id = c.id AND j.state = 'queued' RETURNING j.id, j.tenant_id, c.budget_id, c.detail
+    FROM chosen c JOIN free USING (id) WHERE j.id = c.id RETURNING j.id, j.tenant_id, c.budget_id, c.detail
 )
 INSERT INTO job_events (job_id, tenant_id, type, data)
 SELECT id, tenant_id, 'job.held',
@@ -49,11 +61,13 @@ FROM held RETURNING job_id
 """)
 
 _RELEASE = text(f"""
-WITH released AS (
-    UPDATE jobs j SET state = 'queued', reason = NULL, detail = NULL, queued_at = now()
-    WHERE j.state = 'held' AND j.reason = '{REASON}' AND NOT EXISTS (
+WITH free AS (
+    SELECT id FROM jobs j WHERE j.state = 'held' AND j.reason = '{REASON}' AND NOT EXISTS (
         SELECT FROM budgets b WHERE {_OF_JOB} AND b.action = 'hold')
-    RETURNING j.id, j.tenant_id
+    FOR UPDATE SKIP LOCKED
+), released AS (
+    UPDATE jobs j SET state = 'queued', reason = NULL, detail = NULL, queued_at = now()
+    FROM free WHERE j.id = free.id RETURNING j.id, j.tenant_id
 )
 INSERT INTO job_events (job_id, tenant_id, type, data)
 SELECT id, tenant_id, 'job.queued', jsonb_build_object('state', 'queued', 'reason', 'budget_available') FROM released
@@ -108,11 +122,10 @@ class BudgetRepository(Repository):
         """Return what keys with budgets used since ``start_at``, by key and model; one row without for an idle key."""
         return (await self._connection.execute(_USED, {"start_at": start_at})).mappings().all()
 
-    async def note_use(self, key_id: str, use: KeyUse) -> None:
-        """Store how much a key has used."""
-        used = use.model_dump()
-        query = update(api_keys).where(api_keys.c.id == key_id, api_keys.c.used.is_distinct_from(used))
-        await self._connection.execute(query.values(used=used))
+    async def note_uses(self, used: Mapping[str, KeyUse]) -> None:
+        """Store how much keys have used; one that somebody changes just now has its turn at the next count."""
+        uses = [use.model_dump_json() for use in used.values()]
+        await self._connection.execute(_NOTE_USES, {"ids": [*used], "uses": uses})
 
     async def note(self, budget_id: str, *, month: str, used: float, exceeded: bool, detail: str) -> None:
         """Store how much of a budget is used."""

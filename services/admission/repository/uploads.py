@@ -13,14 +13,27 @@ from services.contracts.secrets import Secret
 from services.db.locks import SECRETS, UPLOADS
 from services.db.tables import secrets, upload_chunks, uploads
 
-# One that a submission is just naming is locked by it; the times are then compared again.
+# One that a submission is just naming is locked by it, and stays.
 _CLEAR = text("""
-DELETE FROM uploads u
-WHERE u.used_at < now() - make_interval(
-    secs => CASE WHEN u.is_complete THEN CAST(:kept_s AS float8) ELSE CAST(:unfinished_s AS float8) END)
-  AND NOT EXISTS (
-    SELECT FROM jobs j WHERE j.tenant_id = u.tenant_id AND j.state NOT IN ('succeeded', 'failed', 'cancelled')
-      AND j.spec #>> '{source,upload}' = u.sha256)
+WITH old AS (
+    SELECT u.tenant_id, u.sha256 FROM uploads u
+    WHERE u.used_at < now() - make_interval(
+        secs => CASE WHEN u.is_complete THEN CAST(:kept_s AS float8) ELSE CAST(:unfinished_s AS float8) END)
+      AND NOT EXISTS (
+        SELECT FROM jobs j WHERE j.tenant_id = u.tenant_id AND j.state NOT IN ('succeeded', 'failed', 'cancelled')
+          AND j.spec #>> '{source,upload}' = u.sha256)
+    FOR UPDATE SKIP LOCKED
+)
+DELETE FROM uploads u USING old WHERE u.tenant_id = old.tenant_id AND u.sha256 = old.sha256 RETURNING u.sha256
+""")
+
+# In one order, as two submissions may name the same ones.
+_USE = text("""
+WITH named AS (
+    SELECT sha256 FROM uploads WHERE tenant_id = :tenant_id AND sha256 = ANY(:sha256s) AND is_complete
+    ORDER BY sha256 FOR UPDATE
+)
+UPDATE uploads u SET used_at = now() FROM named WHERE u.tenant_id = :tenant_id AND u.sha256 = named.sha256
 RETURNING u.sha256
 """)
 
@@ -63,13 +76,8 @@ class UploadRepository(Repository):
 
     async def use(self, tenant_id: str, sha256s: Collection[str]) -> set[str]:
         """Note that complete archives are in use; return which of the named ones there are."""
-        query = (
-            update(uploads)
-            .where(uploads.c.tenant_id == tenant_id, uploads.c.sha256.in_(sha256s), uploads.c.is_complete)
-            .values(used_at=func.now())
-            .returning(uploads.c.sha256)
-        )
-        return {str(sha256) for (sha256,) in await self._connection.execute(query)}
+        named = {"tenant_id": tenant_id, "sha256s": list(sha256s)}
+        return {str(sha256) for (sha256,) in await self._connection.execute(_USE, named)}
 
     async def put_chunk(self, tenant_id: str, sha256: str, number: int, data: bytes) -> None:
         """Store a part of an archive; one that is already there is replaced."""

@@ -309,7 +309,8 @@ class WebhookRepository(Repository):
     async def forget(self, retention_s: float) -> int:
         """Delete messages that ended that long ago; return how many."""
         before = func.now() - timedelta(seconds=retention_s)
-        query = delete(webhook_deliveries).where(webhook_deliveries.c.ended_at < before)
+        old = select(webhook_deliveries.c.id).where(webhook_deliveries.c.ended_at < before)
+        query = delete(webhook_deliveries).where(webhook_deliveries.c.id.in_(old.with_for_update(skip_locked=True)))
         return (await self._connection.execute(query)).rowcount
 
 
